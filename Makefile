@@ -1,0 +1,104 @@
+# Icestream's commands. `make` alone lists them; README.md says what they are for.
+#
+# Everything is installed into .venv from the pins in requirements/. A finished step of the set-up leaves a stamp in
+# .venv/stamps and is repeated only when what it was made from changes. An interrupted step has no stamp and runs again.
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_WORKERS ?= 2
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+# A virtual environment holds its own path, so one that was made elsewhere (the tree was moved or copied) is made anew.
+ifneq ($(file < $(STAMPS)/venv),$(CURDIR))
+  REMAKE_VENV := remake-venv
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+.PHONY: help
+help:  ## list these targets
+	@echo "Icestream: a message broker whose topics are Apache Iceberg tables"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: run
+run: $(STAMPS)/package native  ## set up what is missing and start a broker (ARGS="--help" shows its options)
+	@exec $(BIN)/icestream serve $(ARGS)
+
+.PHONY: test
+test: lint $(STAMPS)/package native-tested  ## check the code and run all tests (ARGS="-k recovery" runs some)
+	@exec $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+
+.PHONY: lint
+lint: $(STAMPS)/dev $(STAMPS)/package  ## check format, style, types and import rules
+	@$(BIN)/ruff format --check --quiet || { echo "Some files are not formatted: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --config pyproject.toml > .venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
+	@echo "lint: format, style, types and imports are in order"
+
+.PHONY: format
+format: $(STAMPS)/dev  ## format the code and mend what can be mended by itself
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+.PHONY: bench
+bench: $(STAMPS)/package native  ## measure speed on this machine (ARGS="--help" shows its options)
+	@exec $(BIN)/python -m bench $(ARGS)
+
+.PHONY: chaos
+chaos: $(STAMPS)/dev $(STAMPS)/package native-tested  ## run the long crash and fault tests
+	@HYPOTHESIS_PROFILE=chaos exec $(BIN)/python -m pytest -m chaos --timeout 3600 -n $(PYTEST_WORKERS) $(ARGS)
+
+.PHONY: docs
+docs: $(STAMPS)/docs $(STAMPS)/package  ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
+
+.PHONY: clean
+clean:  ## remove everything that these commands made (not the data of a broker)
+	rm -rf .venv site native/target native/target-planted dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# --- the set-up, step by step ------------------------------------------------------------------------------------------
+
+.PHONY: remake-venv
+remake-venv:
+
+$(STAMPS)/venv: $(REMAKE_VENV)
+	@sh scripts/make_venv.sh "$(PYTHON)"
+	@mkdir -p $(STAMPS)
+	@printf %s "$(CURDIR)" > $@
+
+$(STAMPS)/runtime: requirements/runtime.txt requirements/build.txt $(STAMPS)/venv
+	@echo "setup: installing what Icestream needs into .venv"
+	@$(PIP_INSTALL) -r requirements/build.txt
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml $(STAMPS)/runtime
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The script keeps its own stamps (the digest of native/), and says what is slower where there is no native build.
+.PHONY: native native-tested
+native: $(STAMPS)/runtime
+	@$(BIN)/python scripts/build_native.py
+
+# For tests a broken build is an error, and the variant with planted bugs is built too.
+native-tested: $(STAMPS)/runtime
+	@$(BIN)/python scripts/build_native.py --required --planted
+
+$(STAMPS)/dev: requirements/dev.txt $(STAMPS)/runtime
+	@echo "setup: installing what the tests need into .venv"
+	@$(PIP_INSTALL) -r requirements/dev.txt
+	@touch $@
+
+$(STAMPS)/docs: requirements/docs.txt $(STAMPS)/runtime
+	@echo "setup: installing what the documentation needs into .venv"
+	@$(PIP_INSTALL) -r requirements/docs.txt
+	@touch $@

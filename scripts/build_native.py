@@ -1,0 +1,191 @@
+"""Builds the native extension (native/) into .venv where a Rust compiler exists, and says what is slower where not.
+
+    build_native.py                          build if native/ changed since the last time; never fails
+    build_native.py --required --planted     for tests: a failing build is an error; also build the planted variant
+
+Each variant has a stamp in .venv/stamps with the digest of the sources it was made from and how that went. A build is
+repeated when the digest differs, and a build that was not possible also when the compiler differs.
+
+The planted variant (cargo feature `planted`) carries the deliberate bugs that the tests must catch. It is never
+installed: it lies in .venv/planted, and a test that wants it puts that directory first on its path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE = ROOT / "native"
+VENV = ROOT / ".venv"
+STAMPS = VENV / "stamps"
+LOG_LINES_SHOWN = 25
+
+SLOWER = """\
+setup: Icestream runs without its native extension: {reason}.
+       Everything works, but slower: log writes and syncs run inline on the event loop instead of in a thread of their
+       own, and record encoding and scanning run in Python.
+       {remedy}"""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What was built, or why nothing was."""
+
+    digest: str
+    compiler: str
+    built: bool
+    reason: str = ""
+    remedy: str = ""
+
+    def stands(self, compiler: str, *, required: bool) -> bool:
+        """Whether there is nothing to gain from another build of the same sources."""
+        return self.built or (self.compiler == compiler and not required)
+
+
+class BuildFailed(Exception):
+    """The compiler is there and did not succeed."""
+
+
+def sources() -> list[Path]:
+    names = ("Cargo.toml", "pyproject.toml", "build.rs", "*.pyi", "src/**/*.rs", ".cargo/config.toml")
+    return sorted(path for name in names for path in NATIVE.glob(name))
+
+
+def digest_of_sources() -> str:
+    digest = hashlib.sha256()
+    for path in sources():
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(NATIVE)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def compiler_version() -> str:
+    """The version of cargo, as in `1.95.0`; empty where there is none."""
+    if shutil.which("cargo") is None:
+        return ""
+    answer = subprocess.run(["cargo", "--version"], cwd=ROOT, capture_output=True, text=True, check=False)
+    words = answer.stdout.split()
+    return words[1] if answer.returncode == 0 and len(words) > 1 else ""
+
+
+def obstacle(compiler: str) -> tuple[str, str]:
+    """Why no build is possible on this machine and what would help; two empty strings when it is possible."""
+    manifest = NATIVE / "Cargo.toml"
+    if not manifest.is_file():
+        return "native/Cargo.toml is not there", "Its sources belong to the repository: fetch them and run again."
+    if not compiler:
+        return "there is no Rust compiler (cargo)", "To have it, install Rust (for example with rustup) and run again."
+    needed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("package", {}).get("rust-version", "0")
+    if numbers(compiler) < numbers(needed):
+        return f"cargo is {compiler}, it needs {needed}", "To have it, update Rust (rustup update) and run again."
+    return "", ""
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("-")[0].split("."))
+
+
+def build_installed() -> None:
+    wheels = VENV / "native-wheel"
+    shutil.rmtree(wheels, ignore_errors=True)
+    maturin = [str(VENV / "bin" / "maturin"), "build", "--release", "--compatibility", "linux"]
+    maturin += ["--interpreter", sys.executable, "--target-dir", "target", "--out", str(wheels)]
+    run_logged(maturin, "native-build.log")
+    wheel = next(wheels.glob("*.whl"))
+    pip("install", "--force-reinstall", "--no-deps", str(wheel))
+
+
+def build_planted() -> None:
+    target = NATIVE / "target-planted"
+    run_logged(
+        ["cargo", "build", "--release", "--features", "planted", "--target-dir", str(target)], "planted-build.log"
+    )
+    directory = VENV / "planted"
+    directory.mkdir(exist_ok=True)
+    partial = directory / "icestream_native.partial"
+    shutil.copyfile(target / "release" / "libicestream_native.so", partial)
+    partial.replace(directory / "icestream_native.abi3.so")
+
+
+def run_logged(command: list[str], log_name: str) -> None:
+    """Runs a build in native/ with its output in a file; the end of that file is the error."""
+    log = VENV / log_name
+    # Without this, PyO3 would link libpython into an extension that cargo builds alone.
+    environment = {**os.environ, "PYO3_PYTHON": sys.executable, "PYO3_BUILD_EXTENSION_MODULE": "1"}
+    with log.open("wb") as output:
+        done = subprocess.run(command, cwd=NATIVE, stdout=output, stderr=output, env=environment, check=False)
+    if done.returncode != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        raise BuildFailed("\n".join([*lines[-LOG_LINES_SHOWN:], f"(all of it: {log.relative_to(ROOT)})"]))
+
+
+def pip(*arguments: str) -> None:
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    subprocess.run([sys.executable, "-m", "pip", *arguments, *quiet], cwd=ROOT, check=True)
+
+
+def read_stamp(name: str) -> Stamp | None:
+    try:
+        return Stamp(**json.loads((STAMPS / name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def bring_up_to_date(name: str, *, required: bool) -> Stamp:
+    """Builds one variant if it is not what the sources say; returns how things stand."""
+    digest = digest_of_sources()
+    compiler = compiler_version()
+    before = read_stamp(name)
+    if before is not None and before.digest == digest and before.stands(compiler, required=required):
+        return before
+    (STAMPS / name).unlink(missing_ok=True)
+    reason, remedy = obstacle(compiler)
+    if not reason:
+        print(f"setup: building the {name} extension (a minute or two, once)", flush=True)
+        try:
+            build_planted() if name == "planted" else build_installed()
+        except BuildFailed as error:
+            print(error, file=sys.stderr)
+            if required:
+                sys.exit(f"setup: the {name} extension does not build (output above)")
+            reason, remedy = (
+                "its build failed",
+                "It is tried again when native/ or the compiler changes, or by make test.",
+            )
+    if reason and name == "native" and importlib.util.find_spec("icestream_native") is not None:
+        # An extension made from other sources must not stay behind: the two halves would no longer fit together.
+        pip("uninstall", "--yes", "icestream-native")
+    stamp = Stamp(digest, compiler, built=not reason, reason=reason, remedy=remedy)
+    (STAMPS / name).write_text(json.dumps(asdict(stamp)) + "\n", encoding="utf-8")
+    return stamp
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--required", action="store_true", help="a build that fails ends the run")
+    parser.add_argument("--planted", action="store_true", help="also build the variant with planted bugs")
+    options = parser.parse_args()
+    STAMPS.mkdir(parents=True, exist_ok=True)
+    stamp = bring_up_to_date("native", required=options.required)
+    if not stamp.built:
+        print(SLOWER.format(reason=stamp.reason, remedy=stamp.remedy), flush=True)
+    elif options.planted:
+        bring_up_to_date("planted", required=options.required)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

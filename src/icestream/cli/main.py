@@ -1,0 +1,58 @@
+"""The command line: `icestream <noun> <verb>`. `main` is its only entry and turns our errors into exit codes.
+
+An error of our own tree becomes its message and its hint on stderr, never a traceback: it tells a person what to do.
+Anything else is a mistake of ours and keeps its traceback, because without it nobody could report it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from icestream.cli import config, wal
+from icestream.cli.output import say_aside
+from icestream.cli.serve import serve
+from icestream.errors import IcestreamError, exit_code
+
+app = typer.Typer(
+    name="icestream",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A message broker whose topics are Apache Iceberg tables.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"icestream {version('icestream')}")
+        except PackageNotFoundError:
+            typer.echo("icestream (not installed as a package)")
+        raise typer.Exit
+
+
+@app.callback()
+def icestream(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A message broker whose topics are Apache Iceberg tables."""
+
+
+app.command()(serve)
+app.add_typer(wal.app, name="wal")
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    try:
+        app()
+    except IcestreamError as error:
+        say_aside(f"icestream: {error.message}")
+        if error.hint:
+            say_aside(f"hint: {error.hint}")
+        sys.exit(exit_code(error))

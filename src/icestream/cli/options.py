@@ -1,0 +1,26 @@
+"""The options that every command has, and the one place where the environment of the process enters the settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from icestream.cli.output import OutputFormat
+from icestream.settings import Loaded, load
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings file (YAML); without it, the defaults.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, such as log.level=debug; repeatable."),
+]
+OutputChoice = Annotated[OutputFormat, typer.Option("--output", help="For people, or for programs.")]
+
+
+def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:
+    """File < environment < flags; a ConfigurationError names everything that is wrong."""
+    return load(config, os.environ, sets or ())

@@ -1,0 +1,218 @@
+"""`icestream wal`: look into the log, and repair it with an explicit account of what is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from icestream import errors
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.output import Cell, Output, OutputFormat, say_aside, size_text
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.files import LocalDirectory
+from icestream.wal import inspect as wal_inspect
+from icestream.wal.log_file import LOCK_NAME, log_name
+from icestream.wal.repair import RepairPlan, apply_repair, plan_repair
+
+app = typer.Typer(no_args_is_help=True, help="Look into the write-ahead log, and repair it.")
+
+LogPath = Annotated[
+    Path | None, typer.Argument(metavar="[DIRECTORY]", help="The log's directory; without it, the configured one.")
+]
+
+
+def _directory(path: Path | None, config: Path | None, sets: list[str] | None) -> LocalDirectory:
+    where = path or Path(load_settings(config, sets).settings.wal.base_path)
+    if not where.is_dir():
+        raise errors.InvalidInput(
+            f"there is no log in {where}", hint="start `icestream serve` once, or name a directory"
+        )
+    return LocalDirectory(where)
+
+
+@app.command()
+def inspect(
+    path: LogPath = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+    records: Annotated[
+        int | None, typer.Option("--records", metavar="NUMBER", help="List the records of one log file instead.")
+    ] = None,
+) -> None:
+    """Show files, shards and health of the log; changes nothing and works beside a running broker.
+
+    Example: icestream wal inspect --output json
+    """
+    directory = _directory(path, config, sets)
+    answer = Output(output)
+    if records is not None:
+        _show_records(directory, records, answer)
+        return
+    view = wal_inspect.view_log(directory)
+    if answer.for_people:
+        _show_view(view, answer)
+    else:
+        answer.record(_as_document(view))
+    if view.damage:
+        raise view.damage
+
+
+def _show_view(view: wal_inspect.LogView, answer: Output) -> None:
+    answer.table(
+        ("file", "state", "first record", "last record", "size", "used", "shards"),
+        [
+            (
+                file.name,
+                file.state.value,
+                file.first_lsn,
+                file.last_lsn,
+                size_text(file.size),
+                size_text(file.used_bytes),
+                file.shards or "",
+            )
+            for file in view.files
+        ],
+    )
+    answer.say("")
+    answer.table(
+        ("topic", "shard", "floor", "end", "reserved", "epoch", "declared gaps"),
+        [
+            (
+                shard.topic,
+                shard.key.shard,
+                shard.floor,
+                shard.end,
+                shard.reserved,
+                shard.epoch,
+                ", ".join(f"{gap.start}..{gap.end - 1} {gap.reason} ({gap.state.name.lower()})" for gap in shard.gaps),
+            )
+            for shard in view.shards
+        ],
+    )
+    answer.say("")
+    answer.say(f"checkpoint {view.checkpoint_lsn}, last record {view.last_lsn}, {view.producers} producer windows")
+    answer.say(
+        f"{view.spares} spare files; {'closed in order' if view.clean else 'open, or ended without a clean stop'}"
+    )
+
+
+def _as_document(view: wal_inspect.LogView) -> dict[str, object]:
+    return {
+        "files": [
+            {
+                "name": file.name,
+                "state": file.state.value,
+                "first_lsn": file.first_lsn,
+                "last_lsn": file.last_lsn,
+                "size_bytes": file.size,
+                "used_bytes": file.used_bytes,
+                "shards": file.shards,
+            }
+            for file in view.files
+        ],
+        "shards": [
+            {
+                "topic_id": shard.key.topic_id,
+                "topic": shard.topic,
+                "shard": shard.key.shard,
+                "floor": shard.floor,
+                "end": shard.end,
+                "reserved": shard.reserved,
+                "epoch": shard.epoch,
+                "gaps": [
+                    {"start": gap.start, "end": gap.end, "reason": gap.reason, "state": gap.state.name.lower()}
+                    for gap in shard.gaps
+                ],
+            }
+            for shard in view.shards
+        ],
+        "spare_files": view.spares,
+        "checkpoint_lsn": view.checkpoint_lsn,
+        "last_lsn": view.last_lsn,
+        "producer_windows": view.producers,
+        "clean": view.clean,
+        "damage": str(view.damage) if view.damage else None,
+    }
+
+
+def _show_records(directory: LocalDirectory, number: int, answer: Output) -> None:
+    name = log_name(number)
+    if name not in directory.names():
+        raise errors.InvalidInput(f"there is no file {name}", hint="icestream wal inspect lists the files")
+    answer.table(
+        ("lsn", "position", "bytes", "sections", "synced through", "append time us"),
+        [
+            (
+                header.lsn,
+                header.position,
+                header.record_bytes,
+                header.section_count,
+                header.synced_through,
+                header.append_time_us,
+            )
+            for header in wal_inspect.records_of(directory, name, number)
+        ],
+    )
+
+
+@app.command()
+def repair(
+    path: LogPath = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Really do it: the listed messages are given up, for good.")
+    ] = False,
+) -> None:
+    """Say what is damaged and which messages that costs; with --accept-loss, make the log start again.
+
+    Reads every record. The damaged files are kept beside the log as damaged-…; the broker must be stopped.
+    Example: icestream wal repair --accept-loss --output json
+    """
+    directory = _directory(path, config, sets)
+    lock = directory.lock(LOCK_NAME)
+    try:
+        plan = _plan(directory)
+        kept = apply_repair(directory, SystemClock(), plan) if accept_loss else []
+    finally:
+        lock.close()
+    _report(plan, kept, Output(output), accepted=accept_loss)
+
+
+def _plan(directory: LocalDirectory) -> RepairPlan:
+    files = len([name for name in directory.names() if name.startswith("log-")])
+    with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
+        task = bar.add_task("reading the log", total=files)
+        return plan_repair(directory, lambda: bar.advance(task))
+
+
+def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool) -> None:
+    rows = [
+        (
+            loss.file,
+            loss.position,
+            loss.size,
+            f"{loss.lsn_first}..{loss.lsn_last}",
+            Cell(
+                [
+                    {"topic_id": gap.key.topic_id, "shard": gap.key.shard, "start": gap.start, "end": gap.end}
+                    for gap in loss.gaps
+                ],
+                ", ".join(f"{gap.key} {gap.start}..{gap.end - 1}" for gap in loss.gaps) or "none that the log can name",
+            ),
+        )
+        for loss in plan.losses
+    ]
+    answer.table(("file", "position", "bytes", "records", "messages lost"), rows)
+    if not plan.losses:
+        say_aside(f"{plan.files} files read, nothing is damaged")
+    elif accepted:
+        say_aside(f"repaired: {len(plan.rewrites)} files written anew; originals kept as {', '.join(kept)}")
+    else:
+        say_aside("nothing was changed; `icestream wal repair --accept-loss` gives up what is listed and mends the log")

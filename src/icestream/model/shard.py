@@ -1,0 +1,67 @@
+"""Topics, shards and positions: the words that everything else is said in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from icestream import errors, limits
+
+
+class ShardKey(NamedTuple):
+    """The unit of order: one shard of one topic."""
+
+    topic_id: int
+    shard: int
+
+    def __str__(self) -> str:
+        return f"topic {self.topic_id} shard {self.shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the log knows it. A topic that is created again has the same name and another incarnation and id."""
+
+    id: int
+    name: str
+    incarnation: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.id < 2**63:
+            raise errors.InvalidInput(f"topic id {self.id} is not between 1 and 2^63 - 1")
+        if not 0 <= self.incarnation < 2**63:
+            raise errors.InvalidInput(f"incarnation {self.incarnation} is not between 0 and 2^63 - 1")
+        try:
+            size = len(self.name.encode())
+        except UnicodeEncodeError:
+            raise errors.InvalidInput(f"topic name {self.name!r} is not valid Unicode") from None
+        if not 0 < size <= limits.TOPIC_NAME_BYTES_MAX:
+            raise errors.InvalidInput(
+                f"topic name has {size} bytes", hint=f"1 to {limits.TOPIC_NAME_BYTES_MAX} bytes of UTF-8 are allowed"
+            )
+
+
+class GapState(IntEnum):
+    """What is known of the offsets in a declared gap."""
+
+    UNUSED = 1  # never given to a message, or to none that anybody saw
+    LOST = 2  # held messages that are gone, on an operator's word (`icestream wal repair`)
+    PENDING = 3  # a dead owner's tail that may come back (hazard 2)
+    MERGED = 4  # that tail came back and was appended at new offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets [start, end) of a shard that hold no message, and why. Readers step over it, `verify` accounts for it."""
+
+    key: ShardKey
+    start: int
+    end: int
+    epoch: int
+    reason: str
+    state: GapState
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end <= limits.OFFSET_MAX:
+            raise errors.InvalidInput(f"gap [{self.start}, {self.end}) is not a range of offsets")

@@ -1,0 +1,18 @@
+"""Every metric of Icestream, declared once. Base units, `_total` for counters, few labels."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+WAL_RECORDS = Counter("icestream_wal_writes_total", "Writes handed to the disk: records, footers and seals.")
+WAL_BYTES = Counter("icestream_wal_written_bytes_total", "Bytes handed to the disk by the log.")
+WAL_FILES = Gauge("icestream_wal_files", "Sealed log files on disk.")
+WAL_WRITE_FAILURES = Counter(
+    "icestream_wal_write_failures_total",
+    "Writes that failed and were rolled back; their producers were told 'unknown'.",
+)
+WAL_MAINTENANCE_FAILURES = Counter(
+    "icestream_wal_maintenance_failures_total", "Failed checkpoints, preparations and releases of log files."
+)
+APPENDS_SLOWED = Counter("icestream_wal_appends_slowed_total", "Appends that waited because a quota was near.")
+APPENDS_REFUSED = Counter("icestream_wal_appends_refused_total", "Appends refused, by error code.", ["code"])

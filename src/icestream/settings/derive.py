@@ -1,0 +1,93 @@
+"""Defaults that follow from other keys: directories below `data_dir`, the two `warehouse` keys, the catalog's address.
+
+They are filled into the plain mapping before it is validated, so that a finished tree has no "unset" left in it and
+`config show` prints what really applies. A value of the wrong type is left for validation to refuse: here it only
+counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+DATA_DIR_DEFAULT: Final = "icestream-data"
+BIND_HOST_DEFAULT: Final = "127.0.0.1"
+LAKE_PORT_DEFAULT: Final = 8181
+
+_ICEBERG: Final = "storage.iceberg_config"
+_WILDCARDS: Final = ("0.0.0.0", "::")
+
+
+def with_derived_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the mapping with every derived key that it does not set."""
+    tree = _copy(given)
+    data_dir = Path(_text(tree, "data_dir") or DATA_DIR_DEFAULT)
+    _fill(tree, f"{_ICEBERG}.wal.base_path", str(data_dir / "wal"))
+    _fill(tree, "meta_store.data_dir", str(data_dir / "raft"))
+    _fill_locations(tree, data_dir)
+    if _text(tree, f"{_ICEBERG}.catalog.type") in (None, "rest"):
+        _fill(tree, f"{_ICEBERG}.catalog.uri", _own_uri(tree))
+    return tree
+
+
+def _fill_locations(tree: dict[str, Any], data_dir: Path) -> None:
+    store = _text(tree, f"{_ICEBERG}.object_store.type") or "local"
+    warehouse = _text(tree, f"{_ICEBERG}.warehouse") or _text(tree, f"{_ICEBERG}.catalog.warehouse")
+    if store == "local":
+        _fill(tree, f"{_ICEBERG}.object_store.path", _directory_of(warehouse) or str(data_dir / "warehouse"))
+    warehouse = warehouse or _store_root(tree, store, data_dir)
+    _fill(tree, f"{_ICEBERG}.warehouse", warehouse)
+    _fill(tree, f"{_ICEBERG}.catalog.warehouse", _text(tree, f"{_ICEBERG}.warehouse") or warehouse)
+
+
+def _directory_of(warehouse: str | None) -> str | None:
+    """`file:/a`, `file:///a` and `/a` are the same directory; another scheme is none."""
+    path = (warehouse or "").removeprefix("file:")
+    return "/" + path.lstrip("/") if path.startswith("/") else None
+
+
+def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
+    if store == "s3":
+        return f"s3://{_text(tree, f'{_ICEBERG}.object_store.bucket') or 'bucket'}/"
+    if store == "memory":
+        return "memory:///warehouse"
+    path = _text(tree, f"{_ICEBERG}.object_store.path") or data_dir / "warehouse"
+    # Without `..`, but with symbolic links: a link may be moved to another disk, the tables keep its name.
+    return f"file:{os.path.abspath(path)}"  # noqa: PTH100
+
+
+def _own_uri(tree: dict[str, Any]) -> str:
+    host = _text(tree, "node.bind_host") or BIND_HOST_DEFAULT
+    host = BIND_HOST_DEFAULT if host in _WILDCARDS else host
+    port = _at(tree, "ports.lake")
+    port = port if isinstance(port, int) else LAKE_PORT_DEFAULT
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _copy(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) if isinstance(value, dict) else value for name, value in given.items()}
+
+
+def _at(tree: dict[str, Any], path: str) -> Any:
+    value: Any = tree
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _text(tree: dict[str, Any], path: str) -> str | None:
+    value = _at(tree, path)
+    return str(value) if isinstance(value, str | Path) and str(value) else None
+
+
+def _fill(tree: dict[str, Any], path: str, value: str) -> None:
+    *sections, name = path.split(".")
+    for section in sections:
+        child = tree.setdefault(section, {})
+        if not isinstance(child, dict):
+            return  # not a section: validation says so, or it is a finished one
+        tree = child
+    if tree.get(name) is None:
+        tree[name] = value

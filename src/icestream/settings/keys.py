@@ -1,0 +1,180 @@
+"""Every key of the tree, found by walking the models once: what the loader, the messages and the reference go by."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from icestream.settings.text import Text
+from icestream.settings.tree import Settings
+from icestream.settings.units import Quantity
+
+ENV_PREFIX: Final = "ICESTREAM_"
+SECRET_MASK: Final = "********"
+
+
+class Kind(Enum):
+    """How a text from a file, the environment or a flag becomes a value."""
+
+    TEXT = "taken as it is: a name such as `no` or `1.10` must not become something else"
+    LIST = "a YAML list of texts, or texts separated by commas"
+    SCALAR = "read as a YAML scalar: true, 100, 64MiB"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One leaf of the tree."""
+
+    path: str
+    kind: Kind
+    allowed: str
+    optional: bool
+    secret: bool
+    default: object
+    default_words: str
+    description: str
+    online: bool
+    quantity: Quantity | None
+
+    @property
+    def env(self) -> str:
+        return env_name(self.path)
+
+    def show(self, value: object) -> str:
+        """The value for people; a secret never."""
+        if value is None:
+            return "none"
+        if self.secret:
+            return SECRET_MASK
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, tuple | list):
+            return f"[{', '.join(map(str, value))}]"
+        if self.quantity is not None and isinstance(value, int):
+            return self.quantity.show(value)
+        return str(value)
+
+    def plain(self, value: object) -> object:
+        """The value for JSON; a secret never."""
+        if self.secret and value is not None:
+            return SECRET_MASK
+        if isinstance(value, tuple):
+            return list(value)
+        return str(value) if isinstance(value, Path) else value
+
+
+class Keys(Mapping[str, Key]):
+    """All keys of a tree by their path, in the order of the tree."""
+
+    def __init__(self, root: type[BaseModel]) -> None:
+        self.sections: dict[str, str] = {}  # path and description
+        self._keys = {key.path: key for key in self._walk(root, "")}
+        self.by_env = {key.env: key for key in self._keys.values()}
+
+    def __getitem__(self, path: str) -> Key:
+        return self._keys[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def children(self, section: str) -> list[str]:
+        """Paths of the keys and sections directly below a section (`""` is the root)."""
+        known = [*self._keys, *self.sections]
+        return [path for path in known if path and path.rpartition(".")[0] == section]
+
+    def nearest(self, path: str) -> str:
+        """The known path that was most likely meant: the right name in the wrong place, else the most similar path."""
+        known = [*self._keys, *filter(None, self.sections)]
+        same_name = [other for other in known if other.rpartition(".")[2] == path.rpartition(".")[2]]
+        return difflib.get_close_matches(path, same_name or known, n=1, cutoff=0.0)[0]
+
+    def _walk(self, model: type[BaseModel], section: str) -> Iterator[Key]:
+        self.sections[section] = (model.__doc__ or "").strip()
+        for name, field in model.model_fields.items():
+            path = f"{section}.{name}" if section else name
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from self._walk(field.annotation, path)
+            else:
+                yield _key(path, field)
+
+
+def env_name(path: str) -> str:
+    return ENV_PREFIX + path.replace(".", "__").upper()
+
+
+def value_at(settings: BaseModel, path: str) -> object:
+    value: Any = settings
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A field's annotation, taken apart."""
+
+    base: Any
+    marks: tuple[object, ...] = ()
+    optional: bool = False
+
+
+def _shape(annotation: Any, marks: tuple[object, ...] = (), optional: bool = False) -> _Shape:
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _shape(inner, (*marks, *more), optional)
+    if get_origin(annotation) in (Union, types.UnionType):
+        (inner,) = (part for part in get_args(annotation) if part is not types.NoneType)
+        return _shape(inner, marks, optional=True)
+    return _Shape(annotation, marks, optional)
+
+
+def _allowed(shape: _Shape) -> str:
+    described = [mark for mark in shape.marks if isinstance(mark, Quantity | Text)]
+    if described:
+        words = described[0].allowed
+    elif get_origin(shape.base) is Literal:
+        words = " or ".join(map(str, get_args(shape.base)))
+    elif get_origin(shape.base) is tuple:
+        words = f"a list; each item {_allowed(_shape(get_args(shape.base)[0]))}"
+    else:
+        words = {bool: "true or false", str: "a text", SecretStr: "a text"}[shape.base]
+    return f"{words}, or null" if shape.optional else words
+
+
+def _kind(shape: _Shape) -> Kind:
+    if get_origin(shape.base) is tuple:
+        return Kind.LIST
+    choices = get_args(shape.base) if get_origin(shape.base) is Literal else ()
+    texts = shape.base in (str, Path, SecretStr) or (choices and all(isinstance(choice, str) for choice in choices))
+    return Kind.TEXT if texts else Kind.SCALAR
+
+
+def _key(path: str, field: FieldInfo) -> Key:
+    shape = _shape(field.annotation, tuple(field.metadata))
+    marks = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    return Key(
+        path=path,
+        kind=_kind(shape),
+        allowed=_allowed(shape),
+        optional=shape.optional,
+        secret=shape.base is SecretStr,
+        default=None if field.is_required() else field.default,
+        default_words=str(marks.get("derived", "")),
+        description=field.description or "",
+        online=marks.get("online") is True,
+        quantity=next((mark for mark in shape.marks if isinstance(mark, Quantity)), None),
+    )
+
+
+KEYS: Final = Keys(Settings)

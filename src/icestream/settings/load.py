@@ -1,0 +1,126 @@
+"""File < environment < flags: the layers put together, checked, and every problem of all of them reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from icestream.settings import layers
+from icestream.settings.keys import KEYS
+from icestream.settings.layers import Entry
+from icestream.settings.problems import DEFAULT, Origin, Problem, refusal, shown
+from icestream.settings.section import Broken, BrokenRules
+from icestream.settings.tree import Settings
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Settings that can be used, and where the value of each key came from."""
+
+    settings: Settings
+    origins: Mapping[str, Origin]
+
+
+def load(file: Path | None = None, env: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> Loaded:
+    """The settings from a file, an environment and `key.path=value` flags, the later winning.
+
+    The environment is an argument, so that only the command line decides whether there is one. Raises one
+    ConfigurationError that names every problem.
+    """
+    loaded, problems = examine(file, env, flags)
+    if loaded is None:
+        raise refusal(problems)
+    return loaded
+
+
+def examine(
+    file: Path | None = None, env: Mapping[str, str] | None = None, flags: Iterable[str] = ()
+) -> tuple[Loaded | None, Sequence[Problem]]:
+    """Like `load`, but hands the problems back: either there are settings, or there are problems."""
+    read = [layers.from_env(env or {}, KEYS), layers.from_flags(flags, KEYS)]
+    if file is not None:
+        read.insert(0, layers.from_file(file, KEYS))
+    given: dict[str, Entry] = {}
+    for layer in read:
+        given |= layer.entries
+    settings, found = _validate(given)
+    problems = [problem for layer in read for problem in layer.problems] + found
+    if settings is None or problems:
+        return None, problems
+    origins = {path: given[path].origin if path in given else DEFAULT for path in KEYS}
+    return Loaded(settings, origins), ()
+
+
+def _validate(given: Mapping[str, Entry]) -> tuple[Settings | None, list[Problem]]:
+    """Checks until nothing new is found: a rule between keys is only asked once each key in it is valid.
+
+    Keys found wrong are left out of the next pass, where their defaults stand in for them; what that pass says about
+    them is no news.
+    """
+    problems: list[Problem] = []
+    suspects: set[str] = set()
+    settings: Settings | None = None
+    while settings is None:
+        try:
+            settings = Settings.model_validate(_nest({path: e for path, e in given.items() if path not in suspects}))
+        except ValidationError as error:
+            found = [finding for details in error.errors() for finding in _findings(details, given)]
+            news = [finding for finding in found if not finding.keys & suspects]
+            blamed = [finding for finding in news if finding.keys & given.keys()]
+            if not blamed:
+                # Nothing that anybody set is to blame: a default that follows from other keys does not work out here.
+                return None, problems or [finding.problem for finding in news]
+            problems += [finding.problem for finding in blamed]
+            suspects |= {key for finding in blamed for key in finding.keys}
+    return (None if problems else settings), problems
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What pydantic found, with the keys that have a part in it."""
+
+    keys: frozenset[str]
+    problem: Problem
+
+
+def _findings(details: ErrorDetails, given: Mapping[str, Entry]) -> Iterator[_Finding]:
+    path = ".".join(map(str, details["loc"]))
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, BrokenRules):
+        for rule in cause.broken:
+            yield _rule_finding(path, rule, given)
+    else:
+        # A list has its items below it; the key is what we know.
+        key = path if path in KEYS else path.rpartition(".")[0]
+        which = f"item {int(path.rpartition('.')[2]) + 1} " if key != path else ""
+        message = str(cause) if isinstance(cause, ValueError) else f"must be {KEYS[key].allowed}"
+        yield _Finding(frozenset([key]), _problem(key, which + message, given))
+
+
+def _rule_finding(section: str, rule: Broken, given: Mapping[str, Entry]) -> _Finding:
+    keys = [f"{section}.{key}" if section else key for key in rule.keys]
+    subject = next((key for key in keys if key in given), keys[0])
+    return _Finding(frozenset(keys), _problem(subject, rule.message, given, rule.hint))
+
+
+def _problem(key: str, message: str, given: Mapping[str, Entry], hint: str = "") -> Problem:
+    entry = given.get(key)
+    if entry is None:
+        return Problem(key, message, hint=hint)
+    return Problem(key, message, entry.origin, shown(entry.value, entry.key), hint)
+
+
+def _nest(entries: Mapping[str, Entry]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, entry in entries.items():
+        *sections, name = path.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = entry.value
+    return tree

@@ -1,0 +1,113 @@
+"""Texts with a form: names, hosts, addresses, locations, directories.
+
+Like a `Quantity`, a `Text` stands in the annotation of a field and says in one place what is accepted and how to
+explain it. The forms are narrow where a text becomes a part of a path, a file name or an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+# 253 is the longest name in the DNS; everything else here becomes a part of a path, where 255 bytes is the end.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LOCATION_CHARACTERS_MAX = 1024  # as long as a key of an object store
+_PORT_MAX = 65_535
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text that `accepts` says yes to; `allowed` completes the sentence "must be …"."""
+
+    allowed: str
+    accepts: Callable[[str], bool]
+
+    def read(self, value: object) -> object:
+        if not isinstance(value, str | Path) or not self.accepts(str(value)):
+            raise ValueError(f"must be {self.allowed}")
+        return value
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+
+def split_address(text: str) -> tuple[str, int] | None:
+    """Host and port of `host:port` or `[v6]:port`; None for anything else."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= _PORT_MAX:
+        return None
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    # An IPv6 address without brackets could not be told from its port.
+    return (bare, int(port)) if _is_host(bare) and bracketed == (":" in bare) else None
+
+
+def split_http_uri(text: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of an http or https URI; None for anything else, and for one with credentials in it."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or not re.fullmatch(r"[!-~]+", text):
+        return None
+    return parts.scheme, host, port if port is not None else (443 if parts.scheme == "https" else 80)
+
+
+def is_loopback(host: str) -> bool:
+    """True only for what certainly never leaves this machine: another name may resolve to anything."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True
+
+
+def _is_namespace(text: str) -> bool:
+    return all(_NAME.fullmatch(part) for part in re.split(r"[./]", text))
+
+
+def _is_location(text: str) -> bool:
+    return 0 < len(text.strip()) == len(text) <= _LOCATION_CHARACTERS_MAX and _CONTROL.search(text) is None
+
+
+NAME: Final = Text(
+    "a name of letters, digits, `_`, `-` and `.` (at most 128, a letter or digit first)",
+    lambda text: _NAME.fullmatch(text) is not None,
+)
+NAMESPACE: Final = Text("a namespace: names separated by dots or slashes", _is_namespace)
+HOST: Final = Text("an IP address or a host name", _is_host)
+ADDRESS: Final = Text("an address `host:port`", lambda text: split_address(text) is not None)
+HTTP_URI: Final = Text(
+    "an http or https URI without user name and password, such as `http://localhost:8181`",
+    lambda text: split_http_uri(text) is not None,
+)
+LOCATION: Final = Text("a location such as `s3://bucket/path/` or `file:/path`", _is_location)
+RELATIVE: Final = Text(
+    "a path below the root of its store, without `..`",
+    lambda text: _is_location(text) and not text.startswith("/") and ".." not in text.split("/"),
+)
+# An empty path is the working directory: hardly what an unset variable in a start script was meant to say.
+DIRECTORY: Final = Text("a directory", lambda text: text.strip() != "" and _CONTROL.search(text) is None)

@@ -1,0 +1,218 @@
+"""The settings of a node: one tree, plain data, frozen. load.py builds it; nothing below it reads the environment.
+
+Tests may build one with `Settings.model_validate({"data_dir": …})`. Keys whose default follows from other keys
+(derive.py) are filled in before validation, so whoever holds a `Settings` holds final values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
+
+from icestream import limits
+from icestream.settings import text, units
+from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
+from icestream.settings.lake import Catalog, Iceberg
+from icestream.settings.section import ONLINE, Broken, Section, derived
+from icestream.settings.wal import Wal
+
+_PORT = units.count(0, 65_535)
+
+
+class Node(Section):
+    """Who this node is and where it listens."""
+
+    name: Annotated[str, text.NAME] = Field(
+        default="node-1",
+        description="Name of this node in logs, metrics and the cluster. Each node of a cluster needs its own.",
+    )
+    bind_host: Annotated[str, text.HOST] = Field(
+        default="127.0.0.1",
+        description="Address that all ports listen on. The default is reachable from this machine only, because there "
+        "is no authentication yet.",
+    )
+    allow_insecure_bind: StrictBool = Field(
+        default=False,
+        description="Allow a `bind_host` that other machines can reach although nobody has to authenticate: whoever "
+        "reaches the ports can then read and write every topic.",
+    )
+
+    def broken_rules(self) -> Iterator[Broken]:
+        if not text.is_loopback(self.bind_host) and not self.allow_insecure_bind:
+            yield Broken(
+                ("bind_host", "allow_insecure_bind"),
+                f"`bind_host` {self.bind_host} can be reached from other machines, and there is no authentication",
+                "bind to 127.0.0.1, or accept the risk with `node.allow_insecure_bind: true`",
+            )
+
+
+class Ports(Section):
+    """Every port of a node. 0 takes any free one."""
+
+    danube: Annotated[int, _PORT] = Field(default=6650, description="Danube clients (gRPC).")
+    danube_admin: Annotated[int, _PORT] = Field(default=50051, description="Danube's admin services (gRPC).")
+    native: Annotated[int, _PORT] = Field(default=6651, description="Native frames of the Icestream client.")
+    mqtt: Annotated[int, _PORT] = Field(default=1883, description="MQTT; the port that its standard names.")
+    lake: Annotated[int, _PORT] = Field(
+        default=8181, description="HTTP of the lake process: Iceberg REST catalog, admin API, console."
+    )
+    broker_http: Annotated[int, _PORT] = Field(
+        default=9040, description="HTTP of the broker: metrics, health, ranges of the log."
+    )
+    pipeline_metrics: Annotated[int, _PORT] = Field(default=9041, description="Metrics of the pipeline process.")
+    raft: Annotated[int, _PORT] = Field(default=7650, description="Other nodes of the cluster.")
+
+    def broken_rules(self) -> Iterator[Broken]:
+        users: dict[int, str] = {}
+        for name, port in self:
+            if port and port in users:
+                yield Broken(
+                    (name, users[port]), f"`{name}` and `{users[port]}` both use port {port}", "give each its own"
+                )
+            users.setdefault(port, name)
+
+
+def _read_storage_type(value: object) -> object:
+    if value == "InMemory":  # the name of seed 000
+        return "memory"
+    if value not in ("iceberg", "memory"):
+        raise ValueError(
+            "must be iceberg (or memory, also written InMemory, in tests): Iceberg is the only persistent store, "
+            "the legacy segment store with its local and remote types was removed"
+        )
+    return value
+
+
+class Storage(Section):
+    """Where messages stay."""
+
+    type: Annotated[Literal["iceberg", "memory"], BeforeValidator(_read_storage_type)] = Field(
+        default="iceberg",
+        description="Kind of storage. `iceberg` is the only persistent one; `memory` (also written `InMemory`) is for "
+        "tests and forgets everything at the end.",
+    )
+    iceberg_config: Iceberg
+
+
+class MetaStore(Section):
+    """The metadata store inside the node (seed 004)."""
+
+    data_dir: Annotated[Path, text.DIRECTORY] = Field(
+        description="Directory of the metadata store.", json_schema_extra=derived("`raft` below `data_dir`")
+    )
+    seed_nodes: tuple[Annotated[str, text.ADDRESS], ...] = Field(
+        default=(),
+        description="Addresses `host:port` of all nodes of the cluster, this one included. Empty, the default: a node "
+        "on its own, which needs no configuration.",
+    )
+
+    def broken_rules(self) -> Iterator[Broken]:
+        if len(self.seed_nodes) > limits.SEED_NODES_MAX:
+            given = len(self.seed_nodes)
+            yield Broken(("seed_nodes",), f"{given} `seed_nodes` are too many", f"list at most {limits.SEED_NODES_MAX}")
+        repeated = {node for node in self.seed_nodes if self.seed_nodes.count(node) > 1}
+        if repeated:
+            yield Broken(
+                ("seed_nodes",), f"`seed_nodes` lists {', '.join(sorted(repeated))} more than once", "list each once"
+            )
+
+
+class BackupIceberg(Section):
+    """Iceberg manifests beside each backup (seed 003); all of it may be changed at run time."""
+
+    enable: StrictBool = Field(
+        default=False,
+        description="Write a manifest for each batch of backup files. Off, as long as nobody reads them.",
+        json_schema_extra=ONLINE,
+    )
+    warehouse: Annotated[str, text.RELATIVE] = Field(
+        default="warehouse", description="Warehouse root inside the backup store.", json_schema_extra=ONLINE
+    )
+    namespace: Annotated[str, text.NAMESPACE] = Field(
+        default="icestream",
+        description="Namespace of the manifests; dots become slashes in the path.",
+        json_schema_extra=ONLINE,
+    )
+    table: Annotated[str, text.NAME] = Field(
+        default="backup", description="Table that the manifests describe.", json_schema_extra=ONLINE
+    )
+    manifest_prefix: Annotated[str, text.NAME] = Field(
+        default="manifest",
+        description="First part of the name of each manifest: `<prefix>_<snapshot end>_<number>.json`.",
+        json_schema_extra=ONLINE,
+    )
+
+
+class Backup(Section):
+    """Backups of the node."""
+
+    iceberg: BackupIceberg = BackupIceberg()
+
+
+class Log(Section):
+    """The log messages of the process (not the log of the messages: that is `storage.iceberg_config.wal`)."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Least severe message that is written. `debug` has lines per connection, hence not the default.",
+        json_schema_extra=ONLINE,
+    )
+    format: Literal["console", "json"] = Field(
+        default="console", description="`console` for people, `json` for collectors: one object per line."
+    )
+
+
+class Metrics(Section):
+    """Prometheus metrics."""
+
+    enable: StrictBool = Field(
+        default=True, description="Serve `/metrics` at `ports.broker_http`. It costs nothing while nobody asks."
+    )
+
+
+class Settings(Section):
+    """The root."""
+
+    data_dir: Annotated[Path, text.DIRECTORY] = Field(
+        default=Path(DATA_DIR_DEFAULT),
+        description="Directory of everything that this node keeps; other directories lie below it unless they are set. "
+        "Relative paths start at the working directory of the process.",
+    )
+    node: Node = Node()
+    ports: Ports = Ports()
+    storage: Storage
+    meta_store: MetaStore
+    backup: Backup = Backup()
+    log: Log = Log()
+    metrics: Metrics = Metrics()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, given: Any) -> Any:
+        return with_derived_defaults(given) if isinstance(given, dict) else given
+
+    @classmethod
+    def default(cls) -> Self:
+        """What a node gets without a file, environment and flags."""
+        return cls.model_validate({})
+
+    @property
+    def wal(self) -> Wal:
+        return self.storage.iceberg_config.wal
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.storage.iceberg_config.catalog
+
+    @property
+    def catalog_embedded(self) -> bool:
+        """Whether the catalog is the one inside this node: a REST catalog at this node's own address."""
+        address = text.split_http_uri(self.catalog.uri or "")
+        if self.catalog.type != "rest" or address is None:
+            return False
+        scheme, host, port = address
+        own_host = text.is_loopback(host) or host == self.node.bind_host.lower()
+        return scheme == "http" and own_host and port == self.ports.lake

@@ -1,0 +1,412 @@
+"""The heart of the log, without any I/O: batches in, writes out; completions in, releases out.
+
+    append(batches)      assigns offsets, builds records, plans writes. Takes as many batches as the present and the
+                         next file have room for: what is not assigned can still be refused (hazard 16)
+    take_writes()        the planned writes, in order. They must be carried out in this order, one file after the other
+    progress(w, s)       all writes up to ticket w are complete, all up to s are synced; moves `released_lsn`
+    write_failed()       goes back to the last record whose ack may have left; what lies above never was
+    file_ready(…)        the next file is prepared
+
+    assigned --write--> written --sync--> synced
+         `always`:            released when synced
+         `periodic`, `none`:  released when written, except a record that assigned beyond the synced promise (RESERVE)
+
+Invariants: LSNs and offsets leave here without a hole; records are released in LSN order; nothing is planned for a file
+before the seal of the one before it is planned; a file never grows beyond its capacity, footer included.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.model.shard import Gap
+from icestream.model.sync_mode import SyncMode
+from icestream.wal import format as wire
+from icestream.wal import notes
+from icestream.wal.block import Numbering
+from icestream.wal.index import FileIndex
+from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
+from icestream.wal.producers import Duplicate
+from icestream.wal.state import LogState, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages of one producer for one shard, as a block (block.py)."""
+
+    shard: Shard
+    rows: int
+    block: bytes
+    numbering: Numbering | None = None
+
+
+class Placed(NamedTuple):
+    """Where a batch stands: offsets [base_offset, base_offset + rows), released with this LSN."""
+
+    base_offset: int
+    lsn: int
+
+
+Result = Placed | Duplicate | errors.IcestreamError
+
+
+class Write(NamedTuple):
+    """One instruction: put `data` at `position` of file `number`; sync the file afterwards if asked."""
+
+    ticket: int
+    number: int
+    position: int
+    data: bytes
+    sync: bool
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """The file being written, as far as it is planned."""
+
+    number: int
+    capacity: int
+    first_lsn: int = 0
+    position: int = wire.RECORDS_START
+    index: FileIndex = field(default_factory=FileIndex)
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.position - self.index.footer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file that gets no further record. `index` is None when its footer was not written."""
+
+    seal: Seal
+    index: FileIndex | None
+
+
+@dataclass(slots=True)
+class _InFlight:
+    ticket: int
+    lsn: int
+    size: int
+    number: int
+    end: int
+    needs_sync: bool
+    ends: list[tuple[Shard, int, int, int]]  # shard, offset reached, bytes, position of its section entry
+    promises: list[tuple[Shard, int]]
+
+
+# What a section costs beside its blocks: its entry, padding, and at most one new shard and one new point in the footer.
+_SECTION_COST = wire.ENTRY_BYTES + wire.ALIGN + wire.ENTRY_BYTES + 32 + 24
+_RECORD_COST = wire.HEADER_BYTES
+_RESERVE_COST = wire.ENTRY_BYTES
+
+
+class Appender:
+    def __init__(self, state: LogState, mode: SyncMode, align: int = wire.ALIGN) -> None:
+        self.state = state
+        self.mode = mode
+        self.released_lsn = state.lsn
+        self.synced_lsn = state.lsn
+        self.in_flight_bytes = 0
+        self.file: OpenFile | None = None
+        self.next_file: OpenFile | None = None
+        self._align = align
+        self._ticket = 0
+        self._writes: list[Write] = []
+        self._unreleased: deque[_InFlight] = deque()
+        self._unsynced: deque[_InFlight] = deque()
+        self._sealing: deque[tuple[int, SealedFile]] = deque()
+        self._sealed: list[SealedFile] = []
+        self.sealed_count = 0
+        self._released_at = (0, 0)  # file number and end position of the last released record
+        self._gathered: list[Shard] = []
+        self._gathered_notes: list[wire.Section] = []
+        self._gathered_bytes = 0
+
+    # --- files ---
+
+    def file_ready(self, number: int, capacity: int) -> None:
+        assert self.next_file is None
+        self.next_file = OpenFile(number, capacity)
+
+    def rotate(self) -> bool:
+        """Plans the seal of the present file and goes on in the next one, if there is one."""
+        if self.next_file is None:
+            return False
+        self._plan_seal()
+        self.file, self.next_file = self.next_file, None
+        self.file.first_lsn = self.state.lsn + 1
+        return True
+
+    def close(self) -> None:
+        """Plans the seal of the present file; nothing is appended after it."""
+        self._plan_seal()
+        self.file = None
+
+    def _plan_seal(self) -> None:
+        file = self.file
+        if file is None:
+            return
+        last = self.state.lsn
+        footer = wire.encode_record(
+            wire.RecordKind.FOOTER, last, file.number, self.synced_lsn, 0, file.position, wire.ALIGN,
+            file.index.sections(),
+        )  # fmt: skip
+        seal = Seal(file.number, file.first_lsn, last, file.position, file.position, len(footer))
+        # the footer's sync makes every record durable before the seal says so
+        self._plan(file.number, file.position, footer, sync=True)
+        ticket = self._plan(file.number, SEAL_POSITION, encode_seal(seal), sync=True)
+        self._sealing.append((ticket, SealedFile(seal, file.index)))
+
+    def sealing(self) -> list[Seal]:
+        """The files whose seal is planned but not yet on disk."""
+        return [sealed.seal for _, sealed in self._sealing]
+
+    def take_sealed(self) -> list[SealedFile]:
+        """The files whose seal is on disk since the last call."""
+        sealed, self._sealed = self._sealed, []
+        return sealed
+
+    # --- append ---
+
+    def append(self, batches: Sequence[Batch], now_us: int) -> list[Result]:
+        """Results of the batches taken, in order; fewer than given when no file has room for the rest."""
+        results: list[Result] = []
+        limit = self._record_limit()
+        for batch in batches:
+            shard = batch.shard
+            if batch.numbering is not None:
+                verdict = self._judge(batch)
+                if verdict is not None:
+                    results.append(verdict)
+                    continue
+            cost = len(batch.block) if shard.rows else len(batch.block) + self._opening_cost(shard)
+            if self._gathered_bytes + cost > limit:
+                if self._gathered:
+                    self._close_record(now_us)
+                    cost = len(batch.block) + self._opening_cost(shard)
+                if not self._make_room(cost):
+                    break
+                cost = len(batch.block) + self._opening_cost(shard)
+                limit = max(self._record_limit(), cost)
+            results.append(self._assign(batch, cost, now_us))
+        self._close_record(now_us)
+        return results
+
+    def declare(self, gaps: Sequence[Gap], now_us: int) -> None:
+        """Writes gaps that somebody found: as notes, in a record of their own. Needs room in a file."""
+        for gap in gaps:
+            shard = self.state.shard(gap.key)
+            self._make_room(_RECORD_COST + self._opening_cost(shard) + 2 * wire.ENTRY_BYTES + len(gap.reason))
+            self._note_topic(shard)
+            self._gathered_notes.append(notes.gap_section(gap))
+            self.state.declare_gap(gap)
+            shard.assigned = max(shard.assigned, gap.end)
+            self._gathered.append(shard)
+            self._close_record(now_us)
+
+    def _judge(self, batch: Batch) -> Duplicate | errors.IcestreamError | None:
+        assert batch.numbering is not None
+        try:
+            return self.state.producers.judge(batch.shard.key, batch.numbering, batch.rows)
+        except errors.InvalidInput as error:
+            return error
+
+    def _assign(self, batch: Batch, cost: int, now_us: int) -> Placed:
+        shard = batch.shard
+        if not shard.rows:
+            self._gathered.append(shard)
+        base = shard.assigned
+        lsn = self.state.lsn + 1
+        shard.blocks.append(batch.block)
+        shard.rows += batch.rows
+        shard.assigned = base + batch.rows
+        self._gathered_bytes += cost
+        if batch.numbering is not None:
+            self.state.producers.record(shard.key, batch.numbering, batch.rows, base, lsn, now_us)
+        return Placed(base, lsn)
+
+    def _opening_cost(self, shard: Shard) -> int:
+        """What the first batch of a shard adds to a record and to the footer beside its block."""
+        cost = _SECTION_COST if self.mode is SyncMode.ALWAYS else _SECTION_COST + _RESERVE_COST
+        if self.file is None or shard.topic.id not in self.file.index.topics:
+            cost += 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
+        return cost
+
+    def _record_limit(self) -> int:
+        room = 0 if self.file is None else self.file.room - _RECORD_COST - self._align
+        return min(limits.RECORD_BYTES_TARGET - _RECORD_COST - self._align, room)
+
+    def _make_room(self, cost: int) -> bool:
+        """Whether the present file has room for a record of one batch, after a rotation if need be."""
+        needed = cost + _RECORD_COST + self._align
+        if self.file is not None and self.file.room >= needed:
+            return True
+        if self.next_file is None or self.next_file.room < needed:
+            return False
+        return self.rotate()
+
+    # --- records ---
+
+    def _close_record(self, now_us: int) -> None:
+        """Turns what was gathered into one record and plans its write."""
+        if not self._gathered:
+            return
+        file = self.file
+        assert file is not None
+        promises: list[tuple[Shard, int]] = []
+        needs_sync = self.mode is SyncMode.ALWAYS
+        if not needs_sync:
+            needs_sync = self._promise(promises)
+        for shard in self._gathered:
+            if shard.topic.id not in file.index.topics:
+                self._note_topic(shard)
+        sections, ends = self._sections(file, now_us)
+        lsn = self.state.lsn + 1
+        data = wire.encode_record(
+            wire.RecordKind.DATA, lsn, file.number, self.synced_lsn, now_us, file.position, self._align, sections
+        )
+        self.state.lsn = lsn
+        ticket = self._plan(file.number, file.position, data, sync=needs_sync)
+        file.position += len(data)
+        record = _InFlight(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, promises)
+        self._unreleased.append(record)
+        self.in_flight_bytes += len(data)
+        self._gathered = []
+        self._gathered_notes = []
+        self._gathered_bytes = 0
+
+    def _note_topic(self, shard: Shard) -> None:
+        assert self.file is not None
+        if shard.topic.id not in self.file.index.topics:
+            self.file.index.add_topic(shard.topic)
+            self._gathered_notes.append(notes.topic_section(shard.topic))
+
+    def _promise(self, promises: list[tuple[Shard, int]]) -> bool:
+        """Adds RESERVE notes where they are due; whether the record must wait for its own sync."""
+        must_wait = False
+        for shard in self._gathered:
+            if shard.reserve_pending - shard.assigned < limits.RESERVE_BLOCK_OFFSETS // 2:
+                shard.reserve_pending = shard.assigned + limits.RESERVE_BLOCK_OFFSETS
+                self._note_topic(shard)
+                self._gathered_notes.append(notes.reserve_section(shard.key, shard.epoch, shard.reserve_pending))
+                promises.append((shard, shard.reserve_pending))
+            must_wait = must_wait or shard.assigned > shard.reserved
+        return must_wait
+
+    def _sections(self, file: OpenFile, now_us: int) -> tuple[list[wire.Section], list[tuple[Shard, int, int, int]]]:
+        """The sections of the record, notes first, and what each shard has reached with it."""
+        sections: list[wire.Section] = list(self._gathered_notes)
+        ends: list[tuple[Shard, int, int, int]] = []
+        number, add = file.number, file.index.add
+        at = file.position + wire.HEADER_BYTES + wire.ENTRY_BYTES * len(sections)
+        for shard in self._gathered:
+            rows, blocks = shard.rows, shard.blocks
+            if rows:
+                time_us = shard.stamp(now_us)
+                base = shard.assigned - rows
+                previous = shard.entry_position if shard.entry_file == number else 0
+                body = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+                key = shard.key
+                sections.append(
+                    (key[0], key[1], 1, 0, shard.epoch, base, time_us, rows, previous, body)  # type: ignore[arg-type]
+                )
+                add(key, base, rows, shard.epoch, time_us, at, len(body))
+                shard.entry_file = number
+                shard.entry_position = at
+                shard.usage.held_bytes += len(body) + wire.ENTRY_BYTES
+                ends.append((shard, shard.assigned, len(body) + wire.ENTRY_BYTES, at))
+                at += wire.ENTRY_BYTES
+                shard.rows = 0
+                shard.blocks = []
+            else:
+                ends.append((shard, shard.assigned, 0, 0))
+        return sections, ends
+
+    def _plan(self, number: int, position: int, data: bytes, *, sync: bool) -> int:
+        self._ticket += 1
+        self._writes.append(Write(self._ticket, number, position, data, sync))
+        return self._ticket
+
+    def plan_sync(self) -> None:
+        """Asks for a sync of everything planned so far."""
+        if self.file is not None:
+            self._plan(self.file.number, self.file.position, b"", sync=True)
+
+    def take_writes(self) -> list[Write]:
+        writes, self._writes = self._writes, []
+        return writes
+
+    # --- completions ---
+
+    def progress(self, written: int, synced: int) -> None:
+        """Moves the watermarks. `synced` counts also where nobody asked for it: a sync covers all before it."""
+        unreleased = self._unreleased
+        while unreleased:
+            record = unreleased[0]
+            if record.ticket > synced and (record.needs_sync or record.ticket > written):
+                break
+            unreleased.popleft()
+            number = record.number
+            for shard, end, _, position in record.ends:
+                shard.written = end
+                if position:
+                    shard.read_file = number
+                    shard.read_position = position
+            self.released_lsn = record.lsn
+            self._released_at = (record.number, record.end)
+            self.in_flight_bytes -= record.size
+            self._unsynced.append(record)
+        unsynced = self._unsynced
+        while unsynced and unsynced[0].ticket <= synced:
+            record = unsynced.popleft()
+            for shard, end, _, _ in record.ends:
+                shard.synced = end
+            for shard, promise in record.promises:
+                shard.reserved = promise
+            self.synced_lsn = record.lsn
+        while self._sealing and self._sealing[0][0] <= synced:
+            self._sealed.append(self._sealing.popleft()[1])
+            self.sealed_count += 1
+
+    def write_failed(self) -> list[SealedFile]:
+        """A write failed: forget what was not released. Returns the files to seal, in order, before going on (16).
+
+        Their seals must be written and synced; if that fails too, the node stops. The next append needs a new file.
+        """
+        assert not self._gathered
+        keep = self.released_lsn
+        for record in self._unreleased:
+            self.in_flight_bytes -= record.size
+            for shard, _, size, _ in record.ends:
+                shard.assigned = shard.written
+                shard.usage.held_bytes -= size
+                shard.entry_file = 0
+                shard.reserve_pending = shard.reserved
+        self._unreleased.clear()
+        self._writes.clear()
+        self.state.producers.roll_back(keep)
+        self.state.lsn = keep
+        return self._files_to_end(keep)
+
+    def _files_to_end(self, keep: int) -> list[SealedFile]:
+        """Every file with unfinished writes, ended at the last record that counts, without a footer."""
+        unfinished = [sealed.seal for _, sealed in self._sealing]
+        self._sealing.clear()
+        if self.file is not None:
+            unfinished.append(Seal(self.file.number, self.file.first_lsn, keep, 0, 0, 0))
+            self.file = None
+        number, end = self._released_at
+        return [
+            SealedFile(
+                Seal(seal.number, seal.first_lsn, keep, end, 0, 0)
+                if seal.number == number
+                else Seal(seal.number, keep + 1, keep, wire.RECORDS_START, 0, 0),
+                None,
+            )
+            for seal in unfinished
+        ]

@@ -1,0 +1,301 @@
+"""A block: the messages of one producer's batch, as columns. What a front end makes, the log stores, the tail keeps.
+
+A MESSAGES section is one block after the other; the messages of a section are their rows in order.
+
+    0   u32  rows
+    4   u32  block_bytes: everything, padding included; a multiple of 8
+    8   i64  producer_id, -1 when the batch is not numbered
+    16  i32  producer_epoch
+    20  u16  column_count
+    22  u16  flags, 0
+    24  i64  first_sequence: row i of a numbered batch has sequence first_sequence + i; -1 when not numbered
+    32  column directory: column_count entries of 8 bytes, rising by id
+             u16 column id (envelope.py) | u8 encoding | u8 flags: bit 0 NULLS | u32 bytes of its data, without padding
+    ..  column data, in directory order, each starting at a multiple of 8
+
+Encodings, for a column of `rows` values:
+    1 CONSTANT   one value that every row has
+    2 FIXED      rows values of 4 (INT32), 8 (INT64, TIMESTAMP_US) or 1 (BOOLEAN) bytes
+    3 VARIABLE   u32 ends[rows + 1], the first 0, then the bytes: value i is bytes [ends[i], ends[i + 1])
+With NULLS the data starts with a bitmap of rows bits, lowest bit first, padded to 8 bytes: a clear bit is a null, whose
+value is 0 or empty. A column that is not in the directory is null in every row.
+
+Headers: u16 count, then for each u16 key bytes, key, u32 value bytes, value; UTF-8, keys rising and distinct.
+
+`check_block` is the hostile-input door: everything that passes it can be read without a further check, and every value
+fits its column's type (hazard 9: what is acked can always become a row).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
+from icestream.wal.format import padded
+
+Value = int | bool | bytes | str | dict[str, str] | None
+
+HEAD: Final = struct.Struct("<IIqiHHq")
+COLUMN: Final = struct.Struct("<HBBI")
+CONSTANT, FIXED, VARIABLE = 1, 2, 3
+NULLS: Final = 1
+NOT_NUMBERED: Final = -1
+assert HEAD.size == 32
+
+_WIDTH: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
+_TYPECODE: Final = {4: "i", 8: "q", 1: "B"}
+_U16 = struct.Struct("<H")
+_U32 = struct.Struct("<I")
+
+
+class Constant(NamedTuple):
+    """A column in which every row has this value."""
+
+    value: Value
+
+
+Values = Sequence[Value] | Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Who numbered the batch, and from where (hazard 7)."""
+
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+
+
+def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numbering | None = None) -> bytes:
+    if not 0 < rows <= limits.BLOCK_ROWS_MAX:
+        raise errors.InvalidInput(f"a batch has {rows} messages", hint=f"1 to {limits.BLOCK_ROWS_MAX} are allowed")
+    directory: list[bytes] = []
+    data: list[bytes] = []
+    for column in sorted(columns, key=lambda column: column.id):
+        encoding, flags, content = _encode_column(column, columns[column], rows)
+        if encoding:
+            directory.append(COLUMN.pack(column.id, encoding, flags, len(content)))
+            data.append(content + bytes(padded(len(content)) - len(content)))
+    who = numbering or Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
+    size = HEAD.size + COLUMN.size * len(directory) + sum(map(len, data))
+    head = HEAD.pack(rows, size, who.producer_id, who.producer_epoch, len(directory), 0, who.first_sequence)
+    return b"".join((head, *directory, *data))
+
+
+def _encode_column(column: Column, values: Values, rows: int) -> tuple[int, int, bytes]:
+    """Encoding (0: null in every row, leave it out), flags and data."""
+    if isinstance(values, Constant):
+        return (0, 0, b"") if values.value is None else (CONSTANT, 0, _encode_value(column, values.value))
+    if len(values) != rows:
+        raise errors.InvalidInput(f"column {column.name} has {len(values)} values for {rows} messages")
+    missing = any(value is None for value in values)
+    if missing and all(value is None for value in values):
+        return 0, 0, b""
+    bitmap = _bitmap(values) if missing else b""
+    encoded = [b"" if value is None else _encode_value(column, value) for value in values]
+    if width := _WIDTH.get(column.kind):
+        content = b"".join(value or bytes(width) for value in encoded)
+        return FIXED, int(missing), bitmap + content
+    ends = array("I", [0])
+    end = 0
+    for value in encoded:
+        end += len(value)
+        ends.append(end)
+    return VARIABLE, int(missing), b"".join((bitmap, ends.tobytes(), *encoded))
+
+
+def _bitmap(values: Sequence[Value]) -> bytes:
+    bits = bytearray(padded((len(values) + 7) // 8))
+    for row, value in enumerate(values):
+        if value is not None:
+            bits[row >> 3] |= 1 << (row & 7)
+    return bytes(bits)
+
+
+def _encode_value(column: Column, value: Value) -> bytes:
+    try:
+        match column.kind, value:
+            case ColumnKind.BOOLEAN, bool():
+                return b"\x01" if value else b"\x00"
+            case ColumnKind.INT32, int():
+                return struct.pack("<i", value)
+            case ((ColumnKind.INT64 | ColumnKind.TIMESTAMP_US), int()):
+                return struct.pack("<q", value)
+            case ColumnKind.BINARY, bytes():
+                return value
+            case ColumnKind.STRING, str():
+                return value.encode()
+            case ColumnKind.HEADERS, dict():
+                return _encode_headers(value)
+    except (struct.error, UnicodeEncodeError):
+        raise errors.InvalidInput(f"column {column.name}: {value!r} does not fit {column.kind.name}") from None
+    raise errors.InvalidInput(f"column {column.name}: {type(value).__name__} is not {column.kind.name}")
+
+
+def _encode_headers(headers: Mapping[str, str]) -> bytes:
+    pairs = sorted((key.encode(), value.encode()) for key, value in headers.items())
+    parts = [_U16.pack(len(pairs))]
+    for key, value in pairs:
+        parts += (_U16.pack(len(key)), key, _U32.pack(len(value)), value)
+    return b"".join(parts)
+
+
+class _Stored(NamedTuple):
+    encoding: int
+    flags: int
+    start: int
+    size: int
+
+
+class Block:
+    """A checked view of one block. Columns are decoded when asked for; nothing is made per message."""
+
+    __slots__ = ("_columns", "_data", "block_bytes", "numbering", "rows")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        if len(data) < HEAD.size:
+            raise errors.DecodeError("block header cut off")
+        rows, size, producer, epoch, count, flags, sequence = HEAD.unpack_from(data)
+        if not 0 < rows <= limits.BLOCK_ROWS_MAX or not HEAD.size <= size <= len(data) or size % 8 or flags:
+            raise errors.DecodeError("block header does not add up")
+        if (producer < 0) != (sequence < 0) or min(producer, sequence) < NOT_NUMBERED or sequence > 2**63 - 1 - rows:
+            raise errors.DecodeError("block numbering does not add up")
+        self.rows: int = rows
+        self.block_bytes: int = size
+        self.numbering = None if producer < 0 else Numbering(producer, epoch, sequence)
+        self._data = memoryview(data)[:size]
+        self._columns = self._directory(count)
+
+    def _directory(self, count: int) -> dict[int, _Stored]:
+        at = HEAD.size + COLUMN.size * count
+        if at > self.block_bytes:
+            raise errors.DecodeError("column directory cut off")
+        found: dict[int, _Stored] = {}
+        last = 0
+        for number in range(count):
+            id_, encoding, flags, size = COLUMN.unpack_from(self._data, HEAD.size + COLUMN.size * number)
+            if id_ <= last or id_ not in COLUMN_BY_ID or encoding not in (CONSTANT, FIXED, VARIABLE) or flags > NULLS:
+                raise errors.DecodeError(f"column entry {id_} does not add up")
+            if at + size > self.block_bytes:
+                raise errors.DecodeError(f"column {id_} cut off")
+            last = id_
+            found[id_] = _Stored(encoding, flags, at, size)
+            at += padded(size)
+        if at != self.block_bytes:
+            raise errors.DecodeError("columns do not fill the block")
+        return found
+
+    def columns(self) -> list[Column]:
+        return [COLUMN_BY_ID[id_] for id_ in self._columns]
+
+    def values(self, column: Column) -> list[Value]:
+        """Every row's value. Raises DecodeError for values that do not fit the column."""
+        stored = self._columns.get(column.id)
+        if stored is None:
+            return [None] * self.rows
+        data = self._data[stored.start : stored.start + stored.size]
+        if stored.encoding == CONSTANT:
+            return [_decode_value(column, data)] * self.rows
+        valid: memoryview | None = None
+        if stored.flags & NULLS:
+            head = padded((self.rows + 7) // 8)
+            valid, data = data[:head], data[head:]
+            if len(valid) < head:
+                raise errors.DecodeError(f"column {column.name}: bitmap cut off")
+        parts = self._fixed(column, data) if stored.encoding == FIXED else self._variable(column, data)
+        if valid is None:
+            return list(parts)
+        return [part if valid[row >> 3] >> (row & 7) & 1 else None for row, part in enumerate(parts)]
+
+    def _fixed(self, column: Column, data: memoryview) -> Sequence[Value]:
+        width = _WIDTH.get(column.kind)
+        if width is None or len(data) != width * self.rows:
+            raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for {self.rows} fixed values")
+        numbers = array(_TYPECODE[width], bytes(data))
+        if column.kind is not ColumnKind.BOOLEAN:
+            return numbers
+        if any(number > 1 for number in numbers):
+            raise errors.DecodeError(f"column {column.name}: not a boolean")
+        return [bool(number) for number in numbers]
+
+    def _variable(self, column: Column, data: memoryview) -> Iterator[Value]:
+        head = 4 * (self.rows + 1)
+        if column.kind in _WIDTH or len(data) < head:
+            raise errors.DecodeError(f"column {column.name}: ends cut off")
+        ends = array("I", bytes(data[:head]))
+        body = data[head:]
+        if ends[0] or ends[-1] != len(body) or any(a > b for a, b in pairwise(ends)):
+            raise errors.DecodeError(f"column {column.name}: ends do not rise to {len(body)}")
+        return (_decode_value(column, body[a:b]) for a, b in pairwise(ends))
+
+
+def _decode_value(column: Column, data: memoryview) -> Value:
+    width = _WIDTH.get(column.kind)
+    if width is not None and len(data) != width:
+        raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for a value of {width}")
+    if column.kind is ColumnKind.BOOLEAN:
+        if data[0] > 1:
+            raise errors.DecodeError(f"column {column.name}: not a boolean")
+        return bool(data[0])
+    if width is not None:
+        return int.from_bytes(data, "little", signed=True)
+    if column.kind is ColumnKind.BINARY:
+        return bytes(data)
+    if column.kind is ColumnKind.STRING:
+        return _text(column, bytes(data))
+    return _decode_headers(column, bytes(data))
+
+
+def _text(column: Column, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise errors.DecodeError(f"column {column.name}: not UTF-8") from None
+
+
+def _decode_headers(column: Column, data: bytes) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    try:
+        (count,) = _U16.unpack_from(data)
+        at, last = 2, b""
+        for number in range(count):
+            (size,) = _U16.unpack_from(data, at)
+            key = data[at + 2 : at + 2 + size]
+            at += 2 + size
+            (length,) = _U32.unpack_from(data, at)
+            value = data[at + 4 : at + 4 + length]
+            at += 4 + length
+            if number and key <= last:
+                raise errors.DecodeError(f"column {column.name}: keys do not rise")
+            last = key
+            headers[_text(column, key)] = _text(column, value)
+    except struct.error:
+        raise errors.DecodeError(f"column {column.name}: headers cut off") from None
+    if at != len(data):
+        raise errors.DecodeError(f"column {column.name}: headers do not end where they should")
+    return headers
+
+
+def check_block(data: bytes) -> Block:
+    """The door for blocks that come from outside: structure, types and every single value."""
+    block = Block(data)
+    if block.block_bytes != len(data):
+        raise errors.DecodeError(f"block of {block.block_bytes} bytes in {len(data)}")
+    for column in block.columns():
+        block.values(column)
+    return block
+
+
+def blocks_of(body: bytes | memoryview) -> Iterator[Block]:
+    """The blocks of a MESSAGES section body."""
+    view = memoryview(body)
+    while view:
+        block = Block(view)
+        yield block
+        view = view[block.block_bytes :]

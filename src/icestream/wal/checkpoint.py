@@ -1,0 +1,151 @@
+"""A checkpoint: what the log knew at a synced LSN, so that older files may be reused (hazard 4).
+
+A file `checkpoint-<lsn>` is one record of kind CHECKPOINT (format.py) at position 0, generation 0, `lsn` = the LSN it
+covers, with one section each of
+    LOG      16 bytes log_id | u64 next_file_number | u8 clean | 7 zero
+    TOPICS   per topic   i64 id | i64 incarnation | u16 name bytes | name
+    SHARDS   per shard   i64 topic_id | u32 shard | u64 epoch | i64 next | i64 reserved | i64 append_time_us | i64 floor
+    GAPS     per gap     i64 topic_id | u32 shard | i64 start | i64 end | u64 epoch | u8 state | u16 size | reason
+    WINDOWS  per window  i64 topic_id | u32 shard | i64 producer | i32 epoch | i64 expected | i64 used_us | u16 n,
+                         then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
+It is written beside its name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
+`clean` says that the log was closed in order and ends at this LSN: then reserved numbers were not used either.
+The newest two are kept, and a file is reused only when both cover it: losing the newest costs scanning, never state.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from icestream import errors
+from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream.wal import format as wire
+from icestream.wal.producers import Sent, Window
+from icestream.wal.state import LogState
+
+_LOG = struct.Struct("<16sQB7x")
+_TOPIC = struct.Struct("<qqH")
+_SHARD = struct.Struct("<qIQqqqq")
+_GAP = struct.Struct("<qIqqQBH")
+_WINDOW = struct.Struct("<qIqiqqH")
+_SENT = struct.Struct("<qIqq")
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    lsn: int
+    log_id: bytes
+    next_file_number: int
+    clean: bool
+    state: LogState
+
+
+def encode_checkpoint(checkpoint: Checkpoint, now_us: int) -> bytes:
+    state = checkpoint.state
+    bodies = (
+        (wire.SectionKind.LOG, _LOG.pack(checkpoint.log_id, checkpoint.next_file_number, checkpoint.clean)),
+        (wire.SectionKind.TOPICS, b"".join(_encode_topic(topic) for topic in state.topics.values())),
+        (wire.SectionKind.SHARDS, _encode_shards(state, clean=checkpoint.clean)),
+        (wire.SectionKind.GAPS, b"".join(_encode_gap(gap) for gaps in state.gaps.values() for gap in gaps)),
+        (wire.SectionKind.WINDOWS, _encode_windows(state, checkpoint.lsn)),
+    )
+    sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies]
+    return wire.encode_record(
+        wire.RecordKind.CHECKPOINT, checkpoint.lsn, 0, checkpoint.lsn, now_us, 0, wire.ALIGN, sections
+    )
+
+
+def _encode_topic(topic: Topic) -> bytes:
+    name = topic.name.encode()
+    return _TOPIC.pack(topic.id, topic.incarnation, len(name)) + name
+
+
+def _encode_shards(state: LogState, *, clean: bool) -> bytes:
+    return b"".join(
+        _SHARD.pack(
+            *shard.key, shard.epoch, shard.synced, shard.synced if clean else max(shard.reserved, shard.synced),
+            shard.append_time_us, shard.floor,
+        )
+        for shard in state.shards.values()
+    )  # fmt: skip
+
+
+def _encode_gap(gap: Gap) -> bytes:
+    reason = gap.reason.encode()
+    return _GAP.pack(*gap.key, gap.start, gap.end, gap.epoch, gap.state, len(reason)) + reason
+
+
+def _encode_windows(state: LogState, lsn: int) -> bytes:
+    parts: list[bytes] = []
+    for key, producer_id, window in state.producers.windows():
+        sent = [batch for batch in window.sent if batch.lsn <= lsn]
+        if not sent:
+            continue
+        expected = sent[-1].first_sequence + sent[-1].rows
+        parts.append(_WINDOW.pack(*key, producer_id, window.producer_epoch, expected, window.used_us, len(sent)))
+        parts += [_SENT.pack(*batch) for batch in sent]
+    return b"".join(parts)
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Raises DecodeError for anything that is not a whole and good checkpoint."""
+    header = wire.decode_header(data, 0, 0)
+    entries = wire.decode_entries(data, 0, header)
+    if header.kind != wire.RecordKind.CHECKPOINT or not all(
+        wire.check_section(data, 0, header, entry) for entry in entries
+    ):
+        raise errors.DecodeError("not a good checkpoint")
+    bodies = {entry.kind: data[entry.body_position :][: entry.body_bytes] for entry in entries}
+    try:
+        log_id, next_number, clean = _LOG.unpack(bodies[wire.SectionKind.LOG])
+        state = LogState(lsn=header.lsn)
+        for topic in _decode_topics(bodies[wire.SectionKind.TOPICS]):
+            state.declare(topic)
+        _decode_shards(state, bodies[wire.SectionKind.SHARDS])
+        for gap in _decode_gaps(bodies[wire.SectionKind.GAPS]):
+            state.declare_gap(gap)
+        _decode_windows(state, bodies[wire.SectionKind.WINDOWS])
+    except (struct.error, KeyError, ValueError, UnicodeDecodeError, errors.InvalidInput) as error:
+        raise errors.DecodeError(f"checkpoint does not add up: {error}") from None
+    return Checkpoint(header.lsn, log_id, next_number, bool(clean), state)
+
+
+def _decode_topics(body: bytes) -> Iterator[Topic]:
+    at = 0
+    while at < len(body):
+        id_, incarnation, size = _TOPIC.unpack_from(body, at)
+        at += _TOPIC.size
+        yield Topic(id_, body[at : at + size].decode(), incarnation)
+        at += size
+
+
+def _decode_shards(state: LogState, body: bytes) -> None:
+    for topic_id, number, epoch, next_offset, reserved, time_us, floor in _SHARD.iter_unpack(body):
+        shard = state.shard(ShardKey(topic_id, number))
+        shard.epoch, shard.append_time_us, shard.floor = epoch, time_us, floor
+        shard.assigned = shard.written = shard.synced = next_offset
+        shard.reserved = shard.reserve_pending = reserved
+
+
+def _decode_gaps(body: bytes) -> Iterator[Gap]:
+    at = 0
+    while at < len(body):
+        topic_id, number, start, end, epoch, gap_state, size = _GAP.unpack_from(body, at)
+        at += _GAP.size
+        reason = body[at : at + size].decode()
+        yield Gap(ShardKey(topic_id, number), start, end, epoch, reason, GapState(gap_state))
+        at += size
+
+
+def _decode_windows(state: LogState, body: bytes) -> None:
+    at = 0
+    while at < len(body):
+        topic_id, number, producer, epoch, expected, used_us, count = _WINDOW.unpack_from(body, at)
+        at += _WINDOW.size
+        window = Window(epoch, expected, used_us)
+        for _ in range(count):
+            window.sent.append(Sent(*_SENT.unpack_from(body, at)))
+            at += _SENT.size
+        state.producers.restore(ShardKey(topic_id, number), producer, window)

@@ -1,0 +1,71 @@
+"""Reads a sealed file's footer, whole or for one shard, or rebuilds it when it is missing or bad (hazard 20)."""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.model.shard import ShardKey
+from icestream.runtime.files import File
+from icestream.wal import format as wire
+from icestream.wal import notes
+from icestream.wal.index import FileIndex, decode_index, index_entries
+from icestream.wal.log_file import Seal
+from icestream.wal.scan import scan_records
+
+
+def read_footer(file: File, seal: Seal) -> FileIndex | None:
+    """The index of the file, or None when its footer is not there or not good."""
+    if not seal.footer_position:
+        return None
+    data = file.read_at(seal.footer_position, seal.footer_bytes)
+    try:
+        header = wire.decode_header(data, 0, seal.footer_position)
+        if header.kind != wire.RecordKind.FOOTER or header.generation != seal.number:
+            return None
+        return _decode(data, header)
+    except errors.DecodeError:
+        return None
+
+
+def _decode(data: bytes, header: wire.Header) -> FileIndex:
+    index = FileIndex()
+    for entry in wire.decode_entries(data, 0, header):
+        if not wire.check_section(data, 0, header, entry):
+            raise errors.DecodeError("footer section is damaged")
+        start = entry.body_position - header.position
+        body = data[start : start + entry.body_bytes]
+        if entry.kind == wire.SectionKind.TOPIC:
+            index.add_topic(notes.decode_topic(entry, body))
+        elif entry.kind == wire.SectionKind.INDEX:
+            index.shards[ShardKey(entry.topic_id, entry.shard)] = decode_index(entry, body)
+    return index
+
+
+def rebuild_footer(file: File, seal: Seal) -> FileIndex:
+    """The same index from the records themselves. Raises LogDamaged when they are not all good."""
+    data = file.read_at(wire.RECORDS_START, seal.end_position - wire.RECORDS_START)
+    records, end, _, _ = scan_records(data, wire.RECORDS_START, seal.number, seal.first_lsn)
+    if end != seal.end_position:
+        raise errors.LogDamaged(
+            f"log file {seal.number} is damaged at position {end}",
+            hint="icestream wal inspect shows it; icestream wal repair declares what is lost",
+        )
+    index = FileIndex()
+    for found in records:
+        add_record(index, data, found[0] - wire.RECORDS_START, found[0])
+    return index
+
+
+def add_record(index: FileIndex, data: bytes, at: int, position: int) -> list[wire.Entry]:
+    """Adds the good record at `data[at:]` to an index; its entries."""
+    header = wire.decode_header(data, at, position)
+    entries = wire.decode_entries(data, at, header)
+    for entry in entries:
+        if entry.kind == wire.SectionKind.TOPIC:
+            start = at + entry.body_position - position
+            index.add_topic(notes.decode_topic(entry, data[start : start + entry.body_bytes]))
+    index_entries(index, entries)
+    return entries
+
+
+def load_index(file: File, seal: Seal) -> FileIndex:
+    return read_footer(file, seal) or rebuild_footer(file, seal)

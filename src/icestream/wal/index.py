@@ -1,0 +1,160 @@
+"""The index of one log file: where each shard's sections are, in memory while it is written, as its footer afterwards.
+
+The footer is a record of kind FOOTER whose lsn is the file's last. It has a TOPIC section for every topic id in the
+file and an INDEX section for every shard, rising by (topic_id, shard). Entry fields of an INDEX section: epoch and
+append_time_us are the last ones, base_offset the first offset in the file, count the messages (capped at 2^32 - 1).
+Its body:
+    0   i64  end_offset: one past the last offset in the file
+    8   u64  own_bytes: section bodies and entries of this shard in the file (live bytes, hazard 8)
+    16  u32  last_position: of the shard's last section entry
+    20  u32  point_count
+    24  i64  max_time_us: highest append_time_us of the shard in this file
+    32  i64  base_offset[point_count]        of the section at a point
+    ..  i64  running_max_time[point_count]   highest append_time_us of the shard in this file before that section
+    ..  u32  position[point_count]           of its section entry
+A point is made for the first section of a shard, then at most one per 64 KiB of its own bytes (hazard 20). Between two
+points the sections of a shard are chained backwards by `previous`, so a reader finds each of them without looking at
+any other shard's bytes. Running maxima make a search by time right even when the clock went back (hazard 32).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from icestream import errors, limits
+from icestream.model.shard import ShardKey, Topic
+from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, Entry, Section, SectionKind, padded
+from icestream.wal.notes import topic_section
+
+_HEAD = struct.Struct("<qQIIq")
+_POINT_BYTES = 20
+_TIME_MIN = -(2**63)
+
+
+@dataclass(slots=True)
+class ShardIndex:
+    """One shard in one file."""
+
+    first_offset: int
+    end_offset: int = 0
+    epoch: int = 0
+    append_time_us: int = 0
+    max_time_us: int = _TIME_MIN
+    count: int = 0
+    own_bytes: int = 0
+    last_position: int = 0
+    bytes_at_point: int = 0
+    base_offsets: array[int] = field(default_factory=lambda: array("q"))
+    running_max: array[int] = field(default_factory=lambda: array("q"))
+    positions: array[int] = field(default_factory=lambda: array("I"))
+
+    def add(self, base: int, count: int, epoch: int, time_us: int, position: int, body_bytes: int) -> bool:
+        """Notes one more section; True when it became a point."""
+        is_point = not self.positions or self.own_bytes - self.bytes_at_point >= limits.INDEX_STRIDE_BYTES
+        if is_point:
+            self.base_offsets.append(base)
+            self.running_max.append(self.max_time_us)
+            self.positions.append(position)
+            self.bytes_at_point = self.own_bytes
+        self.end_offset = base + count
+        self.epoch = epoch
+        self.append_time_us = time_us
+        self.max_time_us = max(self.max_time_us, time_us)
+        self.count += count
+        self.own_bytes += body_bytes + ENTRY_BYTES
+        self.last_position = position
+        return is_point
+
+    def chain_for_offset(self, offset: int) -> tuple[int, int]:
+        """(position to walk back from, position to stop at) for the sections from `offset` to the next point."""
+        point = max(bisect_right(self.base_offsets, offset) - 1, 0)
+        return self._chain(point)
+
+    def chain_for_time(self, time_us: int) -> tuple[int, int] | None:
+        """The stretch that holds the first section with append_time >= time_us, or None when no section has it."""
+        if self.max_time_us < time_us:
+            return None
+        # running_max rises; the first point whose maximum before it reaches the time lies behind the section we want
+        point = max(bisect_left(self.running_max, time_us) - 1, 0)
+        return self._chain(point)
+
+    def _chain(self, point: int) -> tuple[int, int]:
+        """From the entry at the next point (or the last one of the file) back to this point."""
+        after = point + 1
+        start = self.positions[after] if after < len(self.positions) else self.last_position
+        return start, self.positions[point]
+
+
+class FileIndex:
+    """Every shard of one file, and how large the footer would be if the file were sealed now."""
+
+    __slots__ = ("footer_bytes", "shards", "topics")
+
+    def __init__(self) -> None:
+        self.shards: dict[ShardKey, ShardIndex] = {}
+        self.topics: dict[int, Topic] = {}
+        self.footer_bytes = HEADER_BYTES
+
+    def add_topic(self, topic: Topic) -> None:
+        if topic.id not in self.topics:
+            self.topics[topic.id] = topic
+            self.footer_bytes += ENTRY_BYTES + padded(len(topic_section(topic).body))
+
+    def add(self, key: ShardKey, base: int, count: int, epoch: int, time_us: int, at: int, body_bytes: int) -> None:
+        shard = self.shards.get(key)
+        if shard is None:
+            shard = self.shards[key] = ShardIndex(base)
+            self.footer_bytes += ENTRY_BYTES + padded(_HEAD.size)
+        if shard.add(base, count, epoch, time_us, at, body_bytes):
+            self.footer_bytes += padded(_POINT_BYTES)
+
+    def live_bytes(self) -> dict[int, int]:
+        """Bytes per topic."""
+        found: dict[int, int] = {}
+        for key, shard in self.shards.items():
+            found[key.topic_id] = found.get(key.topic_id, 0) + shard.own_bytes
+        return found
+
+    def sections(self) -> list[Section]:
+        """The footer's sections."""
+        topics = [topic_section(topic) for _, topic in sorted(self.topics.items())]
+        return topics + [_index_section(key, shard) for key, shard in sorted(self.shards.items())]
+
+
+def _index_section(key: ShardKey, shard: ShardIndex) -> Section:
+    head = _HEAD.pack(shard.end_offset, shard.own_bytes, shard.last_position, len(shard.positions), shard.max_time_us)
+    parts = (head, shard.base_offsets.tobytes(), shard.running_max.tobytes(), shard.positions.tobytes())
+    count = min(shard.count, 2**32 - 1)
+    fields = (shard.epoch, shard.first_offset, shard.append_time_us, count)
+    return Section(key.topic_id, key.shard, SectionKind.INDEX, 0, *fields, 0, b"".join(parts))
+
+
+def decode_index(entry: Entry, body: bytes) -> ShardIndex:
+    """The INDEX section of one shard, as it was when the file was sealed."""
+    try:
+        end, own_bytes, last, points, max_time = _HEAD.unpack_from(body)
+    except struct.error:
+        raise errors.DecodeError("index section cut off") from None
+    at = _HEAD.size
+    if not points or len(body) != at + _POINT_BYTES * points:
+        raise errors.DecodeError("index section does not add up")
+    base_offsets = array("q", body[at : at + 8 * points])
+    running_max = array("q", body[at + 8 * points : at + 16 * points])
+    positions = array("I", body[at + 16 * points : at + 20 * points])
+    shard = ShardIndex(entry.base_offset, end, entry.epoch, entry.append_time_us, max_time, entry.rows, own_bytes, last)
+    shard.base_offsets, shard.running_max, shard.positions = base_offsets, running_max, positions
+    return shard
+
+
+def index_entries(index: FileIndex, entries: Iterable[Entry]) -> None:
+    """Adds the message sections of one record: how a missing footer is rebuilt."""
+    for entry in entries:
+        if entry.kind == SectionKind.MESSAGES:
+            key = ShardKey(entry.topic_id, entry.shard)
+            index.add(
+                key, entry.base_offset, entry.rows, entry.epoch, entry.append_time_us, entry.position, entry.body_bytes
+            )

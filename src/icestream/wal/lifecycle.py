@@ -1,0 +1,59 @@
+"""Which log files may be used again. Pure: the decision; provision.py carries it out.
+
+    state       means                                            goes on when
+    PREPARED    has its header and its name, no record           the file before it is sealed            -> ACTIVE
+    ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
+    SEALED      records, footer and seal are synced              every shard's floor has passed it,
+                                                                 both kept checkpoints cover it,
+                                                                 and it is the oldest                    -> FREE
+    FREE        a spare, its old bytes still inside              it gets a new number and header         -> PREPARED
+
+Files go strictly from the oldest: LSNs on disk have no hole. One topic that holds the oldest file back is the business
+of the spill log (hazard 8), which the live bytes counted here are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+from icestream.model.shard import ShardKey
+from icestream.wal.summary import FileSummary
+
+
+class FileState(Enum):
+    PREPARED = "prepared"
+    ACTIVE = "active"
+    SEALED = "sealed"
+    FREE = "free"
+
+
+NEXT_STATES: Mapping[FileState, tuple[FileState, ...]] = {
+    FileState.PREPARED: (FileState.ACTIVE, FileState.FREE),
+    FileState.ACTIVE: (FileState.SEALED,),
+    FileState.SEALED: (FileState.FREE,),
+    FileState.FREE: (FileState.PREPARED,),
+}
+
+
+def freeable(
+    files: Sequence[FileSummary],
+    floor_of: Callable[[ShardKey], int],
+    checkpoint_lsns: Sequence[int],
+    checkpoints_kept: int,
+) -> list[FileSummary]:
+    """The oldest files that nothing needs any more, in order."""
+    if len(checkpoint_lsns) < checkpoints_kept:
+        return []
+    covered = min(checkpoint_lsns[:checkpoints_kept])
+    free: list[FileSummary] = []
+    for file in files:
+        if file.seal.last_lsn > covered or held_by(file, floor_of):
+            break
+        free.append(file)
+    return free
+
+
+def held_by(file: FileSummary, floor_of: Callable[[ShardKey], int]) -> list[ShardKey]:
+    """The shards with messages in this file that are not below their floor."""
+    return [key for key, held in file.ranges() if held.end > floor_of(key)]

@@ -1,0 +1,463 @@
+"""The log as the rest of the broker sees it: appends that are acked, reads, a floor. The shell around appender.py.
+
+A tick: `submit` queues batches and asks for one flush at the end of the loop's tick; `_flush` hands all of them to
+the appender, which makes one record of them, and the record to the sink; the sink's news (`_on_progress`) releases the
+acks. Everything here runs on the loop's thread; blocking work goes to the sink's thread or through `Offload`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from icestream import errors, limits
+from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.sync_mode import SyncMode
+from icestream.observability import metrics
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory, File
+from icestream.runtime.tasks import Offload, Tasks
+from icestream.wal import log_file
+from icestream.wal.admission import Quota, admit, default_quota
+from icestream.wal.appender import Appender, Batch, Placed, Result
+from icestream.wal.block import Block
+from icestream.wal.options import LogOptions
+from icestream.wal.reader import Reader
+from icestream.wal.recovery import Recovered
+from icestream.wal.sink import Sink, SinkError
+from icestream.wal.state import LogState, Shard
+from icestream.wal.upkeep import Upkeep
+
+Answer = asyncio.Future[list[Result]]
+
+
+@dataclass(slots=True)
+class _Request:
+    batches: Sequence[Batch]
+    size: int
+    answer: Answer
+    results: list[Result] = field(default_factory=list)
+    lsn: int = 0
+
+
+class Log:
+    """Open one with `icestream.wal.open.open_log`."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        lock: File,
+        options: LogOptions,
+        clock: Clock,
+        sink: Sink,
+        maintenance: Offload,
+        reads: Offload,
+        recovered: Recovered,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._directory = directory
+        self._lock = lock
+        self._options = options
+        self._clock = clock
+        self._sink = sink
+        self._maintenance = maintenance
+        self._reads = reads
+        self._tasks = Tasks(self._task_failed)
+        self.log_id = recovered.log_id
+        self.report = recovered.report
+        self.state: LogState = recovered.state
+        self.appender = Appender(self.state, options.mode, options.align_bytes)
+        self.upkeep = Upkeep(
+            directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready
+        )
+        self.reader = Reader(self.state, self.appender, self.upkeep, directory, reads, self.wait_released)
+        self.quota = self._make_quota()
+        self.stopped: errors.LogStopped | None = None
+        self.on_stop: Callable[[errors.LogStopped], None] = lambda _: None
+        self._queue: deque[_Request] = deque()
+        self._queued_bytes = 0
+        self._waiting: deque[_Request] = deque()
+        self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._progress_waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._flush_planned = False
+        self._closing = False
+
+    # --- start ---
+
+    async def start(self) -> None:
+        """The first file, the gaps that recovery found, the background work."""
+        if self._sink.fileno() >= 0:
+            self._loop.add_reader(self._sink.fileno(), self._on_progress)
+        await self.upkeep.prepare_next()
+        if error := self.upkeep.prepare_error:
+            raise errors.DiskFull(
+                f"no log file can be made: {error}", hint="free disk space and start again"
+            ) from error
+        if self.report.gaps:
+            self.appender.rotate()
+            self.appender.declare(self.report.gaps, self._clock.wall_us())
+            self.appender.plan_sync()
+            self._carry_out()
+            lsn = self.state.lsn
+            await self._until(lambda: self.appender.synced_lsn >= lsn)
+        if self._options.mode is SyncMode.PERIODIC:
+            self._tasks.start(self._sync_periodically(), "wal-sync")
+        if self._options.spare_files:
+            self._tasks.start(self._keep_spares(), "wal-spares")
+
+    def _make_quota(self) -> Quota:
+        node = self._options.quota_bytes or default_quota(self._directory.free_bytes(), self.upkeep.sealed_bytes)
+        return Quota(node, self._options.topic_quota_bytes or int(node * limits.TOPIC_QUOTA_SHARE))
+
+    # --- topics and shards ---
+
+    def declare_topic(self, topic: Topic) -> None:
+        """Names a topic id. The name goes into every file that uses the id."""
+        self.state.declare(topic)
+
+    def shard(self, topic_id: int, shard: int = 0) -> Shard:
+        return self.state.shard(ShardKey(topic_id, shard))
+
+    def batch(self, shard: Shard, block: bytes) -> Batch:
+        """A block as a batch, checked for size."""
+        head = Block(block)
+        allowed = self._options.batch_bytes_max
+        if head.rows > 1:
+            allowed = min(allowed, limits.RECORD_BYTES_TARGET // 2)
+        if len(block) > allowed:
+            raise errors.MessageTooLarge(
+                f"a batch of {head.rows} messages has {len(block)} bytes", hint=f"send at most {allowed} bytes at once"
+            )
+        return Batch(shard, head.rows, block, head.numbering)
+
+    def gaps(self, key: ShardKey) -> list[Gap]:
+        return list(self.state.gaps.get(key, ()))
+
+    # --- append ---
+
+    async def append(self, batches: Sequence[Batch]) -> list[Result]:
+        """Stores the batches; the answer comes when their acks may leave.
+
+        Waits near a quota and while too many bytes are in flight. Raises Refused when nothing was stored,
+        OutcomeUnknown when the disk failed in between; a single batch's own trouble is its result.
+        """
+        size = sum([len(batch.block) for batch in batches])
+        pause = self._admit(batches, size)
+        if pause:
+            metrics.APPENDS_SLOWED.inc()
+            await self._clock.sleep(pause)
+        while not self._has_room(size):
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._room_waiters.append(waiter)
+            await waiter
+        return await self.submit(batches)
+
+    def submit(self, batches: Sequence[Batch]) -> Answer:
+        """As `append`, but at once: raises InFlightFull instead of waiting."""
+        self._check_open()
+        size = sum([len(batch.block) for batch in batches])
+        self._admit(batches, size)
+        if not self._has_room(size):
+            raise errors.InFlightFull(
+                f"{self.in_flight_bytes} bytes wait for the disk", hint="wait for acks before sending more"
+            )
+        answer: Answer = self._loop.create_future()
+        self._queue.append(_Request(batches, size, answer))
+        self._queued_bytes += size
+        self._plan_flush()
+        return answer
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._queued_bytes + self.appender.in_flight_bytes
+
+    def _has_room(self, size: int) -> bool:
+        in_flight = self._queued_bytes + self.appender.in_flight_bytes
+        return not in_flight or in_flight + size <= self._options.in_flight_bytes
+
+    def _admit(self, batches: Sequence[Batch], size: int) -> float:
+        used = self.upkeep.used_bytes + self._queued_bytes
+        quota = self.quota
+        slow = quota.slow_topic_bytes - size
+        if used + size <= quota.slow_node_bytes and all(batch.shard.usage.held_bytes <= slow for batch in batches):
+            return 0.0
+        try:
+            return max(
+                admit(quota, used, batch.shard.usage.held_bytes, size, batch.shard.topic.name) for batch in batches
+            )
+        except errors.Refused as error:
+            metrics.APPENDS_REFUSED.labels(error.code).inc()
+            raise
+
+    def _check_open(self) -> None:
+        if self.stopped:
+            raise self.stopped
+        if self._closing:
+            raise errors.LogClosed("the log is closed", hint="the broker is shutting down: connect again later")
+
+    def _plan_flush(self) -> None:
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """One tick: everything queued becomes as few records as possible."""
+        self._flush_planned = False
+        if self.stopped or not self._queue:
+            return
+        requests = list(self._queue)
+        batches = requests[0].batches if len(requests) == 1 else [batch for one in requests for batch in one.batches]
+        results = self.appender.append(batches, self._clock.wall_us())
+        self._hand_out(requests, results, whole=len(results) == len(batches))
+        self._carry_out()
+        self.upkeep.provision()
+        if self._queue and self.upkeep.prepare_error and not self.upkeep.preparing:
+            self._refuse_queue()
+
+    def _file_ready(self) -> None:
+        if self._queue:
+            self._plan_flush()
+
+    def _hand_out(self, requests: list[_Request], results: list[Result], *, whole: bool) -> None:
+        """Gives each request its results; a request that was taken only in part stays in front of the queue."""
+        at = 0
+        for request in requests:
+            wanted = len(request.batches)
+            if not whole and at + wanted > len(results):
+                break
+            self._queue.popleft()
+            self._queued_bytes -= request.size
+            request.results += results if wanted == len(results) else results[at : at + wanted]
+            at += wanted
+            self._await_release(request)
+        if at < len(results):
+            request = self._queue[0]
+            request.results += results[at:]
+            request.batches = request.batches[len(results) - at :]
+
+    def _await_release(self, request: _Request) -> None:
+        request.lsn = max((one.lsn for one in request.results if isinstance(one, tuple)), default=0)
+        if request.lsn > self.appender.released_lsn:
+            self._waiting.append(request)
+        elif not request.answer.done():
+            request.answer.set_result(request.results)
+
+    def _carry_out(self) -> None:
+        writes = self.appender.take_writes()
+        if writes:
+            if self._sink.submit(writes, self.upkeep.handles):
+                self._on_progress()
+            metrics.WAL_RECORDS.inc(len(writes))
+            metrics.WAL_BYTES.inc(sum([len(write.data) for write in writes]))
+
+    # --- completions ---
+
+    def _on_progress(self) -> None:
+        progress = self._sink.progress()
+        self.appender.progress(progress.written, progress.synced)
+        self._release()
+        for sealed in self.appender.take_sealed():
+            self.upkeep.file_sealed(sealed)
+        if progress.error and not self.stopped:
+            self._failed(progress.error)
+        if self._progress_waiters:
+            self._wake_progress_waiters()
+        self.upkeep.provision()
+        if self._queue:
+            self._plan_flush()
+
+    def _release(self) -> None:
+        released = self.appender.released_lsn
+        waiting = self._waiting
+        while waiting and waiting[0].lsn <= released:
+            request = waiting.popleft()
+            if not request.answer.done():
+                request.answer.set_result(request.results)
+        while self._room_waiters and self._has_room(0):
+            waiter = self._room_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _wake_progress_waiters(self) -> None:
+        left = []
+        for is_reached, waiter in self._progress_waiters:
+            if self.stopped and not waiter.done():
+                waiter.set_exception(self.stopped)
+            elif is_reached() and not waiter.done():
+                waiter.set_result(None)
+            elif not waiter.done():
+                left.append((is_reached, waiter))
+        self._progress_waiters = left
+
+    async def _until(self, is_reached: Callable[[], bool]) -> None:
+        """Waits until progress makes it true."""
+        if self.stopped:
+            raise self.stopped
+        if not is_reached():
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._progress_waiters.append((is_reached, waiter))
+            await waiter
+
+    async def wait_released(self, lsn: int) -> None:
+        """Until a record may be seen by readers."""
+        await self._until(lambda: self.appender.released_lsn >= lsn)
+
+    # --- failures ---
+
+    def _failed(self, error: SinkError) -> None:
+        if error.operation == "sync":
+            self._stop(error)
+            return
+        metrics.WAL_WRITE_FAILURES.inc()
+        ended = self.appender.write_failed()
+        unknown = errors.OutcomeUnknown(
+            f"a write to the log failed (errno {error.errno})", hint="retry with the same sequence number"
+        )
+        self._fail(self._waiting, unknown)
+        try:
+            for sealed in ended:
+                self.upkeep.end_file(sealed)
+        except OSError as failure:
+            self._stop(SinkError(error.ticket, "sync", failure.errno or 0))
+            return
+        if self._sink.fileno() >= 0:
+            self._loop.remove_reader(self._sink.fileno())
+        self._sink.restart()
+        if self._sink.fileno() >= 0:
+            self._loop.add_reader(self._sink.fileno(), self._on_progress)
+
+    def _stop(self, error: SinkError) -> None:
+        """A sync failed: what is on disk is not known. Nothing is acked any more; the next start finds out (6)."""
+        self.stopped = errors.LogStopped(
+            f"a sync of the log failed (errno {error.errno}): the node stops",
+            hint="check the disk, then start again: recovery writes the unsealed part anew",
+        )
+        with contextlib.suppress(OSError, FileExistsError):
+            self._directory.create(log_file.SYNC_FAILED_NAME).close()
+            self._directory.sync()
+        unknown = errors.OutcomeUnknown("the log stopped before this was confirmed", hint=self.stopped.hint)
+        self._fail(self._waiting, unknown)
+        self._fail(self._queue, self.stopped)
+        self._queued_bytes = 0
+        for waiter in self._room_waiters:
+            if not waiter.done():
+                waiter.set_exception(self.stopped)
+        self._room_waiters.clear()
+        self._wake_progress_waiters()
+        self.on_stop(self.stopped)
+
+    def _fail(self, requests: deque[_Request], error: errors.IcestreamError) -> None:
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(error)
+        requests.clear()
+
+    def _task_failed(self, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+        else:
+            self._loop.call_exception_handler({"message": "a background task of the log failed", "exception": error})
+
+    def _refuse_queue(self) -> None:
+        """The disk has no room for another file: what has no offsets yet is refused, and can be sent again later."""
+        error = errors.DiskFull(
+            f"no room for another log file: {self.upkeep.prepare_error}",
+            hint="free disk space; appends go on by themselves",
+        )
+        metrics.APPENDS_REFUSED.labels(error.code).inc(len(self._queue))
+        refused = deque(request for request in self._queue if not request.results)
+        partly = [request for request in self._queue if request.results]
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._fail(refused, error)
+        for request in partly:
+            request.results += [error] * len(request.batches)
+            self._await_release(request)
+
+    # --- sync and floor ---
+
+    async def sync(self) -> int:
+        """Makes everything appended so far durable, in every mode; the LSN reached."""
+        self._check_open()
+        self._flush()
+        lsn = self.appender.state.lsn
+        if self.appender.synced_lsn < lsn:
+            self.appender.plan_sync()
+            self._carry_out()
+            await self._until(lambda: self.appender.synced_lsn >= lsn)
+        return lsn
+
+    async def _sync_periodically(self) -> None:
+        while True:
+            await self._clock.sleep(self._options.sync_interval_ms / 1000)
+            file = self.appender.file
+            if file is not None and self.appender.synced_lsn < self.appender.released_lsn:
+                self._sink.request_sync(self.upkeep.handles[file.number])
+                if self._sink.fileno() < 0:
+                    self._on_progress()
+
+    async def advance_floor(self, floors: Mapping[ShardKey, int]) -> None:
+        """Everything below these offsets is durable elsewhere. Frees the files that nobody needs any more."""
+        for key, offset in floors.items():
+            shard = self.state.shard(key)
+            if offset > shard.synced:
+                raise errors.InvalidInput(
+                    f"floor {offset} of {key} is beyond its synced offset {shard.synced}",
+                    hint="call sync() first: nothing durable elsewhere may pass synced",
+                )
+            shard.floor = max(shard.floor, offset)
+        await self.upkeep.free_files()
+
+    async def checkpoint(self) -> None:
+        """Writes a checkpoint now, and frees what it allows."""
+        await self.upkeep.checkpoint()
+        await self.upkeep.free_files()
+
+    async def _keep_spares(self) -> None:
+        while True:
+            await self.upkeep.make_spare()
+            await self._next_seal(self.appender.sealed_count)
+
+    async def _next_seal(self, sealed: int) -> None:
+        await self._until(lambda: self.appender.sealed_count != sealed)
+
+    # --- end ---
+
+    async def close(self) -> None:
+        """Finishes what was taken, seals the file, writes a clean checkpoint. The next start has nothing to recover."""
+        if self._closing:
+            return
+        if not self.stopped:
+            await self._until(lambda: not self._queue and not self._waiting)
+        self._closing = self.upkeep.closing = True
+        await self._tasks.stop()
+        if not self.stopped:
+            await self._seal_last()
+            await self.upkeep.settle()
+        if self._sink.fileno() >= 0:
+            self._loop.remove_reader(self._sink.fileno())
+        self._sink.close()
+        self.upkeep.close()
+        self._maintenance.close()
+        self._reads.close()
+        self._lock.close()
+
+    async def _seal_last(self) -> None:
+        if self.appender.file is not None:
+            self.appender.close()
+            self._carry_out()
+            await self._until(lambda: not self.appender.sealing())
+
+
+def placed(results: Sequence[Result]) -> list[Placed]:
+    """The results, when every batch was stored just now; raises the first that was not."""
+    found: list[Placed] = []
+    for result in results:
+        if isinstance(result, errors.IcestreamError):
+            raise result
+        assert isinstance(result, Placed)
+        found.append(result)
+    return found

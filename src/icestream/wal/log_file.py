@@ -1,0 +1,144 @@
+"""The first page of a log file, and the names in the log's directory.
+
+HEADER SECTOR (512 bytes), written and synced before the file gets its name
+    0    8 bytes  magic "ICESTLOG"
+    8    u32      version, 1
+    12   u32      zero
+    16   16 bytes log_id: files of two logs are never mixed
+    32   u64      number: of this file, and the generation of its records
+    40   u64      replaces: number of the file whose records this one holds since a recovery, 0 for none
+    48   u64      synced_through: every LSN up to this one was synced when the header was written
+    56   i64      created_us
+    64   u64      file_bytes: the size it was made for
+    508  u32      CRC of bytes [0, 508)
+
+SEAL SECTOR (512 bytes at 512), zero until the file is sealed
+    0    8 bytes  magic "ICESSEAL"
+    8    u64      number: as in the header
+    16   u64      first_lsn: of the first record, or last_lsn + 1 when there is none
+    24   u64      last_lsn: the last record that counts
+    32   u64      end_position: where that record ends
+    40   u64      footer_position, 0 when there is no footer (it is then rebuilt by a scan)
+    48   u64      footer_bytes
+    508  u32      CRC of bytes [0, 508)
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from icestream import errors
+from icestream.storage.checksum import crc32
+from icestream.wal.format import RECORDS_START, VERSION
+
+SECTOR: Final = 512
+SEAL_POSITION: Final = 512
+LOCK_NAME: Final = "LOCK"
+SYNC_FAILED_NAME: Final = "sync-failed"
+
+_HEADER_MAGIC: Final = b"ICESTLOG"
+_SEAL_MAGIC: Final = b"ICESSEAL"
+_HEADER = struct.Struct("<8sII16sQQQqQ")
+_SEAL = struct.Struct("<8sQQQQQQ")
+_CRC = struct.Struct("<I")
+_NAME = re.compile(r"^(log|spare)-(\d{16})\.wal$")
+_CHECKPOINT_NAME = re.compile(r"^checkpoint-(\d{20})$")
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    log_id: bytes
+    number: int
+    replaces: int
+    synced_through: int
+    created_us: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    number: int
+    first_lsn: int
+    last_lsn: int
+    end_position: int
+    footer_position: int
+    footer_bytes: int
+
+
+def _sector(content: bytes) -> bytes:
+    front = content.ljust(SECTOR - 4, b"\0")
+    return front + _CRC.pack(crc32(front))
+
+
+def _open_sector(data: bytes, what: str) -> bytes:
+    if len(data) < SECTOR:
+        raise errors.DecodeError(f"{what} cut off")
+    front = data[: SECTOR - 4]
+    if _CRC.unpack_from(data, SECTOR - 4)[0] != crc32(front):
+        raise errors.DecodeError(f"{what} CRC does not match")
+    return front
+
+
+def encode_first_page(header: FileHeader) -> bytes:
+    """The whole first page, its seal sector cleared: a file that is used again keeps no seal of its past."""
+    return encode_header(header).ljust(RECORDS_START, b"\0")
+
+
+def encode_header(header: FileHeader) -> bytes:
+    fields = (header.log_id, header.number, header.replaces, header.synced_through, header.created_us)
+    return _sector(_HEADER.pack(_HEADER_MAGIC, VERSION, 0, *fields, header.file_bytes))
+
+
+def decode_header(data: bytes) -> FileHeader:
+    front = _open_sector(data, "file header")
+    magic, version, _, log_id, number, replaces, synced, created, size = _HEADER.unpack_from(front)
+    if magic != _HEADER_MAGIC:
+        raise errors.DecodeError("not a log file of Icestream")
+    if version != VERSION:
+        raise errors.FormatUnknown(f"log file version {version} is not known", hint="use the version that wrote it")
+    return FileHeader(log_id, number, replaces, synced, created, size)
+
+
+def encode_seal(seal: Seal) -> bytes:
+    fields = (seal.number, seal.first_lsn, seal.last_lsn, seal.end_position, seal.footer_position, seal.footer_bytes)
+    return _sector(_SEAL.pack(_SEAL_MAGIC, *fields))
+
+
+def decode_seal(data: bytes, number: int) -> Seal | None:
+    """The seal of file `number`, or None when the sector holds none that belongs to it."""
+    try:
+        magic, *fields = _SEAL.unpack_from(_open_sector(data, "seal"))
+    except errors.DecodeError:
+        return None
+    seal = Seal(*fields)
+    return seal if magic == _SEAL_MAGIC and seal.number == number else None
+
+
+def log_name(number: int) -> str:
+    return f"log-{number:016d}.wal"
+
+
+def spare_name(number: int) -> str:
+    return f"spare-{number:016d}.wal"
+
+
+def checkpoint_name(lsn: int) -> str:
+    return f"checkpoint-{lsn:020d}"
+
+
+def log_number(name: str) -> int | None:
+    match = _NAME.match(name)
+    return int(match[2]) if match and match[1] == "log" else None
+
+
+def spare_number(name: str) -> int | None:
+    match = _NAME.match(name)
+    return int(match[2]) if match and match[1] == "spare" else None
+
+
+def checkpoint_lsn(name: str) -> int | None:
+    match = _CHECKPOINT_NAME.match(name)
+    return int(match[1]) if match else None

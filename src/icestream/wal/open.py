@@ -1,0 +1,55 @@
+"""Opens the log of a directory: lock, recovery, sink, first file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from icestream import limits
+from icestream.model.shard import ShardKey
+from icestream.runtime.clock import Clock, SystemClock
+from icestream.runtime.files import Directory, LocalDirectory
+from icestream.runtime.randomness import Randomness, SystemRandomness
+from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
+from icestream.storage.native import native
+from icestream.wal.log import Log
+from icestream.wal.log_file import LOCK_NAME
+from icestream.wal.options import LogOptions
+from icestream.wal.recovery import recover
+from icestream.wal.sink import InlineSink, NativeSink, Sink
+
+
+async def open_log(
+    path: Path, options: LogOptions | None = None, positions: Mapping[ShardKey, int] | None = None
+) -> Log:
+    """The log in `path`, made when it is not there. `positions`: offsets known to be durable elsewhere."""
+    options = options or LogOptions()
+    clock = SystemClock()
+    sink: Sink = NativeSink(clock, options.inline_sync_below_us) if native else InlineSink()
+    threads: Callable[[str, int], Offload] = ThreadOffload
+    return await open_log_on(LocalDirectory(path), options, positions or {}, clock, SystemRandomness(), sink, threads)
+
+
+async def open_log_on(
+    directory: Directory,
+    options: LogOptions,
+    positions: Mapping[ShardKey, int],
+    clock: Clock,
+    randomness: Randomness,
+    sink: Sink,
+    threads: Callable[[str, int], Offload] = lambda name, count: InlineOffload(),
+) -> Log:
+    """The same on whatever is handed in: how tests open it on a simulated disk."""
+    lock = directory.lock(LOCK_NAME)
+    maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
+    try:
+        recovered = await maintenance.run(lambda: recover(directory, clock, randomness.token(16), positions))
+        log = Log(directory, lock, options, clock, sink, maintenance, reads, recovered)
+        await log.start()
+    except BaseException:
+        sink.close()
+        maintenance.close()
+        reads.close()
+        lock.close()
+        raise
+    return log

@@ -1,0 +1,38 @@
+"""What the log is told at its start. Plain values: the settings tree is turned into this at one place (server.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from icestream import errors, limits
+from icestream.model.sync_mode import SyncMode
+from icestream.wal.format import ALIGN
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    mode: SyncMode = SyncMode.ALWAYS
+    sync_interval_ms: int = 1000
+    file_bytes: int = limits.LOG_FILE_BYTES_DEFAULT
+    message_bytes_max: int = limits.MESSAGE_BYTES_MAX_DEFAULT
+    align_bytes: int = ALIGN
+    quota_bytes: int | None = None  # None: admission.default_quota
+    topic_quota_bytes: int | None = None  # None: half of the node's
+    in_flight_bytes: int = limits.IN_FLIGHT_BYTES_DEFAULT
+    spare_files: int = limits.SPARE_FILES_DEFAULT
+    inline_sync_below_us: int = 1000
+    checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
+
+    def __post_init__(self) -> None:
+        if not limits.LOG_FILE_BYTES_MIN <= self.file_bytes <= limits.LOG_FILE_BYTES_MAX:
+            raise errors.ConfigurationError(
+                f"max_file_size {self.file_bytes} is out of range",
+                hint=f"{limits.LOG_FILE_BYTES_MIN} to {limits.LOG_FILE_BYTES_MAX} bytes are allowed",
+            )
+        if self.batch_bytes_max < 1024:
+            raise errors.ConfigurationError(f"max_file_size {self.file_bytes} leaves no room for a message")
+
+    @property
+    def batch_bytes_max(self) -> int:
+        """The largest block that fits: a file holds at least four of the largest records (hazard 19)."""
+        return min(self.message_bytes_max + 64 * limits.KIB, self.file_bytes // limits.LOG_FILE_RECORDS_MIN - 4096)

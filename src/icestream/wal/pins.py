@@ -1,0 +1,54 @@
+"""Keeps a file from being recycled while one read is under way; never for longer, and never against the log's will.
+
+A pin is for one read and at most 30 s. An older one is broken: its file is freed, and the reader, which looks at its
+pin after it has copied the bytes, throws the copy away and resolves its position again (hazards 15, 33).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from icestream import limits
+from icestream.runtime.clock import Clock
+from icestream.wal.summary import FileSummary
+
+
+class Pin:
+    __slots__ = ("broken", "number", "since_ns")
+
+    def __init__(self, number: int, since_ns: int) -> None:
+        self.number = number
+        self.since_ns = since_ns
+        self.broken = False
+
+
+class Pins:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pins: dict[int, set[Pin]] = {}
+
+    def take(self, number: int) -> Pin:
+        pin = Pin(number, self._clock.monotonic_ns())
+        self._pins.setdefault(number, set()).add(pin)
+        return pin
+
+    def release(self, pin: Pin) -> None:
+        held = self._pins.get(pin.number)
+        if held is not None:
+            held.discard(pin)
+            if not held:
+                del self._pins[pin.number]
+
+    def without_pinned(self, files: Sequence[FileSummary]) -> list[FileSummary]:
+        """The files up to the first that is really pinned; pins that are too old are broken on the way."""
+        oldest_ns = self._clock.monotonic_ns() - int(limits.PIN_SECONDS_MAX * 1e9)
+        free: list[FileSummary] = []
+        for file in files:
+            pins = self._pins.get(file.number, set())
+            if any(pin.since_ns > oldest_ns for pin in pins):
+                break
+            for pin in pins:
+                pin.broken = True
+            self._pins.pop(file.number, None)
+            free.append(file)
+        return free

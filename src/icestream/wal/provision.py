@@ -1,0 +1,109 @@
+"""Makes log files and takes them back: prepared ones, zeroed spares, recycled ones. Blocking: runs off the loop.
+
+A file is complete before it has its name: space for all of it (so that a full disk shows here and not in the middle
+of a record), header page, sync, rename, directory sync. A file that is freed loses its name, durably, before it may be
+used again; a recycled file is not zeroed, the generation in every record makes that safe (hazards 5, 36).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from icestream import limits
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory, File
+from icestream.wal import log_file
+from icestream.wal.log_file import FileHeader
+
+
+class Provisioner:
+    def __init__(
+        self,
+        directory: Directory,
+        clock: Clock,
+        log_id: bytes,
+        file_bytes: int,
+        spares: dict[str, int],
+        spare_files: int,
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._log_id = log_id
+        self._file_bytes = file_bytes
+        self._spare_files = spare_files
+        self.spares: list[str] = []
+        for name, size in sorted(spares.items()):
+            if size >= file_bytes and len(self.spares) * file_bytes < limits.SPARE_BYTES_MAX:
+                self.spares.append(name)
+            else:
+                directory.remove(name)
+
+    def prepare(self, number: int, synced_through: int) -> tuple[File, int]:
+        """The file `number`, ready for its first record, and its capacity."""
+        spare = self.spares.pop() if self.spares else ""
+        name = spare or f"prepare-{number:016d}.tmp"
+        file = self._directory.open(name) if spare else self._directory.create(name)
+        try:
+            file.allocate(self._file_bytes)
+            now_us = self._clock.wall_us()
+            header = FileHeader(self._log_id, number, 0, synced_through, now_us, self._file_bytes)
+            file.write_at(0, log_file.encode_first_page(header))
+            file.sync()
+            self._directory.rename(name, log_file.log_name(number))
+            self._directory.sync()
+        except OSError:
+            file.close()
+            self._give_up(name)
+            raise
+        return file, max(self._file_bytes, file.size())
+
+    def _give_up(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            self._directory.remove(name)
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Frees log files: as spares up to the bound, the others are deleted."""
+        for name in names:
+            number = log_file.log_number(name)
+            assert number is not None
+            if self._is_worth_keeping(name):
+                spare = log_file.spare_name(number)
+                self._directory.rename(name, spare)
+                self.spares.append(spare)
+            else:
+                self._directory.remove(name)
+        self._directory.sync()
+
+    def _is_worth_keeping(self, name: str) -> bool:
+        if (len(self.spares) + 1) * self._file_bytes > limits.SPARE_BYTES_MAX:
+            return False
+        file = self._directory.open(name)
+        try:
+            return file.size() >= self._file_bytes
+        finally:
+            file.close()
+
+    @property
+    def wants_spare(self) -> bool:
+        return len(self.spares) < self._spare_files
+
+    def zero_spare(self, number: int) -> Iterator[None]:
+        """Makes one spare of zeros, a slice for each step, so that the caller can pause in between."""
+        name = f"zero-{number:016d}.tmp"
+        file = self._directory.create(name)
+        try:
+            zeros = bytes(limits.ZERO_SLICE_BYTES)
+            for position in range(0, self._file_bytes, len(zeros)):
+                file.write_at(position, zeros[: self._file_bytes - position])
+                file.sync()
+                yield
+            spare = log_file.spare_name(number)
+            self._directory.rename(name, spare)
+            self._directory.sync()
+            self.spares.append(spare)
+        except OSError:
+            self._give_up(name)
+            raise
+        finally:
+            file.close()

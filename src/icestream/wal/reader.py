@@ -1,0 +1,333 @@
+"""Reads of the log: one shard from an offset, the offset of a time, and the whole log in order.
+
+Everything is a copy that was verified (hazard 15), made off the loop (35), under a short and breakable pin (33).
+Nothing beyond what may be seen (`written` of a shard, `released_lsn`) is ever returned.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.model.shard import Gap, ShardKey
+from icestream.runtime.files import Directory, File
+from icestream.runtime.tasks import Offload
+from icestream.wal import format as wire
+from icestream.wal import log_file
+from icestream.wal.appender import Appender
+from icestream.wal.footer import load_index
+from icestream.wal.index import FileIndex, ShardIndex
+from icestream.wal.scan import good_header, scan_records
+from icestream.wal.state import LogState
+from icestream.wal.summary import FileSummary
+from icestream.wal.upkeep import Upkeep
+
+
+class SectionRead(NamedTuple):
+    """One section of a shard: messages [base_offset, base_offset + rows), as blocks (block.py)."""
+
+    base_offset: int
+    rows: int
+    append_time_us: int
+    epoch: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What a read found. The first section may begin before the offset asked for. `gaps` were stepped over."""
+
+    sections: list[SectionRead]
+    gaps: list[Gap]
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChunk:
+    """Verified records of one file: `data[position - start:]` is the record at `position`."""
+
+    number: int
+    start: int
+    data: bytes
+    records: list[tuple[int, int, int, int, int, int, int, int]]
+
+
+class _Stretch(NamedTuple):
+    """Where in a file to look: walk the chain back from `last` to `first`."""
+
+    number: int
+    last: int
+    first: int
+
+
+class _Place(NamedTuple):
+    """A file, and where its records end; 0 while it is written."""
+
+    number: int
+    end: int
+
+
+class Reader:
+    def __init__(
+        self,
+        state: LogState,
+        appender: Appender,
+        upkeep: Upkeep,
+        directory: Directory,
+        offload: Offload,
+        wait_released: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._state = state
+        self._appender = appender
+        self._upkeep = upkeep
+        self._directory = directory
+        self._offload = offload
+        self._wait_released = wait_released
+        self._indexes: OrderedDict[int, FileIndex] = OrderedDict()
+
+    # --- by offset ---
+
+    async def read(self, key: ShardKey, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> ReadResult:
+        """Messages of one shard from `offset` on. Raises PositionGone below the earliest one that the log holds."""
+        shard = self._state.shard(key)
+        gaps: list[Gap] = []
+        while (gap := self._gap_at(key, offset)) is not None:
+            gaps.append(gap)
+            offset = gap.end
+        visible = shard.written
+        if offset >= visible:
+            return ReadResult([], gaps, offset)
+        stretch = await self._find(key, offset, visible)
+        sections = await self._read_pinned(stretch, key, offset, visible, max_bytes)
+        return ReadResult(sections, gaps, sections[-1].base_offset + sections[-1].rows)
+
+    def earliest(self, key: ShardKey) -> int:
+        """The lowest offset of the shard that is still in the log, or its end when none is."""
+        for file in self._upkeep.files:
+            if (held := file.find(key)) is not None:
+                return held.first
+        active = self._appender.file
+        shard = self._state.shard(key)
+        if active is not None and key in active.index.shards:
+            return min(active.index.shards[key].first_offset, shard.written)
+        return shard.written
+
+    def _gap_at(self, key: ShardKey, offset: int) -> Gap | None:
+        return next((gap for gap in self._state.gaps.get(key, ()) if gap.start <= offset < gap.end), None)
+
+    async def _find(self, key: ShardKey, offset: int, visible: int) -> _Stretch:
+        for file in self._upkeep.files:
+            held = file.find(key)
+            if held is None or held.end <= offset:
+                continue
+            if held.first > offset:
+                break
+            index = (await self._index(file)).shards[key]
+            return _Stretch(file.number, *index.chain_for_offset(offset))
+        active = self._appender.file
+        if active is not None and key in active.index.shards:
+            index = active.index.shards[key]
+            if index.first_offset <= offset:
+                return self._active_stretch(active.number, key, index, index.chain_for_offset(offset), visible)
+        earliest = self.earliest(key)
+        raise errors.PositionGone(
+            f"offset {offset} of {key} is not in the log any more", hint=f"the log begins at offset {earliest}"
+        )
+
+    def _active_stretch(
+        self, number: int, key: ShardKey, index: ShardIndex, chain: tuple[int, int], visible: int
+    ) -> _Stretch:
+        """In the file being written the chain may end in a section that nobody may see yet: start before it."""
+        last, first = chain
+        shard = self._state.shard(key)
+        if shard.read_file == number and last > shard.read_position:
+            last = shard.read_position
+        return _Stretch(number, last, first)
+
+    async def _index(self, file: FileSummary) -> FileIndex:
+        """The whole index of a sealed file, from a bounded cache."""
+        found = self._indexes.get(file.number)
+        if found is None:
+            pin = self._upkeep.pins.take(file.number)
+            try:
+                found = await self._offload.run(lambda: self._load_index(file))
+            finally:
+                self._upkeep.pins.release(pin)
+            self._indexes[file.number] = found
+            while len(self._indexes) > limits.FOOTERS_RESIDENT_MAX:
+                self._indexes.popitem(last=False)
+        else:
+            self._indexes.move_to_end(file.number)
+        return found
+
+    def _load_index(self, file: FileSummary) -> FileIndex:
+        handle = self._open(file.number)
+        try:
+            return load_index(handle, file.seal)
+        finally:
+            handle.close()
+
+    def _open(self, number: int) -> File:
+        try:
+            return self._directory.open(log_file.log_name(number))
+        except FileNotFoundError:
+            raise errors.StaleRead(
+                f"log file {number} was recycled", hint="read again from the same position"
+            ) from None
+
+    async def _read_pinned(
+        self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int
+    ) -> list[SectionRead]:
+        pin = self._upkeep.pins.take(stretch.number)
+        try:
+            sections = await self._offload.run(lambda: self._walk(stretch, key, offset, visible, max_bytes))
+        finally:
+            self._upkeep.pins.release(pin)
+        if pin.broken:
+            raise errors.StaleRead(
+                f"log file {stretch.number} was recycled during a read", hint="read again from the same position"
+            )
+        return sections
+
+    def _walk(self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int) -> list[SectionRead]:
+        file = self._open(stretch.number)
+        try:
+            entries = _chain(file, stretch, key, offset)
+            sections: list[SectionRead] = []
+            size = 0
+            for front, entry in reversed(entries):
+                if sections and (size + entry.body_bytes > max_bytes or entry.end_offset > visible):
+                    break
+                sections.append(_read_section(file, stretch.number, front, entry))
+                size += entry.body_bytes
+            return sections
+        finally:
+            file.close()
+
+    # --- by time ---
+
+    async def offset_for_time(self, key: ShardKey, time_us: int) -> int:
+        """The smallest offset whose append time is at least `time_us`; the end when there is none (hazard 32)."""
+        visible = self._state.shard(key).written
+        for file in self._upkeep.files:
+            held = file.find(key)
+            if held is not None and held.max_time_us >= time_us:
+                index = (await self._index(file)).shards[key]
+                chain = index.chain_for_time(time_us)
+                if chain is not None:
+                    return await self._first_at_time(_Stretch(file.number, *chain), key, time_us, visible)
+        active = self._appender.file
+        if active is not None and key in active.index.shards:
+            index = active.index.shards[key]
+            chain = index.chain_for_time(time_us)
+            if chain is not None:
+                stretch = self._active_stretch(active.number, key, index, chain, visible)
+                return await self._first_at_time(stretch, key, time_us, visible)
+        return visible
+
+    async def _first_at_time(self, stretch: _Stretch, key: ShardKey, time_us: int, visible: int) -> int:
+        def look() -> int:
+            file = self._open(stretch.number)
+            try:
+                entries = [entry for _, entry in _chain(file, stretch, key, -1)]
+            finally:
+                file.close()
+            later = (entry.base_offset for entry in reversed(entries) if entry.append_time_us >= time_us)
+            return min(next(later, visible), visible)
+
+        pin = self._upkeep.pins.take(stretch.number)
+        try:
+            return await self._offload.run(look)
+        finally:
+            self._upkeep.pins.release(pin)
+
+    # --- the whole log ---
+
+    async def follow(self, lsn: int = 1) -> AsyncIterator[RecordChunk]:
+        """Every record from `lsn` on, in order, without end: waits for new ones. Raises PositionGone below the log."""
+        number = position = 0
+        while True:
+            await self._wait_released(lsn)
+            found = self._locate(lsn)
+            if found.number != number:
+                number, position = found.number, wire.RECORDS_START
+            chunk = await self._read_chunk_pinned(found, position)
+            wanted = [record for record in chunk.records if lsn <= record[1] <= self._appender.released_lsn]
+            if chunk.records:
+                last = wanted[-1] if wanted else chunk.records[-1]
+                position = last[0] + last[6]
+            if wanted:
+                lsn = wanted[-1][1] + 1
+                yield RecordChunk(chunk.number, chunk.start, chunk.data, wanted)
+
+    async def _read_chunk_pinned(self, found: _Place, start: int) -> RecordChunk:
+        pin = self._upkeep.pins.take(found.number)
+        try:
+            chunk = await self._offload.run(lambda: self._read_chunk(found, start))
+        finally:
+            self._upkeep.pins.release(pin)
+        if pin.broken:
+            raise errors.StaleRead(f"log file {found.number} was recycled during a read", hint="follow again")
+        return chunk
+
+    def _locate(self, lsn: int) -> _Place:
+        """The file that holds `lsn`."""
+        for file in self._upkeep.files:
+            if file.seal.first_lsn <= lsn <= file.seal.last_lsn:
+                return _Place(file.number, file.seal.end_position)
+        active = self._appender.file
+        if active is not None and active.first_lsn <= lsn:
+            return _Place(active.number, 0)
+        for seal in self._appender.sealing():
+            if seal.first_lsn <= lsn <= seal.last_lsn:
+                return _Place(seal.number, seal.end_position)
+        files = self._upkeep.files
+        first = files[0].seal.first_lsn if files else active.first_lsn if active else 0
+        raise errors.PositionGone(f"record {lsn} is not in the log any more", hint=f"the log begins at record {first}")
+
+    def _read_chunk(self, found: _Place, start: int) -> RecordChunk:
+        file = self._open(found.number)
+        try:
+            size = min((found.end or file.size()) - start, limits.FOLLOW_BYTES_MAX)
+            data = file.read_at(start, size)
+            head = good_header(data, 0, start, found.number)
+            if head is not None and head.record_bytes > size:
+                data = file.read_at(start, head.record_bytes)
+        finally:
+            file.close()
+        if head is None:
+            return RecordChunk(found.number, start, data, [])
+        records, _, _, _ = scan_records(data, start, found.number, head.lsn)
+        return RecordChunk(found.number, start, data, records)
+
+
+def _chain(file: File, stretch: _Stretch, key: ShardKey, offset: int) -> list[tuple[bytes, wire.Entry]]:
+    """The section entries from `last` back to `first`, or to the one that holds `offset`."""
+    found: list[tuple[bytes, wire.Entry]] = []
+    position = stretch.last
+    while True:
+        front = file.read_at(position, wire.ENTRY_BYTES)
+        entry = wire.decode_entry(front, 0, position)
+        if (entry.topic_id, entry.shard, entry.kind) != (*key, wire.SectionKind.MESSAGES):
+            raise errors.LogDamaged(
+                f"log file {stretch.number} is damaged at position {position}: not a section of {key}",
+                hint="icestream wal inspect shows the log",
+            )
+        found.append((front, entry))
+        if position <= stretch.first or entry.base_offset <= offset or not entry.previous:
+            return found
+        position = entry.previous
+
+
+def _read_section(file: File, number: int, front: bytes, entry: wire.Entry) -> SectionRead:
+    body = file.read_at(entry.body_position, entry.body_bytes)
+    if not wire.section_is_good(front, body, entry.crc):
+        raise errors.LogDamaged(
+            f"log file {number} is damaged at position {entry.body_position}: "
+            f"offsets {entry.base_offset} to {entry.end_offset - 1} of topic {entry.topic_id} shard {entry.shard}",
+            hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
+        )
+    return SectionRead(entry.base_offset, entry.rows, entry.append_time_us, entry.epoch, body)

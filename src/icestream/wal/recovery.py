@@ -1,0 +1,343 @@
+"""Opens a log that may have ended in any way. The rules are in format.py: the end of the log, recovery.
+
+    survey          what is there (survey.py), nothing changed
+    replay          checkpoint, then the records behind it, in LSN order: what the log knows
+    judge           the first record that is not good: tail or damage
+    settle          only now the directory changes: the unsealed file is copied into a fresh one and synced
+
+A start that finds damage raises LogDamaged before anything is changed. A crash anywhere in `settle` leaves a directory
+from which the same recovery gives the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from icestream import errors
+from icestream.model.shard import Gap, GapState, ShardKey
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory
+from icestream.wal import format as wire
+from icestream.wal import log_file
+from icestream.wal.footer import add_record, load_index
+from icestream.wal.index import FileIndex
+from icestream.wal.log_file import FileHeader, Seal
+from icestream.wal.rewrite import write_copy
+from icestream.wal.scan import find_headers, scan_records
+from icestream.wal.state import LogState
+from icestream.wal.summary import FileSummary
+from icestream.wal.survey import REPAIR_HINT, Survey, SurveyedFile, survey
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What a start found and did, for the log and for a person."""
+
+    clean: bool = True
+    files: int = 0
+    records_scanned: int = 0
+    bytes_scanned: int = 0
+    checkpoint_lsn: int = 0
+    last_lsn: int = 0
+    tail_file: str = ""
+    tail_position: int = 0
+    tail_bytes: int = 0
+    rewritten_file: str = ""
+    sync_failed_before: bool = False
+    bad_checkpoints: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recovered:
+    log_id: bytes
+    state: LogState
+    files: list[FileSummary]
+    spares: dict[str, int]
+    checkpoint_lsns: list[int]
+    next_number: int
+    report: RecoveryReport
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The unsealed file: its good records, to be copied, and where they end."""
+
+    file: SurveyedFile
+    data: bytes
+    records: list[tuple[int, int, int, int, int, int, int, int]]
+    end: int
+
+
+class Replay:
+    """Goes through the files in order and builds the state; keeps the unsealed file for the copy."""
+
+    def __init__(self, directory: Directory, found: Survey, report: RecoveryReport) -> None:
+        self.directory = directory
+        self.found = found
+        self.report = report
+        self.state = found.checkpoint.state if found.checkpoint else LogState()
+        self.covered = found.checkpoint.lsn if found.checkpoint else 0
+        self.summaries: list[FileSummary] = []
+        self.unsealed_middle: list[tuple[SurveyedFile, Seal, FileIndex]] = []
+        self.tail: _Tail | None = None
+        self.empty: list[SurveyedFile] = []
+        self.repaired_lsn = 0
+        self._expected = 0
+
+    def run(self) -> None:
+        files = self.found.files
+        if self.found.bad_headers:
+            name, why = self.found.bad_headers[0]
+            raise errors.LogDamaged(
+                f"{self.directory.describe(name)} is damaged at position 0: {why}", hint=REPAIR_HINT
+            )
+        for number, file in enumerate(files):
+            later = files[number + 1 :]
+            if file.seal is not None:
+                self._sealed(file, file.seal)
+            else:
+                self._unsealed(file, later)
+        last = self._expected - 1 if self._expected else 0
+        if last < self.covered:
+            raise errors.LogDamaged(
+                f"the log ends at record {last}, but a checkpoint covers record {self.covered}",
+                hint=f"log files are missing from {self.directory.describe('')}. {REPAIR_HINT}",
+            )
+        self.report.last_lsn = last
+
+    def _arrive(self, file: SurveyedFile, first_lsn: int) -> None:
+        """The next file begins with this LSN: there must be no hole before it."""
+        if not self._expected:
+            if first_lsn > self.covered + 1:
+                raise self._hole(file, self.covered + 1, first_lsn)
+            self._expected = first_lsn
+        if first_lsn > self._expected:
+            raise self._hole(file, self._expected, first_lsn)
+
+    def _hole(self, file: SurveyedFile, expected: int, first_lsn: int) -> errors.LogDamaged:
+        return errors.LogDamaged(
+            f"{self.directory.describe(file.name)} begins with record {first_lsn}, expected {expected}: "
+            "a log file or a checkpoint is missing",
+            hint=REPAIR_HINT,
+        )
+
+    def _sealed(self, file: SurveyedFile, seal: Seal) -> None:
+        if seal.last_lsn < seal.first_lsn:
+            self.empty.append(file)
+            return
+        self._arrive(file, seal.first_lsn)
+        handle = self.directory.open(file.name)
+        try:
+            if seal.last_lsn > self.covered:
+                data = handle.read_at(wire.RECORDS_START, seal.end_position - wire.RECORDS_START)
+                records, end, _, _ = scan_records(data, wire.RECORDS_START, file.number, seal.first_lsn)
+                if end != seal.end_position:
+                    raise self._damage(
+                        file, end, records[-1][1] + 1 if records else seal.first_lsn, "the file is sealed"
+                    )
+                index = self._apply(data, records)
+            else:
+                index = load_index(handle, seal)
+        finally:
+            handle.close()
+        for topic in index.topics.values():
+            self.state.declare(topic)
+        self.summaries.append(FileSummary.of(seal, file.size, index))
+        self._expected = seal.last_lsn + 1
+
+    def _unsealed(self, file: SurveyedFile, later: list[SurveyedFile]) -> None:
+        handle = self.directory.open(file.name)
+        try:
+            data = handle.read_at(wire.RECORDS_START, file.size - wire.RECORDS_START)
+        finally:
+            handle.close()
+        first = self._expected or self._first_lsn(data, file.number)
+        records, end, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, first)
+        if records:
+            self._arrive(file, first)
+        follows = [other for other in later if self._holds_records(other)]
+        if not follows:
+            self._judge(file, data, end, next_lsn)
+        if not records:
+            # prepared and never used; or overtaken by the copy of a recovery that died before it removed this one
+            if follows and self._begins_with(follows[0]) > first:
+                raise self._damage(file, end, first, f"{follows[0].name} holds later records")
+            self.empty.append(file)
+            return
+        if follows:
+            if self._begins_with(follows[0]) > next_lsn:
+                raise self._damage(file, end, next_lsn, f"{follows[0].name} holds later records")
+            self._seal_again(file, data, records, end, next_lsn)
+        else:
+            self._apply(data, records)
+            self.tail = _Tail(file, data, records, end)
+            self._expected = next_lsn
+
+    def _seal_again(
+        self, file: SurveyedFile, data: bytes, records: Sequence[tuple[int, ...]], end: int, next_lsn: int
+    ) -> None:
+        """Only its seal is gone: a later file holds records, so this one was synced. Its end meets the next file."""
+        index = self._apply(data, records)
+        seal = Seal(file.number, records[0][1], next_lsn - 1, end, 0, 0)
+        self.unsealed_middle.append((file, seal, index))
+        self.summaries.append(FileSummary.of(seal, file.size, index))
+        self._expected = next_lsn
+
+    def _first_lsn(self, data: bytes, number: int) -> int:
+        """The log's oldest file is unsealed: its first record says where the log begins."""
+        headers = find_headers(data[: wire.HEADER_BYTES + 2**20], wire.RECORDS_START, number, 1)
+        if headers and headers[0][0] == wire.RECORDS_START:
+            return headers[0][1]
+        return self.covered + 1
+
+    def _holds_records(self, file: SurveyedFile) -> bool:
+        if file.seal is not None:
+            return file.seal.last_lsn >= file.seal.first_lsn
+        return self._begins_with(file) > 0
+
+    def _begins_with(self, file: SurveyedFile) -> int:
+        """The lowest LSN in a file, 0 when it holds no record."""
+        if file.seal is not None:
+            return file.seal.first_lsn
+        handle = self.directory.open(file.name)
+        try:
+            data = handle.read_at(wire.RECORDS_START, file.size - wire.RECORDS_START)
+        finally:
+            handle.close()
+        headers = find_headers(data, wire.RECORDS_START, file.number, 1)
+        return min((lsn for _, lsn, _ in headers), default=0)
+
+    def _judge(self, file: SurveyedFile, data: bytes, end: int, lsn: int) -> None:
+        """Record `lsn` should stand at `end` and does not: damage when it is known to have been synced (hazard 5)."""
+        if file.header.synced_through >= lsn:
+            raise self._damage(file, end, lsn, "the file's header says that it was synced")
+        if self.covered >= lsn:
+            raise self._damage(file, end, lsn, "a checkpoint covers it")
+        rest = data[end - wire.RECORDS_START :]
+        for position, later_lsn, synced_through in find_headers(rest, end, file.number, lsn):
+            if synced_through >= lsn:
+                raise self._damage(file, end, lsn, f"record {later_lsn} at position {position} says that it was synced")
+        cut = len(rest.rstrip(b"\0"))
+        if cut and _is_debris(rest, file.number, end, lsn):
+            self.report.tail_file, self.report.tail_position, self.report.tail_bytes = file.name, end, cut
+
+    def _damage(self, file: SurveyedFile, position: int, lsn: int, evidence: str) -> errors.LogDamaged:
+        return errors.LogDamaged(
+            f"{self.directory.describe(file.name)} is damaged at position {position}: "
+            f"record {lsn} cannot be read, and {evidence}",
+            hint=REPAIR_HINT,
+        )
+
+    def _apply(self, data: bytes, records: Sequence[tuple[int, ...]]) -> FileIndex:
+        """Applies the records behind the checkpoint; the index of all of them."""
+        index = FileIndex()
+        for found in records:
+            position, lsn, kind = found[0], found[1], found[2]
+            entries = add_record(index, data, position - wire.RECORDS_START, position)
+            if lsn > self.covered:
+                self.state.apply(lsn, entries, lambda entry: _body(data, entry))
+            if kind == wire.RecordKind.REPAIR:
+                self.repaired_lsn = lsn
+        self.report.records_scanned += len(records)
+        self.report.bytes_scanned += len(data)
+        return index
+
+
+def _body(data: bytes, entry: wire.Entry) -> bytes:
+    start = entry.body_position - wire.RECORDS_START
+    return data[start : start + entry.body_bytes]
+
+
+def _is_debris(rest: bytes, number: int, position: int, lsn: int) -> bool:
+    """Whether what lies behind the last good record is a torn write of this file, not a recycled file's past."""
+    return rest[:4] == wire.MAGIC_BYTES and (
+        int.from_bytes(rest[16:24], "little") == number or bool(find_headers(rest, position, number, lsn))
+    )
+
+
+def examine(directory: Directory, found: Survey) -> Replay:
+    """Replays what is there, without changing it. Raises LogDamaged where a start would."""
+    report = RecoveryReport(files=len(found.files), sync_failed_before=found.sync_failed)
+    report.bad_checkpoints = list(found.bad_checkpoints)
+    report.checkpoint_lsn = found.checkpoint.lsn if found.checkpoint else 0
+    replay = Replay(directory, found, report)
+    replay.run()
+    return replay
+
+
+def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int]) -> Recovered:
+    """Opens what is in the directory. `log_id` is for a log that does not exist yet; `positions` are offsets that are
+    durable elsewhere (committed, cursors): none may lie beyond the end of the log."""
+    found = survey(directory)
+    replay = examine(directory, found)
+    report = replay.report
+    state = replay.state
+    state.lsn = max(state.lsn, report.last_lsn)
+    is_new = not found.files and found.checkpoint is None
+    clean = is_new or bool(found.checkpoint and found.checkpoint.clean and found.checkpoint.lsn == report.last_lsn)
+    report.clean = clean and not found.sync_failed
+    accept = is_new or (replay.repaired_lsn != 0 and replay.repaired_lsn == report.last_lsn)
+    report.gaps = _gaps(state, positions, accept_loss=accept)
+    identity = found.log_id or log_id
+    summaries, number = _settle(directory, clock, replay, identity)
+    lsns = [lsn for name in found.checkpoint_names if (lsn := log_file.checkpoint_lsn(name)) is not None]
+    return Recovered(identity, state, summaries, found.spares, lsns, number, report)
+
+
+def _gaps(state: LogState, positions: Mapping[ShardKey, int], *, accept_loss: bool) -> list[Gap]:
+    """Where each shard goes on: behind everything that anybody may have seen (hazard 3). The rest is a declared gap."""
+    gaps: list[Gap] = []
+    for key in {*state.shards, *positions}:
+        shard = state.shards.get(key)
+        end = shard.assigned if shard else 0
+        reserved = shard.reserved if shard else 0
+        epoch = shard.epoch if shard else 0
+        known = positions.get(key, 0)
+        if known > max(end, reserved) and not accept_loss:
+            raise errors.LogDamaged(
+                f"{key} ends at offset {end} in the log, but offset {known} is known to have been synced",
+                hint=f"the log is older than what was committed or acked. {REPAIR_HINT}",
+            )
+        if reserved > end:
+            gaps.append(Gap(key, end, reserved, epoch, "unclean stop", GapState.UNUSED))
+        if known > max(end, reserved):
+            gaps.append(Gap(key, max(end, reserved), known, epoch, "lost with the log", GapState.LOST))
+    return sorted(gaps, key=lambda gap: (gap.key, gap.start))
+
+
+def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -> tuple[list[FileSummary], int]:
+    """Makes the directory agree with what was decided. Each step may be the last one before a crash."""
+    found = replay.found
+    for name in [*found.unfinished, *found.replaced]:
+        directory.remove(name)
+    for file, seal, index in replay.unsealed_middle:
+        _write_seal(directory, file, seal, index)
+    number = found.number_max + 1
+    summaries = list(replay.summaries)
+    tail = replay.tail
+    if tail is not None:
+        last = tail.records[-1][1]
+        header = FileHeader(log_id, number, tail.file.number, last, clock.wall_us(), 0)
+        summaries.append(write_copy(directory, header, tail.data, tail.records))
+        replay.report.rewritten_file = tail.file.name
+        directory.remove(tail.file.name)
+        number += 1
+    for file in replay.empty:
+        directory.remove(file.name)
+    for name in found.bad_checkpoints:
+        directory.remove(name)
+    if found.sync_failed:
+        directory.remove(log_file.SYNC_FAILED_NAME)
+    directory.sync()
+    return summaries, number
+
+
+def _write_seal(directory: Directory, file: SurveyedFile, seal: Seal, index: FileIndex) -> None:
+    handle = directory.open(file.name)
+    try:
+        handle.write_at(log_file.SEAL_POSITION, log_file.encode_seal(seal))
+        handle.sync()
+    finally:
+        handle.close()

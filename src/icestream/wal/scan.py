@@ -1,0 +1,101 @@
+"""Walks records. The rule for "good" is in format.py; what a bad record means is decided by recovery.py.
+
+Two functions, each with a native twin of the same name, signature and result (property tests compare them):
+
+    scan_records(data, position, generation, lsn) -> (records, end, next_lsn, reason)
+        the good records from `position` on, which must carry `lsn`, `lsn` + 1, …; `end` is where the first one stands
+        that is not good; reason is "footer", "end" (no room for a header) or "bad"
+    find_headers(data, position, generation, lsn_min) -> [(position, lsn, synced_through)]
+        every good header of this generation with at least that lsn, found by looking at each multiple of 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from icestream import errors
+from icestream.storage.native import native
+from icestream.wal import format as wire
+
+
+class Found(NamedTuple):
+    """One good record, as the scanner reports it."""
+
+    position: int
+    lsn: int
+    kind: int
+    synced_through: int
+    append_time_us: int
+    header_bytes: int
+    record_bytes: int
+    section_count: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.record_bytes
+
+
+Scan = tuple[list[tuple[int, int, int, int, int, int, int, int]], int, int, str]
+Headers = list[tuple[int, int, int]]
+
+
+def scan_records_python(data: bytes | memoryview, position: int, generation: int, lsn: int) -> Scan:
+    records: list[tuple[int, int, int, int, int, int, int, int]] = []
+    at = 0
+    while len(data) - at >= wire.HEADER_BYTES:
+        header = good_header(data, at, position + at, generation)
+        if header is None:
+            return records, position + at, lsn, "bad"
+        if header.kind == wire.RecordKind.FOOTER:
+            return records, position + at, lsn, "footer"
+        if not _continues(header, lsn) or not _sections_good(data, at, header):
+            return records, position + at, lsn, "bad"
+        records.append((
+            header.position, header.lsn, header.kind, header.synced_through, header.append_time_us,
+            header.header_bytes, header.record_bytes, header.section_count,
+        ))  # fmt: skip
+        at += header.record_bytes
+        lsn = header.lsn + 1
+    return records, position + at, lsn, "end"
+
+
+def good_header(data: bytes | memoryview, at: int, position: int, generation: int) -> wire.Header | None:
+    try:
+        header = wire.decode_header(data, at, position)
+    except errors.DecodeError:
+        return None
+    return header if header.generation == generation else None
+
+
+def _continues(header: wire.Header, lsn: int) -> bool:
+    if header.kind == wire.RecordKind.DATA:
+        return header.lsn == lsn
+    return header.kind == wire.RecordKind.REPAIR and header.lsn >= lsn
+
+
+def _sections_good(data: bytes | memoryview, at: int, header: wire.Header) -> bool:
+    if len(data) - at < header.record_bytes:
+        return False
+    return all(wire.check_section(data, at, header, entry) for entry in wire.decode_entries(data, at, header))
+
+
+def find_headers_python(data: bytes | memoryview, position: int, generation: int, lsn_min: int) -> Headers:
+    found: Headers = []
+    content = bytes(data)
+    at = content.find(wire.MAGIC_BYTES)
+    while at >= 0:
+        if (position + at) % wire.ALIGN == 0:
+            header = good_header(content, at, position + at, generation)
+            if (
+                header is not None
+                and header.kind in (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
+                and header.lsn >= lsn_min
+            ):
+                found.append((header.position, header.lsn, header.synced_through))
+        at = content.find(wire.MAGIC_BYTES, at + 1)
+    return found
+
+
+scan_records: Final[Callable[[bytes, int, int, int], Scan]] = native.scan_records if native else scan_records_python
+find_headers: Final[Callable[[bytes, int, int, int], Headers]] = native.find_headers if native else find_headers_python

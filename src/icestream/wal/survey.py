@@ -1,0 +1,123 @@
+"""Looks at a log's directory without changing it: files, seals, checkpoints. Recovery and repair start here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from icestream import errors
+from icestream.runtime.files import Directory
+from icestream.wal import log_file
+from icestream.wal.checkpoint import Checkpoint, decode_checkpoint
+from icestream.wal.format import RECORDS_START
+from icestream.wal.log_file import FileHeader, Seal
+
+REPAIR_HINT = "nothing was changed; `icestream wal inspect` shows the log, `icestream wal repair` lists what is lost"
+
+
+@dataclass(slots=True)
+class SurveyedFile:
+    name: str
+    number: int
+    size: int
+    header: FileHeader
+    seal: Seal | None
+
+
+@dataclass(slots=True)
+class Survey:
+    files: list[SurveyedFile] = field(default_factory=list)  # by number, without those that another one replaces
+    replaced: list[str] = field(default_factory=list)
+    spares: dict[str, int] = field(default_factory=dict)  # name and size
+    unfinished: list[str] = field(default_factory=list)  # *.tmp of a process that died
+    checkpoint: Checkpoint | None = None
+    checkpoint_names: list[str] = field(default_factory=list)  # the good ones, newest first
+    bad_checkpoints: list[str] = field(default_factory=list)
+    bad_headers: list[tuple[str, str]] = field(default_factory=list)  # name and reason
+    sync_failed: bool = False
+    log_id: bytes | None = None
+    number_max: int = 0
+
+
+def survey(directory: Directory) -> Survey:
+    found = Survey()
+    names = directory.names()
+    found.sync_failed = log_file.SYNC_FAILED_NAME in names
+    found.unfinished = [name for name in names if name.endswith(".tmp")]
+    for name in sorted(names, reverse=True):
+        if log_file.checkpoint_lsn(name) is not None:
+            _look_at_checkpoint(directory, name, found)
+    for name in names:
+        if (number := log_file.log_number(name)) is not None:
+            _look_at_log_file(directory, name, number, found)
+        elif (number := log_file.spare_number(name)) is not None:
+            found.spares[name] = _size(directory, name)
+            found.number_max = max(found.number_max, number)
+    if found.checkpoint:
+        found.number_max = max(found.number_max, found.checkpoint.next_file_number - 1)
+    _set_replaced_aside(found)
+    _check_one_log(directory, found)
+    return found
+
+
+def _size(directory: Directory, name: str) -> int:
+    file = directory.open(name)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _look_at_checkpoint(directory: Directory, name: str, found: Survey) -> None:
+    file = directory.open(name)
+    try:
+        checkpoint = decode_checkpoint(file.read_at(0, file.size()))
+        if checkpoint.lsn != log_file.checkpoint_lsn(name):
+            raise errors.DecodeError("name and content differ")
+    except errors.DecodeError:
+        found.bad_checkpoints.append(name)
+        return
+    finally:
+        file.close()
+    found.checkpoint_names.append(name)
+    found.checkpoint = found.checkpoint or checkpoint
+
+
+def _look_at_log_file(directory: Directory, name: str, number: int, found: Survey) -> None:
+    file = directory.open(name)
+    try:
+        size = file.size()
+        page = file.read_at(0, RECORDS_START)
+    finally:
+        file.close()
+    found.number_max = max(found.number_max, number)
+    try:
+        header = log_file.decode_header(page)
+        if header.number != number:
+            raise errors.DecodeError(f"the header says file {header.number}")
+    except errors.DecodeError as error:
+        found.bad_headers.append((name, str(error)))
+        return
+    seal = log_file.decode_seal(page[log_file.SEAL_POSITION :], number)
+    found.files.append(SurveyedFile(name, number, size, header, seal))
+
+
+def _set_replaced_aside(found: Survey) -> None:
+    """A recovery that died after its copy counted left the original behind: the copy is the one that counts."""
+    replaced = {file.header.replaces for file in found.files if file.header.replaces}
+    found.replaced = [file.name for file in found.files if file.number in replaced]
+    names = {log_file.log_name(number) for number in replaced}
+    found.replaced += [name for name, _ in found.bad_headers if name in names]
+    found.bad_headers = [(name, why) for name, why in found.bad_headers if name not in names]
+    found.files = [file for file in found.files if file.number not in replaced]
+
+
+def _check_one_log(directory: Directory, found: Survey) -> None:
+    ids = {file.header.log_id for file in found.files}
+    if found.checkpoint:
+        ids.add(found.checkpoint.log_id)
+    if len(ids) > 1:
+        raise errors.LogDamaged(
+            f"{directory.describe('')} holds files of {len(ids)} different logs",
+            hint="move the files that do not belong here out of the directory",
+        )
+    found.log_id = next(iter(ids), None)

@@ -1,0 +1,234 @@
+"""The log's files beside the path of a message: the next one ready, spares zeroed, sealed ones counted, checkpoints,
+old ones freed. Decisions are on the loop's thread; what blocks runs off it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from icestream import limits
+from icestream.observability import metrics
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory, File
+from icestream.runtime.tasks import Offload, Tasks
+from icestream.wal import lifecycle, log_file
+from icestream.wal.appender import Appender, SealedFile
+from icestream.wal.checkpoint import Checkpoint, encode_checkpoint
+from icestream.wal.footer import load_index
+from icestream.wal.options import LogOptions
+from icestream.wal.pins import Pins
+from icestream.wal.provision import Provisioner
+from icestream.wal.recovery import Recovered
+from icestream.wal.summary import FileSummary
+
+
+class Upkeep:
+    def __init__(
+        self,
+        directory: Directory,
+        clock: Clock,
+        offload: Offload,
+        options: LogOptions,
+        appender: Appender,
+        recovered: Recovered,
+        tasks: Tasks,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._offload = offload
+        self._options = options
+        self._appender = appender
+        self._state = appender.state
+        self._log_id = recovered.log_id
+        self._tasks = tasks
+        self._on_ready = on_ready
+        self._provisioner = Provisioner(
+            directory, clock, recovered.log_id, options.file_bytes, recovered.spares, options.spare_files
+        )
+        self._next_number = recovered.next_number
+        self._checkpoint_lsns = recovered.checkpoint_lsns
+        self._bytes_since_checkpoint = 0
+        self._checkpointing = False
+        self._prepare_again_ns = 0
+        self.pins = Pins(clock)
+        self.files: list[FileSummary] = recovered.files
+        self.sealed_bytes = sum(file.size for file in self.files)
+        self.handles: dict[int, File] = {}
+        self.preparing = False
+        self.prepare_error: OSError | None = None
+        self.closing = False
+        for file in self.files:
+            for key, held in file.ranges():
+                self._state.shard(key).usage.held_bytes += held.own_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        file = self._appender.file
+        return self.sealed_bytes + (file.position if file else 0)
+
+    # --- the next file ---
+
+    def provision(self) -> None:
+        """Keeps the next file ready; after a failure not more often than once a second."""
+        if (
+            self._appender.next_file is None
+            and not self.preparing
+            and not self.closing
+            and self._clock.monotonic_ns() >= self._prepare_again_ns
+        ):
+            self.preparing = True
+            self._tasks.start(self.prepare_next(), "wal-prepare")
+
+    async def prepare_next(self) -> None:
+        self.preparing = True
+        number, synced = self._take_number(), self._appender.synced_lsn
+        try:
+            file, capacity = await self._offload.run(lambda: self._provisioner.prepare(number, synced))
+        except OSError as error:
+            self.prepare_error = error
+            self._prepare_again_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
+        else:
+            self.prepare_error = None
+            self.handles[number] = file
+            self._appender.file_ready(number, capacity)
+        finally:
+            self.preparing = False
+        self._on_ready()
+
+    def _take_number(self) -> int:
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
+    async def make_spare(self) -> None:
+        """Zeroes one spare file, a slice at a time and not too fast (hazard 36)."""
+        if not self._provisioner.wants_spare or self.prepare_error:
+            return
+        slices = self._provisioner.zero_spare(self._take_number())
+        with contextlib.suppress(OSError):
+            while await self._offload.run(lambda: next(slices, False) is None):
+                await self._clock.sleep(limits.ZERO_SLICE_BYTES / limits.ZERO_BYTES_PER_SECOND)
+
+    # --- sealed files ---
+
+    def file_sealed(self, sealed: SealedFile) -> None:
+        assert sealed.index is not None
+        self.handles.pop(sealed.seal.number).close()
+        self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
+        if self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes and not self.closing:
+            self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
+
+    def end_file(self, sealed: SealedFile) -> None:
+        """Seals a file at the last record that counts, here and now: nothing else happens before it is done (16)."""
+        file = self.handles.pop(sealed.seal.number)
+        file.write_at(log_file.SEAL_POSITION, log_file.encode_seal(sealed.seal))
+        file.sync()
+        if sealed.seal.last_lsn >= sealed.seal.first_lsn:
+            self._add(FileSummary.of(sealed.seal, sealed.seal.end_position, load_index(file, sealed.seal)))
+        file.close()
+
+    def _add(self, summary: FileSummary) -> None:
+        self.files.append(summary)
+        self.sealed_bytes += summary.size
+        self._bytes_since_checkpoint += summary.size
+        metrics.WAL_FILES.set(len(self.files))
+
+    # --- checkpoints, and what they free ---
+
+    async def _checkpoint_and_free(self) -> None:
+        await self.checkpoint()
+        await self.free_files()
+
+    async def checkpoint(self, *, clean: bool = False) -> bool:
+        """Writes what the log knows at its synced end. A failure costs nothing but time: the older ones still count."""
+        if self._checkpointing:
+            return False
+        self._checkpointing = True
+        lsn = self._appender.synced_lsn
+        picture = Checkpoint(lsn, self._log_id, self._next_number, clean, self._state)
+        data = encode_checkpoint(picture, self._clock.wall_us())
+        try:
+            await self._offload.run(lambda: self._write_checkpoint(lsn, data))
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+            return False
+        finally:
+            self._checkpointing = False
+        self._bytes_since_checkpoint = 0
+        return True
+
+    def _write_checkpoint(self, lsn: int, data: bytes) -> None:
+        directory = self._directory
+        name = log_file.checkpoint_name(lsn)
+        temporary = f"{name}.tmp"
+        if temporary in directory.names():
+            directory.remove(temporary)
+        file = directory.create(temporary)
+        try:
+            file.write_at(0, data)
+            file.sync()
+        finally:
+            file.close()
+        directory.rename(temporary, name)
+        directory.sync()
+        lsns = sorted({lsn, *self._checkpoint_lsns}, reverse=True)
+        for old in lsns[limits.CHECKPOINTS_KEPT :]:
+            directory.remove(log_file.checkpoint_name(old))
+        self._checkpoint_lsns = lsns[: limits.CHECKPOINTS_KEPT]
+
+    async def free_files(self) -> None:
+        """Takes back the oldest files that no shard, checkpoint or reader needs."""
+        shards = self._state.shards
+        free = self.pins.without_pinned(
+            lifecycle.freeable(
+                self.files, lambda key: shards[key].floor, self._checkpoint_lsns, limits.CHECKPOINTS_KEPT
+            )
+        )
+        if not free:
+            return
+        gone = {file.number for file in free}
+        self.files = [file for file in self.files if file.number not in gone]
+        self.sealed_bytes -= sum(file.size for file in free)
+        for file in free:
+            for key, held in file.ranges():
+                shards[key].usage.held_bytes -= held.own_bytes
+        metrics.WAL_FILES.set(len(self.files))
+        names = [log_file.log_name(file.number) for file in free]
+        await self._take_back(names)
+
+    async def _take_back(self, names: list[str]) -> None:
+        """A file that cannot be freed now is found again, and freed, after the next start."""
+        try:
+            await self._offload.run(lambda: self._provisioner.take_back(names))
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+
+    # --- end ---
+
+    async def settle(self) -> None:
+        """The last file is sealed: gives back what is not needed and writes the clean checkpoint."""
+        await self._offload.run(self._trim_last)
+        await self.checkpoint(clean=True)
+        unused = self._appender.next_file
+        if unused is not None:
+            self.handles.pop(unused.number).close()
+            await self._take_back([log_file.log_name(unused.number)])
+
+    def _trim_last(self) -> None:
+        """Gives back the space behind the footer of a file that was sealed before it was full."""
+        if not self.files:
+            return
+        last = self.files[-1]
+        file = self._directory.open(log_file.log_name(last.number))
+        try:
+            if file.size() > last.size:
+                file.truncate(last.size)
+                file.sync()
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        for file in self.handles.values():
+            file.close()
+        self.handles.clear()
