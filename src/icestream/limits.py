@@ -97,6 +97,8 @@ FOLLOW_BYTES_MAX: Final = 8 * MIB
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 # The newest and the one before it: a torn newest costs more scanning, never state (hazard 4).
 CHECKPOINTS_KEPT: Final = 2
+# Producer windows encoded at once: 64 batches each, about 1 ms of the loop.
+CHECKPOINT_SLICE_WINDOWS: Final = 64
 # After this many bytes of log a new checkpoint is written, so that a start scans at most about this much.
 CHECKPOINT_EVERY_BYTES: Final = 256 * MIB
 

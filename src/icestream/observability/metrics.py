@@ -14,5 +14,8 @@ WAL_WRITE_FAILURES = Counter(
 WAL_MAINTENANCE_FAILURES = Counter(
     "icestream_wal_maintenance_failures_total", "Failed checkpoints, preparations and releases of log files."
 )
+CLOCK_STEPS_BACK = Counter(
+    "icestream_wal_clock_steps_back_total", "Ticks at which the wall clock had gone back by 5 s."
+)
 APPENDS_SLOWED = Counter("icestream_wal_appends_slowed_total", "Appends that waited because a quota was near.")
 APPENDS_REFUSED = Counter("icestream_wal_appends_refused_total", "Appends refused, by error code.", ["code"])

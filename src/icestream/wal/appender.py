@@ -102,6 +102,8 @@ class _InFlight:
 # What a section costs beside its blocks: its entry, padding, and at most one new shard and one new point in the footer.
 _SECTION_COST = wire.ENTRY_BYTES + wire.ALIGN + wire.ENTRY_BYTES + 32 + 24
 _RECORD_COST = wire.HEADER_BYTES
+# A shard adds at most its messages, its topic's name and a promise to a record.
+_SHARDS_MAX = limits.RECORD_SECTIONS_MAX // 3
 _RESERVE_COST = wire.ENTRY_BYTES
 
 
@@ -166,6 +168,13 @@ class Appender:
         """The files whose seal is planned but not yet on disk."""
         return [sealed.seal for _, sealed in self._sealing]
 
+    def open_files(self) -> list[tuple[int, FileIndex]]:
+        """Number and index of the files that are not sealed on disk yet, oldest first."""
+        found = [(sealed.seal.number, sealed.index) for _, sealed in self._sealing if sealed.index is not None]
+        if self.file is not None:
+            found.append((self.file.number, self.file.index))
+        return found
+
     def take_sealed(self) -> list[SealedFile]:
         """The files whose seal is on disk since the last call."""
         sealed, self._sealed = self._sealed, []
@@ -185,7 +194,7 @@ class Appender:
                     results.append(verdict)
                     continue
             cost = len(batch.block) if shard.rows else len(batch.block) + self._opening_cost(shard)
-            if self._gathered_bytes + cost > limit:
+            if self._gathered_bytes + cost > limit or len(self._gathered) >= _SHARDS_MAX:
                 if self._gathered:
                     self._close_record(now_us)
                     cost = len(batch.block) + self._opening_cost(shard)

@@ -1,7 +1,7 @@
 """A checkpoint: what the log knew at a synced LSN, so that older files may be reused (hazard 4).
 
-A file `checkpoint-<lsn>` is one record of kind CHECKPOINT (format.py) at position 0, generation 0, `lsn` = the LSN it
-covers, with one section each of
+A file `checkpoint-<lsn>-<serial>` is one record of kind CHECKPOINT (format.py) at position 0, generation 0, `lsn` = the
+LSN it covers, with one section each of
     LOG      16 bytes log_id | u64 next_file_number | u8 clean | 7 zero
     TOPICS   per topic   i64 id | i64 incarnation | u16 name bytes | name
     SHARDS   per shard   i64 topic_id | u32 shard | u64 epoch | i64 next | i64 reserved | i64 append_time_us | i64 floor
@@ -10,7 +10,8 @@ covers, with one section each of
                          then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
 It is written beside its name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
 `clean` says that the log was closed in order and ends at this LSN: then reserved numbers were not used either.
-The newest two are kept, and a file is reused only when both cover it: losing the newest costs scanning, never state.
+The newest two are kept, and a file is freed only when both cover it and know floors beyond it: losing the newest costs
+scanning, never state.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.model.shard import Gap, GapState, ShardKey, Topic
 from icestream.wal import format as wire
 from icestream.wal.producers import Sent, Window
@@ -42,14 +43,28 @@ class Checkpoint:
     state: LogState
 
 
-def encode_checkpoint(checkpoint: Checkpoint, now_us: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """What must be remembered of a checkpoint on disk: which files it allows to free."""
+
+    name: str
+    lsn: int
+    floors: dict[ShardKey, int]
+
+    @classmethod
+    def of(cls, name: str, checkpoint: Checkpoint) -> KeptCheckpoint:
+        return cls(name, checkpoint.lsn, {key: shard.floor for key, shard in checkpoint.state.shards.items()})
+
+
+def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, now_us: int) -> bytes:
+    """`shards` was frozen when the LSN was taken; `windows` are the joined slices of `window_slices`."""
     state = checkpoint.state
     bodies = (
         (wire.SectionKind.LOG, _LOG.pack(checkpoint.log_id, checkpoint.next_file_number, checkpoint.clean)),
         (wire.SectionKind.TOPICS, b"".join(_encode_topic(topic) for topic in state.topics.values())),
-        (wire.SectionKind.SHARDS, _encode_shards(state, clean=checkpoint.clean)),
+        (wire.SectionKind.SHARDS, shards),
         (wire.SectionKind.GAPS, b"".join(_encode_gap(gap) for gaps in state.gaps.values() for gap in gaps)),
-        (wire.SectionKind.WINDOWS, _encode_windows(state, checkpoint.lsn)),
+        (wire.SectionKind.WINDOWS, windows),
     )
     sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies]
     return wire.encode_record(
@@ -62,7 +77,8 @@ def _encode_topic(topic: Topic) -> bytes:
     return _TOPIC.pack(topic.id, topic.incarnation, len(name)) + name
 
 
-def _encode_shards(state: LogState, *, clean: bool) -> bytes:
+def freeze_shards(state: LogState, *, clean: bool) -> bytes:
+    """The shards as they are at the synced LSN of this moment."""
     return b"".join(
         _SHARD.pack(
             *shard.key, shard.epoch, shard.synced, shard.synced if clean else max(shard.reserved, shard.synced),
@@ -77,16 +93,24 @@ def _encode_gap(gap: Gap) -> bytes:
     return _GAP.pack(*gap.key, gap.start, gap.end, gap.epoch, gap.state, len(reason)) + reason
 
 
-def _encode_windows(state: LogState, lsn: int) -> bytes:
-    parts: list[bytes] = []
-    for key, producer_id, window in state.producers.windows():
-        sent = [batch for batch in window.sent if batch.lsn <= lsn]
-        if not sent:
-            continue
-        expected = sent[-1].first_sequence + sent[-1].rows
-        parts.append(_WINDOW.pack(*key, producer_id, window.producer_epoch, expected, window.used_us, len(sent)))
-        parts += [_SENT.pack(*batch) for batch in sent]
-    return b"".join(parts)
+def window_slices(state: LogState, lsn: int, size: int = limits.CHECKPOINT_SLICE_WINDOWS) -> Iterator[bytes]:
+    """The producer windows at `lsn`, in slices, so that the loop can turn in between.
+
+    A window that changes between two slices still gives what it held at `lsn`: newer batches are left out, and a
+    window that holds only newer ones is rebuilt from the log behind the checkpoint.
+    """
+    windows = list(state.producers.windows())
+    for start in range(0, len(windows), size):
+        yield b"".join(_encode_window(*window, lsn) for window in windows[start : start + size])
+
+
+def _encode_window(key: ShardKey, producer_id: int, window: Window, lsn: int) -> bytes:
+    sent = [batch for batch in window.sent if batch.lsn <= lsn]
+    if not sent:
+        return b""
+    expected = sent[-1].first_sequence + sent[-1].rows
+    head = _WINDOW.pack(*key, producer_id, window.producer_epoch, expected, window.used_us, len(sent))
+    return head + b"".join(_SENT.pack(*batch) for batch in sent)
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:

@@ -6,7 +6,7 @@ THE DIRECTORY
     LOCK                           flock by the one process that may write
     log-<number, 16 digits>.wal    a log file; numbers rise and are never used twice
     spare-<number>.wal             a free file: zeros, or the old bytes of a recycled one
-    checkpoint-<lsn, 20 digits>    one record of kind CHECKPOINT (checkpoint.py); the newest two are kept
+    checkpoint-<lsn>-<serial>      one record of kind CHECKPOINT (checkpoint.py); the newest two are kept
     copy-<number>.tmp, *.tmp       unfinished work of a process that died: removed at start, never read
     sync-failed                    a sync failed here; the next start says so
     damaged-…                      what `icestream wal repair` set aside

@@ -3,13 +3,13 @@
     state       means                                            goes on when
     PREPARED    has its header and its name, no record           the file before it is sealed            -> ACTIVE
     ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
-    SEALED      records, footer and seal are synced              every shard's floor has passed it,
-                                                                 both kept checkpoints cover it,
-                                                                 and it is the oldest                    -> FREE
+    SEALED      records, footer and seal are synced              both kept checkpoints cover it and know floors
+                                                                 beyond it, and it is the oldest         -> FREE
     FREE        a spare, its old bytes still inside              it gets a new number and header         -> PREPARED
 
-Files go strictly from the oldest: LSNs on disk have no hole. One topic that holds the oldest file back is the business
-of the spill log (hazard 8), which the live bytes counted here are for.
+What is freed must be written down first: a start that finds no file then knows from its checkpoint that none is
+needed, and a missing file is told from a freed one. Files go strictly from the oldest: LSNs on disk have no hole. One
+topic that holds the oldest file back is the business of the spill log (hazard 8), for which live bytes are counted.
 """
 
 from __future__ import annotations
@@ -36,16 +36,8 @@ NEXT_STATES: Mapping[FileState, tuple[FileState, ...]] = {
 }
 
 
-def freeable(
-    files: Sequence[FileSummary],
-    floor_of: Callable[[ShardKey], int],
-    checkpoint_lsns: Sequence[int],
-    checkpoints_kept: int,
-) -> list[FileSummary]:
-    """The oldest files that nothing needs any more, in order."""
-    if len(checkpoint_lsns) < checkpoints_kept:
-        return []
-    covered = min(checkpoint_lsns[:checkpoints_kept])
+def freeable(files: Sequence[FileSummary], covered: int, floor_of: Callable[[ShardKey], int]) -> list[FileSummary]:
+    """The oldest files that nothing needs any more, in order: every record up to LSN `covered`, every floor passed."""
     free: list[FileSummary] = []
     for file in files:
         if file.seal.last_lsn > covered or held_by(file, floor_of):

@@ -17,6 +17,7 @@ from icestream import errors, limits
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
+from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
@@ -32,6 +33,7 @@ from icestream.wal.state import LogState, Shard
 from icestream.wal.upkeep import Upkeep
 
 Answer = asyncio.Future[list[Result]]
+_log = get_logger("wal")
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class Log:
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._progress_waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._flush_planned = False
+        self._last_tick_us = 0
         self._closing = False
 
     # --- start ---
@@ -124,6 +127,8 @@ class Log:
     def batch(self, shard: Shard, block: bytes) -> Batch:
         """A block as a batch, checked for size."""
         head = Block(block)
+        if head.block_bytes != len(block):
+            raise errors.InvalidInput(f"a block of {head.block_bytes} bytes came in {len(block)}")
         allowed = self._options.batch_bytes_max
         if head.rows > 1:
             allowed = min(allowed, limits.RECORD_BYTES_TARGET // 2)
@@ -210,12 +215,21 @@ class Log:
             return
         requests = list(self._queue)
         batches = requests[0].batches if len(requests) == 1 else [batch for one in requests for batch in one.batches]
-        results = self.appender.append(batches, self._clock.wall_us())
+        results = self.appender.append(batches, self._now_us())
         self._hand_out(requests, results, whole=len(results) == len(batches))
         self._carry_out()
         self.upkeep.provision()
         if self._queue and self.upkeep.prepare_error and not self.upkeep.preparing:
             self._refuse_queue()
+
+    def _now_us(self) -> int:
+        """The time of this tick; a wall clock that went back is said aloud (hazard 32)."""
+        now_us = self._clock.wall_us()
+        if now_us < self._last_tick_us - limits.CLOCK_CLAMP_US:
+            metrics.CLOCK_STEPS_BACK.inc()
+            _log.warning("the wall clock went back", seconds=(self._last_tick_us - now_us) / 1e6)
+        self._last_tick_us = now_us
+        return now_us
 
     def _file_ready(self) -> None:
         if self._queue:
@@ -312,6 +326,7 @@ class Log:
             self._stop(error)
             return
         metrics.WAL_WRITE_FAILURES.inc()
+        _log.error("a write failed: going back to the last acknowledged record", errno=error.errno)
         ended = self.appender.write_failed()
         unknown = errors.OutcomeUnknown(
             f"a write to the log failed (errno {error.errno})", hint="retry with the same sequence number"
@@ -335,6 +350,7 @@ class Log:
             f"a sync of the log failed (errno {error.errno}): the node stops",
             hint="check the disk, then start again: recovery writes the unsealed part anew",
         )
+        _log.error("a sync failed: the log stops", errno=error.errno)
         with contextlib.suppress(OSError, FileExistsError):
             self._directory.create(log_file.SYNC_FAILED_NAME).close()
             self._directory.sync()
@@ -409,7 +425,7 @@ class Log:
                     hint="call sync() first: nothing durable elsewhere may pass synced",
                 )
             shard.floor = max(shard.floor, offset)
-        await self.upkeep.free_files()
+        await self.upkeep.floor_moved()
 
     async def checkpoint(self) -> None:
         """Writes a checkpoint now, and frees what it allows."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from icestream import errors
 from icestream.storage.checksum import crc32
@@ -45,7 +45,7 @@ _HEADER = struct.Struct("<8sII16sQQQqQ")
 _SEAL = struct.Struct("<8sQQQQQQ")
 _CRC = struct.Struct("<I")
 _NAME = re.compile(r"^(log|spare)-(\d{16})\.wal$")
-_CHECKPOINT_NAME = re.compile(r"^checkpoint-(\d{20})$")
+_CHECKPOINT_NAME = re.compile(r"^checkpoint-(\d{20})-(\d{8})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def spare_name(number: int) -> str:
     return f"spare-{number:016d}.wal"
 
 
-def checkpoint_name(lsn: int) -> str:
-    return f"checkpoint-{lsn:020d}"
+def checkpoint_name(lsn: int, serial: int) -> str:
+    return f"checkpoint-{lsn:020d}-{serial:08d}"
 
 
 def log_number(name: str) -> int | None:
@@ -139,6 +139,16 @@ def spare_number(name: str) -> int | None:
     return int(match[2]) if match and match[1] == "spare" else None
 
 
-def checkpoint_lsn(name: str) -> int | None:
+class CheckpointName(NamedTuple):
+    lsn: int
+    serial: int  # two checkpoints at one LSN are still two
+
+
+def checkpoint_parts(name: str) -> CheckpointName | None:
     match = _CHECKPOINT_NAME.match(name)
-    return int(match[1]) if match else None
+    return CheckpointName(int(match[1]), int(match[2])) if match else None
+
+
+def checkpoint_lsn(name: str) -> int | None:
+    parts = checkpoint_parts(name)
+    return parts.lsn if parts else None

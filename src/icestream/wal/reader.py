@@ -19,7 +19,7 @@ from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.appender import Appender
 from icestream.wal.footer import load_index
-from icestream.wal.index import FileIndex, ShardIndex
+from icestream.wal.index import FileIndex
 from icestream.wal.scan import good_header, scan_records
 from icestream.wal.state import LogState
 from icestream.wal.summary import FileSummary
@@ -94,13 +94,13 @@ class Reader:
         """Messages of one shard from `offset` on. Raises PositionGone below the earliest one that the log holds."""
         shard = self._state.shard(key)
         gaps: list[Gap] = []
-        while (gap := self._gap_at(key, offset)) is not None:
+        while (gap := self._state.gap_at(key, offset)) is not None:
             gaps.append(gap)
             offset = gap.end
         visible = shard.written
         if offset >= visible:
             return ReadResult([], gaps, offset)
-        stretch = await self._find(key, offset, visible)
+        stretch = await self._find(key, offset)
         sections = await self._read_pinned(stretch, key, offset, visible, max_bytes)
         return ReadResult(sections, gaps, sections[-1].base_offset + sections[-1].rows)
 
@@ -109,38 +109,44 @@ class Reader:
         for file in self._upkeep.files:
             if (held := file.find(key)) is not None:
                 return held.first
-        active = self._appender.file
         shard = self._state.shard(key)
-        if active is not None and key in active.index.shards:
-            return min(active.index.shards[key].first_offset, shard.written)
+        for _, index in self._appender.open_files():
+            if key in index.shards:
+                return min(index.shards[key].first_offset, shard.written)
         return shard.written
 
-    def _gap_at(self, key: ShardKey, offset: int) -> Gap | None:
-        return next((gap for gap in self._state.gaps.get(key, ()) if gap.start <= offset < gap.end), None)
-
-    async def _find(self, key: ShardKey, offset: int, visible: int) -> _Stretch:
-        for file in self._upkeep.files:
-            held = file.find(key)
-            if held is None or held.end <= offset:
-                continue
-            if held.first > offset:
-                break
+    async def _find(self, key: ShardKey, offset: int) -> _Stretch:
+        file = self._file_of(key, offset)
+        if file is not None:
             index = (await self._index(file)).shards[key]
             return _Stretch(file.number, *index.chain_for_offset(offset))
-        active = self._appender.file
-        if active is not None and key in active.index.shards:
-            index = active.index.shards[key]
-            if index.first_offset <= offset:
-                return self._active_stretch(active.number, key, index, index.chain_for_offset(offset), visible)
+        for number, open_index in self._appender.open_files():
+            held = open_index.shards.get(key)
+            if held is not None and held.first_offset <= offset < held.end_offset:
+                return self._open_stretch(number, key, held.chain_for_offset(offset))
         earliest = self.earliest(key)
         raise errors.PositionGone(
             f"offset {offset} of {key} is not in the log any more", hint=f"the log begins at offset {earliest}"
         )
 
-    def _active_stretch(
-        self, number: int, key: ShardKey, index: ShardIndex, chain: tuple[int, int], visible: int
-    ) -> _Stretch:
-        """In the file being written the chain may end in a section that nobody may see yet: start before it."""
+    def _file_of(self, key: ShardKey, offset: int) -> FileSummary | None:
+        """The sealed file that holds the offset, by bisection over those that hold the shard at all."""
+        files = self._upkeep.files
+        low, high = 0, len(files)
+        while low < high:
+            at = middle = (low + high) // 2
+            while at < high and (held := files[at].find(key)) is None:
+                at += 1
+            if at == high or held is None or held.first > offset:
+                high = middle
+            elif held.end <= offset:
+                low = at + 1
+            else:
+                return files[at]
+        return None
+
+    def _open_stretch(self, number: int, key: ShardKey, chain: tuple[int, int]) -> _Stretch:
+        """In a file that is being written the chain may end in a section that nobody may see yet: start before it."""
         last, first = chain
         shard = self._state.shard(key)
         if shard.read_file == number and last > shard.read_position:
@@ -219,13 +225,11 @@ class Reader:
                 chain = index.chain_for_time(time_us)
                 if chain is not None:
                     return await self._first_at_time(_Stretch(file.number, *chain), key, time_us, visible)
-        active = self._appender.file
-        if active is not None and key in active.index.shards:
-            index = active.index.shards[key]
-            chain = index.chain_for_time(time_us)
-            if chain is not None:
-                stretch = self._active_stretch(active.number, key, index, chain, visible)
-                return await self._first_at_time(stretch, key, time_us, visible)
+        for number, open_index in self._appender.open_files():
+            shard_index = open_index.shards.get(key)
+            chain = shard_index.chain_for_time(time_us) if shard_index else None
+            if shard_index is not None and chain is not None and shard_index.first_offset < visible:
+                return await self._first_at_time(self._open_stretch(number, key, chain), key, time_us, visible)
         return visible
 
     async def _first_at_time(self, stretch: _Stretch, key: ShardKey, time_us: int, visible: int) -> int:

@@ -20,6 +20,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import log_file
+from icestream.wal.checkpoint import KeptCheckpoint
 from icestream.wal.footer import add_record, load_index
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import FileHeader, Seal
@@ -55,7 +56,7 @@ class Recovered:
     state: LogState
     files: list[FileSummary]
     spares: dict[str, int]
-    checkpoint_lsns: list[int]
+    checkpoints: list[KeptCheckpoint]  # newest first
     next_number: int
     report: RecoveryReport
 
@@ -100,12 +101,20 @@ class Replay:
             else:
                 self._unsealed(file, later)
         last = self._expected - 1 if self._expected else 0
+        if not last and not self._needed():
+            last = self.covered
         if last < self.covered:
             raise errors.LogDamaged(
                 f"the log ends at record {last}, but a checkpoint covers record {self.covered}",
                 hint=f"log files are missing from {self.directory.describe('')}. {REPAIR_HINT}",
             )
         self.report.last_lsn = last
+
+    def _needed(self) -> list[ShardKey]:
+        """The shards with messages that only the log holds. With none, every file may have been freed."""
+        return [
+            key for key, shard in self.state.shards.items() if self.state.step_over(key, shard.floor) < shard.synced
+        ]
 
     def _arrive(self, file: SurveyedFile, first_lsn: int) -> None:
         """The next file begins with this LSN: there must be no hole before it."""
@@ -282,8 +291,7 @@ def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mappin
     report.gaps = _gaps(state, positions, accept_loss=accept)
     identity = found.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
-    lsns = [lsn for name in found.checkpoint_names if (lsn := log_file.checkpoint_lsn(name)) is not None]
-    return Recovered(identity, state, summaries, found.spares, lsns, number, report)
+    return Recovered(identity, state, summaries, found.spares, found.kept, number, report)
 
 
 def _gaps(state: LogState, positions: Mapping[ShardKey, int], *, accept_loss: bool) -> list[Gap]:

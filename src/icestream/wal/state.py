@@ -112,6 +112,15 @@ class LogState:
             floor = self.shards[gap.key].floor if gap.key in self.shards else 0
             self.gaps[gap.key] = [gap for gap in gaps if gap.end > floor]
 
+    def gap_at(self, key: ShardKey, offset: int) -> Gap | None:
+        return next((gap for gap in self.gaps.get(key, ()) if gap.start <= offset < gap.end), None)
+
+    def step_over(self, key: ShardKey, offset: int) -> int:
+        """The first offset from here on that is not inside a declared gap."""
+        while (gap := self.gap_at(key, offset)) is not None:
+            offset = gap.end
+        return offset
+
     def apply(self, lsn: int, entries: Iterable[Entry], body_of: Callable[[Entry], bytes]) -> None:
         """One record that was found in the log. Everything it says counts as synced: recovery makes it so first."""
         for entry in entries:

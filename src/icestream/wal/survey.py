@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from icestream import errors
 from icestream.runtime.files import Directory
 from icestream.wal import log_file
-from icestream.wal.checkpoint import Checkpoint, decode_checkpoint
+from icestream.wal.checkpoint import Checkpoint, KeptCheckpoint, decode_checkpoint
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import FileHeader, Seal
 
@@ -30,7 +30,7 @@ class Survey:
     spares: dict[str, int] = field(default_factory=dict)  # name and size
     unfinished: list[str] = field(default_factory=list)  # *.tmp of a process that died
     checkpoint: Checkpoint | None = None
-    checkpoint_names: list[str] = field(default_factory=list)  # the good ones, newest first
+    kept: list[KeptCheckpoint] = field(default_factory=list)  # the good ones, newest first
     bad_checkpoints: list[str] = field(default_factory=list)
     bad_headers: list[tuple[str, str]] = field(default_factory=list)  # name and reason
     sync_failed: bool = False
@@ -78,7 +78,7 @@ def _look_at_checkpoint(directory: Directory, name: str, found: Survey) -> None:
         return
     finally:
         file.close()
-    found.checkpoint_names.append(name)
+    found.kept.append(KeptCheckpoint.of(name, checkpoint))
     found.checkpoint = found.checkpoint or checkpoint
 
 

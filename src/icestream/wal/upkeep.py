@@ -4,17 +4,19 @@ old ones freed. Decisions are on the loop's thread; what blocks runs off it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 
 from icestream import limits
+from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import lifecycle, log_file
 from icestream.wal.appender import Appender, SealedFile
-from icestream.wal.checkpoint import Checkpoint, encode_checkpoint
+from icestream.wal.checkpoint import Checkpoint, KeptCheckpoint, encode_checkpoint, freeze_shards, window_slices
 from icestream.wal.footer import load_index
 from icestream.wal.options import LogOptions
 from icestream.wal.pins import Pins
@@ -48,7 +50,7 @@ class Upkeep:
             directory, clock, recovered.log_id, options.file_bytes, recovered.spares, options.spare_files
         )
         self._next_number = recovered.next_number
-        self._checkpoint_lsns = recovered.checkpoint_lsns
+        self._checkpoints = recovered.checkpoints
         self._bytes_since_checkpoint = 0
         self._checkpointing = False
         self._prepare_again_ns = 0
@@ -147,9 +149,10 @@ class Upkeep:
         self._checkpointing = True
         lsn = self._appender.synced_lsn
         picture = Checkpoint(lsn, self._log_id, self._next_number, clean, self._state)
-        data = encode_checkpoint(picture, self._clock.wall_us())
+        floors = {key: shard.floor for key, shard in self._state.shards.items()}
         try:
-            await self._offload.run(lambda: self._write_checkpoint(lsn, data))
+            data = await self._encode_checkpoint(picture)
+            await self._offload.run(lambda: self._write_checkpoint(lsn, floors, data))
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             return False
@@ -158,9 +161,21 @@ class Upkeep:
         self._bytes_since_checkpoint = 0
         return True
 
-    def _write_checkpoint(self, lsn: int, data: bytes) -> None:
+    async def _encode_checkpoint(self, picture: Checkpoint) -> bytes:
+        """The shards at once, as they are at the LSN; then the producers, which may be many, in slices."""
+        shards = freeze_shards(self._state, clean=picture.clean)
+        windows: list[bytes] = []
+        for part in window_slices(self._state, picture.lsn):
+            windows.append(part)
+            await asyncio.sleep(0)
+        return encode_checkpoint(picture, shards, b"".join(windows), self._clock.wall_us())
+
+    def _write_checkpoint(self, lsn: int, floors: dict[ShardKey, int], data: bytes) -> None:
         directory = self._directory
-        name = log_file.checkpoint_name(lsn)
+        serials = [
+            name.serial for name in map(log_file.checkpoint_parts, directory.names()) if name and name.lsn == lsn
+        ]
+        name = log_file.checkpoint_name(lsn, max(serials, default=0) + 1)
         temporary = f"{name}.tmp"
         if temporary in directory.names():
             directory.remove(temporary)
@@ -172,19 +187,30 @@ class Upkeep:
             file.close()
         directory.rename(temporary, name)
         directory.sync()
-        lsns = sorted({lsn, *self._checkpoint_lsns}, reverse=True)
-        for old in lsns[limits.CHECKPOINTS_KEPT :]:
-            directory.remove(log_file.checkpoint_name(old))
-        self._checkpoint_lsns = lsns[: limits.CHECKPOINTS_KEPT]
+        kept = [KeptCheckpoint(name, lsn, floors), *self._checkpoints]
+        for old in kept[limits.CHECKPOINTS_KEPT :]:
+            directory.remove(old.name)
+        self._checkpoints = kept[: limits.CHECKPOINTS_KEPT]
+
+    async def floor_moved(self) -> None:
+        """Writes down the new floors when that frees a file: at a quota nothing else would ever write a checkpoint."""
+        shards = self._state.shards
+        if lifecycle.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor):
+            for _ in range(limits.CHECKPOINTS_KEPT):
+                await self.checkpoint()
+        await self.free_files()
+
+    def _freeable(self) -> list[FileSummary]:
+        kept = self._checkpoints
+        if len(kept) < limits.CHECKPOINTS_KEPT:
+            return []
+        covered = min(one.lsn for one in kept)
+        return lifecycle.freeable(self.files, covered, lambda key: min(one.floors.get(key, 0) for one in kept))
 
     async def free_files(self) -> None:
         """Takes back the oldest files that no shard, checkpoint or reader needs."""
         shards = self._state.shards
-        free = self.pins.without_pinned(
-            lifecycle.freeable(
-                self.files, lambda key: shards[key].floor, self._checkpoint_lsns, limits.CHECKPOINTS_KEPT
-            )
-        )
+        free = self.pins.without_pinned(self._freeable())
         if not free:
             return
         gone = {file.number for file in free}
