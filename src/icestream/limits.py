@@ -48,6 +48,8 @@ SPARE_BYTES_MAX: Final = 1 * GIB
 # Zeroing goes in slices of this size with a pause after each, so that a tick never queues behind 64 MiB.
 ZERO_SLICE_BYTES: Final = 1 * MIB
 ZERO_BYTES_PER_SECOND: Final = 200 * MIB
+# Larger records always go to the thread: written inline, a burst would sync each of them alone.
+INLINE_WRITE_BYTES_MAX: Final = 64 * KIB
 # In the modes without a sync per tick the kernel is asked to start writing at this distance, so that the sync at
 # sealing finds little left to do.
 WRITE_BACK_BYTES: Final = 8 * MIB

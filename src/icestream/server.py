@@ -52,29 +52,40 @@ async def open_configured_log(settings: Settings) -> Log:
 
 async def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Runs until SIGTERM or SIGINT, or until the log stops because its disk cannot be trusted any more."""
-    log = await open_configured_log(settings)
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
+    # before the log is opened: a signal during a long recovery stops the process behind it, not in the middle of it
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _ask_to_stop, stop)
+    try:
+        log = await open_configured_log(settings)
+        for line in greeting(settings, log):
+            say(line)
+        await run(log, stop)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    say("stopped in order: the next start needs no recovery" if settings.storage.type != "memory" else "stopped")
 
-    def ask_to_stop() -> None:
-        if not stop.done():
-            stop.set_result(None)
+
+def _ask_to_stop(stop: asyncio.Future[None]) -> None:
+    if not stop.done():
+        stop.set_result(None)
+
+
+async def run(log: Log, stop: asyncio.Future[None]) -> None:
+    """Until `stop`, then closes the log. Raises LogStopped when the log stops by itself."""
 
     def fail(error: errors.LogStopped) -> None:
         if not stop.done():
             stop.set_exception(error)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask_to_stop)
     log.on_stop = fail
-    for line in greeting(settings, log):
-        say(line)
     _log.info("log open", lsn=log.state.lsn, files=len(log.upkeep.files), clean=log.report.clean)
     try:
         await stop
     finally:
         await log.close()
-    say("stopped; the log is sealed and needs no recovery")
 
 
 def greeting(settings: Settings, log: Log) -> Iterator[str]:
@@ -87,7 +98,8 @@ def greeting(settings: Settings, log: Log) -> Iterator[str]:
     used, quota = log.upkeep.used_bytes, log.quota.node_bytes
     yield f"  {len(log.upkeep.files)} sealed files, {used} of {quota} bytes, {len(log.state.shards)} shards"
     yield "Try, in another terminal:"
-    yield "  .venv/bin/icestream wal inspect"
+    if settings.storage.type != "memory":
+        yield f"  .venv/bin/icestream wal inspect {settings.wal.base_path}"
     yield "  .venv/bin/icestream config show --origin"
     yield "Stop with Ctrl-C."
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +14,14 @@ from rich.progress import Progress
 from icestream import errors
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside, size_text
+from icestream.model.shard import Gap
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory
 from icestream.wal import inspect as wal_inspect
+from icestream.wal.damage import RepairPlan, plan_repair
 from icestream.wal.log_file import LOCK_NAME, log_name
-from icestream.wal.repair import RepairPlan, apply_repair, plan_repair
+from icestream.wal.losses import Loss
+from icestream.wal.repair import apply_repair
 
 app = typer.Typer(no_args_is_help=True, help="Look into the write-ahead log, and repair it.")
 
@@ -25,13 +30,18 @@ LogPath = Annotated[
 ]
 
 
-def _directory(path: Path | None, config: Path | None, sets: list[str] | None) -> LocalDirectory:
+@contextmanager
+def _directory(path: Path | None, config: Path | None, sets: list[str] | None) -> Iterator[LocalDirectory]:
     where = path or Path(load_settings(config, sets).settings.wal.base_path)
     if not where.is_dir():
         raise errors.InvalidInput(
             f"there is no log in {where}", hint="start `icestream serve` once, or name a directory"
         )
-    return LocalDirectory(where)
+    directory = LocalDirectory(where)
+    try:
+        yield directory
+    finally:
+        directory.close()
 
 
 @app.command()
@@ -48,12 +58,12 @@ def inspect(
 
     Example: icestream wal inspect --output json
     """
-    directory = _directory(path, config, sets)
     answer = Output(output)
-    if records is not None:
-        _show_records(directory, records, answer)
-        return
-    view = wal_inspect.view_log(directory)
+    with _directory(path, config, sets) as directory:
+        if records is not None:
+            _show_records(directory, records, answer)
+            return
+        view = wal_inspect.view_log(directory)
     if answer.for_people:
         _show_view(view, answer)
     else:
@@ -68,7 +78,7 @@ def _show_view(view: wal_inspect.LogView, answer: Output) -> None:
         [
             (
                 file.name,
-                file.state.value,
+                file.state,
                 file.first_lsn,
                 file.last_lsn,
                 size_text(file.size),
@@ -106,7 +116,7 @@ def _as_document(view: wal_inspect.LogView) -> dict[str, object]:
         "files": [
             {
                 "name": file.name,
-                "state": file.state.value,
+                "state": file.state,
                 "first_lsn": file.first_lsn,
                 "last_lsn": file.last_lsn,
                 "size_bytes": file.size,
@@ -145,18 +155,8 @@ def _show_records(directory: LocalDirectory, number: int, answer: Output) -> Non
     if name not in directory.names():
         raise errors.InvalidInput(f"there is no file {name}", hint="icestream wal inspect lists the files")
     answer.table(
-        ("lsn", "position", "bytes", "sections", "synced through", "append time us"),
-        [
-            (
-                header.lsn,
-                header.position,
-                header.record_bytes,
-                header.section_count,
-                header.synced_through,
-                header.append_time_us,
-            )
-            for header in wal_inspect.records_of(directory, name, number)
-        ],
+        ("lsn", "kind", "position", "bytes", "sections", "state", "synced through", "append time us"),
+        list(wal_inspect.records_of(directory, name, number)),
     )
 
 
@@ -175,13 +175,11 @@ def repair(
     Reads every record. The damaged files are kept beside the log as damaged-…; the broker must be stopped.
     Example: icestream wal repair --accept-loss --output json
     """
-    directory = _directory(path, config, sets)
-    lock = directory.lock(LOCK_NAME)
-    try:
+    with _directory(path, config, sets) as directory, closing(directory.lock(LOCK_NAME)):
         plan = _plan(directory)
+        if plan.refusal:
+            raise plan.refusal
         kept = apply_repair(directory, SystemClock(), plan) if accept_loss else []
-    finally:
-        lock.close()
     _report(plan, kept, Output(output), accepted=accept_loss)
 
 
@@ -198,21 +196,37 @@ def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool
             loss.file,
             loss.position,
             loss.size,
-            f"{loss.lsn_first}..{loss.lsn_last}",
-            Cell(
-                [
-                    {"topic_id": gap.key.topic_id, "shard": gap.key.shard, "start": gap.start, "end": gap.end}
-                    for gap in loss.gaps
-                ],
-                ", ".join(f"{gap.key} {gap.start}..{gap.end - 1}" for gap in loss.gaps) or "none that the log can name",
-            ),
+            _records_cell(loss),
+            Cell([_gap_document(gap) for gap in loss.gaps], ", ".join(map(_gap_text, loss.gaps)) or "none"),
+            Cell([_gap_document(gap) for gap in loss.unknown], ", ".join(map(_unknown_text, loss.unknown)) or "no"),
         )
         for loss in plan.losses
     ]
-    answer.table(("file", "position", "bytes", "records", "messages lost"), rows)
-    if not plan.losses:
+    answer.table(("file", "position", "bytes", "records", "messages lost", "perhaps more"), rows)
+    for topic in plan.nameless:
+        say_aside(f"the name of topic {topic.id} is lost with it: the log calls it {topic.name}")
+    if not plan.is_needed:
         say_aside(f"{plan.files} files read, nothing is damaged")
     elif accepted:
-        say_aside(f"repaired: {len(plan.rewrites)} files written anew; originals kept as {', '.join(kept)}")
+        originals = f"originals kept as {', '.join(kept)}" if kept else "no file had to be written anew"
+        say_aside(f"repaired; {originals}")
     else:
         say_aside("nothing was changed; `icestream wal repair --accept-loss` gives up what is listed and mends the log")
+
+
+def _records_cell(loss: Loss) -> Cell:
+    if not loss.lsn_first:
+        return Cell(None, "none")
+    return Cell([loss.lsn_first, loss.lsn_last], f"{loss.lsn_first}..{loss.lsn_last}")
+
+
+def _gap_document(gap: Gap) -> dict[str, int]:
+    return {"topic_id": gap.key.topic_id, "shard": gap.key.shard, "start": gap.start, "end": gap.end}
+
+
+def _gap_text(gap: Gap) -> str:
+    return f"{gap.key} {gap.start}..{gap.end - 1}"
+
+
+def _unknown_text(gap: Gap) -> str:
+    return f"{gap.key} from {gap.start} on (goes on at {gap.end})"

@@ -43,6 +43,9 @@ class SimulatedClock:
         return self._monotonic_ns
 
     async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self._monotonic_ns + int(seconds * 1e9), waiter))
         await waiter

@@ -59,6 +59,8 @@ class Directory(Protocol):
     def describe(self, name: str) -> str:
         """How to name the file to a person."""
 
+    def close(self) -> None: ...
+
 
 class LocalFile:
     __slots__ = ("_fd",)
@@ -104,9 +106,7 @@ class LocalFile:
 class LocalDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_dir():
-            path.mkdir(parents=True)
-            _sync_path(path.parent)
+        _make_directory(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def names(self) -> list[str]:
@@ -149,6 +149,14 @@ class LocalDirectory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _make_directory(path: Path) -> None:
+    """The directory and those above it, each one's name on disk before anything is put into it."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_path(path.parent)
 
 
 def _sync_path(path: Path) -> None:

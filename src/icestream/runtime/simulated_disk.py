@@ -44,7 +44,11 @@ class Inode:
             self.write(len(self.cache), bytes(size - len(self.cache)))
 
     def sync(self) -> None:
-        self.platter = bytearray(self.cache)
+        for position, data in self.pending:
+            if data is None:
+                del self.platter[position:]
+            else:
+                _put(self.platter, position, data)
         self.pending.clear()
 
     def lose_power(self, chance: random.Random) -> None:
@@ -62,6 +66,8 @@ class Inode:
 
 
 def _put(target: bytearray, position: int, data: bytes) -> None:
+    if not data:
+        return
     if len(target) < position:
         target.extend(bytes(position - len(target)))
     target[position : position + len(data)] = data
@@ -136,8 +142,8 @@ class SimulatedDisk:
         """Puts other bytes in a file, on the platter too."""
         inode = self._entries.setdefault(name, Inode())
         self._platter_entries[name] = inode
-        inode.cache = bytearray(content)
-        inode.sync()
+        inode.cache, inode.platter = bytearray(content), bytearray(content)
+        inode.pending.clear()
 
     def used_bytes(self) -> int:
         return sum(len(inode.cache) for inode in self._entries.values())
@@ -161,6 +167,7 @@ class SimulatedDisk:
 
     def rename(self, old: str, new: str) -> None:
         self.step("rename", f"{old} {new}")
+        self._check_there(old)
         inode = self._entries[old]
         # one change for the journal: the old name goes when the new one comes
         self._changes.append((new, f"move {old}", inode))
@@ -168,6 +175,7 @@ class SimulatedDisk:
 
     def remove(self, name: str) -> None:
         self.step("remove", name)
+        self._check_there(name)
         self._change(name, "remove", None)
 
     def sync(self) -> None:
@@ -189,6 +197,13 @@ class SimulatedDisk:
 
     def describe(self, name: str) -> str:
         return f"sim:{name}"
+
+    def close(self) -> None:
+        """A process that closes its directory leaves the disk as it is."""
+
+    def _check_there(self, name: str) -> None:
+        if name not in self._entries:
+            raise FileNotFoundError(error_numbers.ENOENT, "no such file", name)
 
     def _change(self, name: str, change: str, inode: Inode | None) -> None:
         self._changes.append((name, change, inode))
@@ -228,31 +243,33 @@ def _apply(entries: dict[str, Inode], name: str, change: str, inode: Inode | Non
 
 
 class SimulatedFile:
-    __slots__ = ("_disk", "_inode", "_life", "_name")
+    __slots__ = ("_closed", "_disk", "_inode", "_life", "_name")
 
     def __init__(self, disk: SimulatedDisk, name: str, inode: Inode, life: int) -> None:
+        self._closed = False
         self._disk = disk
         self._name = name
         self._inode = inode
         self._life = life
 
     def read_at(self, position: int, length: int) -> bytes:
-        self._disk.check_life(self._life)
+        self._check_open()
         return bytes(self._inode.cache[position : position + length])
 
     def write_at(self, position: int, data: bytes) -> None:
-        self._disk.check_life(self._life)
+        self._check_open()
         try:
             self._disk.step("write", self._name)
             self._check_room(position + len(data))
         except OSError:
-            part = self._disk.chance.randint(0, len(data))
+            room = len(self._inode.cache) + self._disk.free_bytes() - position
+            part = self._disk.chance.randint(0, max(0, min(len(data), room)))
             self._inode.write(position, data[:part])
             raise
         self._inode.write(position, data)
 
     def sync(self) -> None:
-        self._disk.check_life(self._life)
+        self._check_open()
         try:
             self._disk.step("sync", self._name)
         except OSError:
@@ -261,7 +278,7 @@ class SimulatedFile:
         self._inode.sync()
 
     def allocate(self, size: int) -> None:
-        self._disk.check_life(self._life)
+        self._check_open()
         self._disk.step("allocate", self._name)
         self._check_room(size)
         if size > len(self._inode.cache):
@@ -272,9 +289,14 @@ class SimulatedFile:
             raise OSError(error_numbers.ENOSPC, os.strerror(error_numbers.ENOSPC), self._name)
 
     def truncate(self, size: int) -> None:
-        self._disk.check_life(self._life)
+        self._check_open()
         self._disk.step("truncate", self._name)
         self._inode.resize(size)
+
+    def _check_open(self) -> None:
+        self._disk.check_life(self._life)
+        if self._closed:
+            raise OSError(error_numbers.EBADF, os.strerror(error_numbers.EBADF), self._name)
 
     def size(self) -> int:
         return len(self._inode.cache)
@@ -283,5 +305,8 @@ class SimulatedFile:
         return -1
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         if self._life == self._disk._life:
             self._disk.unlock(self._name)

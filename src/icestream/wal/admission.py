@@ -7,7 +7,7 @@ topic quota    live bytes of one topic           at 100 % it is refused, and not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from icestream import errors, limits
 
@@ -17,13 +17,13 @@ class Quota:
     node_bytes: int
     topic_bytes: int
 
-    @property
-    def slow_node_bytes(self) -> int:
-        return int(self.node_bytes * limits.QUOTA_SLOW_SHARE)
+    slow_node_bytes: int = field(init=False)
+    slow_topic_bytes: int = field(init=False)
 
-    @property
-    def slow_topic_bytes(self) -> int:
-        return int(self.topic_bytes * limits.QUOTA_SLOW_SHARE)
+    def __post_init__(self) -> None:
+        """Worked out once: every append looks at them."""
+        object.__setattr__(self, "slow_node_bytes", int(self.node_bytes * limits.QUOTA_SLOW_SHARE))
+        object.__setattr__(self, "slow_topic_bytes", int(self.topic_bytes * limits.QUOTA_SLOW_SHARE))
 
 
 def default_quota(free_bytes: int, used_bytes: int) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from icestream import errors, limits
 from icestream.model.shard import Gap
@@ -76,6 +76,8 @@ class OpenFile:
 
     @property
     def room(self) -> int:
+        if len(self.index.shards) + len(self.index.topics) > _FOOTER_SECTIONS_MAX:
+            return 0
         return self.capacity - self.position - self.index.footer_bytes
 
 
@@ -102,8 +104,10 @@ class _InFlight:
 # What a section costs beside its blocks: its entry, padding, and at most one new shard and one new point in the footer.
 _SECTION_COST = wire.ENTRY_BYTES + wire.ALIGN + wire.ENTRY_BYTES + 32 + 24
 _RECORD_COST = wire.HEADER_BYTES
-# A shard adds at most its messages, its topic's name and a promise to a record.
-_SHARDS_MAX = limits.RECORD_SECTIONS_MAX // 3
+# A shard adds at most its messages, its topic's name and a promise to a record, and two sections to the footer, which
+# is a record too: so a file is full when its footer could not hold another record's shards.
+_SHARDS_MAX = limits.RECORD_SECTIONS_MAX // 8
+_FOOTER_SECTIONS_MAX = limits.RECORD_SECTIONS_MAX - 2 * _SHARDS_MAX
 _RESERVE_COST = wire.ENTRY_BYTES
 
 
@@ -117,6 +121,7 @@ class Appender:
         self.file: OpenFile | None = None
         self.next_file: OpenFile | None = None
         self._align = align
+        self._section_cost = _SECTION_COST if mode is SyncMode.ALWAYS else _SECTION_COST + _RESERVE_COST
         self._ticket = 0
         self._writes: list[Write] = []
         self._unreleased: deque[_InFlight] = deque()
@@ -127,7 +132,6 @@ class Appender:
         self._released_at = (0, 0)  # file number and end position of the last released record
         self._gathered: list[Shard] = []
         self._gathered_notes: list[wire.Section] = []
-        self._gathered_bytes = 0
 
     # --- files ---
 
@@ -154,6 +158,9 @@ class Appender:
         if file is None:
             return
         last = self.state.lsn
+        for key, held in file.index.shards.items():
+            shard = self.state.shards[key]
+            held.epoch, held.append_time_us = shard.epoch, shard.append_time_us
         footer = wire.encode_record(
             wire.RecordKind.FOOTER, last, file.number, self.synced_lsn, 0, file.position, wire.ALIGN,
             file.index.sections(),
@@ -183,26 +190,42 @@ class Appender:
     # --- append ---
 
     def append(self, batches: Sequence[Batch], now_us: int) -> list[Result]:
-        """Results of the batches taken, in order; fewer than given when no file has room for the rest."""
+        """Results of the batches taken, in order; fewer than given when no file has room for the rest.
+
+        The loop runs once per batch of a tick and is written out for that: no call in it but where something begins.
+        """
         results: list[Result] = []
         limit = self._record_limit()
+        gathered_bytes = 0
+        lsn = self.state.lsn + 1
         for batch in batches:
-            shard = batch.shard
-            if batch.numbering is not None:
+            shard, rows, block, numbering = batch.shard, batch.rows, batch.block, batch.numbering
+            if numbering is not None:
                 verdict = self._judge(batch)
                 if verdict is not None:
                     results.append(verdict)
                     continue
-            cost = len(batch.block) if shard.rows else len(batch.block) + self._opening_cost(shard)
-            if self._gathered_bytes + cost > limit or len(self._gathered) >= _SHARDS_MAX:
+            cost = len(block) if shard.rows else len(block) + self._opening_cost(shard)
+            if gathered_bytes + cost > limit or len(self._gathered) >= _SHARDS_MAX:
                 if self._gathered:
                     self._close_record(now_us)
-                    cost = len(batch.block) + self._opening_cost(shard)
+                    gathered_bytes = 0
+                    cost = len(block) + self._opening_cost(shard)
                 if not self._make_room(cost):
                     break
-                cost = len(batch.block) + self._opening_cost(shard)
+                cost = len(block) + self._opening_cost(shard)
                 limit = max(self._record_limit(), cost)
-            results.append(self._assign(batch, cost, now_us))
+                lsn = self.state.lsn + 1
+            base = shard.assigned
+            if not shard.rows:
+                self._gathered.append(shard)
+            shard.blocks.append(block)
+            shard.rows += rows
+            shard.assigned = base + rows
+            gathered_bytes += cost
+            if numbering is not None:
+                self.state.producers.record(shard.key, numbering, rows, base, lsn, now_us)
+            results.append(Placed(base, lsn))
         self._close_record(now_us)
         return results
 
@@ -221,30 +244,15 @@ class Appender:
     def _judge(self, batch: Batch) -> Duplicate | errors.IcestreamError | None:
         assert batch.numbering is not None
         try:
-            return self.state.producers.judge(batch.shard.key, batch.numbering, batch.rows)
-        except errors.InvalidInput as error:
+            return self.state.producers.judge(batch.shard.key, batch.numbering, batch.rows, self.released_lsn)
+        except (errors.InvalidInput, errors.InFlightFull) as error:
             return error
-
-    def _assign(self, batch: Batch, cost: int, now_us: int) -> Placed:
-        shard = batch.shard
-        if not shard.rows:
-            self._gathered.append(shard)
-        base = shard.assigned
-        lsn = self.state.lsn + 1
-        shard.blocks.append(batch.block)
-        shard.rows += batch.rows
-        shard.assigned = base + batch.rows
-        self._gathered_bytes += cost
-        if batch.numbering is not None:
-            self.state.producers.record(shard.key, batch.numbering, batch.rows, base, lsn, now_us)
-        return Placed(base, lsn)
 
     def _opening_cost(self, shard: Shard) -> int:
         """What the first batch of a shard adds to a record and to the footer beside its block."""
-        cost = _SECTION_COST if self.mode is SyncMode.ALWAYS else _SECTION_COST + _RESERVE_COST
-        if self.file is None or shard.topic.id not in self.file.index.topics:
-            cost += 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
-        return cost
+        if self.file is not None and shard.entry_file == self.file.number:
+            return self._section_cost
+        return self._section_cost + 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
 
     def _record_limit(self) -> int:
         room = 0 if self.file is None else self.file.room - _RECORD_COST - self._align
@@ -272,7 +280,7 @@ class Appender:
         if not needs_sync:
             needs_sync = self._promise(promises)
         for shard in self._gathered:
-            if shard.topic.id not in file.index.topics:
+            if shard.entry_file != file.number:
                 self._note_topic(shard)
         sections, ends = self._sections(file, now_us)
         lsn = self.state.lsn + 1
@@ -287,7 +295,6 @@ class Appender:
         self.in_flight_bytes += len(data)
         self._gathered = []
         self._gathered_notes = []
-        self._gathered_bytes = 0
 
     def _note_topic(self, shard: Shard) -> None:
         assert self.file is not None
@@ -309,31 +316,40 @@ class Appender:
 
     def _sections(self, file: OpenFile, now_us: int) -> tuple[list[wire.Section], list[tuple[Shard, int, int, int]]]:
         """The sections of the record, notes first, and what each shard has reached with it."""
-        sections: list[wire.Section] = list(self._gathered_notes)
+        sections: list[Any] = list(self._gathered_notes)
         ends: list[tuple[Shard, int, int, int]] = []
-        number, add = file.number, file.index.add
+        number, index = file.number, file.index
         at = file.position + wire.HEADER_BYTES + wire.ENTRY_BYTES * len(sections)
         for shard in self._gathered:
-            rows, blocks = shard.rows, shard.blocks
-            if rows:
-                time_us = shard.stamp(now_us)
-                base = shard.assigned - rows
-                previous = shard.entry_position if shard.entry_file == number else 0
-                body = blocks[0] if len(blocks) == 1 else b"".join(blocks)
-                key = shard.key
-                sections.append(
-                    (key[0], key[1], 1, 0, shard.epoch, base, time_us, rows, previous, body)  # type: ignore[arg-type]
-                )
-                add(key, base, rows, shard.epoch, time_us, at, len(body))
-                shard.entry_file = number
-                shard.entry_position = at
-                shard.usage.held_bytes += len(body) + wire.ENTRY_BYTES
-                ends.append((shard, shard.assigned, len(body) + wire.ENTRY_BYTES, at))
-                at += wire.ENTRY_BYTES
-                shard.rows = 0
-                shard.blocks = []
+            rows, blocks, end = shard.rows, shard.blocks, shard.assigned
+            if not rows:
+                ends.append((shard, end, 0, 0))
+                continue
+            base = end - rows
+            body = blocks[0] if len(blocks) == 1 else b"".join(blocks)
+            size = len(body) + wire.ENTRY_BYTES
+            if now_us >= shard.append_time_us:
+                time_us = shard.append_time_us = now_us
             else:
-                ends.append((shard, shard.assigned, 0, 0))
+                time_us = shard.stamp(now_us)
+            if shard.entry_file == number:
+                previous, held = shard.entry_position, shard.index
+            else:
+                previous, held = 0, index.open(shard.key, base)
+                shard.entry_file, shard.index = number, held
+            if held.own_bytes >= held.point_due_bytes:
+                index.add_point(held, base, at)
+            held.own_bytes += size
+            held.end_offset = end
+            held.last_position = shard.entry_position = at
+            if time_us > held.max_time_us:  # noqa: PLR1730 (a call to max costs more than the rest of the line)
+                held.max_time_us = time_us
+            shard.usage.held_bytes += size
+            topic_id, shard_number = shard.key
+            sections.append((topic_id, shard_number, 1, 0, shard.epoch, base, time_us, rows, previous, body))
+            ends.append((shard, end, size, at))
+            at += wire.ENTRY_BYTES
+            shard.rows, shard.blocks = 0, []
         return sections, ends
 
     def _plan(self, number: int, position: int, data: bytes, *, sync: bool) -> int:
@@ -360,24 +376,11 @@ class Appender:
             if record.ticket > synced and (record.needs_sync or record.ticket > written):
                 break
             unreleased.popleft()
-            number = record.number
-            for shard, end, _, position in record.ends:
-                shard.written = end
-                if position:
-                    shard.read_file = number
-                    shard.read_position = position
-            self.released_lsn = record.lsn
-            self._released_at = (record.number, record.end)
-            self.in_flight_bytes -= record.size
+            self._note_released(record)
             self._unsynced.append(record)
         unsynced = self._unsynced
         while unsynced and unsynced[0].ticket <= synced:
-            record = unsynced.popleft()
-            for shard, end, _, _ in record.ends:
-                shard.synced = end
-            for shard, promise in record.promises:
-                shard.reserved = promise
-            self.synced_lsn = record.lsn
+            self._note_synced(unsynced.popleft())
         while self._sealing and self._sealing[0][0] <= synced:
             self._sealed.append(self._sealing.popleft()[1])
             self.sealed_count += 1
@@ -401,6 +404,30 @@ class Appender:
         self.state.producers.roll_back(keep)
         self.state.lsn = keep
         return self._files_to_end(keep)
+
+    def _note_released(self, record: _InFlight) -> None:
+        number = record.number
+        for shard, end, _, position in record.ends:
+            shard.written = end
+            if position:
+                shard.read_file = number
+                shard.read_position = position
+        self.released_lsn = record.lsn
+        self._released_at = (number, record.end)
+        self.in_flight_bytes -= record.size
+
+    def files_ended(self) -> None:
+        """The files of `write_failed` are sealed and synced: so is every record that is left."""
+        for record in self._unsynced:
+            self._note_synced(record)
+        self._unsynced.clear()
+
+    def _note_synced(self, record: _InFlight) -> None:
+        for shard, end, _, _ in record.ends:
+            shard.synced = end
+        for shard, promise in record.promises:
+            shard.reserved = promise
+        self.synced_lsn = record.lsn
 
     def _files_to_end(self, keep: int) -> list[SealedFile]:
         """Every file with unfinished writes, ended at the last record that counts, without a footer."""

@@ -32,8 +32,9 @@ import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final, NamedTuple
+from itertools import accumulate, pairwise
+from operator import attrgetter
+from typing import Final, NamedTuple, cast
 
 from icestream import errors, limits
 from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
@@ -72,20 +73,38 @@ class Numbering:
     first_sequence: int
 
 
+_NOBODY: Final = Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
+_ONLY_BYTES: Final = {bytes}
+_ZEROS: Final = bytes(8)
+_column_id = attrgetter("id")
+
+
 def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numbering | None = None) -> bytes:
     if not 0 < rows <= limits.BLOCK_ROWS_MAX:
         raise errors.InvalidInput(f"a batch has {rows} messages", hint=f"1 to {limits.BLOCK_ROWS_MAX} are allowed")
     directory: list[bytes] = []
     data: list[bytes] = []
-    for column in sorted(columns, key=lambda column: column.id):
+    for column in columns if len(columns) == 1 else sorted(columns, key=_column_id):
         encoding, flags, content = _encode_column(column, columns[column], rows)
         if encoding:
             directory.append(COLUMN.pack(column.id, encoding, flags, len(content)))
-            data.append(content + bytes(padded(len(content)) - len(content)))
-    who = numbering or Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
+            data.append(content)
+            if padding := -len(content) % 8:
+                data.append(_ZEROS[:padding])
+    who = numbering or _NOBODY
+    if numbering is not None and not _fits(numbering, rows):
+        raise errors.InvalidInput(f"{numbering} does not fit a batch of {rows}", hint="ids and sequences are signed")
     size = HEAD.size + COLUMN.size * len(directory) + sum(map(len, data))
     head = HEAD.pack(rows, size, who.producer_id, who.producer_epoch, len(directory), 0, who.first_sequence)
     return b"".join((head, *directory, *data))
+
+
+def _fits(numbering: Numbering, rows: int) -> bool:
+    return (
+        0 <= numbering.producer_id < 2**63
+        and 0 <= numbering.producer_epoch < 2**31
+        and 0 <= numbering.first_sequence <= 2**63 - 1 - rows
+    )
 
 
 def _encode_column(column: Column, values: Values, rows: int) -> tuple[int, int, bytes]:
@@ -94,6 +113,8 @@ def _encode_column(column: Column, values: Values, rows: int) -> tuple[int, int,
         return (0, 0, b"") if values.value is None else (CONSTANT, 0, _encode_value(column, values.value))
     if len(values) != rows:
         raise errors.InvalidInput(f"column {column.name} has {len(values)} values for {rows} messages")
+    if column.kind is ColumnKind.BINARY and set(map(type, values)) == _ONLY_BYTES:
+        return VARIABLE, 0, _encode_bytes(cast("Sequence[bytes]", values))
     missing = any(value is None for value in values)
     if missing and all(value is None for value in values):
         return 0, 0, b""
@@ -108,6 +129,11 @@ def _encode_column(column: Column, values: Values, rows: int) -> tuple[int, int,
         end += len(value)
         ends.append(end)
     return VARIABLE, int(missing), b"".join((bitmap, ends.tobytes(), *encoded))
+
+
+def _encode_bytes(values: Sequence[bytes]) -> bytes:
+    """Keys and payloads without nulls, which is most of what comes: nothing is done for each value in Python."""
+    return b"".join((array("I", accumulate(map(len, values), initial=0)).tobytes(), *values))
 
 
 def _bitmap(values: Sequence[Value]) -> bytes:
@@ -133,17 +159,37 @@ def _encode_value(column: Column, value: Value) -> bytes:
                 return value.encode()
             case ColumnKind.HEADERS, dict():
                 return _encode_headers(value)
-    except (struct.error, UnicodeEncodeError):
+    except (struct.error, UnicodeEncodeError, TypeError):
         raise errors.InvalidInput(f"column {column.name}: {value!r} does not fit {column.kind.name}") from None
     raise errors.InvalidInput(f"column {column.name}: {type(value).__name__} is not {column.kind.name}")
 
 
 def _encode_headers(headers: Mapping[str, str]) -> bytes:
-    pairs = sorted((key.encode(), value.encode()) for key, value in headers.items())
+    pairs = sorted((str.encode(key), str.encode(value)) for key, value in headers.items())
     parts = [_U16.pack(len(pairs))]
     for key, value in pairs:
         parts += (_U16.pack(len(key)), key, _U32.pack(len(value)), value)
     return b"".join(parts)
+
+
+class BlockHead(NamedTuple):
+    rows: int
+    block_bytes: int
+    numbering: Numbering | None
+
+
+def block_head(data: bytes | memoryview) -> BlockHead:
+    """The first 32 bytes of a block, checked; its columns are not looked at."""
+    if len(data) < HEAD.size:
+        raise errors.DecodeError("block header cut off")
+    rows, size, producer, epoch, _, flags, sequence = HEAD.unpack_from(data)
+    if not 0 < rows <= limits.BLOCK_ROWS_MAX or not HEAD.size <= size <= len(data) or size % 8 or flags:
+        raise errors.DecodeError("block header does not add up")
+    if producer == sequence == NOT_NUMBERED:
+        return BlockHead(rows, size, None)
+    if producer < 0 or epoch < 0 or sequence < 0 or sequence > 2**63 - 1 - rows:
+        raise errors.DecodeError("block numbering does not add up")
+    return BlockHead(rows, size, Numbering(producer, epoch, sequence))
 
 
 class _Stored(NamedTuple):
@@ -159,17 +205,9 @@ class Block:
     __slots__ = ("_columns", "_data", "block_bytes", "numbering", "rows")
 
     def __init__(self, data: bytes | memoryview) -> None:
-        if len(data) < HEAD.size:
-            raise errors.DecodeError("block header cut off")
-        rows, size, producer, epoch, count, flags, sequence = HEAD.unpack_from(data)
-        if not 0 < rows <= limits.BLOCK_ROWS_MAX or not HEAD.size <= size <= len(data) or size % 8 or flags:
-            raise errors.DecodeError("block header does not add up")
-        if (producer < 0) != (sequence < 0) or min(producer, sequence) < NOT_NUMBERED or sequence > 2**63 - 1 - rows:
-            raise errors.DecodeError("block numbering does not add up")
-        self.rows: int = rows
-        self.block_bytes: int = size
-        self.numbering = None if producer < 0 else Numbering(producer, epoch, sequence)
-        self._data = memoryview(data)[:size]
+        self.rows, self.block_bytes, self.numbering = block_head(data)
+        count = HEAD.unpack_from(data)[4]
+        self._data = memoryview(data)[: self.block_bytes]
         self._columns = self._directory(count)
 
     def _directory(self, count: int) -> dict[int, _Stored]:
@@ -208,7 +246,7 @@ class Block:
             valid, data = data[:head], data[head:]
             if len(valid) < head:
                 raise errors.DecodeError(f"column {column.name}: bitmap cut off")
-        parts = self._fixed(column, data) if stored.encoding == FIXED else self._variable(column, data)
+        parts = self._fixed(column, data) if stored.encoding == FIXED else self._variable(column, data, valid)
         if valid is None:
             return list(parts)
         return [part if valid[row >> 3] >> (row & 7) & 1 else None for row, part in enumerate(parts)]
@@ -224,7 +262,7 @@ class Block:
             raise errors.DecodeError(f"column {column.name}: not a boolean")
         return [bool(number) for number in numbers]
 
-    def _variable(self, column: Column, data: memoryview) -> Iterator[Value]:
+    def _variable(self, column: Column, data: memoryview, valid: memoryview | None) -> Iterator[Value]:
         head = 4 * (self.rows + 1)
         if column.kind in _WIDTH or len(data) < head:
             raise errors.DecodeError(f"column {column.name}: ends cut off")
@@ -232,7 +270,11 @@ class Block:
         body = data[head:]
         if ends[0] or ends[-1] != len(body) or any(a > b for a, b in pairwise(ends)):
             raise errors.DecodeError(f"column {column.name}: ends do not rise to {len(body)}")
-        return (_decode_value(column, body[a:b]) for a, b in pairwise(ends))
+        pairs = pairwise(ends)
+        return (
+            None if valid is not None and not valid[row >> 3] >> (row & 7) & 1 else _decode_value(column, body[a:b])
+            for row, (a, b) in enumerate(pairs)
+        )
 
 
 def _decode_value(column: Column, data: memoryview) -> Value:
@@ -290,6 +332,15 @@ def check_block(data: bytes) -> Block:
     for column in block.columns():
         block.values(column)
     return block
+
+
+def heads_of(body: bytes | memoryview) -> Iterator[BlockHead]:
+    """The heads of the blocks of a MESSAGES section body: what recovery needs of them."""
+    view = memoryview(body)
+    while view:
+        head = block_head(view)
+        yield head
+        view = view[head.block_bytes :]
 
 
 def blocks_of(body: bytes | memoryview) -> Iterator[Block]:

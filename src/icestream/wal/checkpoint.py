@@ -141,8 +141,14 @@ def _decode_topics(body: bytes) -> Iterator[Topic]:
     while at < len(body):
         id_, incarnation, size = _TOPIC.unpack_from(body, at)
         at += _TOPIC.size
-        yield Topic(id_, body[at : at + size].decode(), incarnation)
+        yield Topic(id_, _cut(body, at, size).decode(), incarnation)
         at += size
+
+
+def _cut(body: bytes, at: int, size: int) -> bytes:
+    if at + size > len(body):
+        raise errors.DecodeError("a text of the checkpoint is cut off")
+    return body[at : at + size]
 
 
 def _decode_shards(state: LogState, body: bytes) -> None:
@@ -158,7 +164,7 @@ def _decode_gaps(body: bytes) -> Iterator[Gap]:
     while at < len(body):
         topic_id, number, start, end, epoch, gap_state, size = _GAP.unpack_from(body, at)
         at += _GAP.size
-        reason = body[at : at + size].decode()
+        reason = _cut(body, at, size).decode()
         yield Gap(ShardKey(topic_id, number), start, end, epoch, reason, GapState(gap_state))
         at += size
 

@@ -51,14 +51,13 @@ def rebuild_footer(file: File, seal: Seal) -> FileIndex:
         )
     index = FileIndex()
     for found in records:
-        add_record(index, data, found[0] - wire.RECORDS_START, found[0])
+        add_record(index, data, found[0] - wire.RECORDS_START, found[0], found[7])
     return index
 
 
-def add_record(index: FileIndex, data: bytes, at: int, position: int) -> list[wire.Entry]:
+def add_record(index: FileIndex, data: bytes, at: int, position: int, section_count: int) -> list[wire.Entry]:
     """Adds the good record at `data[at:]` to an index; its entries."""
-    header = wire.decode_header(data, at, position)
-    entries = wire.decode_entries(data, at, header)
+    entries = wire.entries_at(data, at, position, section_count)
     for entry in entries:
         if entry.kind == wire.SectionKind.TOPIC:
             start = at + entry.body_position - position

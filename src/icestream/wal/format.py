@@ -282,11 +282,16 @@ def decode_entry(data: bytes | memoryview, at: int, position: int) -> Entry:
 
 def decode_entries(data: bytes | memoryview, at: int, header: Header) -> list[Entry]:
     """All entries of a record whose header was decoded at `data[at:]`."""
+    return entries_at(data, at, header.position, header.section_count)
+
+
+def entries_at(data: bytes | memoryview, at: int, position: int, section_count: int) -> list[Entry]:
+    """The same for a record that a scan has found good."""
     first = at + HEADER_BYTES
-    start = header.position + HEADER_BYTES
+    start = position + HEADER_BYTES
     return [
         decode_entry(data, first + ENTRY_BYTES * number, start + ENTRY_BYTES * number)
-        for number in range(header.section_count)
+        for number in range(section_count)
     ]
 
 

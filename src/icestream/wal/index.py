@@ -2,7 +2,7 @@
 
 The footer is a record of kind FOOTER whose lsn is the file's last. It has a TOPIC section for every topic id in the
 file and an INDEX section for every shard, rising by (topic_id, shard). Entry fields of an INDEX section: epoch and
-append_time_us are the last ones, base_offset the first offset in the file, count the messages (capped at 2^32 - 1).
+append_time_us are the last ones, base_offset the first offset in the file, rows the offsets (at most 2^32 - 1).
 Its body:
     0   i64  end_offset: one past the last offset in the file
     8   u64  own_bytes: section bodies and entries of this shard in the file (live bytes, hazard 8)
@@ -44,35 +44,36 @@ class ShardIndex:
     epoch: int = 0
     append_time_us: int = 0
     max_time_us: int = _TIME_MIN
-    count: int = 0
     own_bytes: int = 0
     last_position: int = 0
-    bytes_at_point: int = 0
+    point_due_bytes: int = 0  # own_bytes at which the next section becomes a point
     base_offsets: array[int] = field(default_factory=lambda: array("q"))
     running_max: array[int] = field(default_factory=lambda: array("q"))
     positions: array[int] = field(default_factory=lambda: array("I"))
 
     def add(self, base: int, count: int, epoch: int, time_us: int, position: int, body_bytes: int) -> bool:
         """Notes one more section; True when it became a point."""
-        is_point = not self.positions or self.own_bytes - self.bytes_at_point >= limits.INDEX_STRIDE_BYTES
+        is_point = self.own_bytes >= self.point_due_bytes
         if is_point:
-            self.base_offsets.append(base)
-            self.running_max.append(self.max_time_us)
-            self.positions.append(position)
-            self.bytes_at_point = self.own_bytes
+            self.add_point(base, position)
         self.end_offset = base + count
         self.epoch = epoch
         self.append_time_us = time_us
         self.max_time_us = max(self.max_time_us, time_us)
-        self.count += count
         self.own_bytes += body_bytes + ENTRY_BYTES
         self.last_position = position
         return is_point
 
-    def chain_for_offset(self, offset: int) -> tuple[int, int]:
-        """(position to walk back from, position to stop at) for the sections from `offset` to the next point."""
+    def add_point(self, base: int, position: int) -> None:
+        self.base_offsets.append(base)
+        self.running_max.append(self.max_time_us)
+        self.positions.append(position)
+        self.point_due_bytes = self.own_bytes + limits.INDEX_STRIDE_BYTES
+
+    def chain_for_offset(self, offset: int, points: int = 1) -> tuple[int, int]:
+        """(position to walk back from, position to stop at) for the sections from `offset` on, `points` points far."""
         point = max(bisect_right(self.base_offsets, offset) - 1, 0)
-        return self._chain(point)
+        return self._chain(point, points)
 
     def chain_for_time(self, time_us: int) -> tuple[int, int] | None:
         """The stretch that holds the first section with append_time >= time_us, or None when no section has it."""
@@ -82,9 +83,9 @@ class ShardIndex:
         point = max(bisect_left(self.running_max, time_us) - 1, 0)
         return self._chain(point)
 
-    def _chain(self, point: int) -> tuple[int, int]:
-        """From the entry at the next point (or the last one of the file) back to this point."""
-        after = point + 1
+    def _chain(self, point: int, points: int = 1) -> tuple[int, int]:
+        """From the entry that many points further (or the last one of the file) back to this point."""
+        after = point + points
         start = self.positions[after] if after < len(self.positions) else self.last_position
         return start, self.positions[point]
 
@@ -105,12 +106,23 @@ class FileIndex:
             self.footer_bytes += ENTRY_BYTES + padded(len(topic_section(topic).body))
 
     def add(self, key: ShardKey, base: int, count: int, epoch: int, time_us: int, at: int, body_bytes: int) -> None:
-        shard = self.shards.get(key)
-        if shard is None:
-            shard = self.shards[key] = ShardIndex(base)
-            self.footer_bytes += ENTRY_BYTES + padded(_HEAD.size)
+        shard = self.shards.get(key) or self.open(key, base)
         if shard.add(base, count, epoch, time_us, at, body_bytes):
-            self.footer_bytes += padded(_POINT_BYTES)
+            self._count_point(shard)
+
+    def open(self, key: ShardKey, base: int) -> ShardIndex:
+        """The first section of a shard in this file."""
+        shard = self.shards[key] = ShardIndex(base)
+        self.footer_bytes += ENTRY_BYTES + padded(_HEAD.size)
+        return shard
+
+    def add_point(self, shard: ShardIndex, base: int, position: int) -> None:
+        shard.add_point(base, position)
+        self._count_point(shard)
+
+    def _count_point(self, shard: ShardIndex) -> None:
+        points = len(shard.positions)
+        self.footer_bytes += padded(_POINT_BYTES * points) - padded(_POINT_BYTES * (points - 1))
 
     def live_bytes(self) -> dict[int, int]:
         """Bytes per topic."""
@@ -128,8 +140,8 @@ class FileIndex:
 def _index_section(key: ShardKey, shard: ShardIndex) -> Section:
     head = _HEAD.pack(shard.end_offset, shard.own_bytes, shard.last_position, len(shard.positions), shard.max_time_us)
     parts = (head, shard.base_offsets.tobytes(), shard.running_max.tobytes(), shard.positions.tobytes())
-    count = min(shard.count, 2**32 - 1)
-    fields = (shard.epoch, shard.first_offset, shard.append_time_us, count)
+    rows = min(shard.end_offset - shard.first_offset, 2**32 - 1)
+    fields = (shard.epoch, shard.first_offset, shard.append_time_us, rows)
     return Section(key.topic_id, key.shard, SectionKind.INDEX, 0, *fields, 0, b"".join(parts))
 
 
@@ -145,7 +157,7 @@ def decode_index(entry: Entry, body: bytes) -> ShardIndex:
     base_offsets = array("q", body[at : at + 8 * points])
     running_max = array("q", body[at + 8 * points : at + 16 * points])
     positions = array("I", body[at + 16 * points : at + 20 * points])
-    shard = ShardIndex(entry.base_offset, end, entry.epoch, entry.append_time_us, max_time, entry.rows, own_bytes, last)
+    shard = ShardIndex(entry.base_offset, end, entry.epoch, entry.append_time_us, max_time, own_bytes, last)
     shard.base_offsets, shard.running_max, shard.positions = base_offsets, running_max, positions
     return shard
 

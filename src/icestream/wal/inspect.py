@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from icestream import errors
 from icestream.model.shard import Gap, ShardKey
@@ -14,14 +15,18 @@ from icestream.wal.index import FileIndex
 from icestream.wal.lifecycle import FileState
 from icestream.wal.log_file import Seal
 from icestream.wal.recovery import examine
-from icestream.wal.scan import scan_records
+from icestream.wal.scan import find_headers
 from icestream.wal.survey import Survey, SurveyedFile, survey
+
+DAMAGED: Final = "damaged"
+# A busy broker rotates a few times a second at most, and a look takes less: one of these sees nothing move.
+_LOOKS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileView:
     name: str
-    state: FileState
+    state: str  # a FileState, or DAMAGED when not even its header can be read
     first_lsn: int
     last_lsn: int
     size: int
@@ -40,6 +45,19 @@ class ShardView:
     gaps: list[Gap]
 
 
+class RecordView(NamedTuple):
+    """One record, or a stretch between two records that is none: its `lsn` is 0."""
+
+    lsn: int
+    kind: str
+    position: int
+    size: int
+    sections: int
+    state: str
+    synced_through: int
+    append_time_us: int
+
+
 @dataclass(slots=True)
 class LogView:
     files: list[FileView] = field(default_factory=list)
@@ -53,10 +71,32 @@ class LogView:
 
 
 def view_log(directory: Directory) -> LogView:
+    """The log as a start would find it now.
+
+    Beside a running broker files are written, renamed and freed while they are read, which looks like damage. Real
+    damage stays: it counts when two looks say the same.
+    """
+    said = ""
+    view = None
+    for _ in range(_LOOKS_MAX):
+        try:
+            view = _look(directory)
+        except FileNotFoundError:
+            continue
+        if view.damage is None or str(view.damage) == said:
+            return view
+        said = str(view.damage)
+    if view is None:
+        raise errors.StaleRead("the files of the log change faster than they can be looked at", hint="try again")
+    return view
+
+
+def _look(directory: Directory) -> LogView:
     found = survey(directory)
     view = LogView(spares=len(found.spares), checkpoint_lsn=found.checkpoint.lsn if found.checkpoint else 0)
     view.files = [_view_file(directory, file) for file in found.files]
-    view.files += [FileView(name, FileState.ACTIVE, 0, 0, 0, 0, 0) for name, _ in found.bad_headers]
+    view.files += [FileView(name, DAMAGED, 0, 0, 0, 0, 0) for name, _ in found.bad_headers]
+    view.files.sort(key=lambda file: file.name)
     try:
         _view_state(directory, found, view)
     except errors.LogDamaged as error:
@@ -80,16 +120,16 @@ def _view_state(directory: Directory, found: Survey, view: LogView) -> None:
 
 def _view_file(directory: Directory, file: SurveyedFile) -> FileView:
     if file.seal is None:
-        records = list(records_of(directory, file.name, file.number))
+        records = [record for record in records_of(directory, file.name, file.number) if record.lsn]
         first, last = (records[0].lsn, records[-1].lsn) if records else (0, 0)
-        used = records[-1].end if records else wire.RECORDS_START
+        used = records[-1].position + records[-1].size if records else wire.RECORDS_START
         state = FileState.ACTIVE if records else FileState.PREPARED
-        return FileView(file.name, state, first, last, file.size, used, 0)
+        return FileView(file.name, state.value, first, last, file.size, used, 0)
     seal = file.seal
     index = _index(directory, file.name, seal)
     used = seal.end_position + seal.footer_bytes
     shards = len(index.shards) if index else 0
-    return FileView(file.name, FileState.SEALED, seal.first_lsn, seal.last_lsn, file.size, used, shards)
+    return FileView(file.name, FileState.SEALED.value, seal.first_lsn, seal.last_lsn, file.size, used, shards)
 
 
 def _index(directory: Directory, name: str, seal: Seal) -> FileIndex | None:
@@ -102,17 +142,35 @@ def _index(directory: Directory, name: str, seal: Seal) -> FileIndex | None:
         handle.close()
 
 
-def records_of(directory: Directory, name: str, number: int) -> Iterator[wire.Header]:
-    """The good records of one file, in order, up to the first that is not."""
+def records_of(directory: Directory, name: str, number: int) -> Iterator[RecordView]:
+    """The records of one file in order, also behind damage, and what lies between them and is none."""
     handle = directory.open(name)
     try:
         data = handle.read_at(wire.RECORDS_START, max(handle.size() - wire.RECORDS_START, 0))
     finally:
         handle.close()
-    try:
-        first = wire.decode_header(data, 0, wire.RECORDS_START).lsn
-    except errors.DecodeError:
-        return
-    found, _, _, _ = scan_records(data, wire.RECORDS_START, number, first)
-    for record in found:
-        yield wire.decode_header(data, record[0] - wire.RECORDS_START, record[0])
+    at = wire.RECORDS_START
+    for position, _, _ in find_headers(data, wire.RECORDS_START, number, 1):
+        if position < at:
+            continue  # inside a record: a message that looks like one
+        if position > at:
+            yield RecordView(0, "unreadable", at, position - at, 0, DAMAGED, 0, 0)
+        header = wire.decode_header(data, position - wire.RECORDS_START, position)
+        yield _view_record(data, header)
+        at = header.end
+
+
+def _view_record(data: bytes, header: wire.Header) -> RecordView:
+    at = header.position - wire.RECORDS_START
+    entries = wire.decode_entries(data, at, header)
+    is_good = all(wire.check_section(data, at, header, entry) for entry in entries)
+    return RecordView(
+        header.lsn,
+        wire.RecordKind(header.kind).name.lower(),
+        header.position,
+        header.record_bytes,
+        header.section_count,
+        "good" if is_good else DAMAGED,
+        header.synced_through,
+        header.append_time_us,
+    )

@@ -24,7 +24,7 @@ from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
 from icestream.wal.admission import Quota, admit, default_quota
 from icestream.wal.appender import Appender, Batch, Placed, Result
-from icestream.wal.block import Block
+from icestream.wal.block import block_head
 from icestream.wal.options import LogOptions
 from icestream.wal.reader import Reader
 from icestream.wal.recovery import Recovered
@@ -86,6 +86,8 @@ class Log:
         self._progress_waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._flush_planned = False
         self._last_tick_us = 0
+        self._row_bytes_max = options.batch_bytes_max
+        self._rows_bytes_max = min(options.batch_bytes_max, limits.RECORD_BYTES_TARGET // 2)
         self._closing = False
 
     # --- start ---
@@ -126,17 +128,15 @@ class Log:
 
     def batch(self, shard: Shard, block: bytes) -> Batch:
         """A block as a batch, checked for size."""
-        head = Block(block)
-        if head.block_bytes != len(block):
-            raise errors.InvalidInput(f"a block of {head.block_bytes} bytes came in {len(block)}")
-        allowed = self._options.batch_bytes_max
-        if head.rows > 1:
-            allowed = min(allowed, limits.RECORD_BYTES_TARGET // 2)
-        if len(block) > allowed:
+        rows, size, numbering = block_head(block)
+        if size != len(block):
+            raise errors.InvalidInput(f"a block of {size} bytes came in {len(block)}")
+        allowed = self._rows_bytes_max if rows > 1 else self._row_bytes_max
+        if size > allowed:
             raise errors.MessageTooLarge(
-                f"a batch of {head.rows} messages has {len(block)} bytes", hint=f"send at most {allowed} bytes at once"
+                f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} bytes at once"
             )
-        return Batch(shard, head.rows, block, head.numbering)
+        return Batch(shard, rows, block, numbering)
 
     def gaps(self, key: ShardKey) -> list[Gap]:
         return list(self.state.gaps.get(key, ()))
@@ -154,21 +154,29 @@ class Log:
         if pause:
             metrics.APPENDS_SLOWED.inc()
             await self._clock.sleep(pause)
+        waited = pause > 0
         while not self._has_room(size):
+            self._check_open()
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._room_waiters.append(waiter)
             await waiter
-        return await self.submit(batches)
+            waited = True
+        if waited:
+            self._admit(batches, size)
+        return await self._enqueue(batches, size)
 
     def submit(self, batches: Sequence[Batch]) -> Answer:
         """As `append`, but at once: raises InFlightFull instead of waiting."""
-        self._check_open()
         size = sum([len(batch.block) for batch in batches])
         self._admit(batches, size)
         if not self._has_room(size):
             raise errors.InFlightFull(
                 f"{self.in_flight_bytes} bytes wait for the disk", hint="wait for acks before sending more"
             )
+        return self._enqueue(batches, size)
+
+    def _enqueue(self, batches: Sequence[Batch], size: int) -> Answer:
+        self._check_open()
         answer: Answer = self._loop.create_future()
         self._queue.append(_Request(batches, size, answer))
         self._queued_bytes += size
@@ -253,7 +261,11 @@ class Log:
             request.batches = request.batches[len(results) - at :]
 
     def _await_release(self, request: _Request) -> None:
-        request.lsn = max((one.lsn for one in request.results if isinstance(one, tuple)), default=0)
+        last = request.results[-1] if request.results else None
+        if isinstance(last, Placed):  # LSNs rise: what was stored last has the highest, duplicates included
+            request.lsn = last.lsn
+        else:
+            request.lsn = max((one.lsn for one in request.results if isinstance(one, tuple)), default=0)
         if request.lsn > self.appender.released_lsn:
             self._waiting.append(request)
         elif not request.answer.done():
@@ -277,6 +289,7 @@ class Log:
             self.upkeep.file_sealed(sealed)
         if progress.error and not self.stopped:
             self._failed(progress.error)
+            self._release()
         if self._progress_waiters:
             self._wake_progress_waiters()
         self.upkeep.provision()
@@ -332,12 +345,14 @@ class Log:
             f"a write to the log failed (errno {error.errno})", hint="retry with the same sequence number"
         )
         self._fail(self._waiting, unknown)
+        self._fail_begun(unknown)
         try:
             for sealed in ended:
                 self.upkeep.end_file(sealed)
         except OSError as failure:
             self._stop(SinkError(error.ticket, "sync", failure.errno or 0))
             return
+        self.appender.files_ended()
         if self._sink.fileno() >= 0:
             self._loop.remove_reader(self._sink.fileno())
         self._sink.restart()
@@ -371,6 +386,13 @@ class Log:
                 request.answer.set_exception(error)
         requests.clear()
 
+    def _fail_begun(self, error: errors.IcestreamError) -> None:
+        """A request that was taken only in part lost that part: the rest of it must not follow on its own."""
+        while self._queue and self._queue[0].results:
+            request = self._queue.popleft()
+            self._queued_bytes -= request.size
+            self._fail(deque([request]), error)
+
     def _task_failed(self, error: BaseException) -> None:
         if isinstance(error, OSError):
             metrics.WAL_MAINTENANCE_FAILURES.inc()
@@ -403,7 +425,8 @@ class Log:
         if self.appender.synced_lsn < lsn:
             self.appender.plan_sync()
             self._carry_out()
-            await self._until(lambda: self.appender.synced_lsn >= lsn)
+            # a failed write may take back what was to be synced: then the end of the log is what counts
+            await self._until(lambda: self.appender.synced_lsn >= min(lsn, self.state.lsn))
         return lsn
 
     async def _sync_periodically(self) -> None:
@@ -424,8 +447,8 @@ class Log:
                     f"floor {offset} of {key} is beyond its synced offset {shard.synced}",
                     hint="call sync() first: nothing durable elsewhere may pass synced",
                 )
-            shard.floor = max(shard.floor, offset)
-        await self.upkeep.floor_moved()
+            self.upkeep.move_floor(shard, offset)
+        await self.upkeep.floors_moved()
 
     async def checkpoint(self) -> None:
         """Writes a checkpoint now, and frees what it allows."""
@@ -434,7 +457,7 @@ class Log:
 
     async def _keep_spares(self) -> None:
         while True:
-            await self.upkeep.make_spare()
+            await self.upkeep.make_spares()
             await self._next_seal(self.appender.sealed_count)
 
     async def _next_seal(self, sealed: int) -> None:
@@ -460,6 +483,7 @@ class Log:
         self._maintenance.close()
         self._reads.close()
         self._lock.close()
+        self._directory.close()
 
     async def _seal_last(self) -> None:
         if self.appender.file is not None:

@@ -44,8 +44,8 @@ _SEAL_MAGIC: Final = b"ICESSEAL"
 _HEADER = struct.Struct("<8sII16sQQQqQ")
 _SEAL = struct.Struct("<8sQQQQQQ")
 _CRC = struct.Struct("<I")
-_NAME = re.compile(r"^(log|spare)-(\d{16})\.wal$")
-_CHECKPOINT_NAME = re.compile(r"^checkpoint-(\d{20})-(\d{8})$")
+_NAME = re.compile(r"(log|spare)-([0-9]{16})\.wal")
+_CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]{20})-([0-9]{8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ def checkpoint_name(lsn: int, serial: int) -> str:
 
 
 def log_number(name: str) -> int | None:
-    match = _NAME.match(name)
+    match = _NAME.fullmatch(name)
     return int(match[2]) if match and match[1] == "log" else None
 
 
 def spare_number(name: str) -> int | None:
-    match = _NAME.match(name)
+    match = _NAME.fullmatch(name)
     return int(match[2]) if match and match[1] == "spare" else None
 
 
@@ -145,7 +145,7 @@ class CheckpointName(NamedTuple):
 
 
 def checkpoint_parts(name: str) -> CheckpointName | None:
-    match = _CHECKPOINT_NAME.match(name)
+    match = _CHECKPOINT_NAME.fullmatch(name)
     return CheckpointName(int(match[1]), int(match[2])) if match else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.model.shard import ShardKey
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, LocalDirectory
@@ -46,10 +47,20 @@ async def open_log_on(
         recovered = await maintenance.run(lambda: recover(directory, clock, randomness.token(16), positions))
         log = Log(directory, lock, options, clock, sink, maintenance, reads, recovered)
         await log.start()
-    except BaseException:
+    except BaseException as error:
         sink.close()
         maintenance.close()
         reads.close()
         lock.close()
+        directory.close()
+        if isinstance(error, OSError):
+            raise _cannot_open(directory, error) from error
         raise
     return log
+
+
+def _cannot_open(directory: Directory, error: OSError) -> errors.IcestreamError:
+    where = directory.describe("")
+    if error.errno in (ENOSPC, EDQUOT):
+        return errors.DiskFull(f"the log in {where} needs room to start: {error}", hint="free disk space, start again")
+    return errors.LogError(f"the log in {where} cannot be opened: {error}", hint="check the disk and its permissions")

@@ -47,6 +47,7 @@ class Window:
     producer_epoch: int
     expected: int
     used_us: int
+    older: bool = False  # batches of this epoch have left the window
     sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=limits.PRODUCER_WINDOW_BATCHES))
 
 
@@ -59,19 +60,25 @@ class Producers:
     def __init__(self, count_max: int = limits.PRODUCERS_MAX_DEFAULT) -> None:
         self.count_max = count_max
         self._windows: dict[Key, Window] = {}
-        self._opened: dict[int, int] = {}
+        self._opened: dict[int, int] = {}  # epochs announced since the start
+        self._epochs: dict[int, int] = {}  # epochs found in batches: they outlive the window
 
     def open(self, producer_id: int, producer_epoch: int) -> None:
         """A producer announces itself: only this epoch may send from now on."""
-        if producer_epoch < self._opened.get(producer_id, 0):
-            raise _fenced(producer_id, producer_epoch, self._opened[producer_id])
+        if producer_epoch < 0:
+            raise errors.InvalidInput(f"producer epoch {producer_epoch} is below 0")
+        known = max(self._opened.get(producer_id, 0), self._epochs.get(producer_id, 0))
+        if producer_epoch < known:
+            raise _fenced(producer_id, producer_epoch, known)
         self._opened.pop(producer_id, None)
         self._opened[producer_id] = producer_epoch
         while len(self._opened) > self.count_max:
             del self._opened[next(iter(self._opened))]
 
-    def judge(self, key: ShardKey, numbering: Numbering, count: int) -> Duplicate | None:
-        """None: store it. Raises for what must not be stored."""
+    def judge(
+        self, key: ShardKey, numbering: Numbering, count: int, released_lsn: int | None = None
+    ) -> Duplicate | None:
+        """None: store it. Raises for what must not be stored, and when the whole window is still in flight."""
         who, epoch, first = numbering.producer_id, numbering.producer_epoch, numbering.first_sequence
         window = self._windows.get((key, who))
         known = max(self._opened.get(who, -1), window.producer_epoch if window else -1)
@@ -84,6 +91,7 @@ class Producers:
                 )
             return None
         if first == window.expected:
+            _check_in_flight(window, who, released_lsn)
             return None
         return _judge_past(window, numbering, count)
 
@@ -93,27 +101,39 @@ class Producers:
         window = self._windows.pop(slot, None)
         if window is None or window.producer_epoch < numbering.producer_epoch:
             window = Window(numbering.producer_epoch, 0, now_us)
+        window.older = window.older or len(window.sent) == window.sent.maxlen
         window.sent.append(Sent(numbering.first_sequence, count, base, lsn))
         window.expected = numbering.first_sequence + count
         window.used_us = now_us
-        self._windows[slot] = window
+        self._keep(slot, window)
         while len(self._windows) > self.count_max:
-            del self._windows[next(iter(self._windows))]
+            self._evict(next(iter(self._windows)))
+
+    def _keep(self, slot: Key, window: Window) -> None:
+        self._windows[slot] = window
+        self._epochs.pop(slot[1], None)
+        self._epochs[slot[1]] = window.producer_epoch
+        while len(self._epochs) > self.count_max:
+            del self._epochs[next(iter(self._epochs))]
 
     def roll_back(self, lsn: int) -> None:
         """Forgets everything above `lsn` (hazard 16)."""
         for slot, window in list(self._windows.items()):
             while window.sent and window.sent[-1].lsn > lsn:
                 window.expected = window.sent.pop().first_sequence
-            if not window.sent:
+            if not window.sent and not window.older:
                 del self._windows[slot]
 
     def expire(self, before_us: int) -> int:
         """Drops windows not used since `before_us`; how many."""
         old = [slot for slot, window in self._windows.items() if window.used_us < before_us]
         for slot in old:
-            del self._windows[slot]
+            self._evict(slot)
         return len(old)
+
+    def _evict(self, slot: Key) -> None:
+        del self._windows[slot]
+        self._opened.pop(slot[1], None)
 
     def last_sequence(self, key: ShardKey, producer_id: int) -> int | None:
         window = self._windows.get((key, producer_id))
@@ -124,10 +144,18 @@ class Producers:
             yield key, producer_id, window
 
     def restore(self, key: ShardKey, producer_id: int, window: Window) -> None:
-        self._windows[key, producer_id] = window
+        self._keep((key, producer_id), window)
 
     def __len__(self) -> int:
         return len(self._windows)
+
+
+def _check_in_flight(window: Window, producer_id: int, released_lsn: int | None) -> None:
+    """A batch that may still be taken back must not push one out of the window that a retry may ask for."""
+    if released_lsn is not None and len(window.sent) == window.sent.maxlen and window.sent[0].lsn > released_lsn:
+        raise errors.InFlightFull(
+            f"producer {producer_id} has {len(window.sent)} batches in flight", hint="wait for acks before sending more"
+        )
 
 
 def _judge_past(window: Window, numbering: Numbering, count: int) -> Duplicate:

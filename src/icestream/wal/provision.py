@@ -33,9 +33,11 @@ class Provisioner:
         self._file_bytes = file_bytes
         self._spare_files = spare_files
         self.spares: list[str] = []
+        kept_bytes = 0
         for name, size in sorted(spares.items()):
-            if size >= file_bytes and len(self.spares) * file_bytes < limits.SPARE_BYTES_MAX:
+            if size >= file_bytes and kept_bytes + size <= limits.SPARE_BYTES_MAX:
                 self.spares.append(name)
+                kept_bytes += size
             else:
                 directory.remove(name)
 
@@ -55,6 +57,7 @@ class Provisioner:
         except OSError:
             file.close()
             self._give_up(name)
+            self._give_up(log_file.log_name(number))
             raise
         return file, max(self._file_bytes, file.size())
 
@@ -64,19 +67,21 @@ class Provisioner:
 
     def take_back(self, names: Iterable[str]) -> None:
         """Frees log files: as spares up to the bound, the others are deleted."""
+        spares: list[str] = []
         for name in names:
             number = log_file.log_number(name)
             assert number is not None
-            if self._is_worth_keeping(name):
+            if self._is_worth_keeping(name, len(spares)):
                 spare = log_file.spare_name(number)
                 self._directory.rename(name, spare)
-                self.spares.append(spare)
+                spares.append(spare)
             else:
                 self._directory.remove(name)
         self._directory.sync()
+        self.spares += spares  # only now: a file whose old name may come back must not be written to
 
-    def _is_worth_keeping(self, name: str) -> bool:
-        if (len(self.spares) + 1) * self._file_bytes > limits.SPARE_BYTES_MAX:
+    def _is_worth_keeping(self, name: str, more: int) -> bool:
+        if (len(self.spares) + more + 1) * self._file_bytes > limits.SPARE_BYTES_MAX:
             return False
         file = self._directory.open(name)
         try:

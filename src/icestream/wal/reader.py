@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from icestream import errors, limits
 from icestream.model.shard import Gap, ShardKey
@@ -24,6 +24,8 @@ from icestream.wal.scan import good_header, scan_records
 from icestream.wal.state import LogState
 from icestream.wal.summary import FileSummary
 from icestream.wal.upkeep import Upkeep
+
+Answer = TypeVar("Answer")
 
 
 class SectionRead(NamedTuple):
@@ -100,8 +102,8 @@ class Reader:
         visible = shard.written
         if offset >= visible:
             return ReadResult([], gaps, offset)
-        stretch = await self._find(key, offset)
-        sections = await self._read_pinned(stretch, key, offset, visible, max_bytes)
+        stretch = await self._find(key, offset, max(1, max_bytes // limits.INDEX_STRIDE_BYTES))
+        sections = await self._pinned(stretch.number, lambda: self._walk(stretch, key, offset, visible, max_bytes))
         return ReadResult(sections, gaps, sections[-1].base_offset + sections[-1].rows)
 
     def earliest(self, key: ShardKey) -> int:
@@ -115,15 +117,15 @@ class Reader:
                 return min(index.shards[key].first_offset, shard.written)
         return shard.written
 
-    async def _find(self, key: ShardKey, offset: int) -> _Stretch:
+    async def _find(self, key: ShardKey, offset: int, points: int) -> _Stretch:
         file = self._file_of(key, offset)
         if file is not None:
             index = (await self._index(file)).shards[key]
-            return _Stretch(file.number, *index.chain_for_offset(offset))
+            return _Stretch(file.number, *index.chain_for_offset(offset, points))
         for number, open_index in self._appender.open_files():
             held = open_index.shards.get(key)
             if held is not None and held.first_offset <= offset < held.end_offset:
-                return self._open_stretch(number, key, held.chain_for_offset(offset))
+                return self._open_stretch(number, key, held.chain_for_offset(offset, points))
         earliest = self.earliest(key)
         raise errors.PositionGone(
             f"offset {offset} of {key} is not in the log any more", hint=f"the log begins at offset {earliest}"
@@ -157,11 +159,7 @@ class Reader:
         """The whole index of a sealed file, from a bounded cache."""
         found = self._indexes.get(file.number)
         if found is None:
-            pin = self._upkeep.pins.take(file.number)
-            try:
-                found = await self._offload.run(lambda: self._load_index(file))
-            finally:
-                self._upkeep.pins.release(pin)
+            found = await self._pinned(file.number, lambda: self._load_index(file))
             self._indexes[file.number] = found
             while len(self._indexes) > limits.FOOTERS_RESIDENT_MAX:
                 self._indexes.popitem(last=False)
@@ -184,19 +182,21 @@ class Reader:
                 f"log file {number} was recycled", hint="read again from the same position"
             ) from None
 
-    async def _read_pinned(
-        self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int
-    ) -> list[SectionRead]:
-        pin = self._upkeep.pins.take(stretch.number)
+    async def _pinned(self, number: int, call: Callable[[], Answer]) -> Answer:
+        """Runs a read of one file off the loop. What was read of a file that was recycled meanwhile does not count."""
+        pin = self._upkeep.pins.take(number)
         try:
-            sections = await self._offload.run(lambda: self._walk(stretch, key, offset, visible, max_bytes))
+            answer = await self._offload.run(call)
+        except errors.LogError:
+            if not pin.broken:
+                raise
         finally:
             self._upkeep.pins.release(pin)
         if pin.broken:
             raise errors.StaleRead(
-                f"log file {stretch.number} was recycled during a read", hint="read again from the same position"
+                f"log file {number} was recycled during a read", hint="read again from the same position"
             )
-        return sections
+        return answer
 
     def _walk(self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int) -> list[SectionRead]:
         file = self._open(stretch.number)
@@ -242,11 +242,7 @@ class Reader:
             later = (entry.base_offset for entry in reversed(entries) if entry.append_time_us >= time_us)
             return min(next(later, visible), visible)
 
-        pin = self._upkeep.pins.take(stretch.number)
-        try:
-            return await self._offload.run(look)
-        finally:
-            self._upkeep.pins.release(pin)
+        return await self._pinned(stretch.number, look)
 
     # --- the whole log ---
 
@@ -258,23 +254,22 @@ class Reader:
             found = self._locate(lsn)
             if found.number != number:
                 number, position = found.number, wire.RECORDS_START
-            chunk = await self._read_chunk_pinned(found, position)
+            chunk = await self._next_chunk(found, position)
             wanted = [record for record in chunk.records if lsn <= record[1] <= self._appender.released_lsn]
-            if chunk.records:
-                last = wanted[-1] if wanted else chunk.records[-1]
-                position = last[0] + last[6]
+            last = wanted[-1] if wanted else chunk.records[-1]
+            position = last[0] + last[6]
             if wanted:
                 lsn = wanted[-1][1] + 1
                 yield RecordChunk(chunk.number, chunk.start, chunk.data, wanted)
 
-    async def _read_chunk_pinned(self, found: _Place, start: int) -> RecordChunk:
-        pin = self._upkeep.pins.take(found.number)
-        try:
-            chunk = await self._offload.run(lambda: self._read_chunk(found, start))
-        finally:
-            self._upkeep.pins.release(pin)
-        if pin.broken:
-            raise errors.StaleRead(f"log file {found.number} was recycled during a read", hint="follow again")
+    async def _next_chunk(self, found: _Place, start: int) -> RecordChunk:
+        """At least one record: the one that stands there is released, so it can be read or it is damaged."""
+        chunk = await self._pinned(found.number, lambda: self._read_chunk(found, start))
+        if not chunk.records:
+            raise errors.LogDamaged(
+                f"log file {found.number} is damaged at position {start}",
+                hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
+            )
         return chunk
 
     def _locate(self, lsn: int) -> _Place:

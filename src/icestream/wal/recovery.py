@@ -176,8 +176,12 @@ class Replay:
             self.empty.append(file)
             return
         if follows:
-            if self._begins_with(follows[0]) > next_lsn:
+            following = self._begins_with(follows[0])
+            if following > next_lsn:
                 raise self._damage(file, end, next_lsn, f"{follows[0].name} holds later records")
+            # records that a failed write took back stand here again; those of the later file are the ones that count
+            records = [record for record in records if record[1] < following]
+            end, next_lsn = max((record[0] + record[6] for record in records), default=end), following
             self._seal_again(file, data, records, end, next_lsn)
         else:
             self._apply(data, records)
@@ -244,7 +248,7 @@ class Replay:
         index = FileIndex()
         for found in records:
             position, lsn, kind = found[0], found[1], found[2]
-            entries = add_record(index, data, position - wire.RECORDS_START, position)
+            entries = add_record(index, data, position - wire.RECORDS_START, position, found[7])
             if lsn > self.covered:
                 self.state.apply(lsn, entries, lambda entry: _body(data, entry))
             if kind == wire.RecordKind.REPAIR:
@@ -318,7 +322,8 @@ def _gaps(state: LogState, positions: Mapping[ShardKey, int], *, accept_loss: bo
 def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -> tuple[list[FileSummary], int]:
     """Makes the directory agree with what was decided. Each step may be the last one before a crash."""
     found = replay.found
-    for name in [*found.unfinished, *found.replaced]:
+    # first what only takes room: a full disk must be able to start
+    for name in [*found.unfinished, *found.replaced, *(file.name for file in replay.empty)]:
         directory.remove(name)
     for file, seal, index in replay.unsealed_middle:
         _write_seal(directory, file, seal, index)
@@ -332,8 +337,6 @@ def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -
         replay.report.rewritten_file = tail.file.name
         directory.remove(tail.file.name)
         number += 1
-    for file in replay.empty:
-        directory.remove(file.name)
     for name in found.bad_checkpoints:
         directory.remove(name)
     if found.sync_failed:

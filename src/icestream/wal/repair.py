@@ -1,36 +1,135 @@
-"""Makes a damaged log open again, and says exactly what that costs. Nothing changes without `apply_repair`.
+"""Carries out the plan of a repair (damage.py), so that the log opens again with everything that is not lost.
 
-Goes through every record of every file in LSN order, not only through those behind the checkpoint.
-    a bad section     of a record whose header is good: exactly its offsets are lost. A GAP note takes its place, the
-                      other sections of the record stay
-    missing records   bytes without a good header, or a file that is gone: a REPAIR record takes their place. Its LSN is
-                      the last one that is missing; it keeps the sections that are good by themselves and has a GAP note
-                      for the offsets that turn out to be missing, when their shard goes on or at the checkpoint
-    an unknown end    a shard that does not go on behind the last missing record: how far it had come is not known. A
-                      closing record, in a file of its own behind all others, skips more offsets than can have been
-                      lost, so that none is given out twice. It is a REPAIR record: the next start accepts that others
-                      know positions beyond the end of the log, and declares them lost too
 A file that needs a change is written anew beside the log, its original is kept as `damaged-…`, and it takes the
 original's place by a rename. The closing file comes first: until the last file is mended a start still finds damage,
-so a repair that is interrupted can be made again from what is there.
+so a repair that was interrupted is planned again from what is there, with the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import batched
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
-from icestream import errors, limits
-from icestream.model.shard import Gap, GapState, ShardKey, Topic
+from icestream import limits
+from icestream.model.shard import Topic
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
-from icestream.wal import block, log_file, notes
 from icestream.wal import format as wire
-from icestream.wal.footer import read_footer
-from icestream.wal.log_file import FileHeader, Seal
-from icestream.wal.recovery import examine
+from icestream.wal import notes
+from icestream.wal.damage import Closing, Part, RepairPlan, Rewrite, nameless_topic, read_records
+from icestream.wal.format import RECORDS_START, SectionKind
+from icestream.wal.log_file import FileHeader
 from icestream.wal.rewrite import Copy, publish_copy
-from icestream.wal.scan import find_headers, scan_records
-from icestream.wal.survey import Survey, survey
+
+# Sections in one record that is made here: beside each may stand the name of its topic, and the directory has an end.
+_SECTIONS_MAX: Final = limits.RECORD_SECTIONS_MAX // 3
+_LSN_MAX: Final = 2**62
+
+
+def apply_repair(directory: Directory, clock: Clock, plan: RepairPlan) -> list[str]:
+    """Carries the plan out; the names under which the damaged originals are kept."""
+    kept: list[str] = []
+    if not plan.is_needed:
+        return kept
+    for name in directory.names():
+        if name.endswith(".tmp"):
+            directory.remove(name)
+    if plan.closing:
+        _publish(directory, clock, plan.closing.header, _closing_copy(plan.closing, plan.topics))
+    for rewrite in plan.rewrites:
+        copy = _mended_copy(rewrite, read_records(directory, rewrite.name), plan.topics)
+        kept.append(_keep_original(directory, rewrite.name))
+        _publish(directory, clock, rewrite.header, copy)
+    for name in plan.set_aside:
+        kept.append(_name_aside(directory, name))
+        directory.rename(name, kept[-1])
+    directory.sync()
+    return kept
+
+
+def _publish(directory: Directory, clock: Clock, header: FileHeader, copy: Copy) -> None:
+    publish_copy(directory, replace(header, synced_through=copy.last_lsn, created_us=clock.wall_us()), copy)
+
+
+def _closing_copy(closing: Closing, topics: Mapping[int, Topic]) -> Copy:
+    copy = Copy(closing.header.number)
+    stand_ins = _stand_ins(closing.sections, closing.lsn_first, closing.lsn_last)
+    named: set[int] = set()
+    for lsn, sections in stand_ins:
+        copy.add(closing.kind, lsn, 0, 0, _named(sections, named, topics))
+    return copy
+
+
+def _mended_copy(rewrite: Rewrite, data: bytes, topics: Mapping[int, Topic]) -> Copy:
+    copy = Copy(rewrite.header.number)
+    named: set[int] = set()
+    for part in rewrite.parts:
+        sections = list(_sections(part, data))
+        if part.position:
+            header = wire.decode_header(data, part.position - RECORDS_START, part.position)
+            placed = _named(sections, named, topics)
+            copy.add(part.kind, part.lsn, header.synced_through, header.append_time_us, placed)
+            continue
+        for lsn, chunk in _stand_ins(sections, part.losses[0].lsn_first, part.lsn):
+            copy.add(part.kind, lsn, 0, 0, _named(chunk, named, topics))
+    return copy
+
+
+def _stand_ins(sections: Sequence[wire.Section], first: int, last: int) -> list[tuple[int, Sequence[wire.Section]]]:
+    """The records that stand for LSNs `first` to `last`: one for each end, and more when the sections need them.
+
+    No lost record had more sections than fit one of these, so there are LSNs for all; behind the end they go on.
+    """
+    chunks = [sections[start : start + _SECTIONS_MAX] for start in range(0, len(sections), _SECTIONS_MAX)] or [()]
+    if len(chunks) == 1 and first < last:
+        chunks.insert(0, ())
+    rest = range(max(last - len(chunks) + 2, first + 1), _LSN_MAX)
+    return list(zip((first, *rest[: len(chunks) - 1]), chunks, strict=True))
+
+
+def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:
+    """What stays of a record, and the notes on what does not."""
+    positions: Iterable[int] = part.kept or ()
+    if part.kept is None:
+        header = wire.decode_header(data, part.position - RECORDS_START, part.position)
+        positions = range(part.position + wire.HEADER_BYTES, part.position + header.header_bytes, wire.ENTRY_BYTES)
+    for position in positions:
+        entry = wire.decode_entry(data, position - RECORDS_START, position)
+        body = data[entry.body_position - RECORDS_START :][: entry.body_bytes]
+        fields = (entry.epoch, entry.base_offset, entry.append_time_us, entry.rows)
+        yield wire.Section(entry.topic_id, entry.shard, entry.kind, entry.flags, *fields, 0, body)
+    yield from (notes.gap_section(gap) for loss in part.losses for gap in loss.gaps)
+
+
+def _named(sections: Sequence[wire.Section], named: set[int], topics: Mapping[int, Topic]) -> list[wire.Section]:
+    """The sections with the name of each topic before its first use in the file, also where that note was lost."""
+    placed: list[wire.Section] = []
+    for section in sections:
+        if section.topic_id and section.topic_id not in named and section.kind != SectionKind.TOPIC:
+            placed.append(notes.topic_section(topics.get(section.topic_id) or nameless_topic(section.topic_id)))
+        named.add(section.topic_id)
+        placed.append(section)
+    return placed
+
+
+def _keep_original(directory: Directory, name: str) -> str:
+    """A copy, because the original keeps its name until the mended file takes it."""
+    aside = _name_aside(directory, name)
+    target = directory.create(f"{aside}.tmp")
+    try:
+        target.write_at(0, read_records(directory, name, 0))
+        target.sync()
+    finally:
+        target.close()
+    directory.rename(f"{aside}.tmp", aside)
+    directory.sync()
+    return aside
+
+
+def _name_aside(directory: Directory, name: str) -> str:
+    names = directory.names()
+    number = 1
+    while (aside := f"damaged-{number}-{name}") in names:
+        number += 1
+    return aside

@@ -40,7 +40,7 @@ class Copy:
                 placed.append(section)
             at += wire.ENTRY_BYTES
         data = wire.encode_record(kind, lsn, self.number, synced_through, time_us, self.position, wire.ALIGN, placed)
-        add_record(self.index, data, 0, self.position)
+        add_record(self.index, data, 0, self.position, len(placed))
         self.parts.append(data)
         self.position += len(data)
         self.first_lsn = self.first_lsn or lsn

@@ -122,8 +122,11 @@ class NativeSink:
             self._write_inline(writes[0], files[writes[0].number])
             return True
         writer = self._writer
-        for ticket, number, position, data, sync in writes:
-            writer.submit(ticket, files[number].fileno(), position, data, sync)
+        try:
+            for ticket, number, position, data, sync in writes:
+                writer.submit(ticket, files[number].fileno(), position, data, sync)
+        except RuntimeError:
+            return False  # it failed meanwhile and has said so: progress() reports it
         last = writes[-1]
         self._submitted = last.ticket
         if not last.sync:
@@ -131,20 +134,23 @@ class NativeSink:
         return False
 
     def _may_write_inline(self, writes: Sequence[Write]) -> bool:
-        return (
-            len(writes) == 1
-            and self._synced == self._submitted
-            and 0 < self._sync_ns < self._inline_below_ns
-            and writes[0].sync
-        )
+        """The only write, small, nothing before it under way; with a sync only while those have been short."""
+        if len(writes) != 1 or len(writes[0].data) > limits.INLINE_WRITE_BYTES_MAX or not self._inline_below_ns:
+            return False
+        if writes[0].sync:
+            return self._synced == self._submitted and 0 < self._sync_ns < self._inline_below_ns
+        return self._written == self._submitted
 
     def _write_inline(self, write: Write, file: File) -> None:
         self._submitted = write.ticket
         try:
-            nanoseconds = self._writer.write_inline(write.ticket, file.fileno(), write.position, write.data, True)
+            sync_ns = self._writer.write_inline(write.ticket, file.fileno(), write.position, write.data, write.sync)
         except OSError:
             return  # the writer remembers it; progress() reports it
-        self._note_sync(nanoseconds)
+        if write.sync:
+            self._note_sync(sync_ns)
+        else:
+            self._start_write_back(write, file)
 
     def _note_sync(self, nanoseconds: int) -> None:
         """An average that forgets: one slow sync sends the next ones to the thread until they are short again."""

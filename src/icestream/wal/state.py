@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from icestream import errors, limits
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.wal import notes
-from icestream.wal.block import blocks_of
+from icestream.wal.block import heads_of
 from icestream.wal.format import OPTIONAL, SECTION_KINDS_KNOWN, Entry, SectionKind
+from icestream.wal.index import ShardIndex
 from icestream.wal.producers import Producers
 
 
@@ -28,8 +29,9 @@ class Shard:
     """The offsets of one shard, and where its last section stands in the file being written."""
 
     __slots__ = (
-        "append_time_us", "assigned", "blocks", "clock_steps", "entry_file", "entry_position", "epoch", "floor", "key",
-        "read_file", "read_position", "reserve_pending", "reserved", "rows", "synced", "topic", "usage", "written",
+        "append_time_us", "assigned", "blocks", "clock_steps", "entry_file", "entry_position", "epoch", "floor",
+        "index", "key", "read_file", "read_position", "reserve_pending", "reserved", "rows", "synced", "topic", "usage",
+        "written",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, number: int, usage: Usage) -> None:
@@ -47,6 +49,7 @@ class Shard:
         self.clock_steps = 0
         self.entry_file = 0
         self.entry_position = 0
+        self.index = ShardIndex(0)  # its part of the index of that file
         self.read_file = 0  # its last section that readers may see
         self.read_position = 0
         # the section being gathered for the record of this tick
@@ -158,10 +161,10 @@ class LogState:
         shard.epoch = entry.epoch
         shard.append_time_us = entry.append_time_us
         offset = entry.base_offset
-        for block in blocks_of(body):
-            if block.numbering:
-                self.producers.record(shard.key, block.numbering, block.rows, offset, lsn, entry.append_time_us)
-            offset += block.rows
+        for head in heads_of(body):
+            if head.numbering:
+                self.producers.record(shard.key, head.numbering, head.rows, offset, lsn, entry.append_time_us)
+            offset += head.rows
 
     def _known_shard(self, entry: Entry) -> Shard:
         if entry.topic_id not in self.topics:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from icestream import limits
 from icestream.model.shard import ShardKey
@@ -22,6 +22,7 @@ from icestream.wal.options import LogOptions
 from icestream.wal.pins import Pins
 from icestream.wal.provision import Provisioner
 from icestream.wal.recovery import Recovered
+from icestream.wal.state import Shard
 from icestream.wal.summary import FileSummary
 
 
@@ -63,7 +64,9 @@ class Upkeep:
         self.closing = False
         for file in self.files:
             for key, held in file.ranges():
-                self._state.shard(key).usage.held_bytes += held.own_bytes
+                shard = self._state.shard(key)
+                if held.end > shard.floor:
+                    shard.usage.held_bytes += held.own_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -103,14 +106,15 @@ class Upkeep:
         number, self._next_number = self._next_number, self._next_number + 1
         return number
 
-    async def make_spare(self) -> None:
-        """Zeroes one spare file, a slice at a time and not too fast (hazard 36)."""
-        if not self._provisioner.wants_spare or self.prepare_error:
-            return
-        slices = self._provisioner.zero_spare(self._take_number())
+    async def make_spares(self) -> None:
+        """Zeroes the spare files that are missing, a slice at a time and not too fast (hazard 36)."""
         with contextlib.suppress(OSError):
-            while await self._offload.run(lambda: next(slices, False) is None):
-                await self._clock.sleep(limits.ZERO_SLICE_BYTES / limits.ZERO_BYTES_PER_SECOND)
+            while self._provisioner.wants_spare and not self.prepare_error:
+                await self._zero(self._provisioner.zero_spare(self._take_number()))
+
+    async def _zero(self, slices: Iterator[None]) -> None:
+        while await self._offload.run(lambda: next(slices, False) is None):
+            await self._clock.sleep(limits.ZERO_SLICE_BYTES / limits.ZERO_BYTES_PER_SECOND)
 
     # --- sealed files ---
 
@@ -124,6 +128,7 @@ class Upkeep:
     def end_file(self, sealed: SealedFile) -> None:
         """Seals a file at the last record that counts, here and now: nothing else happens before it is done (16)."""
         file = self.handles.pop(sealed.seal.number)
+        file.sync()  # a seal says that everything before it is on disk: so that comes first, in every mode
         file.write_at(log_file.SEAL_POSITION, log_file.encode_seal(sealed.seal))
         file.sync()
         if sealed.seal.last_lsn >= sealed.seal.first_lsn:
@@ -134,6 +139,10 @@ class Upkeep:
         self.files.append(summary)
         self.sealed_bytes += summary.size
         self._bytes_since_checkpoint += summary.size
+        for key, held in summary.ranges():
+            shard = self._state.shards[key]
+            if held.end <= shard.floor:
+                shard.usage.held_bytes -= held.own_bytes
         metrics.WAL_FILES.set(len(self.files))
 
     # --- checkpoints, and what they free ---
@@ -148,6 +157,7 @@ class Upkeep:
             return False
         self._checkpointing = True
         lsn = self._appender.synced_lsn
+        self._state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
         picture = Checkpoint(lsn, self._log_id, self._next_number, clean, self._state)
         floors = {key: shard.floor for key, shard in self._state.shards.items()}
         try:
@@ -192,7 +202,15 @@ class Upkeep:
             directory.remove(old.name)
         self._checkpoints = kept[: limits.CHECKPOINTS_KEPT]
 
-    async def floor_moved(self) -> None:
+    def move_floor(self, shard: Shard, offset: int) -> None:
+        """What lies below a floor does not count against its topic, also while another topic holds the file (8)."""
+        for file in self.files:
+            held = file.find(shard.key)
+            if held is not None and shard.floor < held.end <= offset:
+                shard.usage.held_bytes -= held.own_bytes
+        shard.floor = max(shard.floor, offset)
+
+    async def floors_moved(self) -> None:
         """Writes down the new floors when that frees a file: at a quota nothing else would ever write a checkpoint."""
         shards = self._state.shards
         if lifecycle.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor):
@@ -209,16 +227,12 @@ class Upkeep:
 
     async def free_files(self) -> None:
         """Takes back the oldest files that no shard, checkpoint or reader needs."""
-        shards = self._state.shards
         free = self.pins.without_pinned(self._freeable())
         if not free:
             return
         gone = {file.number for file in free}
         self.files = [file for file in self.files if file.number not in gone]
         self.sealed_bytes -= sum(file.size for file in free)
-        for file in free:
-            for key, held in file.ranges():
-                shards[key].usage.held_bytes -= held.own_bytes
         metrics.WAL_FILES.set(len(self.files))
         names = [log_file.log_name(file.number) for file in free]
         await self._take_back(names)
@@ -234,7 +248,10 @@ class Upkeep:
 
     async def settle(self) -> None:
         """The last file is sealed: gives back what is not needed and writes the clean checkpoint."""
-        await self._offload.run(self._trim_last)
+        try:
+            await self._offload.run(self._trim_last)
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
         await self.checkpoint(clean=True)
         unused = self._appender.next_file
         if unused is not None:

@@ -1,0 +1,1 @@
+"""What the goals are measured against."""

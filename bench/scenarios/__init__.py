@@ -1,0 +1,18 @@
+"""The scenarios, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from bench.harness import Scenario
+
+NAMES = (
+    "single", "concurrent64", "burst", "sustained", "topics1000", "catchup", "rotation", "start16", "acks", "inline",
+)  # fmt: skip
+
+
+def load(names: Sequence[str]) -> list[Scenario]:
+    return [cast("Scenario", import_module(f"bench.scenarios.{name}")) for name in names]

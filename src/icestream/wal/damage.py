@@ -1,0 +1,373 @@
+"""Finds everything that is damaged in a log and plans its repair. Reads every record of every file, changes nothing.
+
+The records are gone through in LSN order, not only those behind the checkpoint.
+    a bad section     of a record whose header is good: exactly its offsets are lost. A GAP note takes its place, the
+                      other sections of the record stay
+    missing records   bytes without a good header, or a file that is gone: two REPAIR records, with the first and the
+                      last LSN that is missing, take their place (one, when one is missing). They keep the sections that
+                      are good by themselves, and have a GAP note for the offsets that turn out to be missing when their
+                      shard goes on, or at the checkpoint
+    an unknown end    a shard that does not go on behind the last missing record. A closing record, in a file of its own
+                      behind all others, skips the offsets that may have been used. It is a REPAIR record: the next
+                      start accepts that others know positions beyond the end of the log, and declares them lost too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.runtime.files import Directory
+from icestream.wal import format as wire
+from icestream.wal import log_file, notes
+from icestream.wal.footer import read_footer
+from icestream.wal.format import RECORDS_START, RecordKind, SectionKind
+from icestream.wal.log_file import FileHeader, Seal
+from icestream.wal.losses import Ledger, Loss
+from icestream.wal.recovery import examine
+from icestream.wal.scan import find_headers, scan_records
+from icestream.wal.survey import Survey, survey
+
+_LSN_MAX: Final = 2**63
+
+
+class Part(NamedTuple):
+    """One record of a file as it will be: the sections that stay, then notes on what was lost."""
+
+    kind: int
+    lsn: int
+    position: int  # of its header; 0 for the stand-in of records that are missing
+    kept: tuple[int, ...] | None  # positions of the section entries that stay; None: all of them
+    losses: tuple[Loss, ...] = ()
+
+
+@dataclass(slots=True)
+class Rewrite:
+    """A file that has to be written anew."""
+
+    name: str
+    header: FileHeader
+    parts: list[Part] = field(default_factory=list)
+    is_needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The file behind all others."""
+
+    header: FileHeader
+    kind: int
+    lsn_first: int
+    lsn_last: int
+    sections: list[wire.Section]
+
+
+@dataclass(slots=True)
+class RepairPlan:
+    """What is wrong with a log, and what a repair does about it. Nothing of it is done yet."""
+
+    files: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    rewrites: list[Rewrite] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)  # nothing in these files counts, but a start stumbles over them
+    closing: Closing | None = None
+    topics: dict[int, Topic] = field(default_factory=dict)
+    nameless: list[Topic] = field(default_factory=list)  # their names are lost; these stand in for them
+    refusal: errors.LogDamaged | None = None  # a start refuses the log for a reason that no repair is known for
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.losses or self.set_aside)
+
+    @property
+    def gaps(self) -> list[Gap]:
+        return [gap for loss in self.losses for gap in (*loss.gaps, *loss.unknown)]
+
+
+def plan_repair(directory: Directory, step: Callable[[], None] = lambda: None) -> RepairPlan:
+    """What is damaged and what a repair would cost. Reads everything, changes nothing. `step` is called once a file."""
+    return _Planner(directory, survey(directory)).run(step)
+
+
+def read_records(directory: Directory, name: str, start: int = RECORDS_START) -> bytes:
+    """A log file from its first record on."""
+    file = directory.open(name)
+    try:
+        return file.read_at(start, max(file.size() - start, 0))
+    finally:
+        file.close()
+
+
+@dataclass(slots=True)
+class _LogFile:
+    """A log file, as far as one can say before its records are gone through."""
+
+    name: str
+    header: FileHeader
+    seal: Seal | None
+    size: int
+    is_headless: bool = False
+    first: int = 0  # the lowest LSN that it holds, 0 for none
+    synced: int = 0  # the highest LSN that it says was synced
+    cut_bytes: int = 0  # what is missing at its end
+
+    @property
+    def is_empty(self) -> bool:
+        return self.seal is not None and self.seal.last_lsn < self.seal.first_lsn
+
+    def look_inside(self, directory: Directory) -> None:
+        self.synced = self.header.synced_through
+        if self.seal is not None:
+            self.first = 0 if self.is_empty else self.seal.first_lsn
+            self.synced = max(self.synced, self.seal.last_lsn)
+            return
+        data, number = read_records(directory, self.name), self.header.number
+        headers = find_headers(data, RECORDS_START, number, 1)
+        if headers:
+            position, lsn, _ = headers[0]
+            self.first = lsn if position == RECORDS_START else max(lsn - 1, 1)  # a record stood before it
+            self.synced = max(self.synced, *(synced for _, _, synced in headers))
+            position, lsn, _ = headers[-1]
+            if scan_records(data[position - RECORDS_START :], position, number, lsn)[3] == "footer":
+                return
+        # a file has its whole size before it has its name, and gives some back only behind its footer
+        made_for = limits.LOG_FILE_BYTES_MAX if self.size < RECORDS_START else self.header.file_bytes
+        self.cut_bytes = max(made_for - self.size, 0)
+        if self.cut_bytes and headers:
+            self.synced = max(self.synced, headers[-1][1])
+
+
+def _look(directory: Directory, found: Survey) -> list[_LogFile]:
+    files = [_LogFile(file.name, file.header, file.seal, file.size) for file in found.files]
+    for name, _ in found.bad_headers:
+        number = log_file.log_number(name) or 0
+        data = read_records(directory, name, 0)
+        seal = log_file.decode_seal(data[log_file.SEAL_POSITION :], number)
+        header = FileHeader(found.log_id or bytes(16), number, 0, 0, 0, 0)
+        files.append(_LogFile(name, header, seal, len(data), is_headless=True))
+    for file in files:
+        file.look_inside(directory)
+    return sorted(files, key=lambda file: file.header.number)
+
+
+def _is_whole(data: bytes, entry: wire.Entry) -> bool:
+    """Whether the section is there and its own CRC fits, whatever became of the rest of its record."""
+    if entry.body_position < entry.position:
+        return False
+    at, start = entry.position - RECORDS_START, entry.body_position - RECORDS_START
+    body = data[start : start + entry.body_bytes]
+    return len(body) == entry.body_bytes and wire.section_is_good(data[at : at + wire.ENTRY_BYTES], body, entry.crc)
+
+
+class _Planner:
+    def __init__(self, directory: Directory, found: Survey) -> None:
+        self.directory = directory
+        self.found = found
+        self.files = _look(directory, found)
+        state = found.checkpoint.state if found.checkpoint else None
+        self.covered = found.checkpoint.lsn if found.checkpoint else 0
+        self.known = max([self.covered, *(max(file.synced, file.first - 1) for file in self.files)])
+        self.firsts = [file.first for file in self.files if file.first]
+        self.expected = min([self.covered + 1, *self.firsts[:1]])
+        self.ledger = Ledger(state)
+        self.plan = RepairPlan(len(self.files), topics=dict(state.topics) if state else {})
+        self.last_number = 0
+        if self.expected > 1:
+            # what lies below the oldest record was freed; unless a shard misses it
+            self.ledger.last = Loss(self._name_of_first(), RECORDS_START, 0, 1, self.expected - 1)
+
+    def _name_of_first(self) -> str:
+        return next((file.name for file in self.files if file.first), "") or self.found.kept[0].name
+
+    def run(self, step: Callable[[], None]) -> RepairPlan:
+        freed = self.ledger.last
+        for at, file in enumerate(self.files):
+            following = next((later.first for later in self.files[at + 1 :] if later.first), 0)
+            if not file.is_empty:
+                self._file(file, following)
+            step()
+        first_lsn = self.expected
+        if self.expected <= self.known:
+            self._newest_is_gone()
+        self.ledger.pass_checkpoint()
+        if freed:
+            self._oldest_is_gone(freed)
+        self.plan.losses = self.ledger.losses
+        self._close(first_lsn)
+        nameless = self.ledger.topic_ids - self.plan.topics.keys()
+        self.plan.nameless = [nameless_topic(number) for number in sorted(nameless)]
+        if not self.plan.is_needed:
+            self._ask_recovery()
+        return self.plan
+
+    # --- one file ---
+
+    def _file(self, file: _LogFile, following: int) -> None:
+        """Goes through the records that count. What must be there ends at `until`, what may be there at `limit`."""
+        data = self._content(file)
+        until = limit = following - 1
+        if file.seal:
+            until = limit = file.seal.last_lsn
+        elif not following:
+            until, limit = self.known, _LSN_MAX
+        end = file.seal.end_position if file.seal else RECORDS_START + len(data)
+        rewrite = Rewrite(file.name, file.header)
+        at = RECORDS_START
+        for position, lsn, _ in find_headers(data, RECORDS_START, file.header.number, 1):
+            if position < at or position >= end:
+                continue  # inside a record: a message that looks like one; or behind the end
+            header = wire.decode_header(data, position - RECORDS_START, position)
+            entries = wire.decode_entries(data, position - RECORDS_START, header)
+            if lsn >= self.expected:
+                if lsn > limit or self._is_tail(data, entries, lsn, until):
+                    break
+                if lsn > self.expected and (header.kind != RecordKind.REPAIR or position > at):
+                    self._hole(file, rewrite, data, (at, position), lsn - 1)
+                self._keep(rewrite, data, header, entries)
+            at = header.end
+        if self.expected <= until:
+            self._hole(file, rewrite, data, (at, end), until, is_end=not file.seal and not following)
+        self._finish(file, rewrite, following)
+
+    def _is_tail(self, data: bytes, entries: Sequence[wire.Entry], lsn: int, until: int) -> bool:
+        """Behind a hole that nothing vouches for, or torn where nothing vouches for it (hazard 5)."""
+        if lsn > self.expected and lsn - 1 > until:
+            return True
+        return lsn > until and not all(_is_whole(data, entry) for entry in entries)
+
+    def _content(self, file: _LogFile) -> bytes:
+        if file.seal:
+            handle = self.directory.open(file.name)
+            try:
+                footer = read_footer(handle, file.seal)
+            finally:
+                handle.close()
+            if footer:
+                self.plan.topics.update(footer.topics)
+        return read_records(self.directory, file.name)
+
+    def _finish(self, file: _LogFile, rewrite: Rewrite, following: int) -> None:
+        if file.is_headless:
+            self.ledger.losses.append(Loss(file.name, 0, log_file.SECTOR, 0, 0))
+        if file.cut_bytes and not following:
+            self.ledger.pass_checkpoint()
+            size = max(file.header.file_bytes - file.size, 0)
+            self.ledger.lose(Loss(file.name, file.size, size, self.expected, self.expected))
+            self.ledger.doubt_all(file.cut_bytes)
+        if rewrite.parts and (rewrite.is_needed or file.is_headless):
+            self.plan.rewrites.append(rewrite)
+        elif not rewrite.parts and (file.is_headless or (following and file.first)):
+            self.plan.set_aside.append(file.name)
+        self.last_number = file.header.number
+
+    # --- records ---
+
+    def _keep(self, rewrite: Rewrite, data: bytes, header: wire.Header, entries: Sequence[wire.Entry]) -> None:
+        self.expected = header.lsn + 1
+        if header.lsn > self.covered:
+            self.ledger.pass_checkpoint()
+        losses: list[Loss] = []
+        kept: list[int] = []
+        for entry in entries:
+            if _is_whole(data, entry):
+                self._follow(data, entry)
+                kept.append(entry.position)
+            else:
+                losses.append(self.ledger.lose_section(rewrite.name, header.lsn, entry))
+        rewrite.is_needed = rewrite.is_needed or bool(losses)
+        chosen = tuple(kept) if losses else None
+        rewrite.parts.append(Part(header.kind, header.lsn, header.position, chosen, tuple(losses)))
+
+    def _follow(self, data: bytes, entry: wire.Entry) -> None:
+        self.ledger.follow(data, entry)
+        if entry.kind == SectionKind.TOPIC:
+            start = entry.body_position - RECORDS_START
+            self.plan.topics[entry.topic_id] = notes.decode_topic(entry, data[start : start + entry.body_bytes])
+
+    def _hole(
+        self,
+        file: _LogFile,
+        rewrite: Rewrite,
+        data: bytes,
+        stretch: tuple[int, int],
+        last: int,
+        *,
+        is_end: bool = False,
+    ) -> None:
+        """Records from the expected one to `last` are missing; the first of them should stand where the stretch
+        begins. `is_end`: nothing says that it was the last."""
+        start, end = stretch
+        first, self.expected = self.expected, last + 1
+        if first > self.covered:
+            self.ledger.pass_checkpoint()
+        saved = self._salvage(data, start, end)
+        loss = self.ledger.lose(Loss(file.name, start, end - start, first, last, is_noted=True))
+        positions = tuple(entry.position for entry in saved)
+        rewrite.parts.append(Part(RecordKind.REPAIR, last, 0, positions, (loss,)))
+        rewrite.is_needed = True
+        if last > self.covered or is_end:
+            size = end - start + file.cut_bytes
+            if start == RECORDS_START and not (file.seal and file.seal.first_lsn == first):
+                # files that may have stood before this one
+                size += (file.header.number - self.last_number - 1) * limits.LOG_FILE_BYTES_MAX
+            sure = {ShardKey(entry.topic_id, entry.shard) for entry in saved} if first == last else set()
+            self.ledger.doubt_all(size, but=sure)
+
+    def _salvage(self, data: bytes, start: int, end: int) -> list[wire.Entry]:
+        """The sections of a record without a good header that are good by themselves (hazard 19)."""
+        saved: list[wire.Entry] = []
+        at = start + wire.HEADER_BYTES
+        limit = min(end, RECORDS_START + len(data), at + wire.ENTRY_BYTES * limits.RECORD_SECTIONS_MAX)
+        while at + wire.ENTRY_BYTES <= limit:
+            entry = wire.decode_entry(data, at - RECORDS_START, at)
+            if entry.kind in (SectionKind.MESSAGES, SectionKind.TOPIC) and _is_whole(data, entry):
+                limit = min(limit, entry.body_position)
+                if entry.kind == SectionKind.TOPIC or self.ledger.continues(entry):
+                    self._follow(data, entry)
+                    saved.append(entry)
+            at += wire.ENTRY_BYTES
+        return saved
+
+    # --- the ends of the log ---
+
+    def _newest_is_gone(self) -> None:
+        """Something knows of a record behind the last one that is there."""
+        last = self.files[-1] if self.files else None
+        name, position = (last.name, last.size) if last else (self.found.kept[0].name, 0)
+        self.ledger.lose(Loss(name, position, 0, self.expected, self.known))
+        gone = max(self.found.number_max - self.last_number, 1)
+        self.ledger.doubt_all(gone * limits.LOG_FILE_BYTES_MAX)
+
+    def _oldest_is_gone(self, loss: Loss) -> None:
+        """A shard misses what only a freed file may have held, and nothing says why. With no file left, the newest are
+        gone too."""
+        loss.gaps = [gap for gap in loss.gaps if not self.ledger.is_declared(gap)]
+        if loss.gaps:
+            self.ledger.losses.insert(0, loss)
+        if loss.gaps and not self.firsts:
+            self.ledger.last = loss
+            self.ledger.doubt_all(limits.LOG_FILE_BYTES_MAX)
+
+    def _close(self, first_lsn: int) -> None:
+        sections = self.ledger.closing_sections(self.covered)
+        if sections or self.ledger.has_lost_end:
+            header = FileHeader(self.found.log_id or bytes(16), self.found.number_max + 1, 0, 0, 0, 0)
+            kind = RecordKind.REPAIR if self.ledger.has_lost_end else RecordKind.DATA
+            self.plan.closing = Closing(header, kind, first_lsn, max(first_lsn, self.known), sections)
+
+    def _ask_recovery(self) -> None:
+        try:
+            examine(self.directory, survey(self.directory))
+        except errors.LogDamaged as error:
+            self.plan.refusal = errors.LogDamaged(
+                f"{error.message}; every record can be read, and no repair is known for this",
+                hint="keep the directory as it is and report this",
+            )
+
+
+def nameless_topic(topic_id: int) -> Topic:
+    """Stands for a topic whose name is lost: no real one has incarnation 0."""
+    return Topic(topic_id, f"/lost/topic-{topic_id}", 0)

@@ -1,0 +1,233 @@
+"""Hazard 4: after every file was recycled the log still knows its next offsets, its producers and its topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from icestream import errors
+from icestream.model import Topic
+from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.wal import format as wire
+from icestream.wal.block import Numbering
+from icestream.wal.log import Log
+from icestream.wal.log_file import checkpoint_lsn
+from icestream.wal.producers import Duplicate
+from tests.support.machine import TOPICS, A, B, Machine, block, messages, publish
+
+pytestmark = pytest.mark.asyncio
+PRODUCER = 5
+
+
+async def fill(log: Log, count: int, start: int = 0) -> None:
+    log.state.producers.open(PRODUCER, 1)
+    for number in range(start, start + count):
+        await publish(log, A, b"%d" % number + bytes(6000), numbering=Numbering(PRODUCER, 1, number))
+        await publish(log, B, b"b%d" % number)
+
+
+async def recycle(log: Log) -> None:
+    await log.advance_floor({A: log.shard(*A).synced, B: log.shard(*B).synced})
+    await log.checkpoint()
+    await log.checkpoint()
+
+
+def known(log: Log) -> dict[str, Any]:
+    """What must not depend on which files are left."""
+    windows = log.state.producers.windows()
+    return {
+        "topics": dict(log.state.topics),
+        "next": {key: (shard.assigned, shard.synced, shard.epoch) for key, shard in log.state.shards.items()},
+        "time": {key: shard.append_time_us for key, shard in log.state.shards.items()},
+        "windows": {(key, who): (one.producer_epoch, one.expected, list(one.sent)) for key, who, one in windows},
+        "gaps": {key: gaps for key, gaps in log.state.gaps.items() if gaps},
+    }
+
+
+def checkpoints(disk: SimulatedDisk) -> list[str]:
+    """Newest first."""
+    return sorted((name for name in disk.names() if checkpoint_lsn(name) is not None), reverse=True)
+
+
+@pytest.mark.parametrize("stopped_in_order", [False, True])
+@pytest.mark.parametrize("end", ["kill", "power_loss"])
+async def test_hazard_04_after_recycling_everything_a_start_knows_it_all(end: str, stopped_in_order: bool) -> None:
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    if stopped_in_order:  # then no file is left at all
+        await log.close()
+        log = await machine.start()
+    before = known(log)
+    await recycle(log)
+    assert log.upkeep.files == []
+    await getattr(machine, end)()
+
+    log = await machine.start()
+    assert known(log) == before
+    assert log.state.producers.judge(A, Numbering(PRODUCER, 1, 29), 1) == Duplicate(
+        29, before["windows"][A, 5][2][-1][3]
+    )
+    assert log.state.topics == {topic.id: topic for topic in TOPICS}
+    assert await publish(log, A, b"next") == 30
+    assert log.state.lsn == 61
+    assert (await messages(log, A))[30] == b"next"
+
+
+@pytest.mark.parametrize("damage", ["delete", "cut", "empty", "flip", "zero"])
+async def test_hazard_04_without_the_newest_checkpoint_the_older_one_gives_the_same_state(damage: str) -> None:
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    await recycle(log)
+    await fill(log, 20, start=30)
+    await log.checkpoint()
+    await fill(log, 3, start=50)
+    before = known(log)
+    await machine.kill()
+    newest, older = checkpoints(machine.disk)
+    assert checkpoint_lsn(newest) != checkpoint_lsn(older)
+    spoil(machine.disk, newest, damage)
+
+    log = await machine.start()
+    assert known(log) == before
+    assert log.report.checkpoint_lsn == checkpoint_lsn(older)
+    assert log.report.bad_checkpoints == ([] if damage == "delete" else [newest])
+    found = await messages(log, A)
+    assert found[52] == b"52" + bytes(6000)
+
+
+def spoil(disk: SimulatedDisk, name: str, damage: str) -> None:
+    content = disk.content(name)
+    match damage:
+        case "delete":
+            disk.remove(name)
+            disk.sync()
+        case "cut":
+            disk.replace(name, content[: len(content) // 2])
+        case "empty":
+            disk.replace(name, b"")
+        case "flip":
+            disk.flip(name, len(content) * 4)
+        case "zero":
+            disk.replace(name, bytes(len(content)))
+
+
+async def test_hazard_04_without_any_checkpoint_a_recycled_log_does_not_start_at_zero() -> None:
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    await recycle(log)
+    await fill(log, 3, start=30)
+    await machine.kill()
+    for name in checkpoints(machine.disk):
+        machine.disk.remove(name)
+    with pytest.raises(errors.LogDamaged, match="a log file or a checkpoint is missing"):
+        await machine.start()
+
+
+async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it() -> None:
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    last_lsn = {file.number: file.seal.last_lsn for file in log.upkeep.files}
+    machine.disk.operations.clear()
+    await recycle(log)
+    durable: list[int] = []
+    renamed: list[int] = []
+    freed = 0
+    for operation, what in machine.disk.operations:
+        if operation == "rename" and what.split()[1].startswith("checkpoint-"):
+            renamed.append(checkpoint_lsn(what.split()[1]) or 0)
+        elif operation == "sync_directory":
+            durable += renamed
+            renamed = []
+        elif operation in ("rename", "remove") and what.startswith("log-"):
+            number = int(what[4:20])
+            assert sum(lsn >= last_lsn[number] for lsn in durable) >= 2, f"{what} before its checkpoints"
+            freed += 1
+    assert freed == len(last_lsn) > 1
+
+
+async def test_hazard_04_a_crash_at_any_moment_of_recycling_and_reuse_changes_nothing() -> None:
+    crashed = True
+    operations = 0
+    while crashed:
+        machine = Machine(seed=operations)
+        log = await machine.start()
+        await fill(log, 12)
+        machine.disk.crash_after(operations)
+
+        async def work(log: Log = log) -> None:
+            await recycle(log)
+            await fill(log, 10, start=12)
+
+        crashed = not await machine.survives(work())
+        await machine.power_loss()
+        log = await machine.start()
+        assert log.shard(*A).assigned >= 12
+        assert log.state.topics == {topic.id: topic for topic in TOPICS}
+        answer = log.state.producers.judge(A, Numbering(PRODUCER, 1, 11), 1)
+        assert answer is not None
+        assert answer.base_offset == 11
+        found = await messages(log, A)
+        assert found == {offset: b"%d" % offset + bytes(6000) for offset in found}
+        operations += 3
+    assert operations > 60
+
+
+async def test_hazard_04_a_topic_id_that_nothing_names_stops_the_start() -> None:
+    machine = Machine()
+    log = await machine.start()
+    await publish(log, A, b"known")
+    name, number = "log-0000000000000001.wal", 1
+    await machine.kill()
+    content = machine.disk.content(name)
+    end = wire.RECORDS_START + wire.decode_header(content, wire.RECORDS_START, wire.RECORDS_START).record_bytes
+    section = wire.Section(17, 0, wire.SectionKind.MESSAGES, 0, 0, 0, 0, 1, 0, block(b"of nobody"))
+    record = wire.encode_record(wire.RecordKind.DATA, 2, number, 1, 0, end, wire.ALIGN, [section])
+    machine.disk.replace(name, content[:end] + record + content[end + len(record) :])
+    with pytest.raises(errors.LogDamaged, match="topic id 17 is used but nowhere named"):
+        await machine.start()
+
+
+async def test_hazard_04_every_file_names_the_topics_it_uses() -> None:
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    await log.close()
+    files = [name for name in machine.disk.names() if name.startswith("log-")]
+    assert len(files) > 3
+    for name in files:
+        assert named_before_used(machine.disk.content(name)) == {1, 2}, name
+
+
+def named_before_used(content: bytes) -> set[int]:
+    """The topic ids that a file uses, each of which was named by a section before."""
+    named: dict[int, Topic | None] = {}
+    used: set[int] = set()
+    at = wire.RECORDS_START
+    while (header := wire.decode_header(content, at, at)).kind == wire.RecordKind.DATA:
+        for entry in wire.decode_entries(content, at, header):
+            if entry.kind == wire.SectionKind.TOPIC:
+                named[entry.topic_id] = None
+            assert entry.topic_id in named
+            used.add(entry.topic_id)
+        at += header.record_bytes
+    return used
+
+
+async def test_hazard_04_a_topic_id_never_changes_its_meaning() -> None:
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    await recycle(log)
+    await machine.kill()
+    log = await machine.start()
+    refused: Callable[[Topic], None] = log.declare_topic
+    with pytest.raises(errors.InvalidInput, match="topic id 1 is '/default/a'"):
+        refused(Topic(1, "/default/another"))
+    with pytest.raises(errors.InvalidInput, match="incarnation 7"):
+        refused(Topic(2, "/default/b", 8))

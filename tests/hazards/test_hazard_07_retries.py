@@ -1,0 +1,217 @@
+"""Hazard 7, the log's part: a numbered batch is stored once, whatever its producer, the disk or the process does."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from icestream import errors, limits
+from icestream.model import ShardKey
+from icestream.wal.appender import Placed
+from icestream.wal.block import Numbering
+from icestream.wal.log import Log
+from icestream.wal.producers import Duplicate
+from tests.support.machine import A, Machine, batch, messages, publish, settle, turn
+from tests.support.stepped_sink import SteppedSink
+
+pytestmark = pytest.mark.asyncio
+PRODUCER = 5
+
+
+def numbered(first: int, epoch: int = 1) -> Numbering:
+    return Numbering(PRODUCER, epoch, first)
+
+
+async def send(log: Log, first: int, value: bytes, key: ShardKey = A, epoch: int = 1) -> object:
+    (result,) = await log.append([batch(log, key, value, numbering=numbered(first, epoch))])
+    return result
+
+
+async def test_hazard_07_a_retry_before_the_first_copy_is_synced_waits_for_the_same_sync() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    log.state.producers.open(PRODUCER, 1)
+    first = log.submit([batch(log, A, b"x", numbering=numbered(0))])
+    await settle()
+    retry = log.submit([batch(log, A, b"x", numbering=numbered(0))])
+    await turn(log, sink, 1)
+    assert not first.done()
+    assert not retry.done(), "written is not enough: a power loss now would lose an acked message"
+    await turn(log, sink)
+    assert first.result() == [Placed(0, 1)]
+    assert retry.result() == [Duplicate(0, 1)]
+    assert await messages(log, A) == {0: b"x"}
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+async def test_hazard_07_a_retry_shares_the_fate_of_the_first_copy(operation: str) -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    log.state.producers.open(PRODUCER, 1)
+    first = log.submit([batch(log, A, b"x", numbering=numbered(0))])
+    await settle()
+    retry = log.submit([batch(log, A, b"x", numbering=numbered(0))])
+    await settle()
+    machine.disk.fail(operation, errno.EIO)
+    await turn(log, sink)
+    assert isinstance(first.exception(), errors.OutcomeUnknown)
+    assert isinstance(retry.exception(), errors.OutcomeUnknown)
+    await machine.kill()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    answer = await send(log, 0, b"x")
+    assert answer.base_offset == 0  # type: ignore[attr-defined]
+    assert await messages(log, A) == {0: b"x"}
+
+
+async def test_hazard_07_a_failed_append_is_forgotten_so_that_its_retry_is_stored() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    log.state.producers.open(PRODUCER, 1)
+    await settle()
+    lost = [log.submit([batch(log, A, b"%d" % first, numbering=numbered(first))]) for first in range(3)]
+    await settle()
+    machine.disk.fail("write", errno.ENOSPC)
+    await turn(log, sink)
+    assert all(isinstance(answer.exception(), errors.OutcomeUnknown) for answer in lost)
+    again = [log.submit([batch(log, A, b"%d" % first, numbering=numbered(first))]) for first in range(3)]
+    await turn(log, sink)
+    assert [answer.result()[0].base_offset for answer in again] == [0, 1, 2]  # type: ignore[union-attr]
+    assert all(isinstance(answer.result()[0], Placed) for answer in again)
+    assert await messages(log, A) == {0: b"0", 1: b"1", 2: b"2"}
+
+
+@pytest.mark.parametrize("recycled", [False, True])
+async def test_hazard_07_after_a_restart_a_retry_is_answered_with_the_old_offset(recycled: bool) -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    for first in range(30):
+        await send(log, first, b"%d" % first + bytes(5000))
+    if recycled:
+        await log.advance_floor({A: 30})
+        await log.checkpoint()
+        await log.checkpoint()
+        assert log.upkeep.files == []
+    await machine.power_loss()
+    log = await machine.start()
+    assert (await send(log, 7, b"7" + bytes(5000))).base_offset == 7  # type: ignore[attr-defined]
+    assert isinstance(await send(log, 29, b"29" + bytes(5000)), Duplicate)
+    assert isinstance(await send(log, 30, b"30"), Placed), "a known producer goes on without opening again"
+    assert log.shard(*A).assigned == 31
+
+
+async def test_hazard_07_a_retry_below_the_window_is_success_without_an_offset() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    for first in range(limits.PRODUCER_WINDOW_BATCHES + 2):
+        await send(log, first, b"x")
+    assert await send(log, 0, b"x") == Duplicate(None, 0)
+    assert await send(log, 1, b"x") == Duplicate(None, 0)
+    assert (await send(log, 2, b"x")).base_offset == 2  # type: ignore[attr-defined]
+    assert log.shard(*A).assigned == limits.PRODUCER_WINDOW_BATCHES + 2
+
+
+async def test_hazard_07_a_jump_forward_and_a_torn_batch_store_nothing() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    await publish(log, A, b"0", b"1", b"2", numbering=numbered(0))
+    assert isinstance(await send(log, 4, b"a jump"), errors.OutOfOrderSequence)
+    (mixed,) = await log.append([batch(log, A, b"2", b"3", numbering=numbered(2))])
+    assert isinstance(mixed, errors.OutOfOrderSequence), "part of a known batch and more"
+    assert log.shard(*A).assigned == 3
+    assert isinstance(await send(log, 3, b"3"), Placed)
+
+
+async def test_hazard_07_a_producer_that_restarts_numbers_anew_under_a_new_epoch() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    await send(log, 0, b"before")
+    log.state.producers.open(PRODUCER, 2)
+    assert isinstance(await send(log, 0, b"after", epoch=2), Placed), "not taken for a duplicate and dropped"
+    assert isinstance(await send(log, 1, b"a zombie", epoch=1), errors.ProducerFenced)
+    await machine.kill()
+    log = await machine.start()
+    assert isinstance(await send(log, 1, b"a zombie", epoch=1), errors.ProducerFenced)
+    assert await messages(log, A) == {0: b"before", 1: b"after"}
+
+
+async def test_hazard_07_an_unknown_producer_is_told_to_open_again() -> None:
+    machine = Machine()
+    log = await machine.start()
+    assert isinstance(await send(log, 0, b"x"), errors.UnknownProducer)
+    assert log.shard(*A).assigned == 0
+    log.state.producers.open(PRODUCER, 1)
+    assert isinstance(await send(log, 0, b"x"), Placed)
+
+
+async def test_hazard_07_a_producer_whose_window_left_by_count_is_unknown_never_new() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.count_max = 3
+    log.state.producers.open(PRODUCER, 1)
+    for shard in range(4):
+        await send(log, 0, b"x", key=ShardKey(1, shard))
+    answer = await send(log, 0, b"x", key=ShardKey(1, 0))
+    assert isinstance(answer, errors.UnknownProducer), f"a retry was answered {answer}: stored twice"
+    assert log.shard(1, 0).assigned == 1
+    log.state.producers.open(PRODUCER, 2)
+    assert isinstance(await send(log, 0, b"y", key=ShardKey(1, 0), epoch=2), Placed), "after opening again it goes on"
+
+
+async def test_hazard_07_a_producer_whose_window_left_by_age_is_unknown_never_new() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    await send(log, 0, b"x")
+    machine.clock.advance(limits.PRODUCER_AGE_SECONDS_DEFAULT + 60)
+    log.state.producers.expire(machine.clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
+    answer = await send(log, 0, b"x")
+    assert isinstance(answer, errors.UnknownProducer), f"a retry was answered {answer}: stored twice"
+    assert log.shard(*A).assigned == 1
+
+
+async def test_hazard_07_windows_leave_by_age_without_anybody_asking() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    await send(log, 0, b"x")
+    machine.clock.advance(limits.PRODUCER_AGE_SECONDS_DEFAULT + 60)
+    await publish(log, A, b"another")
+    await log.checkpoint()
+    assert len(log.state.producers) == 0, "after seven days a window is dropped: the state is bounded by age too"
+
+
+@pytest.mark.parametrize("power", [False, True])
+async def test_hazard_07_each_number_once_and_in_order_with_a_crash_at_every_step(power: bool) -> None:
+    """The producer resends everything that was not answered, until it is."""
+    crashed, operations = True, 0
+    while crashed:
+        machine = Machine(seed=operations)
+        log = await machine.start()
+        log.state.producers.open(PRODUCER, 1)
+        acked = 0
+        machine.disk.crash_after(operations)
+
+        async def produce(log: Log = log) -> None:
+            nonlocal acked
+            for first in range(acked, 10):
+                answer = await send(log, first, b"%d" % first + bytes(6000))
+                assert isinstance(answer, Placed | Duplicate), answer
+                assert answer.base_offset == first
+                acked += 1
+
+        crashed = not await machine.survives(produce())
+        await (machine.power_loss() if power else machine.kill())
+        log = await machine.start()
+        known = log.state.producers.last_sequence(A, PRODUCER)
+        assert (-1 if known is None else known) >= acked - 1
+        log.state.producers.open(PRODUCER, 1)
+        assert await machine.survives(produce(log))
+        assert await messages(log, A) == {first: b"%d" % first + bytes(6000) for first in range(10)}
+        operations += 1
+    assert operations > 20

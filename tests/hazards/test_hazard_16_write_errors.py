@@ -1,0 +1,313 @@
+"""Hazard 16: a failed write goes back to the last ack, a failed sync stops the node, a full disk has an exit.
+
+The drain reserve (ballast) waits for the pipeline; a real full directory is in tests/process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from icestream import errors
+from icestream.model import ShardKey, SyncMode
+from icestream.wal.appender import Placed
+from icestream.wal.block import Numbering
+from icestream.wal.log import Log
+from icestream.wal.producers import Duplicate
+from tests.support.machine import HANGS_SECONDS, A, B, Machine, batch, messages, publish, settle, turn, undeclared
+from tests.support.stepped_sink import SteppedSink
+
+pytestmark = pytest.mark.asyncio
+MODES = pytest.mark.parametrize("mode", list(SyncMode))
+PRODUCER = 5
+FAILED = (errors.OutcomeUnknown, errors.DiskFull)
+
+
+@dataclass
+class Story:
+    """A fixed run of appends, each repeated until it is stored, and what was acked."""
+
+    machine: Machine
+    acked: dict[ShardKey, dict[int, bytes]] = field(default_factory=lambda: {A: {}, B: {}})
+    unknown: int = 0
+    refused: int = 0
+
+    async def run(self, log: Log) -> None:
+        log.state.producers.open(PRODUCER, 1)
+        for number in range(6):
+            await self.numbered(log, [number])
+            await self.plain(log, b"plain %d" % number)
+        await self.numbered(log, list(range(6, 26)))  # one request over three files
+        for number in range(26, 30):
+            await self.numbered(log, [number])
+            await self.plain(log, b"plain %d" % number)
+
+    async def numbered(self, log: Log, numbers: list[int]) -> None:
+        """Resends under the same numbers until every batch is answered."""
+        left = list(numbers)
+        for _ in range(10):
+            values = {number: b"%d." % number + bytes(6000) for number in left}
+            batches = [batch(log, A, values[number], numbering=Numbering(PRODUCER, 1, number)) for number in left]
+            try:
+                results = await self.answer(log, batches)
+            except FAILED as error:
+                self.count(error)
+                continue
+            for number, result in zip(left, results, strict=True):
+                if isinstance(result, Placed | Duplicate):
+                    assert result.base_offset is not None
+                    self.ack(A, result.base_offset, values[number])
+                else:
+                    assert isinstance(result, errors.DiskFull), result
+                    self.count(result)
+            left = [number for number, result in zip(left, results, strict=True) if isinstance(result, Exception)]
+            if not left:
+                return
+        raise AssertionError(f"{left} could not be stored in ten tries")
+
+    async def plain(self, log: Log, value: bytes) -> None:
+        for _ in range(10):
+            try:
+                (result,) = await self.answer(log, [batch(log, B, value)])
+            except FAILED as error:
+                self.count(error)
+                continue
+            assert isinstance(result, Placed)
+            self.ack(B, result.base_offset, value)
+            return
+        raise AssertionError("could not be stored in ten tries")
+
+    async def answer(self, log: Log, batches: list[object]) -> list[object]:
+        self.machine.clock.advance(2)  # a file that could not be made is tried again after a second
+        return await asyncio.wait_for(log.append(batches), HANGS_SECONDS)  # type: ignore[arg-type,return-value]
+
+    def count(self, error: errors.IcestreamError) -> None:
+        self.unknown += isinstance(error, errors.OutcomeUnknown)
+        self.refused += isinstance(error, errors.DiskFull)
+
+    def ack(self, key: ShardKey, offset: int, value: bytes) -> None:
+        known = self.acked[key].setdefault(offset, value)
+        assert known == value, f"offset {offset} of {key} was acked for {known!r:.12} and for {value!r:.12}"
+
+    async def check(self, log: Log) -> None:
+        for key, acked in self.acked.items():
+            found = await messages(log, key)
+            lost = {offset: value[:10] for offset, value in acked.items() if found.get(offset) != value}
+            assert not lost, f"{key}: acked, but not there: {lost}"
+            assert undeclared(log, key, found) == []
+            assert log.shard(*key).assigned >= len(found)
+        assert list((await messages(log, A)).values()) == [b"%d." % number + bytes(6000) for number in range(30)]
+
+
+@MODES
+async def test_hazard_16_a_write_that_fails_at_any_place_costs_no_ack_and_no_offset(mode: SyncMode) -> None:
+    after, unknown = 0, 0
+    while True:
+        machine = Machine(seed=after, mode=mode)
+        story = Story(machine)
+        log = await machine.start()
+        machine.disk.operations.clear()
+        machine.disk.fail("write", errno.ENOSPC, after)
+        await story.run(log)
+        failed = sum(operation == "write" for operation, _ in machine.disk.operations) > after
+        unknown += story.unknown
+        assert not log.stopped
+        assert log.gaps(A) == log.gaps(B) == [], "what was never acked gives its offsets back"
+        assert [log.shard(*key).assigned for key in (A, B)] == [30, 10]
+        await story.check(log)
+        await machine.kill()
+        log = await machine.start()
+        await story.check(log)
+        if not failed:
+            break
+        after += 1
+    assert after > 25
+    assert unknown > 20, "those in flight were told that their outcome is unknown"
+
+
+@MODES
+async def test_hazard_16_a_sync_that_fails_at_any_place_stops_the_node_and_a_restart_is_clean(mode: SyncMode) -> None:
+    after, stops = 0, 0
+    while True:
+        machine = Machine(seed=after, mode=mode)
+        story = Story(machine)
+        log = await machine.start()
+        machine.disk.operations.clear()
+        machine.disk.fail("sync", errno.ENOSPC, after)
+        try:
+            await story.run(log)
+        except (errors.LogStopped, AssertionError):
+            assert log.stopped
+        failed = sum(operation == "sync" for operation, _ in machine.disk.operations) > after
+        stopped = log.stopped is not None
+        stops += stopped
+        await machine.kill()
+        log = await machine.start()
+        assert log.report.sync_failed_before == stopped
+        await story.run(log)
+        await story.check(log)
+        if not failed:
+            break
+        after += 1
+    assert after > 5
+    assert stops > 3
+
+
+@MODES
+@pytest.mark.parametrize("seed", range(8))
+async def test_hazard_16_with_several_records_in_flight_nothing_later_is_written_after_an_error(
+    mode: SyncMode, seed: int
+) -> None:
+    chance = random.Random(seed)
+    machine, sink = Machine(seed, mode), SteppedSink()
+    log = await machine.start(sink=sink)
+    waiting: list[tuple[bytes, asyncio.Future[list[object]]]] = []
+    acked: dict[int, bytes] = {}
+    failures = 0
+    for number in range(120):
+        value = b"%d." % number + bytes(chance.randrange(3000))
+        waiting.append((value, log.submit([batch(log, A, value)])))  # type: ignore[arg-type]
+        if chance.random() < 0.08:
+            machine.disk.heal()  # one at a time: a seal that cannot be written either stops the node
+            machine.disk.fail("write", errno.ENOSPC, chance.randrange(2))
+        await turn(log, sink, chance.choice((0, 0, 0, 1, 2, 5)))
+    machine.disk.heal()
+    for _ in range(3):
+        machine.clock.advance(2)
+        await turn(log, sink)
+    for value, answer in waiting:
+        assert answer.done(), "everybody is answered"
+        if isinstance(answer.exception(), FAILED):
+            failures += 1
+            continue
+        (placed,) = answer.result()
+        assert isinstance(placed, Placed)
+        assert placed.base_offset not in acked
+        acked[placed.base_offset] = value
+    assert failures > 0
+    assert not log.stopped
+    for _ in range(2):
+        assert await messages(log, A) == acked, "acked, and nothing else: what failed never came back"
+        assert list(acked) == list(range(len(acked))), "in the order they were sent, without a hole"
+        await machine.kill()
+        log = await machine.start()
+
+
+async def test_hazard_16_who_waits_for_room_goes_on_after_a_failed_write() -> None:
+    machine, sink = Machine(in_flight_bytes=7100), SteppedSink()
+    log = await machine.start(sink=sink)
+    first = log.submit([batch(log, A, bytes(7000))])
+    await settle()
+    assert log.in_flight_bytes > 7100, "records are a little larger than what was asked for"
+    second = asyncio.ensure_future(log.append([batch(log, A, b"waits")]))
+    await settle()
+    machine.disk.fail("write", errno.ENOSPC)
+    await turn(log, sink)
+    assert isinstance(first.exception(), errors.OutcomeUnknown)
+    await turn(log, sink)
+    assert second.done(), "nothing is in flight any more, and it still waits"
+    (placed,) = second.result()
+    assert placed.base_offset == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
+async def test_hazard_16_a_sync_after_a_failed_write_comes_to_an_end(mode: SyncMode) -> None:
+    machine = Machine(mode=mode)
+    log = await machine.start()
+    await publish(log, A, b"one")
+    await publish(log, A, b"two")
+    machine.disk.fail("write", errno.ENOSPC)
+    with pytest.raises(errors.OutcomeUnknown):
+        await publish(log, A, b"three")
+    await asyncio.wait_for(log.sync(), HANGS_SECONDS)
+    assert log.shard(*A).synced == 2, "sealing the file early synced what was acked"
+    await log.advance_floor({A: 2})
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+@MODES
+async def test_hazard_16_a_start_that_meets_a_full_disk_says_so_and_the_next_one_is_clean(
+    mode: SyncMode, operation: str
+) -> None:
+    after = 0
+    while True:
+        machine = Machine(seed=after, mode=mode)
+        log = await machine.start()
+        await publish(log, A, b"one")
+        await machine.kill()
+        machine.disk.operations.clear()
+        machine.disk.fail(operation, errno.ENOSPC, after)
+        met = await machine.try_start()
+        assert isinstance(met, Log) or met.hint, "an error of ours, which says what to do"
+        failed = sum(done == operation for done, _ in machine.disk.operations) > after
+        await machine.kill()
+        log = await machine.start()
+        assert (await messages(log, A))[0] == b"one"
+        assert await publish(log, A, b"two") == log.shard(*A).assigned - 1
+        assert undeclared(log, A, await messages(log, A)) == []
+        if not failed:
+            break
+        after += 1
+    assert after >= 2
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "truncate"])
+async def test_hazard_16_a_stop_in_order_that_meets_a_full_disk_loses_nothing(operation: str) -> None:
+    after = 0
+    while True:
+        machine = Machine(seed=after)
+        log = await machine.start()
+        stored = {await publish(log, A, b"%d" % number): b"%d" % number for number in range(3)}
+        machine.disk.operations.clear()
+        machine.disk.fail(operation, errno.ENOSPC, after)
+        with contextlib.suppress(errors.IcestreamError):
+            await asyncio.wait_for(log.close(), HANGS_SECONDS)
+        failed = sum(done == operation for done, _ in machine.disk.operations) > after
+        await machine.power_loss()
+        log = await machine.start()
+        assert await messages(log, A) == stored
+        if not failed:
+            break
+        after += 1
+    assert after >= 1
+
+
+async def test_hazard_16_a_full_disk_refuses_drains_and_accepts_again() -> None:
+    machine = Machine()
+    log = await machine.start()
+    # Less than a file is left in the end, but enough for a checkpoint: without that it needs the drain reserve.
+    machine.disk.capacity = machine.disk.used_bytes() + 3 * machine.options.file_bytes + 20_000
+    stored: dict[int, bytes] = {}
+
+    async def fill() -> int:
+        for number in range(1000):
+            value = b"%d." % len(stored) + bytes(5000)
+            machine.clock.advance(0.1)
+            try:
+                stored[await asyncio.wait_for(publish(log, A, value), HANGS_SECONDS)] = value
+            except errors.DiskFull:
+                return number
+        raise AssertionError("the disk never filled")
+
+    assert await fill() > 20
+    assert await fill() == 0, "refused at once, again and again"
+    for _ in range(3):
+        await log.advance_floor({A: log.shard(*A).synced})
+        await log.checkpoint()
+        await log.checkpoint()
+        machine.clock.advance(2)
+        assert await fill() > 10, "space came back, and appends went on by themselves"
+    found = await messages(log, A)
+    assert found.items() <= stored.items()
+    assert undeclared(log, A, found) == []
+    assert log.gaps(A) == []
+    assert log.shard(*A).assigned == len(stored)
+    await machine.kill()
+    machine.disk.capacity += machine.options.file_bytes  # a start writes the unsealed file anew
+    log = await machine.start()
+    assert log.shard(*A).assigned == len(stored)

@@ -1,0 +1,105 @@
+"""Hazard 33, the log's part: a reader that stalls holds a file for 30 seconds, never the log.
+
+Subscriptions, the gap event and the next tier wait for topics, delivery and the pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from icestream import errors, limits
+from icestream.runtime.tasks import InlineOffload
+from icestream.wal.log import Log
+from tests.support.held_offload import HeldOffload
+from tests.support.machine import A, Machine, batch, messages, publish
+
+pytestmark = pytest.mark.asyncio
+
+
+async def opened(machine: Machine) -> tuple[Log, HeldOffload]:
+    reads = HeldOffload()
+    machine.offload = lambda name, count: reads if name == "wal-reads" else InlineOffload()
+    return await machine.start(), reads
+
+
+async def commit(log: Log) -> None:
+    """The floor moves behind everything, as a pipeline that keeps up would move it."""
+    await log.advance_floor({A: log.shard(*A).synced})
+    await log.checkpoint()
+    await log.checkpoint()
+
+
+async def test_hazard_33_a_pin_older_than_30_seconds_is_broken_and_its_file_freed() -> None:
+    machine = Machine()
+    log, reads = await opened(machine)
+    for _ in range(30):
+        await publish(log, A, bytes(6000))
+    reads.hold()
+    reading = asyncio.ensure_future(log.reader.read(A, 0))
+    await reads.until_waiting()
+    files = [file.number for file in log.upkeep.files]
+
+    machine.clock.advance(limits.PIN_SECONDS_MAX - 0.1)
+    await commit(log)
+    assert [file.number for file in log.upkeep.files] == files, "a read under way keeps its file, and those behind it"
+    machine.clock.advance(0.2)
+    await commit(log)
+    assert log.upkeep.files == []
+
+    reads.let_go()
+    with pytest.raises(errors.StaleRead):
+        await reading
+
+
+async def test_hazard_33_a_thousand_stalled_readers_do_not_hold_the_log() -> None:
+    machine = Machine(quota_bytes=600_000, topic_quota_bytes=600_000)
+    log, reads = await opened(machine)
+    for _ in range(30):
+        await log.submit([batch(log, A, bytes(6000))])
+    reads.hold()
+    stalled = [asyncio.ensure_future(log.reader.read(A, number % 30)) for number in range(1000)]
+    await reads.until_waiting(1000)
+
+    for number in range(300):  # three times the quota passes through
+        await log.submit([batch(log, A, bytes(6000))])
+        machine.clock.advance(1.0)
+        if number % 10 == 0:
+            await commit(log)
+    assert log.upkeep.used_bytes < 400_000
+    assert log.shard(*A).assigned == 330
+
+    reads.let_go()
+    answers = await asyncio.gather(*stalled, return_exceptions=True)
+    assert all(isinstance(answer, errors.StaleRead | errors.PositionGone) for answer in answers)
+    assert len(await messages(log, A)) > 0, "who reads again from where the log begins goes on"
+
+
+async def test_hazard_33_a_read_leaves_no_pin_behind() -> None:
+    machine = Machine()
+    log, _ = await opened(machine)
+    for _ in range(30):
+        await publish(log, A, bytes(6000))
+    await messages(log, A)
+    await log.reader.offset_for_time(A, 0)
+    async for _ in log.reader.follow(1):
+        break
+    with pytest.raises(errors.PositionGone):
+        await log.reader.read(A, -5)
+    await commit(log)
+    assert log.upkeep.files == [], "without any time having passed"
+
+
+async def test_hazard_33_a_follower_that_is_cancelled_or_too_slow_frees_its_file() -> None:
+    machine = Machine()
+    log, reads = await opened(machine)
+    for _ in range(30):
+        await publish(log, A, bytes(6000))
+    reads.hold()
+    reading = asyncio.ensure_future(log.reader.read(A, 0))
+    await reads.until_waiting()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await commit(log)
+    assert log.upkeep.files == []

@@ -1,0 +1,38 @@
+"""Messages that say who they are: a payload begins with its token."""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.model import envelope
+from icestream.model.shard import ShardKey
+from icestream.wal.appender import Batch
+from icestream.wal.block import Numbering, blocks_of, encode_block
+from icestream.wal.log import Log
+
+Place = tuple[int, int, int]  # topic, shard, offset
+
+
+def batch(log: Log, key: ShardKey, token: str, size: int, numbering: Numbering | None = None) -> Batch:
+    """One message of about `size` bytes."""
+    payload = f"{token}|".encode().ljust(size, b".")
+    return log.batch(log.shard(*key), encode_block(1, {envelope.PAYLOAD: [payload]}, numbering))
+
+
+async def tokens_in(log: Log) -> dict[Place, str]:
+    """Every message that the log gives back, by its place."""
+    found: dict[Place, str] = {}
+    for key, shard in list(log.state.shards.items()):
+        offset = log.reader.earliest(key)
+        while offset < shard.written:
+            result = await log.reader.read(key, offset)
+            for section in result.sections:
+                base = section.base_offset
+                for block in blocks_of(section.body):
+                    for payload in block.values(envelope.PAYLOAD):
+                        assert isinstance(payload, bytes)
+                        found[key.topic_id, key.shard, base] = payload.split(b"|")[0].decode()
+                        base += 1
+            if result.next_offset <= offset:
+                raise errors.LogDamaged(f"{key} gives nothing from offset {offset} on")
+            offset = result.next_offset
+    return found

@@ -1,0 +1,151 @@
+"""What a process asked of its disk, in the order in which it really happened: syscall_recorder.c, compiled and read.
+
+library(directory)              the shared object, compiled; None where there is no C compiler
+environment(library, …)         what a child process needs in its environment to be recorded
+read_trace(trace, directory)    the calls of the run that concern one directory
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).with_suffix(".c")
+_ENTRY = struct.Struct("=IIQQqqIIQ")
+_BEGIN, _END = 1, 2
+UNFINISHED = 2**62  # the end of a call that the process did not live to see
+
+
+class Call(IntEnum):
+    WRITE = 1
+    SYNC = 2
+    TRUNCATE = 3
+    ALLOCATE = 4
+    RENAME = 5
+    UNLINK = 6
+    CREATE = 7
+    SYNC_DIRECTORY = 8
+    SAY = 9  # a line that the program wrote about itself
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One call. `begin` and `end` are places in the one order of the whole run."""
+
+    begin: int
+    end: int
+    call: Call
+    name: str  # of the file when the call began, without its directory
+    inode: int = 0
+    position: int = 0  # of a write; the size that TRUNCATE or ALLOCATE asked for
+    result: int = 0
+    target: str = ""  # the new name of a RENAME
+    data: bytes = b""
+    thread: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether it came back with success."""
+        if self.end == UNFINISHED:
+            return False
+        return self.result == 0 if self.call is Call.ALLOCATE else self.result >= 0
+
+    def __str__(self) -> str:
+        end = "…" if self.end == UNFINISHED else f"#{self.end}"
+        return f"#{self.begin}-{end}"
+
+
+def library(directory: Path) -> Path | None:
+    """The recorder, compiled into `directory`."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    target = directory / "syscall_recorder.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-U_FORTIFY_SOURCE", "-o", str(target), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True)
+    return target
+
+
+def environment(library: Path, root: Path, trace: Path | None) -> dict[str, str]:
+    """Records everything below `root` into `trace`. Without a trace the recorder can only hold syncs back."""
+    chosen = {"LD_PRELOAD": str(library), "SYSCALL_RECORDER_ROOT": str(root)}
+    return {**chosen, "SYSCALL_RECORDER_TRACE": str(trace)} if trace else chosen
+
+
+def read_trace(trace: Path, directory: Path, said: Path) -> list[Event]:
+    """The calls on `directory` and its files, and the lines written to the file `said`, by their begin."""
+    place, told = os.path.realpath(directory), os.path.realpath(said)
+    events = []
+    for event, path in _paired(trace.read_bytes()):
+        folder, _, name = path.rpartition("/")
+        if path == told and event.call is Call.WRITE:
+            events.append(replace(event, call=Call.SAY, name=name))
+        elif path == place and event.call is Call.SYNC:
+            events.append(replace(event, call=Call.SYNC_DIRECTORY))
+        elif folder == place:
+            events.append(replace(event, name=name, target=event.target.rpartition("/")[2]))
+    return list(_told_apart(sorted(events, key=lambda event: event.begin)))
+
+
+def _told_apart(events: Iterable[Event]) -> Iterator[Event]:
+    """A file system gives the inode of a removed file to the next one: each file made gets a number of its own."""
+    numbers: dict[int, int] = {}
+    for event in events:
+        inode = event.result if event.call is Call.CREATE else event.inode
+        if event.call is Call.CREATE:
+            numbers[inode] = -event.begin - 1
+        yield replace(event, inode=numbers.get(inode, inode))
+
+
+class _Entry(NamedTuple):
+    place: int
+    phase: int
+    call: Call
+    thread: int
+    inode: int
+    position: int
+    result: int
+    path: str
+    target: str
+    data: bytes
+
+
+def _paired(content: bytes) -> Iterator[tuple[Event, str]]:
+    """Each call with its end, and its whole path."""
+    under_way: dict[int, _Entry] = {}
+    for entry in _entries(content):
+        if entry.phase == _BEGIN:
+            assert entry.thread not in under_way, f"thread {entry.thread} began two calls at once"
+            under_way[entry.thread] = entry
+            continue
+        begun = under_way.pop(entry.thread)
+        assert begun.call == entry.call, f"thread {entry.thread} ended another call than it began"
+        yield _event(begun, entry.place, entry.result), begun.path
+    for begun in under_way.values():
+        yield _event(begun, UNFINISHED, -1), begun.path
+
+
+def _event(begun: _Entry, end: int, result: int) -> Event:
+    found = (begun.inode, begun.position, result, begun.target, begun.data, begun.thread)
+    return Event(begun.place, end, begun.call, "", *found)
+
+
+def _entries(content: bytes) -> Iterator[_Entry]:
+    at = place = 0
+    while at < len(content):
+        phase, call, thread, inode, position, result, path_bytes, target_bytes, size = _ENTRY.unpack_from(content, at)
+        assert phase in (_BEGIN, _END), f"the trace is torn at byte {at}"
+        at += _ENTRY.size
+        path, target = content[at : at + path_bytes], content[at + path_bytes : at + path_bytes + target_bytes]
+        at += path_bytes + target_bytes
+        data = content[at : at + size]
+        yield _Entry(place, phase, Call(call), thread, inode, position, result, path.decode(), target.decode(), data)
+        at += size
+        place += 1

@@ -1,0 +1,41 @@
+"""A process with a log of its own, for tests that kill it: `python -m tests.support.writer_process PLAN`.
+
+PLAN is the JSON of a `Plan` (writer_plan.py). What happens is told on stdout, one JSON list a line, each after the fact
+(an intent: before it); a whole line is one write, so a killed process tells nothing by halves. A line "stop" on stdin
+ends it in order; the end of stdin, when the parent has died, at once.
+
+    opening                                     before the log is opened
+    opened        report, seconds               after it
+    not_opened    code, text                    the log refused to open; the end
+    shard         key, earliest, next, gaps     once for each shard, then what it holds:
+    read          key, base, writer, number     a batch that a reader was given, at the start and under load
+    ready                                       the start has been told
+    send          writer, number, key           before it is handed to the log
+    ack           writer, number, key, base     after the log answered; base is null where it is no longer known
+    known         writer, number                a producer came back with a new epoch: all batches before it are stored
+    floor         key, offset                   before the floor moves
+    refused       code, text, writer, number    it is not stored, or nobody knows
+    resting                                     work "rest": all is acked and synced
+    closed
+    failed        text                          anything else; the end
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.support.writer_plan import Plan
+
+
+def main() -> None:
+    plan = Plan.from_json(sys.argv[1])
+    if not plan.native:
+        # As on a machine without a native build. Before the first import of icestream.
+        sys.modules["icestream_native"] = None  # type: ignore[assignment]
+    from tests.support.writer_load import run
+
+    run(plan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The habits of the sources that no linter checks. Each message says what to do instead."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from icestream import errors, limits
+from tests.tidy.tree import ROOT, functions, parsed, python_files, report, shown
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+EMPTY_NAMES = {"util", "utils", "helper", "helpers", "manager", "managers"}
+UNITS = {"KIB", "MIB", "GIB"}
+CODE_FOLDERS = ("src/", "tests/", "bench/", "scripts/")
+
+
+def test_modules_are_named_after_what_they_do() -> None:
+    found = [
+        shown(path)
+        for path in python_files(*CODE_FOLDERS)
+        if any(EMPTY_NAMES & set(part.removesuffix(".py").split("_")) for part in path.relative_to(ROOT).parts)
+    ]
+    assert not found, report("These names say nothing; use the noun or verb of the data path:", found)
+
+
+def test_packages_only_reexport() -> None:
+    found = [
+        f"{shown(path)}:{node.lineno}: {ast.unparse(node).splitlines()[0][:80]}"
+        for path in python_files("src/")
+        if path.name == "__init__.py"
+        for node in parsed(path).body
+        if not is_reexport(node)
+    ]
+    assert not found, report(
+        "An __init__.py holds a docstring, imports, __all__ and __version__; move the rest:", found
+    )
+
+
+def is_reexport(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant(value=str())):
+            return True
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name in {"__all__", "__version__"}
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body, orelse=[]):
+            return all(is_reexport(inner) for inner in body)
+        case _:
+            return False
+
+
+def test_files_stay_short() -> None:
+    lengths = {shown(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files("src/")}
+    found = [f"{path}: {length} lines" for path, length in lengths.items() if length > FILE_LINES_MAX]
+    assert not found, report(f"More than {FILE_LINES_MAX} lines: split where a reader would turn the page:", found)
+
+
+def test_functions_fit_a_screen() -> None:
+    found = [
+        f"{shown(path)}:{node.lineno}: {node.name} has {length} lines"
+        for path in python_files("src/")
+        for node in functions(parsed(path))
+        if (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert not found, report(f"More than {FUNCTION_LINES_MAX} lines: name a part of it and move it out:", found)
+
+
+def test_every_test_asserts_something() -> None:
+    found = [
+        f"{shown(path)}:{node.lineno}: {node.name}"
+        for path in python_files("tests/")
+        for node in functions(parsed(path))
+        if node.name.startswith("test_") and not asserts_something(node)
+    ]
+    assert not found, report(
+        "Nothing is asserted here; state what must hold (assert, raises, or a check_… call):", found
+    )
+
+
+def asserts_something(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(is_assertion(node) for node in ast.walk(function))
+
+
+def is_assertion(node: ast.AST) -> bool:
+    match node:
+        case ast.Assert():
+            return True
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            return any(re.search("raises|warns", ast.unparse(item.context_expr)) for item in items)
+        case ast.Call(func=called):
+            return re.search("assert|check|verify|expect", ast.unparse(called)) is not None
+        case _:
+            return False
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def test_a():\n    run()", False),
+        ("def test_a():\n    assert run() == 1", True),
+        ("def test_a():\n    with pytest.raises(ValueError):\n        run()", True),
+        ("async def test_a():\n    for log in logs:\n        verify_dense(log)", True),
+    ],
+)
+def test_the_check_for_assertions_sees_them(source: str, expected: bool) -> None:
+    function = next(functions(ast.parse(source)))
+    assert asserts_something(function) is expected
+
+
+def test_every_bound_has_its_reason() -> None:
+    found = unexplained(Path(limits.__file__).read_text(encoding="utf-8"))
+    assert not found, report(
+        "limits.py: a comment directly above each bound (or its group) says why this number:", found
+    )
+
+
+def unexplained(text: str) -> list[str]:
+    """The constants that have no comment between them and the blank line above. Rulers (`# ---`) explain nothing."""
+    constants = {
+        node.lineno: target.id
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id.isupper() and target.id not in UNITS
+    }
+    found, explained = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            explained = False
+        elif line.startswith("#") and not line.startswith("# ---"):
+            explained = True
+        elif number in constants and not explained:
+            found.append(f"{number}: {constants[number]}")
+    return found
+
+
+def test_the_check_for_reasons_sees_groups_and_rulers() -> None:
+    text = "# --- part ---\nA_MAX = 1\n\n# Why.\nB_MAX = 2\nC_MAX: Final = 3\n\nD_MAX = 4\n"
+    assert unexplained(text) == ["2: A_MAX", "8: D_MAX"]
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    """Names, parents, codes and retryability in the docstring of errors.py against the classes."""
+    defined = {
+        name: (error.__mro__[1].__name__, error.code, "yes" if error.retryable else "no")
+        for name, error in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(error, errors.IcestreamError) and error is not errors.IcestreamError
+    }
+    drawn = drawn_tree(errors.__doc__ or "")
+    found = [
+        f"{name}: drawn as {drawn.get(name, 'nothing')}, is {defined.get(name, 'nothing')}"
+        for name in sorted(drawn.keys() | defined.keys())
+        if drawn.get(name) != defined.get(name)
+    ]
+    assert not found, report(
+        "The tree at the top of errors.py (parent, code, retryable) differs from the classes:", found
+    )
+
+
+def test_every_error_belongs_to_the_tree() -> None:
+    strays = [
+        name
+        for name, error in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(error, BaseException) and not issubclass(error, errors.IcestreamError)
+    ]
+    assert not strays, report("errors.py: every error derives from IcestreamError:", strays)
+
+
+def drawn_tree(text: str) -> dict[str, tuple[str, str, str]]:
+    """Name to (parent, code, retryable) of each branch; the parent is the nearest name above, further left."""
+    row = re.compile(r"^(?P<rails>[ │]*[├└]── )(?P<name>\w+) +(?P<code>[a-z_]+) +(?P<retryable>yes|no)\b")
+    tree: dict[str, tuple[str, str, str]] = {}
+    columns: list[tuple[int, str]] = [(0, "IcestreamError")]
+    for line in text.splitlines():
+        if match := row.match(line):
+            column = len(match["rails"])
+            columns = [entry for entry in columns if entry[0] < column]
+            tree[match["name"]] = (columns[-1][1], match["code"], match["retryable"])
+            columns.append((column, match["name"]))
+    return tree

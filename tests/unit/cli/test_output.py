@@ -1,0 +1,69 @@
+"""One answer, three forms: a terminal, a pipe, a program."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+
+COLUMNS = ("name", "size")
+ROWS = [("first", Cell(1024, "1KiB")), ("second, longer", Cell(0, "0B"))]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_gets_plain_aligned_columns() -> None:
+    stream = io.StringIO()
+    Output(OutputFormat.TABLE, stream).table(COLUMNS, ROWS)
+    assert stream.getvalue() == "name            size\nfirst           1KiB\nsecond, longer  0B\n"
+
+
+def test_a_program_gets_values_instead_of_texts() -> None:
+    stream = io.StringIO()
+    Output(OutputFormat.JSON, stream).table(COLUMNS, ROWS)
+    assert json.loads(stream.getvalue()) == [{"name": "first", "size": 1024}, {"name": "second, longer", "size": 0}]
+
+
+def test_no_rows_are_an_empty_list_and_a_heading() -> None:
+    for form, expected in ((OutputFormat.JSON, "[]\n"), (OutputFormat.TABLE, "name  size\n")):
+        stream = io.StringIO()
+        Output(form, stream).table(COLUMNS, [])
+        assert stream.getvalue() == expected
+
+
+def test_a_terminal_gets_every_character_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    Output(OutputFormat.TABLE, stream).table(("value",), [("[red]x[/red]",), ("y" * 100,)])
+    assert "[red]x[/red]" in stream.getvalue()
+    assert stream.getvalue().count("y") == 100
+
+
+def test_a_record_is_lines_or_one_object() -> None:
+    values = {"file": "a", "bytes": Cell(1024, "1KiB"), "more": {"x": [1]}}
+    stream = io.StringIO()
+    Output(OutputFormat.TABLE, stream).record(values)
+    assert stream.getvalue().splitlines()[:2] == ["file   a", "bytes  1KiB"]
+    stream = io.StringIO()
+    Output(OutputFormat.JSON, stream).record(values)
+    assert json.loads(stream.getvalue()) == {"file": "a", "bytes": 1024, "more": {"x": [1]}}
+
+
+def test_sentences_are_for_people_only(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(OutputFormat.JSON).say("hello")
+    assert capsys.readouterr().out == ""
+    Output(OutputFormat.TABLE).say("hello")
+    say_aside("beside")
+    assert capsys.readouterr() == ("hello\n", "beside\n")
+
+
+def test_a_row_of_the_wrong_length_is_a_mistake() -> None:
+    for form in OutputFormat:
+        with pytest.raises(ValueError, match="zip"):
+            Output(form, io.StringIO()).table(COLUMNS, [("only one",)])

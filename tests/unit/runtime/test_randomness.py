@@ -1,0 +1,19 @@
+"""Chance: nobody's twice, or everybody's again from one seed."""
+
+from __future__ import annotations
+
+from icestream.runtime.randomness import SeededRandomness, SystemRandomness
+
+
+def test_system_tokens_are_never_the_same() -> None:
+    tokens = {SystemRandomness().token(16) for _ in range(100)}
+    assert len(tokens) == 100
+    assert {len(token) for token in tokens} == {16}
+
+
+def test_the_same_seed_gives_the_same_tokens() -> None:
+    one, two, other = SeededRandomness(1), SeededRandomness(1), SeededRandomness(2)
+    first = [one.token(size) for size in (16, 8, 0, 5)]
+    assert first == [two.token(size) for size in (16, 8, 0, 5)]
+    assert [len(token) for token in first] == [16, 8, 0, 5]
+    assert other.token(16) != first[0]

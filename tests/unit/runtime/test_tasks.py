@@ -1,0 +1,99 @@
+"""Work beside the loop: blocking calls do not block it, and no failure is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from icestream.runtime.tasks import InlineOffload, Offload, Tasks, ThreadOffload
+
+
+@pytest.mark.asyncio
+async def test_a_thread_runs_beside_the_loop() -> None:
+    """The call waits for something that only the loop does."""
+    offload = ThreadOffload("test")
+    released = threading.Event()
+    asyncio.get_running_loop().call_soon(released.set)
+    names: list[str] = []
+
+    def call() -> bool:
+        names.append(threading.current_thread().name)
+        return released.wait(60)
+
+    assert await offload.run(call)
+    offload.close()
+    assert names[0].startswith("test")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("offload", [ThreadOffload("test"), InlineOffload()], ids=["thread", "inline"])
+async def test_answers_and_errors_come_back(offload: Offload) -> None:
+    assert await offload.run(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        await offload.run(lambda: 1 // 0)
+    offload.close()
+
+
+@pytest.mark.asyncio
+async def test_inline_happens_here_and_now() -> None:
+    assert await InlineOffload().run(threading.get_ident) == threading.get_ident()
+
+
+@pytest.mark.asyncio
+async def test_a_task_that_fails_is_handed_over() -> None:
+    failures: list[BaseException] = []
+    tasks = Tasks(failures.append)
+
+    async def fail() -> None:
+        raise OSError("disk")
+
+    async def end() -> None: ...
+
+    tasks.start(fail(), "fails")
+    tasks.start(end(), "ends")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [str(failure) for failure in failures] == ["disk"]
+    await tasks.stop()
+    assert len(failures) == 1
+
+
+@pytest.mark.asyncio
+async def test_stop_waits_until_everything_has_ended() -> None:
+    failures: list[BaseException] = []
+    ended: list[str] = []
+    tasks = Tasks(failures.append)
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # it has something to put away first
+            ended.append(name)
+
+    for name in ("a", "b"):
+        tasks.start(work(name), name)
+    await asyncio.sleep(0)
+    await tasks.stop()
+    assert sorted(ended) == ["a", "b"]
+    assert failures == []
+    await tasks.stop()
+
+
+@pytest.mark.asyncio
+async def test_a_failure_while_stopping_is_not_lost() -> None:
+    failures: list[BaseException] = []
+    tasks = Tasks(failures.append)
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("at the end")
+
+    tasks.start(work(), "work")
+    await asyncio.sleep(0)
+    await tasks.stop()
+    assert [str(failure) for failure in failures] == ["at the end"]

@@ -1,0 +1,242 @@
+"""Defaults, derived defaults and the rules between keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from icestream import errors, limits
+from icestream.settings import KEYS, Settings, Wal, load
+
+WAL = "storage.iceberg_config.wal"
+ICEBERG = "storage.iceberg_config"
+GLUE = (f"{ICEBERG}.catalog.type=glue", f"{ICEBERG}.catalog.database=d")
+
+
+def settings_with(*flags: str) -> Settings:
+    return load(flags=flags).settings
+
+
+def refused(*flags: str) -> str:
+    with pytest.raises(errors.ConfigurationError) as caught:
+        load(flags=flags)
+    return str(caught.value)
+
+
+def test_without_anything_a_node_is_complete_and_local() -> None:
+    settings = Settings.default()
+    assert settings.storage.type == "iceberg"
+    assert settings.catalog_embedded
+    assert settings.wal.base_path == Path("icestream-data/wal")
+    assert settings.meta_store.data_dir == Path("icestream-data/raft")
+    warehouse = Path.cwd() / "icestream-data/warehouse"
+    assert settings.storage.iceberg_config.warehouse == settings.catalog.warehouse == f"file:{warehouse}"
+    assert settings.storage.iceberg_config.object_store.path == Path("icestream-data/warehouse")
+    assert (settings.wal.sync_mode, settings.wal.align_bytes) == ("always", 8)
+    assert settings.wal.max_file_size == limits.LOG_FILE_BYTES_DEFAULT
+    assert settings.wal.quota is None
+    assert settings.node.bind_host == "127.0.0.1"
+
+
+def test_the_ports_of_the_design() -> None:
+    assert Settings.default().ports.model_dump() == {
+        "danube": 6650,
+        "danube_admin": 50051,
+        "native": 6651,
+        "mqtt": 1883,
+        "lake": 8181,
+        "broker_http": 9040,
+        "pipeline_metrics": 9041,
+        "raft": 7650,
+    }
+
+
+def test_directories_follow_data_dir_unless_they_are_set(tmp_path: Path) -> None:
+    settings = settings_with(f"data_dir={tmp_path}", f"meta_store.data_dir={tmp_path}/elsewhere")
+    assert settings.wal.base_path == tmp_path / "wal"
+    assert settings.meta_store.data_dir == tmp_path / "elsewhere"
+    assert settings.catalog.warehouse == f"file:{tmp_path}/warehouse"
+
+
+def test_a_data_dir_with_dots_and_spaces_gives_a_plain_warehouse(tmp_path: Path) -> None:
+    settings = settings_with(f"data_dir={tmp_path}/a b/../c d")
+    assert settings.catalog.warehouse == f"file:{tmp_path}/c d/warehouse"
+
+
+def test_a_tree_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings.default().log.level = "debug"  # type: ignore[misc]
+
+
+def test_one_warehouse_key_sets_both() -> None:
+    outer = settings_with(f"{ICEBERG}.warehouse=s3://a/")
+    inner = settings_with(f"{ICEBERG}.catalog.warehouse=s3://a/")
+    assert outer.catalog.warehouse == inner.storage.iceberg_config.warehouse == "s3://a/"
+
+
+def test_two_different_warehouses_are_refused_with_both() -> None:
+    message = refused(f"{ICEBERG}.warehouse=s3://a/", f"{ICEBERG}.catalog.warehouse=s3://b/")
+    assert "s3://a/" in message
+    assert "s3://b/" in message
+
+
+def test_a_slash_at_the_end_makes_no_other_warehouse() -> None:
+    settings = settings_with(f"{ICEBERG}.warehouse=s3://a", f"{ICEBERG}.catalog.warehouse=s3://a/")
+    assert settings.catalog.warehouse == "s3://a/"
+
+
+@pytest.mark.parametrize("warehouse", ["file:/w/h", "file:///w/h", "/w/h"])
+def test_a_local_store_lies_in_a_file_warehouse(warehouse: str) -> None:
+    assert settings_with(f"{ICEBERG}.warehouse={warehouse}").storage.iceberg_config.object_store.path == Path("/w/h")
+
+
+def test_the_warehouse_is_the_root_of_the_object_store() -> None:
+    store = f"{ICEBERG}.object_store"
+    assert settings_with(f"{store}.type=s3", f"{store}.bucket=b").catalog.warehouse == "s3://b/"
+    assert settings_with(f"{store}.path=/w/h").catalog.warehouse == "file:/w/h"
+    assert settings_with(f"{store}.type=memory").catalog.warehouse == "memory:///warehouse"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (f"{ICEBERG}.catalog.uri=http://localhost:8181",),
+        (f"{ICEBERG}.catalog.uri=http://127.0.0.1:8181/",),
+        (f"{ICEBERG}.catalog.uri=http://[::1]:8181",),
+        (f"{ICEBERG}.catalog.uri=http://LOCALHOST:9000", "ports.lake=9000"),
+        (f"{ICEBERG}.catalog.uri=http://10.0.0.5:8181", "node.bind_host=10.0.0.5", "node.allow_insecure_bind=true"),
+        ("ports.lake=0",),
+        ("node.bind_host=::1",),
+        ("node.bind_host=0.0.0.0", "node.allow_insecure_bind=true"),
+    ],
+)
+def test_a_rest_uri_at_the_nodes_own_address_is_the_embedded_catalog(flags: tuple[str, ...]) -> None:
+    assert settings_with(*flags).catalog_embedded
+
+
+def test_the_default_address_of_the_catalog_is_one_that_a_client_can_use() -> None:
+    everywhere = settings_with("node.bind_host=0.0.0.0", "node.allow_insecure_bind=true", "ports.lake=9000")
+    assert everywhere.catalog.uri == "http://127.0.0.1:9000"
+    assert settings_with("node.bind_host=::1").catalog.uri == "http://[::1]:8181"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (f"{ICEBERG}.catalog.uri=http://localhost:8182",),
+        (f"{ICEBERG}.catalog.uri=http://localhost:8181", "ports.lake=9000"),
+        (f"{ICEBERG}.catalog.uri=http://catalog.example.org:8181",),
+        (f"{ICEBERG}.catalog.uri=https://localhost:8181",),
+        (f"{ICEBERG}.catalog.uri=http://localhost",),
+        (*GLUE, f"{ICEBERG}.catalog.uri=http://localhost:8181"),
+        GLUE,
+    ],
+)
+def test_any_other_catalog_is_a_foreign_one(flags: tuple[str, ...]) -> None:
+    assert not settings_with(*flags).catalog_embedded
+
+
+@pytest.mark.parametrize("kind", ["local", "remote", "disk", "segment", "Local", "", "in-memory", "ICEBERG"])
+def test_another_storage_type_is_refused_with_the_reason(kind: str) -> None:
+    message = refused(f"storage.type={kind}")
+    assert "storage.type" in message
+    assert "Iceberg is the only persistent store" in message
+    assert "segment store" in message
+
+
+@pytest.mark.parametrize("kind", ["memory", "InMemory"])
+def test_memory_is_for_tests(kind: str) -> None:
+    assert settings_with(f"storage.type={kind}").storage.type == "memory"
+
+
+def test_a_file_must_hold_four_of_the_largest_messages_and_the_message_names_what_fits() -> None:
+    message = refused(f"{WAL}.max_file_size=8MiB")
+    assert "`max_file_size` 8MiB" in message
+    assert "`max_message_bytes` 4MB" in message
+    needed = 4 * (4_000_000 + limits.RECORD_OVERHEAD_BYTES_MAX)
+    fits = 2 * limits.MIB - limits.RECORD_OVERHEAD_BYTES_MAX
+    assert f"at least {needed} bytes" in message
+    assert f"at most {fits}" in message
+    assert settings_with(f"{WAL}.max_file_size={needed}").wal.max_file_size == needed
+    assert settings_with(f"{WAL}.max_file_size=8MiB", f"{WAL}.max_message_bytes={fits}").wal.max_message_bytes == fits
+    refused(f"{WAL}.max_file_size={needed - 1}")
+    refused(f"{WAL}.max_file_size=8MiB", f"{WAL}.max_message_bytes={fits + 1}")
+
+
+def test_the_smallest_file_can_be_used_with_small_messages() -> None:
+    wal = Wal(base_path=Path("x"), max_file_size=limits.LOG_FILE_BYTES_MIN, max_message_bytes=8 * limits.KIB)
+    assert wal.max_file_size == 64 * limits.KIB
+
+
+@pytest.mark.parametrize("value", ["63KiB", "2049MiB", "0"])
+def test_the_file_size_has_bounds(value: str) -> None:
+    assert "must be a size from 64KiB to 2GiB" in refused(f"{WAL}.max_file_size={value}")
+
+
+def test_in_flight_bytes_must_have_room_for_one_message() -> None:
+    assert "`in_flight_bytes` 1MB has no room" in refused(f"{WAL}.in_flight_bytes=1MB")
+
+
+def test_a_topic_quota_is_at_most_the_quota() -> None:
+    assert "`topic_quota` (2GiB) is above `quota` (1GiB)" in refused(f"{WAL}.quota=1GiB", f"{WAL}.topic_quota=2GiB")
+    assert settings_with(f"{WAL}.quota=1GiB", f"{WAL}.topic_quota=1GiB").wal.topic_quota == limits.GIB
+    assert settings_with(f"{WAL}.topic_quota=1GiB").wal.quota is None
+
+
+@pytest.mark.parametrize("value", ["8", "512", "4096"])
+def test_alignments(value: str) -> None:
+    assert settings_with(f"{WAL}.align_bytes={value}").wal.align_bytes == int(value)
+
+
+@pytest.mark.parametrize("value", ["0", "16", "1024", "true", "eight"])
+def test_other_alignments_are_refused(value: str) -> None:
+    assert "must be 8 or 512 or 4096" in refused(f"{WAL}.align_bytes={value}")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "broker-1"])
+def test_binding_beyond_loopback_needs_the_explicit_flag(host: str) -> None:
+    message = refused(f"node.bind_host={host}")
+    assert "no authentication" in message
+    assert "node.allow_insecure_bind" in message
+    assert settings_with(f"node.bind_host={host}", "node.allow_insecure_bind=true").node.bind_host == host
+
+
+def test_two_services_cannot_share_a_port_except_for_any() -> None:
+    assert "`native` and `danube` both use port 6650" in refused("ports.native=6650")
+    assert settings_with("ports.native=0", "ports.danube=0").ports.native == 0
+
+
+def test_what_a_kind_needs() -> None:
+    assert "needs a `bucket`" in refused(f"{ICEBERG}.object_store.type=s3")
+    assert "needs a `database`" in refused(f"{ICEBERG}.catalog.type=glue")
+
+
+def test_seed_nodes_are_few_different_addresses() -> None:
+    assert "lists a:1 more than once" in refused("meta_store.seed_nodes=a:1,b:1,a:1")
+    many = ",".join(f"a:{port}" for port in range(1, limits.SEED_NODES_MAX + 2))
+    assert "too many" in refused(f"meta_store.seed_nodes={many}")
+    assert "item 2 must be an address" in refused("meta_store.seed_nodes=a:1,b")
+
+
+def test_rules_hold_without_the_loader_too() -> None:
+    tree: dict[str, Any] = {"storage": {"iceberg_config": {"wal": {"max_file_size": "64KiB"}}}}
+    with pytest.raises(ValidationError, match="does not hold 4 messages"):
+        Settings.model_validate(tree)
+
+
+def test_every_key_is_described_and_shows_its_default() -> None:
+    assert len(KEYS) > 40
+    for key in KEYS.values():
+        assert len(key.description) >= 5, key.path
+        assert key.description.endswith("."), key.path
+        assert key.allowed, key.path
+        assert key.default is not None or key.optional or key.default_words, key.path
+
+
+def test_only_some_keys_are_online() -> None:
+    online = {path for path, key in KEYS.items() if key.online}
+    assert {"log.level", f"{WAL}.quota", "backup.iceberg.enable", "backup.iceberg.table"} <= online
+    assert not online & {"data_dir", f"{WAL}.base_path", f"{WAL}.align_bytes", f"{WAL}.sync_mode", "ports.danube"}

@@ -1,0 +1,74 @@
+"""The tree of errors: what a caller, a person and a shell can tell from one. Its drawing is checked in tests/tidy."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from icestream import errors
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.IcestreamError)]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def test_every_code_means_one_kind() -> None:
+    codes = [kind.code for kind in KINDS]
+    assert len(set(codes)) == len(codes)
+
+
+@every_kind
+def test_message_and_hint_are_kept_apart_and_shown_together(kind: type[errors.IcestreamError]) -> None:
+    error = kind("what happened", hint="what to do")
+    assert (error.message, error.hint, str(error)) == ("what happened", "what to do", "what happened (what to do)")
+    assert str(kind("what happened")) == "what happened"
+
+
+@every_kind
+def test_an_exit_code_is_never_success_or_wrong_usage(kind: type[errors.IcestreamError]) -> None:
+    assert errors.exit_code(kind("x")) not in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.IcestreamError, 1),
+        (errors.ConfigurationError, 3),
+        (errors.InvalidInput, 4),
+        (errors.ProducerFenced, 4),
+        (errors.Refused, 5),
+        (errors.DiskFull, 5),
+        (errors.OutcomeUnknown, 6),
+        (errors.PositionGone, 7),
+        (errors.LogLocked, 8),
+        (errors.LogDamaged, 9),
+        (errors.LogError, 10),
+        (errors.DecodeError, 10),
+    ],
+)
+def test_exit_codes_do_not_change(kind: type[errors.IcestreamError], code: int) -> None:
+    """Scripts depend on them."""
+    assert errors.exit_code(kind("x")) == code
+
+
+def test_the_most_specific_exit_code_comes_first() -> None:
+    for number, (kind, _) in enumerate(errors.EXIT_CODES):
+        shadowed = [later for later, _ in errors.EXIT_CODES[number + 1 :] if issubclass(later, kind)]
+        assert not shadowed
+    assert errors.EXIT_CODES[-1][0] is errors.IcestreamError
+
+
+def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:
+    for kind in KINDS:
+        if issubclass(kind, errors.Refused | errors.OutcomeUnknown | errors.StaleRead):
+            assert kind.retryable, kind
+        else:
+            assert not kind.retryable, kind
+
+
+@every_kind
+def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) -> None:
+    """A worker process hands it to its parent: kind, message and hint arrive."""
+    found = pickle.loads(pickle.dumps(kind("what happened", hint="what to do")))
+    assert (type(found), found.message, found.hint) == (kind, "what happened", "what to do")

@@ -1,0 +1,132 @@
+"""Pins: a read keeps its file, but never for longer than 30 s (hazards 15, 33)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import limits
+from icestream.runtime.clock import SimulatedClock
+from icestream.wal.index import FileIndex
+from icestream.wal.log_file import Seal
+from icestream.wal.pins import Pin, Pins
+from icestream.wal.summary import FileSummary
+
+FILES = [FileSummary.of(Seal(number, number, number, 8192, 0, 0), 8192, FileIndex()) for number in range(1, 6)]
+PIN_SECONDS = limits.PIN_SECONDS_MAX
+
+
+def numbers(files: list[FileSummary]) -> list[int]:
+    return [file.number for file in files]
+
+
+def test_hazard_15_a_pinned_file_and_those_behind_it_stay() -> None:
+    pins = Pins(SimulatedClock())
+    assert pins.without_pinned(FILES) == FILES
+    pin = pins.take(3)
+    assert numbers(pins.without_pinned(FILES)) == [1, 2]
+    assert not pin.broken
+    pins.release(pin)
+    assert pins.without_pinned(FILES) == FILES
+
+
+def test_a_file_stays_until_its_last_pin_is_released() -> None:
+    pins = Pins(SimulatedClock())
+    first, second = pins.take(1), pins.take(1)
+    pins.release(first)
+    assert pins.without_pinned(FILES) == []
+    pins.release(first)  # twice is harmless
+    assert pins.without_pinned(FILES) == []
+    pins.release(second)
+    assert pins.without_pinned(FILES) == FILES
+
+
+def test_hazard_33_a_pin_is_broken_after_its_time_and_its_reader_can_see_it() -> None:
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    old = pins.take(1)
+    clock.advance(PIN_SECONDS - 1)
+    assert pins.without_pinned(FILES) == []
+    clock.advance(1)
+    assert pins.without_pinned(FILES) == FILES
+    assert old.broken
+    pins.release(old)
+    assert pins.without_pinned(FILES) == FILES
+
+
+def test_hazard_33_a_thousand_stalled_readers_do_not_hold_the_log() -> None:
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    stalled = [pins.take(1 + number % 5) for number in range(1_000)]
+    assert pins.without_pinned(FILES) == []
+    clock.advance(PIN_SECONDS)
+    assert pins.without_pinned(FILES) == FILES
+    assert all(pin.broken for pin in stalled)
+
+
+def test_hazard_32_a_step_of_the_wall_clock_breaks_no_pin() -> None:
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    pin = pins.take(1)
+    clock.step(365 * 24 * 3600)
+    assert pins.without_pinned(FILES) == []
+    assert not pin.broken
+
+
+def test_a_young_pin_protects_an_old_one_on_the_same_file() -> None:
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    old = pins.take(1)
+    clock.advance(PIN_SECONDS + 1)
+    young = pins.take(1)
+    assert pins.without_pinned(FILES) == []
+    assert not any(pin.broken for pin in (old, young))
+
+
+def test_a_broken_pin_released_late_does_not_release_a_new_one() -> None:
+    """The number is pinned again by somebody else after the first pin was broken."""
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    old = pins.take(1)
+    clock.advance(PIN_SECONDS + 1)
+    assert pins.without_pinned(FILES[:1]) == FILES[:1]
+    new = pins.take(1)
+    pins.release(old)
+    assert pins.without_pinned(FILES) == []
+    assert not new.broken
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(1, 5)),
+        st.tuples(st.just("release"), st.integers(0, 20)),
+        st.tuples(st.just("wait"), st.integers(0, 20)),
+        st.tuples(st.just("free"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_any_history_of_readers(steps: list[tuple[str, int]]) -> None:
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    held: list[tuple[Pin, float]] = []  # and since when
+    now, files = 0.0, list(FILES)
+    for what, number in steps:
+        if what == "take":
+            held.append((pins.take(number), now))
+        elif what == "release" and held:
+            pins.release(held.pop(number % len(held))[0])
+        elif what == "wait":
+            clock.advance(number)
+            now += number
+        elif what == "free":
+            free = pins.without_pinned(files)
+            assert free == files[: len(free)]
+            young = {pin.number for pin, since in held if now - since < PIN_SECONDS and not pin.broken}
+            assert not young & set(numbers(free))
+            assert len(free) == len(files) or files[len(free)].number in young
+            assert all(pin.broken for pin, _ in held if pin.number in numbers(free))
+            files = files[len(free) :]
+    assert all(now - since >= PIN_SECONDS for pin, since in held if pin.broken)
