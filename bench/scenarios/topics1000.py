@@ -14,7 +14,7 @@ from bench.figures import Figure, Goal, Row, ratios
 from bench.harness import Bench
 from bench.workload import block, check_synced, on_loop, options, syncs, topic, warm
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.log import placed
+from icestream.wal.appender import placed
 
 NAME = "topics1000"
 GOAL = "append of 1000 sections of different topics per tick ≥ 0.5x of one topic"

@@ -101,6 +101,8 @@ FOLLOW_BYTES_MAX: Final = 8 * MIB
 CHECKPOINTS_KEPT: Final = 2
 # Producer windows encoded at once: 64 batches each, about 1 ms of the loop.
 CHECKPOINT_SLICE_WINDOWS: Final = 64
+# Room kept for a checkpoint: what frees the files of a full disk must itself fit on it (hazard 16).
+CHECKPOINT_RESERVE_BYTES: Final = 1 * MIB
 # After this many bytes of log a new checkpoint is written, so that a start scans at most about this much.
 CHECKPOINT_EVERY_BYTES: Final = 256 * MIB
 

@@ -110,7 +110,7 @@ def recovery_lines(report: RecoveryReport) -> Iterator[str]:
         yield f"clean start at record {report.last_lsn}"
     else:
         yield (
-            f"recovered: {report.records_scanned} records read behind checkpoint {report.checkpoint_lsn}, "
+            f"recovered: {report.records_scanned} records read, checkpoint at record {report.checkpoint_lsn}, "
             f"the log ends at record {report.last_lsn}"
         )
     if report.rewritten_file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,24 @@ async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it
             assert sum(lsn >= last_lsn[number] for lsn in durable) >= 2, f"{what} before its checkpoints"
             freed += 1
     assert freed == len(last_lsn) > 1
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_directory"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_hazard_04_checkpoints_that_fail_free_nothing_that_is_still_needed(operation: str, times: int) -> None:
+    for after in range(4):
+        machine = Machine(seed=after)
+        log = await machine.start()
+        await fill(log, 20)
+        before = known(log)
+        machine.disk.fail(operation, errno.EIO, after)
+        for _ in range(times - 1):
+            machine.disk.fail(operation, errno.EIO)
+        await log.advance_floor({A: 20, B: 20})
+        await machine.power_loss()
+        log = await machine.start()
+        assert known(log) == before
+        assert await publish(log, A, b"next") == 20
 
 
 async def test_hazard_04_a_crash_at_any_moment_of_recycling_and_reuse_changes_nothing() -> None:

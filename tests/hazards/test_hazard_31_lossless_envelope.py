@@ -6,13 +6,14 @@ The four tiers and the front ends wait for the pipeline and for MQTT, Danube and
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.model import envelope
 from icestream.model.envelope import COLUMNS, ColumnKind
 from icestream.wal.block import Block, blocks_of, check_block, encode_block
 from icestream.wal.log import Log
+from tests.support.effort import HALF
 from tests.support.machine import A, Machine
 
 # MQTT user properties, in order and with a name twice: what a map cannot hold.
@@ -76,7 +77,7 @@ async def test_hazard_31_every_field_comes_back_from_the_tail_and_after_every_ki
     wire=st.lists(st.none() | st.binary(max_size=60), min_size=1, max_size=6),
     headers=st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
 )
-@settings(max_examples=settings().max_examples // 2)
+@HALF
 def test_hazard_31_protocol_properties_are_kept_byte_by_byte_beside_the_headers(
     wire: list[bytes | None], headers: dict[str, str] | None
 ) -> None:

@@ -79,6 +79,21 @@ async def test_hazard_35_one_message_larger_than_the_bound_still_passes_alone() 
     assert log.shard(*A).assigned == 2
 
 
+async def test_hazard_35_who_waits_at_the_bound_is_not_overtaken() -> None:
+    """A connection that sends on while its first append waits for room keeps its order."""
+    machine, sink = Machine(in_flight_bytes=10_000), SteppedSink()
+    log = await machine.start(sink=sink)
+    log.submit([batch(log, A, bytes(6000))])
+    await settle()
+    large = asyncio.ensure_future(log.append([batch(log, A, b"first" + bytes(6000))]))
+    await settle()
+    small = asyncio.ensure_future(log.append([batch(log, A, b"second")]))  # there would be room for this one
+    await turn(log, sink)
+    await asyncio.gather(large, small)
+    found = await messages(log, A)
+    assert (found[1][:5], found[2]) == (b"first", b"second")
+
+
 async def test_hazard_35_who_waits_at_the_bound_is_told_when_the_node_stops() -> None:
     machine, sink = Machine(in_flight_bytes=BOUND), SteppedSink()
     log = await machine.start(sink=sink)

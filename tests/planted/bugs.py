@@ -162,7 +162,7 @@ def freed_without_checkpoint(patch: Patch) -> None:
         return lifecycle.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor)
 
     patch(Upkeep, "_freeable", below_the_floors)
-    patch(Upkeep, "floor_moved", Upkeep.free_files)
+    patch(Upkeep, "floors_moved", Upkeep.free_files)
 
 
 def checkpoint_not_written(patch: Patch) -> None:

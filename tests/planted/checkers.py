@@ -17,9 +17,9 @@ from typing import Any
 from icestream import errors
 from icestream.model.shard import ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import Placed
+from icestream.wal.appender import Placed, placed
 from icestream.wal.block import Numbering
-from icestream.wal.log import Log, placed
+from icestream.wal.log import Log
 from icestream.wal.producers import Duplicate
 from tests.planted.messages import batch, tokens_in
 from tests.planted.order import RECORDS_START, Record, records_in

@@ -53,6 +53,9 @@ class RecordedDisk:
     def describe(self, name: str) -> str:
         return self._directory.describe(name)
 
+    def close(self) -> None:
+        self._directory.close()
+
     def say(self, line: str) -> None:
         self.note(Call.SAY, "said", 0, lambda: None, data=line.encode())
 

@@ -26,11 +26,11 @@ SEED = 16
 LIMIT_MIN, LIMIT_MAX = 8 * 1024, 60 * 1024
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "native"), [*((mode, True) for mode in MODES), ("periodic", False)])
 def test_hazard_16_after_failed_writes_nothing_acked_is_lost_and_nothing_is_twice(
-    tmp_path: Path, start: Start, mode: str
+    tmp_path: Path, start: Start, mode: str, native: bool
 ) -> None:
-    check_failures(tmp_path, start, mode, FAILURES, SEED)
+    check_failures(tmp_path, start, mode, FAILURES, SEED, native=native)
 
 
 @pytest.mark.chaos
@@ -39,21 +39,21 @@ def test_hazard_16_failed_writes_and_kill_9_for_long(tmp_path: Path, start: Star
     check_failures(tmp_path, start, mode, 60, random.SystemRandom().randrange(10**9))
 
 
-def check_failures(directory: Path, start: Start, mode: str, failures: int, seed: int) -> None:
+def check_failures(directory: Path, start: Start, mode: str, failures: int, seed: int, *, native: bool = True) -> None:
     seed = int(os.environ.get("KILL_SEED", seed))
     run = ProcessRun(directory, seed, start)
     run.plan.disk_fails = True
     run.choices = {**OPTIONS, "file_bytes": (LOG_FILE_BYTES_MIN,)}
     try:
         while failures > 0:
-            child = run.start(mode)
+            child = run.start(mode, native=native)
             run.open(child)
             # the first one hits the first batches of every producer, when nothing of its epoch is stored yet
             for acks in (0, *(run.chance.randrange(1, 100) for _ in range(FAILURES_OF_A_PROCESS - 1))):
                 fail_writes(run, child, acks)
                 failures -= 1
             run.kill(child, 0)
-        run.finish(mode)
+        run.finish(mode, native=native)
         if mode == "always":
             run.history.check_no_gaps()
     except Exception as error:

@@ -15,7 +15,7 @@ from icestream.wal.block import encode_block
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from tests.process.conftest import MakeDisk, Start
-from tests.support.message_keeper import WAIT_SECONDS, MessageKeeper
+from tests.support.message_keeper import RETRY_SECONDS, WAIT_SECONDS, MessageKeeper
 from tests.support.process_run import ProcessRun
 from tests.support.small_disk import SmallDisk
 
@@ -105,14 +105,18 @@ async def test_hazard_16_a_log_on_a_full_disk_can_be_closed_while_an_append_wait
     ballast.write_bytes(bytes(4 * MIB))
     keeper = MessageKeeper(await open_log(disk.path / "log", options(spare_files=0)))
     await keeper.fill()
-    # the next append tries to make a file, as soon as the pause after the last try is over
+    batch = keeper.log.batch(keeper.shard, encode_block(1, {envelope.PAYLOAD: [bytes(120_000)]}))
+    answer = keeper.log.submit([batch])
+    await asyncio.sleep(0)
+    # an append tries to make a file, but not so soon after the last try
     while not keeper.log.upkeep.preparing:
-        batch = keeper.log.batch(keeper.shard, encode_block(1, {envelope.PAYLOAD: [bytes(120_000)]}))
+        with pytest.raises(errors.DiskFull):
+            await answer
+        await asyncio.sleep(RETRY_SECONDS)
         answer = keeper.log.submit([batch])
-        await asyncio.wait([answer], timeout=0.01)
-        if answer.done():
-            assert isinstance(answer.exception(), errors.DiskFull)
+        await asyncio.sleep(0)
     await asyncio.wait_for(keeper.log.close(), WAIT_SECONDS)
+    assert isinstance(answer.exception(), errors.DiskFull)
     ballast.unlink()
     keeper.attach(await open_log(disk.path / "log", options(spare_files=0)))
     await keeper.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,21 @@ async def test_hazard_16_at_its_quota_a_topic_is_refused_and_the_others_go_on(tm
     await keeper.check(len(keeper.acked) - 1)
     await other.check(len(other.acked))
     assert isinstance(await keeper.fill(), errors.TopicQuotaReached), "the quota does not count after a start"
+    await log.close()
+
+
+@pytest.mark.asyncio
+async def test_hazard_16_a_floor_that_moves_while_a_checkpoint_is_written_makes_room_too(tmp_path: Path) -> None:
+    log = await open_log(tmp_path, options(SyncMode.ALWAYS, topic_quota_bytes=12 * MIB))
+    keeper = MessageKeeper(log)
+    await keeper.fill()
+    # as a file that is sealed starts one
+    under_way = asyncio.create_task(log.checkpoint())
+    await asyncio.sleep(0)
+    await log.advance_floor({keeper.key: len(keeper.acked)})
+    await under_way
+    await keeper.send()
+    await keeper.check(len(keeper.acked) - 1)
     await log.close()
 
 

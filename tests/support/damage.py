@@ -49,8 +49,9 @@ class Gone:
 Damage = Flip | Cut | Gone
 
 
-def flips(picture: Picture, file: str, start: int, end: int, *, every_bit: bool) -> Iterator[Flip]:
+def flips(picture: Picture, file: str, where: range, *, every_bit: bool = False) -> Iterator[Flip]:
     """In these bytes: every bit, or one in each byte."""
-    for byte in range(start, min(end, len(picture.files[file]))):
-        for bit in range(8) if every_bit else (byte % 8,):
-            yield Flip(file, 8 * byte + bit)
+    for byte in where:
+        if byte < len(picture.files[file]):
+            for bit in range(8) if every_bit else (byte % 8,):
+                yield Flip(file, 8 * byte + bit)

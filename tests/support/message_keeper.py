@@ -7,8 +7,9 @@ import asyncio
 from icestream import errors
 from icestream.model import envelope
 from icestream.model.shard import ShardKey, Topic
+from icestream.wal.appender import placed
 from icestream.wal.block import blocks_of, encode_block
-from icestream.wal.log import Log, placed
+from icestream.wal.log import Log
 
 WAIT_SECONDS = 10.0
 RETRY_SECONDS = 0.05  # how often a refused producer tries again

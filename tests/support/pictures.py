@@ -163,7 +163,7 @@ LOGS: dict[str, Callable[[], Awaitable[SmallLog]]] = {
 
 @cache
 def picture(name: str) -> Picture:
-    """As it lies on disk after its last life."""
+    """As it lies on disk after its last life. Not for coroutines: it runs a loop of its own."""
 
     async def draw() -> Picture:
         return (await LOGS[name]()).picture()

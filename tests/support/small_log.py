@@ -114,9 +114,8 @@ def options_for(mode: SyncMode = SyncMode.ALWAYS) -> LogOptions:
 async def open_small(
     disk: SimulatedDisk, mode: SyncMode = SyncMode.ALWAYS, positions: Mapping[ShardKey, int] | None = None
 ) -> Log:
-    return await open_log_on(
-        disk, options_for(mode), positions or {}, SimulatedClock(), SeededRandomness(1), InlineSink()
-    )
+    options = options_for(mode)
+    return await open_log_on(disk, options, positions or {}, SimulatedClock(), SeededRandomness(1), InlineSink())
 
 
 @dataclass

@@ -54,6 +54,17 @@ class Placed(NamedTuple):
 Result = Placed | Duplicate | errors.IcestreamError
 
 
+def placed(results: Sequence[Result]) -> list[Placed]:
+    """The results, when every batch was stored just now; raises the first that was not."""
+    found: list[Placed] = []
+    for result in results:
+        if isinstance(result, errors.IcestreamError):
+            raise result
+        assert isinstance(result, Placed)
+        found.append(result)
+    return found
+
+
 class Write(NamedTuple):
     """One instruction: put `data` at `position` of file `number`; sync the file afterwards if asked."""
 

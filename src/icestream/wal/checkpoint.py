@@ -6,8 +6,8 @@ LSN it covers, with one section each of
     TOPICS   per topic   i64 id | i64 incarnation | u16 name bytes | name
     SHARDS   per shard   i64 topic_id | u32 shard | u64 epoch | i64 next | i64 reserved | i64 append_time_us | i64 floor
     GAPS     per gap     i64 topic_id | u32 shard | i64 start | i64 end | u64 epoch | u8 state | u16 size | reason
-    WINDOWS  per window  i64 topic_id | u32 shard | i64 producer | i32 epoch | i64 expected | i64 used_us | u16 n,
-                         then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
+    WINDOWS  per window  i64 topic_id | u32 shard | i64 producer | i32 epoch | i64 expected | i64 used_us | i64 start |
+                         u16 n, then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
 It is written beside its name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
 `clean` says that the log was closed in order and ends at this LSN: then reserved numbers were not used either.
 The newest two are kept, and a file is freed only when both cover it and know floors beyond it: losing the newest costs
@@ -30,7 +30,7 @@ _LOG = struct.Struct("<16sQB7x")
 _TOPIC = struct.Struct("<qqH")
 _SHARD = struct.Struct("<qIQqqqq")
 _GAP = struct.Struct("<qIqqQBH")
-_WINDOW = struct.Struct("<qIqiqqH")
+_WINDOW = struct.Struct("<qIqiqqqH")
 _SENT = struct.Struct("<qIqq")
 
 
@@ -109,7 +109,7 @@ def _encode_window(key: ShardKey, producer_id: int, window: Window, lsn: int) ->
     if not sent:
         return b""
     expected = sent[-1].first_sequence + sent[-1].rows
-    head = _WINDOW.pack(*key, producer_id, window.producer_epoch, expected, window.used_us, len(sent))
+    head = _WINDOW.pack(*key, producer_id, window.producer_epoch, expected, window.used_us, window.start, len(sent))
     return head + b"".join(_SENT.pack(*batch) for batch in sent)
 
 
@@ -172,9 +172,9 @@ def _decode_gaps(body: bytes) -> Iterator[Gap]:
 def _decode_windows(state: LogState, body: bytes) -> None:
     at = 0
     while at < len(body):
-        topic_id, number, producer, epoch, expected, used_us, count = _WINDOW.unpack_from(body, at)
+        topic_id, number, producer, epoch, expected, used_us, start, count = _WINDOW.unpack_from(body, at)
         at += _WINDOW.size
-        window = Window(epoch, expected, used_us)
+        window = Window(epoch, expected, used_us, start=start)
         for _ in range(count):
             window.sent.append(Sent(*_SENT.unpack_from(body, at)))
             at += _SENT.size

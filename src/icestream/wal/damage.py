@@ -15,7 +15,7 @@ The records are gone through in LSN order, not only those behind the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -56,12 +56,13 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The file behind all others."""
+    """The file behind all others. What it says has an LSN that no checkpoint covers; it begins with the first one that
+    is missing."""
 
     header: FileHeader
     kind: int
     lsn_first: int
-    lsn_last: int
+    lsn: int
     sections: list[wire.Section]
 
 
@@ -80,7 +81,7 @@ class RepairPlan:
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.losses or self.set_aside)
+        return bool(self.losses or self.rewrites or self.set_aside)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -115,6 +116,11 @@ class _LogFile:
     cut_bytes: int = 0  # what is missing at its end
 
     @property
+    def is_short(self) -> bool:
+        """A file has its whole size before it has its name, and gives some back only when it is sealed."""
+        return self.seal is None and self.size < self.header.file_bytes
+
+    @property
     def is_empty(self) -> bool:
         return self.seal is not None and self.seal.last_lsn < self.seal.first_lsn
 
@@ -132,8 +138,7 @@ class _LogFile:
             self.synced = max(self.synced, *(synced for _, _, synced in headers))
             position, lsn, _ = headers[-1]
             if scan_records(data[position - RECORDS_START :], position, number, lsn)[3] == "footer":
-                return
-        # a file has its whole size before it has its name, and gives some back only behind its footer
+                return  # behind it is nothing that could be missing
         made_for = limits.LOG_FILE_BYTES_MAX if self.size < RECORDS_START else self.header.file_bytes
         self.cut_bytes = max(made_for - self.size, 0)
         if self.cut_bytes and headers:
@@ -141,12 +146,13 @@ class _LogFile:
 
 
 def _look(directory: Directory, found: Survey) -> list[_LogFile]:
-    files = [_LogFile(file.name, file.header, file.seal, file.size) for file in found.files]
+    log_id = found.log_id or bytes(16)
+    files = [_LogFile(file.name, replace(file.header, log_id=log_id), file.seal, file.size) for file in found.files]
     for name, _ in found.bad_headers:
         number = log_file.log_number(name) or 0
         data = read_records(directory, name, 0)
         seal = log_file.decode_seal(data[log_file.SEAL_POSITION :], number)
-        header = FileHeader(found.log_id or bytes(16), number, 0, 0, 0, 0)
+        header = FileHeader(log_id, number, 0, 0, 0, 0)
         files.append(_LogFile(name, header, seal, len(data), is_headless=True))
     for file in files:
         file.look_inside(directory)
@@ -186,8 +192,10 @@ class _Planner:
         freed = self.ledger.last
         for at, file in enumerate(self.files):
             following = next((later.first for later in self.files[at + 1 :] if later.first), 0)
+            rewrite = Rewrite(file.name, file.header)
             if not file.is_empty:
-                self._file(file, following)
+                self._walk(file, rewrite, following)
+            self._finish(file, rewrite, following)
             step()
         first_lsn = self.expected
         if self.expected <= self.known:
@@ -205,7 +213,7 @@ class _Planner:
 
     # --- one file ---
 
-    def _file(self, file: _LogFile, following: int) -> None:
+    def _walk(self, file: _LogFile, rewrite: Rewrite, following: int) -> None:
         """Goes through the records that count. What must be there ends at `until`, what may be there at `limit`."""
         data = self._content(file)
         until = limit = following - 1
@@ -214,7 +222,6 @@ class _Planner:
         elif not following:
             until, limit = self.known, _LSN_MAX
         end = file.seal.end_position if file.seal else RECORDS_START + len(data)
-        rewrite = Rewrite(file.name, file.header)
         at = RECORDS_START
         for position, lsn, _ in find_headers(data, RECORDS_START, file.header.number, 1):
             if position < at or position >= end:
@@ -230,7 +237,6 @@ class _Planner:
             at = header.end
         if self.expected <= until:
             self._hole(file, rewrite, data, (at, end), until, is_end=not file.seal and not following)
-        self._finish(file, rewrite, following)
 
     def _is_tail(self, data: bytes, entries: Sequence[wire.Entry], lsn: int, until: int) -> bool:
         """Behind a hole that nothing vouches for, or torn where nothing vouches for it (hazard 5)."""
@@ -252,14 +258,16 @@ class _Planner:
     def _finish(self, file: _LogFile, rewrite: Rewrite, following: int) -> None:
         if file.is_headless:
             self.ledger.losses.append(Loss(file.name, 0, log_file.SECTOR, 0, 0))
+        if file.is_short and not file.cut_bytes:
+            self.ledger.losses.append(Loss(file.name, log_file.SEAL_POSITION, log_file.SECTOR, 0, 0))
         if file.cut_bytes and not following:
             self.ledger.pass_checkpoint()
             size = max(file.header.file_bytes - file.size, 0)
             self.ledger.lose(Loss(file.name, file.size, size, self.expected, self.expected))
             self.ledger.doubt_all(file.cut_bytes)
-        if rewrite.parts and (rewrite.is_needed or file.is_headless):
+        if rewrite.parts and (rewrite.is_needed or file.is_headless or file.is_short):
             self.plan.rewrites.append(rewrite)
-        elif not rewrite.parts and (file.is_headless or (following and file.first)):
+        elif not rewrite.parts and (file.is_headless or file.is_short or (following and file.first)):
             self.plan.set_aside.append(file.name)
         self.last_number = file.header.number
 
@@ -313,8 +321,8 @@ class _Planner:
             if start == RECORDS_START and not (file.seal and file.seal.first_lsn == first):
                 # files that may have stood before this one
                 size += (file.header.number - self.last_number - 1) * limits.LOG_FILE_BYTES_MAX
-            sure = {ShardKey(entry.topic_id, entry.shard) for entry in saved} if first == last else set()
-            self.ledger.doubt_all(size, but=sure)
+            saved_keys = {ShardKey(one.topic_id, one.shard) for one in saved if one.kind == SectionKind.MESSAGES}
+            self.ledger.doubt_all(size, but=saved_keys if first == last else set())
 
     def _salvage(self, data: bytes, start: int, end: int) -> list[wire.Entry]:
         """The sections of a record without a good header that are good by themselves (hazard 19)."""
@@ -356,7 +364,7 @@ class _Planner:
         if sections or self.ledger.has_lost_end:
             header = FileHeader(self.found.log_id or bytes(16), self.found.number_max + 1, 0, 0, 0, 0)
             kind = RecordKind.REPAIR if self.ledger.has_lost_end else RecordKind.DATA
-            self.plan.closing = Closing(header, kind, first_lsn, max(first_lsn, self.known), sections)
+            self.plan.closing = Closing(header, kind, first_lsn, max(first_lsn, self.known + 1), sections)
 
     def _ask_recovery(self) -> None:
         try:

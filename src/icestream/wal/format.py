@@ -8,6 +8,7 @@ THE DIRECTORY
     spare-<number>.wal             a free file: zeros, or the old bytes of a recycled one
     checkpoint-<lsn>-<serial>      one record of kind CHECKPOINT (checkpoint.py); the newest two are kept
     copy-<number>.tmp, *.tmp       unfinished work of a process that died: removed at start, never read
+    reserve                        room for one checkpoint on a full disk: without it nothing could be freed
     sync-failed                    a sync failed here; the next start says so
     damaged-…                      what `icestream wal repair` set aside
 
@@ -82,7 +83,9 @@ ROTATION
 SECTORS (hazard 42)
     Appending rewrites the last sector, whose front may already be acked. We assume that a sector being rewritten keeps
     the bytes that are equal before and after. Where a disk does not promise that, `align_bytes: 512` (or 4096) starts
-    every record on a sector of its own.
+    every record on a sector of its own. 4096 does not cover the first page, where header and seal share 4 KiB: a disk
+    that tears it while a file is sealed leaves a header that a start reports; `icestream wal repair` makes it anew from
+    the records and loses nothing.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from icestream.wal.reader import Reader
 from icestream.wal.recovery import Recovered
 from icestream.wal.sink import Sink, SinkError
 from icestream.wal.state import LogState, Shard
+from icestream.wal.turnstile import Turnstile
 from icestream.wal.upkeep import Upkeep
 
 Answer = asyncio.Future[list[Result]]
@@ -82,7 +83,7 @@ class Log:
         self._queue: deque[_Request] = deque()
         self._queued_bytes = 0
         self._waiting: deque[_Request] = deque()
-        self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._turnstile = Turnstile()
         self._progress_waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._flush_planned = False
         self._last_tick_us = 0
@@ -154,16 +155,16 @@ class Log:
         if pause:
             metrics.APPENDS_SLOWED.inc()
             await self._clock.sleep(pause)
-        waited = pause > 0
-        while not self._has_room(size):
-            self._check_open()
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._room_waiters.append(waiter)
-            await waiter
-            waited = True
-        if waited:
+        if self._turnstile or not self._has_room(size):
+            await self._turnstile.wait(lambda: self._may_pass(size))
+            self._admit(batches, size)
+        elif pause:
             self._admit(batches, size)
         return await self._enqueue(batches, size)
+
+    def _may_pass(self, size: int) -> bool:
+        self._check_open()
+        return self._has_room(size)
 
     def submit(self, batches: Sequence[Batch]) -> Answer:
         """As `append`, but at once: raises InFlightFull instead of waiting."""
@@ -229,6 +230,8 @@ class Log:
         self.upkeep.provision()
         if self._queue and self.upkeep.prepare_error and not self.upkeep.preparing:
             self._refuse_queue()
+        if self._progress_waiters:
+            self._wake_progress_waiters()
 
     def _now_us(self) -> int:
         """The time of this tick; a wall clock that went back is said aloud (hazard 32)."""
@@ -303,10 +306,7 @@ class Log:
             request = waiting.popleft()
             if not request.answer.done():
                 request.answer.set_result(request.results)
-        while self._room_waiters and self._has_room(0):
-            waiter = self._room_waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._turnstile.wake()
 
     def _wake_progress_waiters(self) -> None:
         left = []
@@ -373,10 +373,7 @@ class Log:
         self._fail(self._waiting, unknown)
         self._fail(self._queue, self.stopped)
         self._queued_bytes = 0
-        for waiter in self._room_waiters:
-            if not waiter.done():
-                waiter.set_exception(self.stopped)
-        self._room_waiters.clear()
+        self._turnstile.fail(self.stopped)
         self._wake_progress_waiters()
         self.on_stop(self.stopped)
 
@@ -414,6 +411,7 @@ class Log:
         for request in partly:
             request.results += [error] * len(request.batches)
             self._await_release(request)
+        self._turnstile.wake()
 
     # --- sync and floor ---
 
@@ -490,14 +488,3 @@ class Log:
             self.appender.close()
             self._carry_out()
             await self._until(lambda: not self.appender.sealing())
-
-
-def placed(results: Sequence[Result]) -> list[Placed]:
-    """The results, when every batch was stored just now; raises the first that was not."""
-    found: list[Placed] = []
-    for result in results:
-        if isinstance(result, errors.IcestreamError):
-            raise result
-        assert isinstance(result, Placed)
-        found.append(result)
-    return found

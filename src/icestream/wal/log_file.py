@@ -38,6 +38,7 @@ SECTOR: Final = 512
 SEAL_POSITION: Final = 512
 LOCK_NAME: Final = "LOCK"
 SYNC_FAILED_NAME: Final = "sync-failed"
+RESERVE_NAME: Final = "reserve"
 
 _HEADER_MAGIC: Final = b"ICESTLOG"
 _SEAL_MAGIC: Final = b"ICESSEAL"

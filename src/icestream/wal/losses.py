@@ -51,7 +51,6 @@ class Ledger:
         self.has_lost_end = False
         self._checkpoint = checkpoint
         self._ends: dict[ShardKey, tuple[int, int]] = {}  # offset and epoch
-        self._promised: set[ShardKey] = set()
         self._unsure: set[ShardKey] = set()  # may have had more messages than were found
         self._declared: list[Gap] = []
         self._skip = 0
@@ -73,8 +72,6 @@ class Ledger:
         match entry.kind:
             case SectionKind.MESSAGES:
                 self.arrive(key, entry.base_offset, entry.end_offset, entry.epoch)
-            case SectionKind.RESERVE:
-                self._promised.add(key)
             case SectionKind.GAP:
                 start = entry.body_position - RECORDS_START
                 gap = notes.decode_gap(entry, data[start : start + entry.body_bytes])
@@ -114,8 +111,6 @@ class Ledger:
             start = known.step_over(key, self._ends[key][0] if key in self._ends else shard.floor)
             self._ends[key] = (start, shard.epoch)
             self.arrive(key, shard.synced, shard.synced, shard.epoch)
-            if shard.reserved > shard.synced:
-                self._promised.add(key)
 
     def is_declared(self, gap: Gap) -> bool:
         return any(one.key == gap.key and one.start <= gap.start and gap.end <= one.end for one in self._declared)
@@ -152,7 +147,7 @@ class Ledger:
         if self.last is not None:
             self.last.unknown = [self._skipped(key) for key in sorted(self._unsure)]
             gaps += self.last.unknown
-        promises = sorted(self._promised & self._ends.keys()) if self.has_lost_end else []
+        promises = sorted(self._ends) if self.has_lost_end else []
         return [*(notes.gap_section(gap) for gap in gaps), *(self._promise(key) for key in promises)]
 
     def _skipped(self, key: ShardKey) -> Gap:
@@ -162,6 +157,6 @@ class Ledger:
         return Gap(key, start, end, epoch, REASON, GapState.LOST)
 
     def _promise(self, key: ShardKey) -> wire.Section:
-        """A promise may be among what was lost: none went further than one block beyond the offset it was made at."""
+        """A promise may be among what was lost: none goes further than one block beyond the offset it was made at."""
         end, epoch = self._ends[key]
         return notes.reserve_section(key, epoch, end + limits.RESERVE_BLOCK_OFFSETS)

@@ -6,6 +6,7 @@ offset and the LSN that holds them. `judge` decides what a numbered batch is, be
     new epoch, or the next number       NEW          store it
     a batch of the window               Duplicate    answer with its offsets, once its LSN may be acked
     older than the window               Duplicate    with no offset: "stored, offset no longer known"
+    below the first number of the epoch OutOfOrderSequence: that one was never stored
     part of a known batch and more      OutOfOrderSequence
     a jump forward                      OutOfOrderSequence, nothing stored
     an older epoch                      ProducerFenced
@@ -48,6 +49,7 @@ class Window:
     expected: int
     used_us: int
     older: bool = False  # batches of this epoch have left the window
+    start: int = 0  # the first number of this epoch: nothing below it was ever stored
     sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=limits.PRODUCER_WINDOW_BATCHES))
 
 
@@ -100,7 +102,7 @@ class Producers:
         slot = (key, numbering.producer_id)
         window = self._windows.pop(slot, None)
         if window is None or window.producer_epoch < numbering.producer_epoch:
-            window = Window(numbering.producer_epoch, 0, now_us)
+            window = Window(numbering.producer_epoch, 0, now_us, start=numbering.first_sequence)
         window.older = window.older or len(window.sent) == window.sent.maxlen
         window.sent.append(Sent(numbering.first_sequence, count, base, lsn))
         window.expected = numbering.first_sequence + count
@@ -160,7 +162,7 @@ def _check_in_flight(window: Window, producer_id: int, released_lsn: int | None)
 
 def _judge_past(window: Window, numbering: Numbering, count: int) -> Duplicate:
     first = numbering.first_sequence
-    if first + count <= window.expected:
+    if window.start <= first and first + count <= window.expected:
         oldest = window.sent[0].first_sequence if window.sent else window.expected
         for sent in window.sent:
             if sent.first_sequence <= first and first + count <= sent.first_sequence + sent.rows:

@@ -61,6 +61,37 @@ class Provisioner:
             raise
         return file, max(self._file_bytes, file.size())
 
+    def keep_reserve(self) -> None:
+        """No new log file without room for the checkpoint that will free old ones."""
+        if log_file.RESERVE_NAME in self._directory.names():
+            return
+        try:
+            self._make_reserve()
+        except OSError:
+            if not self.spares:
+                raise
+            self._directory.remove(self.spares.pop())
+            self._directory.sync()
+            self._make_reserve()
+
+    def _make_reserve(self) -> None:
+        file = self._directory.create(log_file.RESERVE_NAME)
+        try:
+            file.allocate(min(self._file_bytes, limits.CHECKPOINT_RESERVE_BYTES))
+        except OSError:
+            self._give_up(log_file.RESERVE_NAME)
+            raise
+        finally:
+            file.close()
+
+    def use_reserve(self) -> bool:
+        """Gives the reserve's room to a checkpoint; whether there was any."""
+        if log_file.RESERVE_NAME not in self._directory.names():
+            return False
+        self._directory.remove(log_file.RESERVE_NAME)
+        self._directory.sync()
+        return True
+
     def _give_up(self, name: str) -> None:
         with contextlib.suppress(OSError):
             self._directory.remove(name)

@@ -209,6 +209,12 @@ class Reader:
                     break
                 sections.append(_read_section(file, stretch.number, front, entry))
                 size += entry.body_bytes
+            if not sections[0].base_offset <= offset < sections[0].base_offset + sections[0].rows:
+                raise errors.LogDamaged(
+                    f"log file {stretch.number} is damaged at position {entries[-1][1].position}: "
+                    f"the way to offset {offset} of {key} is broken",
+                    hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
+                )
             return sections
         finally:
             file.close()
@@ -309,11 +315,12 @@ def _chain(file: File, stretch: _Stretch, key: ShardKey, offset: int) -> list[tu
     position = stretch.last
     while True:
         front = file.read_at(position, wire.ENTRY_BYTES)
-        entry = wire.decode_entry(front, 0, position)
-        if (entry.topic_id, entry.shard, entry.kind) != (*key, wire.SectionKind.MESSAGES):
+        entry = wire.decode_entry(front.ljust(wire.ENTRY_BYTES, b"\0"), 0, position)
+        is_ours = (entry.topic_id, entry.shard, entry.kind) == (*key, wire.SectionKind.MESSAGES)
+        if not is_ours or entry.previous >= position:  # a chain only leads back
             raise errors.LogDamaged(
                 f"log file {stretch.number} is damaged at position {position}: not a section of {key}",
-                hint="icestream wal inspect shows the log",
+                hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
             )
         found.append((front, entry))
         if position <= stretch.first or entry.base_offset <= offset or not entry.previous:

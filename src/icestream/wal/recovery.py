@@ -86,6 +86,7 @@ class Replay:
         self.empty: list[SurveyedFile] = []
         self.repaired_lsn = 0
         self._expected = 0
+        self._tail_first: dict[ShardKey, int] = {}
 
     def run(self) -> None:
         files = self.found.files
@@ -101,8 +102,8 @@ class Replay:
             else:
                 self._unsealed(file, later)
         last = self._expected - 1 if self._expected else 0
-        if not last and not self._needed():
-            last = self.covered
+        self._check_nothing_is_missing()
+        last = last or self.covered  # every file was freed
         if last < self.covered:
             raise errors.LogDamaged(
                 f"the log ends at record {last}, but a checkpoint covers record {self.covered}",
@@ -110,11 +111,18 @@ class Replay:
             )
         self.report.last_lsn = last
 
-    def _needed(self) -> list[ShardKey]:
-        """The shards with messages that only the log holds. With none, every file may have been freed."""
-        return [
-            key for key, shard in self.state.shards.items() if self.state.step_over(key, shard.floor) < shard.synced
-        ]
+    def _check_nothing_is_missing(self) -> None:
+        """From its floor on every shard must be here: files are freed only when a checkpoint knows floors beyond."""
+        for key, shard in self.state.shards.items():
+            needed = self.state.step_over(key, shard.floor)
+            ranges = (summary.find(key) for summary in self.summaries)
+            held = next((held.first for held in ranges if held is not None), None)
+            first = held if held is not None else self._tail_first.get(key, shard.assigned)
+            if needed < first:
+                raise errors.LogDamaged(
+                    f"offsets {needed} to {first - 1} of {key} are not in the log and were never freed",
+                    hint=f"log files are missing from {self.directory.describe('')}. {REPAIR_HINT}",
+                )
 
     def _arrive(self, file: SurveyedFile, first_lsn: int) -> None:
         """The next file begins with this LSN: there must be no hole before it."""
@@ -159,10 +167,15 @@ class Replay:
     def _unsealed(self, file: SurveyedFile, later: list[SurveyedFile]) -> None:
         handle = self.directory.open(file.name)
         try:
-            data = handle.read_at(wire.RECORDS_START, file.size - wire.RECORDS_START)
+            data = handle.read_at(wire.RECORDS_START, max(file.size - wire.RECORDS_START, 0))
         finally:
             handle.close()
         first = self._expected or self._first_lsn(data, file.number)
+        if file.size < file.header.file_bytes:
+            # it had all its space before its name: somebody cut it, and with it records that were synced
+            raise self._damage(
+                file, file.size, first, f"the file was {file.header.file_bytes} bytes long when it was made"
+            )
         records, end, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, first)
         if records:
             self._arrive(file, first)
@@ -182,9 +195,13 @@ class Replay:
             # records that a failed write took back stand here again; those of the later file are the ones that count
             records = [record for record in records if record[1] < following]
             end, next_lsn = max((record[0] + record[6] for record in records), default=end), following
+            if not records:
+                self.empty.append(file)
+                return
             self._seal_again(file, data, records, end, next_lsn)
         else:
-            self._apply(data, records)
+            index = self._apply(data, records)
+            self._tail_first = {key: held.first_offset for key, held in index.shards.items()}
             self.tail = _Tail(file, data, records, end)
             self._expected = next_lsn
 
@@ -216,7 +233,7 @@ class Replay:
             return file.seal.first_lsn
         handle = self.directory.open(file.name)
         try:
-            data = handle.read_at(wire.RECORDS_START, file.size - wire.RECORDS_START)
+            data = handle.read_at(wire.RECORDS_START, max(file.size - wire.RECORDS_START, 0))
         finally:
             handle.close()
         headers = find_headers(data, wire.RECORDS_START, file.number, 1)

@@ -24,7 +24,6 @@ from icestream.wal.rewrite import Copy, publish_copy
 
 # Sections in one record that is made here: beside each may stand the name of its topic, and the directory has an end.
 _SECTIONS_MAX: Final = limits.RECORD_SECTIONS_MAX // 3
-_LSN_MAX: Final = 2**62
 
 
 def apply_repair(directory: Directory, clock: Clock, plan: RepairPlan) -> list[str]:
@@ -54,9 +53,10 @@ def _publish(directory: Directory, clock: Clock, header: FileHeader, copy: Copy)
 
 def _closing_copy(closing: Closing, topics: Mapping[int, Topic]) -> Copy:
     copy = Copy(closing.header.number)
-    stand_ins = _stand_ins(closing.sections, closing.lsn_first, closing.lsn_last)
+    if closing.lsn_first < closing.lsn:
+        copy.add(closing.kind, closing.lsn_first, 0, 0, ())
     named: set[int] = set()
-    for lsn, sections in stand_ins:
+    for lsn, sections in enumerate(_chunks(closing.sections), start=closing.lsn):
         copy.add(closing.kind, lsn, 0, 0, _named(sections, named, topics))
     return copy
 
@@ -76,16 +76,19 @@ def _mended_copy(rewrite: Rewrite, data: bytes, topics: Mapping[int, Topic]) -> 
     return copy
 
 
-def _stand_ins(sections: Sequence[wire.Section], first: int, last: int) -> list[tuple[int, Sequence[wire.Section]]]:
-    """The records that stand for LSNs `first` to `last`: one for each end, and more when the sections need them.
-
-    No lost record had more sections than fit one of these, so there are LSNs for all; behind the end they go on.
-    """
-    chunks = [sections[start : start + _SECTIONS_MAX] for start in range(0, len(sections), _SECTIONS_MAX)] or [()]
+def _stand_ins(sections: Sequence[wire.Section], first: int, last: int) -> Iterator[tuple[int, Sequence[wire.Section]]]:
+    """The records that stand for LSNs `first` to `last`: one for each end, and more when the sections need them. No
+    lost record had more sections than fit one of these, so there are LSNs for all."""
+    chunks = _chunks(sections)
     if len(chunks) == 1 and first < last:
         chunks.insert(0, ())
-    rest = range(max(last - len(chunks) + 2, first + 1), _LSN_MAX)
-    return list(zip((first, *rest[: len(chunks) - 1]), chunks, strict=True))
+    lsns = (first, *range(last - len(chunks) + 2, last + 1)) if first < last else (first,)
+    yield from zip(lsns, chunks, strict=True)
+
+
+def _chunks(sections: Sequence[wire.Section]) -> list[Sequence[wire.Section]]:
+    """As many sections as fit one record, in at least one."""
+    return [sections[start : start + _SECTIONS_MAX] for start in range(0, len(sections), _SECTIONS_MAX)] or [()]
 
 
 def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:

@@ -53,7 +53,7 @@ class Upkeep:
         self._next_number = recovered.next_number
         self._checkpoints = recovered.checkpoints
         self._bytes_since_checkpoint = 0
-        self._checkpointing = False
+        self._checkpointing = asyncio.Lock()  # one after the other: each writes down the floors of its moment
         self._prepare_again_ns = 0
         self.pins = Pins(clock)
         self.files: list[FileSummary] = recovered.files
@@ -90,7 +90,7 @@ class Upkeep:
         self.preparing = True
         number, synced = self._take_number(), self._appender.synced_lsn
         try:
-            file, capacity = await self._offload.run(lambda: self._provisioner.prepare(number, synced))
+            file, capacity = await self._offload.run(lambda: self._prepare(number, synced))
         except OSError as error:
             self.prepare_error = error
             self._prepare_again_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
@@ -101,6 +101,10 @@ class Upkeep:
         finally:
             self.preparing = False
         self._on_ready()
+
+    def _prepare(self, number: int, synced: int) -> tuple[File, int]:
+        self._provisioner.keep_reserve()
+        return self._provisioner.prepare(number, synced)
 
     def _take_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -122,7 +126,8 @@ class Upkeep:
         assert sealed.index is not None
         self.handles.pop(sealed.seal.number).close()
         self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
-        if self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes and not self.closing:
+        due = self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes
+        if due and not self.closing and not self._checkpointing.locked():
             self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
 
     def end_file(self, sealed: SealedFile) -> None:
@@ -147,15 +152,26 @@ class Upkeep:
 
     # --- checkpoints, and what they free ---
 
+    def _write_temporary(self, name: str, data: bytes) -> None:
+        if name in self._directory.names():
+            self._directory.remove(name)
+        file = self._directory.create(name)
+        try:
+            file.write_at(0, data)
+            file.sync()
+        finally:
+            file.close()
+
     async def _checkpoint_and_free(self) -> None:
         await self.checkpoint()
         await self.free_files()
 
     async def checkpoint(self, *, clean: bool = False) -> bool:
         """Writes what the log knows at its synced end. A failure costs nothing but time: the older ones still count."""
-        if self._checkpointing:
-            return False
-        self._checkpointing = True
+        async with self._checkpointing:
+            return await self._checkpoint(clean=clean)
+
+    async def _checkpoint(self, *, clean: bool) -> bool:
         lsn = self._appender.synced_lsn
         self._state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
         picture = Checkpoint(lsn, self._log_id, self._next_number, clean, self._state)
@@ -166,8 +182,6 @@ class Upkeep:
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             return False
-        finally:
-            self._checkpointing = False
         self._bytes_since_checkpoint = 0
         return True
 
@@ -187,14 +201,12 @@ class Upkeep:
         ]
         name = log_file.checkpoint_name(lsn, max(serials, default=0) + 1)
         temporary = f"{name}.tmp"
-        if temporary in directory.names():
-            directory.remove(temporary)
-        file = directory.create(temporary)
         try:
-            file.write_at(0, data)
-            file.sync()
-        finally:
-            file.close()
+            self._write_temporary(temporary, data)
+        except OSError:
+            if not self._provisioner.use_reserve():
+                raise
+            self._write_temporary(temporary, data)
         directory.rename(temporary, name)
         directory.sync()
         kept = [KeptCheckpoint(name, lsn, floors), *self._checkpoints]

@@ -182,7 +182,7 @@ def test_a_checkpoint_is_byte_by_byte_what_the_page_says() -> None:
         33: struct.pack("<qqH", 5, 2, 11) + "/default/ü".encode(),
         34: struct.pack("<qIQqqqq", 5, 3, 4, 100, 500, 1_234, 10),
         35: struct.pack("<qIqqQBH", 5, 3, 20, 30, 4, 2, 3) + b"why",
-        36: struct.pack("<qIqiqqH", 5, 3, 9, 1, 8, 99, 1) + struct.pack("<qIqq", 0, 8, 40, LSN),
+        36: struct.pack("<qIqiqqqH", 5, 3, 9, 1, 8, 99, 0, 1) + struct.pack("<qIqq", 0, 8, 40, LSN),
     }
     sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies.items()]
     assert encoded(picture(small_state())) == wire.encode_record_python(2, LSN, 0, LSN, 5, 0, 8, sections)

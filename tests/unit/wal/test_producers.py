@@ -288,7 +288,8 @@ class ProducerModel(RuleBasedStateMachine):
             if sent.first_sequence <= first and first + rows <= sent.first_sequence + sent.rows:
                 return Duplicate(sent.base_offset + first - sent.first_sequence, sent.lsn)
         oldest = window[0].first_sequence if window else known.expected
-        return Duplicate(None, 0) if first + rows <= oldest else "out_of_order"
+        was_stored = known.batches[0].first_sequence <= first and first + rows <= oldest
+        return Duplicate(None, 0) if was_stored else "out_of_order"
 
     def has_left(self, who: int) -> bool:
         return any(producer == who for _, producer in self.left)

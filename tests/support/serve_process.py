@@ -1,0 +1,69 @@
+"""`icestream` as a process of its own, the way a person starts it, on a directory of the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_SECONDS = 30.0
+READY = "Stop with Ctrl-C."
+COMMAND = (sys.executable, "-c", "from icestream.cli.main import main; main()")
+# Small files, and none zeroed in the background: what is tested here is the process, not its disk.
+SMALL = (
+    "--set", "storage.iceberg_config.wal.max_file_size=64KiB",
+    "--set", "storage.iceberg_config.wal.max_message_bytes=8000",
+    "--set", "storage.iceberg_config.wal.spare_files=0",
+)  # fmt: skip
+
+
+class ServeProcess:
+    """`icestream serve`, from its start to its end. Leaves nothing behind."""
+
+    def __init__(self, data_dir: Path, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [*COMMAND, "serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments],
+            cwd=data_dir.parent,
+            env={name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def greeting(self) -> list[str]:
+        """Everything that it says until it is ready."""
+        lines = []
+        for line in self._pipe(self._process.stdout):
+            lines.append(line.rstrip("\n"))
+            if lines[-1] == READY:
+                return lines
+        raise AssertionError(f"it ended before it was ready: {lines} {self._pipe(self._process.stderr).read()}")
+
+    @staticmethod
+    def _pipe(pipe: IO[str] | None) -> IO[str]:
+        assert pipe is not None
+        return pipe
+
+    def stop(self, number: signal.Signals) -> tuple[int, str]:
+        """Its exit code, and what it said after the signal."""
+        self._process.send_signal(number)
+        said, _ = self._process.communicate(timeout=WAIT_SECONDS)
+        return self._process.returncode, said
+
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, stdout and stderr, when it ends by itself."""
+        out, err = self._process.communicate(timeout=WAIT_SECONDS)
+        return self._process.returncode, out, err
+
+    def __enter__(self) -> ServeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate(timeout=WAIT_SECONDS)

@@ -1,0 +1,84 @@
+"""`icestream serve`: what it prints, how it stops, and with which exit code, as a process of its own."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from icestream.runtime.files import LocalDirectory
+from icestream.wal.format import RECORDS_START
+from icestream.wal.inspect import LogView, view_log
+from tests.support.pictures import picture
+from tests.support.serve_process import ServeProcess
+
+
+def view(path: Path) -> LogView:
+    directory = LocalDirectory(path)
+    try:
+        return view_log(directory)
+    finally:
+        directory.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_in_order_and_leaves_a_clean_log(tmp_path: Path, number: signal.Signals) -> None:
+    data_dir = tmp_path / "data"
+    picture("stopped then killed").write_to(data_dir / "wal")
+    with ServeProcess(data_dir) as process:
+        said = process.greeting()
+        assert process.stop(number) == (0, "stopped in order: the next start needs no recovery\n")
+    assert said[0] == f"Icestream: the log is open ({data_dir / 'wal'}), sync mode always"
+    assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in said
+    assert "  log-0000000000000003.wal was not sealed: written anew and synced" in said
+    assert f"  .venv/bin/icestream wal inspect {data_dir / 'wal'}" in said
+    seen = view(data_dir / "wal")
+    assert (seen.clean, seen.last_lsn, seen.damage) == (True, 7, None)
+
+
+def test_a_damaged_log_stops_the_start_with_file_position_and_command(tmp_path: Path) -> None:
+    drawn = picture("killed often")
+    path = drawn.write_to(tmp_path / "data" / "wal")
+    file = drawn.logs()[1]
+    content = bytearray(drawn.files[file])
+    content[RECORDS_START + 8] ^= 1
+    (path / file).write_bytes(content)
+    with ServeProcess(tmp_path / "data") as process:
+        code, out, err = process.end()
+    assert (code, out) == (9, "")
+    assert err.splitlines() == [
+        f"icestream: {path / file} is damaged at position {RECORDS_START}: "
+        "record 4 cannot be read, and the file is sealed",
+        "hint: nothing was changed; `icestream wal inspect` shows the log, `icestream wal repair` lists what is lost",
+    ]
+    assert {one.name for one in path.iterdir()} == {*drawn.files, "LOCK"}
+    assert (path / file).read_bytes() == content
+
+
+def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "data") as first:
+        first.greeting()
+        with ServeProcess(tmp_path / "data") as second:
+            code, out, err = second.end()
+        assert (code, out) == (8, "")
+        assert err.splitlines()[0] == f"icestream: another process has {tmp_path / 'data' / 'wal'} open"
+        assert first.stop(signal.SIGTERM)[0] == 0
+
+
+def test_a_bad_setting_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "data", "--set", "storage.type=local") as process:
+        code, out, err = process.end()
+    assert (code, out) == (3, "")
+    assert "storage.type = 'local' (flag --set): must be iceberg" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "data").exists()
+
+
+def test_memory_serves_and_writes_nothing(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "data", "--set", "storage.type=memory") as process:
+        said = process.greeting()
+        assert process.stop(signal.SIGINT) == (0, "stopped\n")
+    assert said[0] == "Icestream: the log is open (in memory), sync mode always"
+    assert not any("wal inspect" in line for line in said)
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,217 @@
+"""The composition root: settings become a log, its report becomes sentences, and a stop is in order."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream import errors, server
+from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.shard import Gap, GapState
+from icestream.settings import Settings
+from icestream.wal.block import encode_block
+from icestream.wal.log import Log
+from icestream.wal.options import LogOptions
+from icestream.wal.recovery import RecoveryReport
+from tests.support.pictures import picture
+from tests.support.small_log import A, open_small
+
+
+def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
+    small = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0, **wal}
+    tree = {"data_dir": str(data_dir), "storage": {"type": storage, "iceberg_config": {"wal": small}}}
+    return Settings.model_validate(tree)
+
+
+async def append(log: Log) -> None:
+    log.declare_topic(Topic(1, "/default/a"))
+    await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))])
+
+
+def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
+    chosen = {
+        "sync_mode": "periodic",
+        "sync_interval_ms": 7,
+        "max_file_size": 2**21,
+        "max_message_bytes": 9000,
+        "align_bytes": 512,
+        "quota": 2**30,
+        "topic_quota": 2**29,
+        "in_flight_bytes": 2**20,
+        "spare_files": 5,
+        "inline_sync_below_us": 11,
+        "checkpoint_every_bytes": 2**22,
+    }
+    made = server.log_options(settings(tmp_path, **chosen))
+    assert made == LogOptions(
+        mode=SyncMode.PERIODIC,
+        sync_interval_ms=7,
+        file_bytes=2**21,
+        message_bytes_max=9000,
+        align_bytes=512,
+        quota_bytes=2**30,
+        topic_quota_bytes=2**29,
+        in_flight_bytes=2**20,
+        spare_files=5,
+        inline_sync_below_us=11,
+        checkpoint_every_bytes=2**22,
+    )
+    default = LogOptions()
+    same = [one.name for one in dataclasses.fields(made) if getattr(made, one.name) == getattr(default, one.name)]
+    assert same == [], "an option that is not set here may not be wired at all"
+
+
+def test_a_log_in_memory_takes_messages_and_writes_nothing(tmp_path: Path) -> None:
+    async def use() -> None:
+        log = await server.open_configured_log(settings(tmp_path / "data"))
+        await append(log)
+        assert log.shard(*A).synced == 1
+        await log.close()
+
+    asyncio.run(use())
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_log_on_disk_lies_where_the_settings_say(tmp_path: Path) -> None:
+    async def use() -> None:
+        log = await server.open_configured_log(settings(tmp_path / "data", "iceberg"))
+        await append(log)
+        await log.close()
+
+    asyncio.run(use())
+    assert (tmp_path / "data" / "wal" / "log-0000000000000001.wal").is_file()
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (RecoveryReport(clean=True, last_lsn=7), ["clean start at record 7"]),
+        (
+            RecoveryReport(clean=False, records_scanned=3, checkpoint_lsn=4, last_lsn=7, rewritten_file="log-3"),
+            [
+                "recovered: 3 records read, checkpoint at record 4, the log ends at record 7",
+                "log-3 was not sealed: written anew and synced",
+            ],
+        ),
+        (
+            RecoveryReport(last_lsn=7, tail_file="log-3", tail_bytes=12),
+            ["clean start at record 7", "12 bytes of unfinished, never acknowledged writes cut from log-3"],
+        ),
+        (
+            RecoveryReport(last_lsn=7, sync_failed_before=True, bad_checkpoints=["checkpoint-9"]),
+            [
+                "clean start at record 7",
+                "a sync failed in the last run: check the disk; what was unsealed has been written anew",
+                "checkpoint-9 was not readable; the older checkpoint and more of the log were used",
+            ],
+        ),
+        (
+            RecoveryReport(last_lsn=7, gaps=[Gap(ShardKey(1, 2), 5, 9, 0, "unclean stop", GapState.UNUSED)]),
+            ["clean start at record 7", "declared gap: topic 1 shard 2 offsets 5 to 8 (unclean stop)"],
+        ),
+    ],
+)
+def test_what_a_start_found_is_said_in_sentences(report: RecoveryReport, expected: list[str]) -> None:
+    assert list(server.recovery_lines(report)) == expected
+
+
+def test_the_greeting_has_the_recovery_the_sizes_and_what_to_try(tmp_path: Path) -> None:
+    disk = picture("stopped then killed").disk()
+
+    async def greet() -> list[str]:
+        log = await open_small(disk)
+        return list(server.greeting(settings(tmp_path, "iceberg", sync_mode="periodic"), log))
+
+    lines = asyncio.run(greet())
+    assert lines[0] == f"Icestream: the log is open ({tmp_path / 'wal'}), sync mode periodic"
+    assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in lines
+    assert any(line.startswith("  2 sealed files, ") and line.endswith(" bytes, 2 shards") for line in lines)
+    assert lines[-4:] == [
+        "Try, in another terminal:",
+        f"  .venv/bin/icestream wal inspect {tmp_path / 'wal'}",
+        "  .venv/bin/icestream config show --origin",
+        "Stop with Ctrl-C.",
+    ]
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_the_handlers_are_given_back(tmp_path: Path, number: signal.Signals) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line == "Stop with Ctrl-C.":
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    asyncio.run(server.serve(settings(tmp_path, "iceberg"), say))
+    assert said[-1] == "stopped in order: the next start needs no recovery"
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_before_the_log_is_open_ends_it_right_after(tmp_path: Path) -> None:
+    """It comes while recovery works: that is finished, and the log closed in order."""
+    said: list[str] = []
+
+    async def start_and_signal() -> None:
+        serving = asyncio.create_task(server.serve(settings(tmp_path, "iceberg"), said.append))
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 30)
+
+    asyncio.run(start_and_signal())
+    assert said[-1] == "stopped in order: the next start needs no recovery"
+
+
+def test_a_log_that_cannot_be_opened_ends_it_and_the_handlers_are_given_back(tmp_path: Path) -> None:
+    drawn = picture("killed often")
+    path = drawn.write_to(tmp_path / "wal")
+    (path / drawn.logs()[0]).unlink()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(errors.LogDamaged, match="begins with record 4, expected 1"):
+        asyncio.run(server.serve(settings(tmp_path, "iceberg"), lambda _: None))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_stop_closes_the_log() -> None:
+    disk = picture("killed").disk()
+
+    async def run() -> bool:
+        log = await open_small(disk)
+        stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = asyncio.create_task(server.run(log, stop))
+        await append(log)
+        stop.set_result(None)
+        await running
+        return (await open_small(disk)).report.clean
+
+    assert asyncio.run(run())
+
+
+def test_a_failed_sync_ends_it_with_the_reason() -> None:
+    disk = picture("killed").disk()
+
+    async def run() -> None:
+        log = await open_small(disk)
+        running = asyncio.create_task(server.run(log, asyncio.get_running_loop().create_future()))
+        await asyncio.sleep(0)
+        disk.fail("sync", errno.EIO)
+        with pytest.raises(errors.OutcomeUnknown):
+            await append(log)
+        await running
+
+    with pytest.raises(errors.LogStopped, match="a sync of the log failed"):
+        asyncio.run(run())

@@ -1,0 +1,447 @@
+"""Damage is listed exactly, and the repair keeps everything that is not listed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+from icestream import errors, limits
+from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.shard import Gap, GapState
+from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.simulated_disk import Crash, SimulatedDisk
+from icestream.wal import format as wire
+from icestream.wal.appender import placed
+from icestream.wal.block import encode_block
+from icestream.wal.damage import Closing, RepairPlan, plan_repair
+from icestream.wal.format import RECORDS_START
+from icestream.wal.log import Log
+from icestream.wal.log_file import SEAL_POSITION, FileHeader, log_name
+from icestream.wal.losses import Loss
+from icestream.wal.notes import gap_section, topic_section
+from icestream.wal.repair import apply_repair
+from icestream.wal.rewrite import Copy, publish_copy
+from tests.support.damage import Cut, Damage, Flip, Gone, flips
+from tests.support.pictures import LOGS, picture
+from tests.support.small_log import A, B, Picture, Place, SmallLog, contents, open_small, read_shard
+
+CLOCK = SimulatedClock()
+
+
+def repair(disk: SimulatedDisk) -> tuple[RepairPlan, list[str]]:
+    plan = plan_repair(disk)
+    assert plan.refusal is None
+    return plan, apply_repair(disk, CLOCK, plan)
+
+
+def damaged(drawn: Picture, *damages: Damage) -> SimulatedDisk:
+    disk = drawn.disk()
+    for damage in damages:
+        damage.do(disk)
+    return disk
+
+
+def in_gap(gaps: Iterable[Gap], key: ShardKey, offset: int) -> bool:
+    return any(gap.key == key and gap.start <= offset < gap.end and gap.state is GapState.LOST for gap in gaps)
+
+
+async def check_repaired(drawn: Picture, disk: SimulatedDisk, damage: Damage, listed: list[Gap]) -> None:
+    """The log opens; what is gone was hit, listed and declared; offsets go on above all that were ever given out."""
+    log = await open_small(disk, drawn.mode)
+    for key, messages in drawn.acked.items():
+        found = await read_shard(log, key)
+        hit = {at for place in drawn.places() if place.key == key and damage.hits(place) for at in place.offsets}
+        for offset, payload in messages.items():
+            if offset in found:
+                assert found[offset] == payload, f"{damage}: offset {offset} of {key}"
+                assert not in_gap(log.gaps(key), key, offset), f"{damage}: {offset} of {key} is there and given up"
+                continue
+            assert offset in hit, f"{damage}: offset {offset} of {key} was not hit, and is gone"
+            if key in log.state.shards:
+                assert in_gap(listed, key, offset), f"{damage}: offset {offset} of {key} is not listed"
+                assert in_gap(log.gaps(key), key, offset), f"{damage}: offset {offset} of {key} is not declared"
+        strange = {offset for offset in found if offset >= drawn.floors[key]} - messages.keys()
+        assert not strange, f"{damage}: {strange} of {key} came from nowhere"
+        if key in log.state.shards:
+            await check_goes_on(log, drawn, damage, key)
+        else:
+            assert hit >= messages.keys(), f"{damage}: {key} is forgotten, but not all of it was hit"
+    await log.close()
+
+
+async def check_goes_on(log: Log, drawn: Picture, damage: Damage, key: ShardKey) -> None:
+    batch = log.batch(log.shard(*key), encode_block(1, {envelope.PAYLOAD: [b"new"]}))
+    (new,) = placed(await log.append([batch]))
+    assert new.base_offset > max(drawn.acked[key], default=-1), f"{damage}: {new.base_offset} of {key} is given twice"
+    assert new.base_offset >= drawn.reserved[key], f"{damage}: {key} goes on below its promise"
+    assert (await read_shard(log, key))[new.base_offset] == b"new"
+
+
+async def check_repair(drawn: Picture, damage: Damage) -> RepairPlan:
+    disk = damaged(drawn, damage)
+    before = contents(disk)
+    plan = plan_repair(disk)
+    assert contents(disk) == before, f"{damage}: planning changed something"
+    kept = apply_repair(disk, CLOCK, plan)
+    if not plan.is_needed:
+        assert contents(disk) == before, f"{damage}: nothing was wrong, and something was changed"
+    assert not plan_repair(disk).is_needed, f"{damage}: a second repair finds something"
+    for aside in kept:
+        assert disk.content(aside) == before[aside.split("-", 2)[2]], f"{damage}: {aside} is not the original"
+    await check_repaired(drawn, disk, damage, plan.gaps)
+    again = await open_small(disk, drawn.mode)
+    assert again.report.clean, f"{damage}: the second start was not clean"
+    assert not plan_repair(disk).is_needed, f"{damage}: damage is left"
+    return plan
+
+
+def check_all(drawn: Picture, damages: Iterable[Damage]) -> list[RepairPlan]:
+    async def check() -> list[RepairPlan]:
+        return [await check_repair(drawn, damage) for damage in damages]
+
+    return asyncio.run(check())
+
+
+def place_of(drawn: Picture, lsn: int, key: ShardKey) -> Place:
+    return next(place for place in drawn.places() if (place.lsn, place.key) == (lsn, key))
+
+
+# --- every kind of damage to every kind of log ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_healthy_log_is_left_alone(name: str) -> None:
+    disk = picture(name).disk()
+    before = contents(disk)
+    plan, kept = repair(disk)
+    assert (plan.is_needed, plan.losses, kept) == (False, [], [])
+    assert contents(disk) == before
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_flips_in_records_and_first_pages(name: str) -> None:
+    """Those in the last batch of a log that was killed are no damage that anybody could see."""
+    drawn = picture(name)
+    *_, last = drawn.places()
+    for file in drawn.logs():
+        end = drawn.used(file)
+        records = range(RECORDS_START, end, max((end - RECORDS_START) // 24, 1))
+        page = range(3, SEAL_POSITION + 60, 97)
+        end_of_evidence = last.record.start if file == last.file and not drawn.seal(file) else end
+        every = itertools.chain(flips(drawn, file, page), flips(drawn, file, records))
+        check_all(drawn, [flip for flip in every if flip.bit >> 3 < end_of_evidence])
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_cuts(name: str) -> None:
+    drawn = picture(name)
+    for file in drawn.logs():
+        end = drawn.used(file)
+        inside = range(RECORDS_START, end, max((end - RECORDS_START) // 12, 1))
+        check_all(drawn, [Cut(file, size) for size in (0, 300, 512, 700, 1024, 4000, *inside)])
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_missing_files(name: str) -> None:
+    drawn = picture(name)
+    check_all(drawn, [Gone(file) for file in drawn.files])
+
+
+@pytest.mark.parametrize("name", ["stopped", "stopped then killed"])
+def test_bad_checkpoints_cost_nothing(name: str) -> None:
+    drawn = picture(name)
+    for file in drawn.files:
+        if file.startswith("checkpoint"):
+            plans = check_all(drawn, [*flips(drawn, file, range(0, 570, 95)), Cut(file, 100), Cut(file, 0)])
+            assert not any(plan.gaps for plan in plans)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("stopped then killed", Flip("log-0000000000000001.wal", 8 * (RECORDS_START + 20))),
+        ("stopped then killed", Gone("log-0000000000000003.wal")),
+        ("killed often", Gone("log-0000000000000006.wal")),
+        ("killed often", Cut("log-0000000000000006.wal", 300)),
+        ("killed", Cut("log-0000000000000001.wal", RECORDS_START + 900)),
+    ],
+)
+def test_a_crash_at_any_operation_of_a_repair_leaves_a_log_that_can_be_repaired(
+    name: str, damage: Damage, power: bool
+) -> None:
+    drawn = picture(name)
+    for operations in itertools.count():
+        disk = damaged(drawn, damage)
+        disk.crash_after(operations)
+        try:
+            repair(disk)
+        except Crash:
+            disk.power_loss() if power else disk.kill()
+            asyncio.run(check_repaired_again(drawn, disk, damage))
+        else:
+            break
+    assert operations > 8, "a repair has more steps than that"
+
+
+async def check_repaired_again(drawn: Picture, disk: SimulatedDisk, damage: Damage) -> None:
+    plan, _ = repair(disk)
+    first = plan_repair(damaged(drawn, damage))
+    await check_repaired(drawn, disk, damage, first.gaps + plan.gaps)
+    assert (await open_small(disk, drawn.mode)).report.clean
+    assert not [name for name in disk.names() if name.endswith(".tmp")]
+
+
+# --- what exactly is lost ---------------------------------------------------------------------------------------------
+
+
+def test_hazard_19_a_bad_section_costs_its_own_offsets_and_no_other_section_of_its_record() -> None:
+    drawn = picture("stopped then killed")
+    place = place_of(drawn, 4, B)
+    disk = damaged(drawn, Flip(place.file, 8 * (place.body.start + 40)))
+    plan, _ = repair(disk)
+    (loss,) = plan.losses
+    assert (loss.file, loss.position, loss.size) == (place.file, place.body.start, len(place.body))
+    assert (loss.lsn_first, loss.lsn_last) == (4, 4)
+    assert loss.gaps == [Gap(B, 3, 5, 0, "lost to damage of the log", GapState.LOST)]
+    assert loss.unknown == []
+    log = asyncio.run(open_small(disk))
+    assert asyncio.run(read_shard(log, A)) == drawn.acked[A]
+
+
+def test_hazard_19_a_bad_header_costs_no_message() -> None:
+    """Every section of the record is good by itself."""
+    drawn = picture("killed often")
+    record = place_of(drawn, 4, A).record
+    (plan,) = check_all(drawn, [Flip(place_of(drawn, 4, A).file, 8 * (record.start + 40))])
+    assert [(loss.lsn_first, loss.lsn_last, loss.gaps) for loss in plan.losses] == [(4, 4, [])]
+
+
+def test_hazard_19_a_bad_entry_costs_its_section_and_no_other() -> None:
+    drawn = picture("killed often")
+    place = place_of(drawn, 4, B)
+    disk = damaged(drawn, Flip(place.file, 8 * place.entry.start + 8))
+    plan, _ = repair(disk)
+    assert [(gap.key, gap.start, gap.end) for gap in plan.gaps] == [(B, 3, 4)]
+    log = asyncio.run(open_small(disk))
+    assert asyncio.run(read_shard(log, A)) == drawn.acked[A]
+
+
+def test_a_missing_file_costs_its_messages_and_nothing_is_unknown_when_all_shards_go_on() -> None:
+    drawn = picture("killed often")
+    (plan,) = check_all(drawn, [Gone("log-0000000000000006.wal")])
+    (loss,) = plan.losses
+    assert (loss.lsn_first, loss.lsn_last) == (4, 6)
+    assert {(gap.key, gap.start, gap.end) for gap in loss.gaps} == {(A, 3, 6), (B, 3, 6)}
+    assert loss.unknown == []
+
+
+def test_a_shard_that_does_not_go_on_behind_the_loss_skips_what_may_have_been_used() -> None:
+    """Record 6, the last of A, is lost; only B comes after it."""
+    log = SmallLog()
+
+    async def write() -> Picture:
+        await log.open()
+        await log.append({A: 2, B: 1})
+        await log.append({A: 5})
+        await log.append({B: 1})
+        await log.append({B: 1})
+        log.kill()
+        return log.picture()
+
+    drawn = asyncio.run(write())
+    place = place_of(drawn, 2, A)
+    (plan,) = check_all(drawn, [Flip(place.file, 8 * place.entry.start + 200)])
+    (loss,) = plan.losses
+    assert loss.gaps == []
+    assert [(gap.key, gap.start) for gap in loss.unknown] == [(A, 2)]
+    assert loss.unknown[0].end >= 2 + 2**20, "one block may have had so many messages"
+
+
+def test_a_checkpoint_behind_the_loss_knows_what_was_lost() -> None:
+    """The same, but nothing is unknown: the checkpoint has the end of every shard."""
+    drawn = picture("stopped")
+    place = place_of(drawn, 2, A)
+    (plan,) = check_all(drawn, [Flip(place.file, 8 * place.entry.start + 200)])
+    (loss,) = plan.losses
+    assert [(gap.key, gap.start, gap.end) for gap in loss.gaps] == [(A, 2, 3)]
+    assert loss.unknown == []
+
+
+def test_the_name_of_a_topic_comes_from_wherever_it_is_still_written() -> None:
+    """The note in the file is lost; its footer still has it."""
+    drawn = picture("killed often")
+    file = drawn.logs()[0]
+    record = place_of(drawn, 1, A).record
+    disk = damaged(drawn, *(Flip(file, 8 * byte) for byte in range(record.start, record.start + 200, 8)))
+    plan, _ = repair(disk)
+    assert plan.nameless == []
+    log = asyncio.run(open_small(disk))
+    assert {topic.id: topic.name for topic in log.state.topics.values()} == {1: "/default/a", 2: "/default/b"}
+
+
+def test_a_topic_whose_name_is_lost_everywhere_gets_a_stand_in() -> None:
+    drawn = picture("killed")
+    file = drawn.logs()[0]
+    topics = range(RECORDS_START + 64, RECORDS_START + 64 + 2 * 64, 8)
+    disk = damaged(drawn, *(Flip(file, 8 * byte) for byte in topics))
+    plan, _ = repair(disk)
+    assert [topic.name for topic in plan.nameless] == ["/lost/topic-1", "/lost/topic-2"]
+    log = asyncio.run(open_small(disk))
+    assert asyncio.run(read_shard(log, A)) == drawn.acked[A]
+    assert log.state.topics[1].incarnation == 0
+
+
+def test_a_promise_among_what_was_lost_is_made_good() -> None:
+    """In `periodic` offsets are promised ahead; power may have taken records that readers saw."""
+    drawn = picture("periodic")
+    place = place_of(drawn, 1, A)
+    assert drawn.reserved[A] >= 2**20
+    check_all(drawn, [Flip(place.file, 8 * (place.record.start + 30)), Flip(place.file, 8 * place.entry.start)])
+
+
+@pytest.mark.parametrize("kind", [wire.RecordKind.DATA, wire.RecordKind.REPAIR])
+def test_more_gaps_than_a_record_has_room_for_become_several_records(kind: int) -> None:
+    """A directory has an end: a node with very many shards that lost a whole file would pass it."""
+    keys = [ShardKey(1, number) for number in range(limits.RECORD_SECTIONS_MAX + 1)]
+    sections = [gap_section(Gap(key, 0, 5, 0, "gone", GapState.LOST)) for key in keys]
+    closing = Closing(FileHeader(bytes(16), 1, 0, 0, 0, 0), kind, 1, 1, sections)
+    topics = {1: Topic(1, "/default/a")}
+    disk = SimulatedDisk(1)
+    apply_repair(disk, CLOCK, RepairPlan(losses=[Loss("log", 0, 0, 1, 1)], closing=closing, topics=topics))
+    log = asyncio.run(open_small(disk))
+    assert {key: shard.assigned for key, shard in log.state.shards.items()} == dict.fromkeys(keys, 5)
+
+
+def test_a_torn_end_is_no_damage() -> None:
+    """The last record of a log that was killed: nothing says that it was ever whole."""
+    drawn = picture("killed")
+    *_, last = drawn.places()
+    disk = damaged(drawn, Flip(last.file, 8 * last.body.start))
+    assert not plan_repair(disk).is_needed
+    Flip(last.file, 8 * place_of(drawn, 3, B).body.start).do(disk)
+    plan, _ = repair(disk)
+    assert [(gap.key, gap.start, gap.end) for gap in plan.gaps] == [(B, 1, 3)]
+    log = asyncio.run(open_small(disk))
+    assert sorted(asyncio.run(read_shard(log, A))) == [0, 1, 2], "the torn record counts no more than before"
+
+
+def test_the_newest_files_may_be_gone_when_only_a_checkpoint_knows_of_them() -> None:
+    drawn = picture("stopped then killed")
+    disk = damaged(drawn, Gone("log-0000000000000003.wal"), Gone("log-0000000000000004.wal"))
+    plan, _ = repair(disk)
+    (loss,) = plan.losses
+    assert (loss.file, loss.lsn_first, loss.lsn_last) == ("log-0000000000000001.wal", 4, 5)
+    assert {(gap.key, gap.start, gap.end) for gap in loss.gaps} == {(A, 3, 5), (B, 3, 6)}
+    assert {(gap.key, gap.start) for gap in loss.unknown} == {(A, 5), (B, 6)}
+    asyncio.run(check_repaired(drawn, disk, Gone("log-0000000000000003.wal"), plan.gaps))
+
+
+# --- after the end was lost -------------------------------------------------------------------------------------------
+
+
+def positions_beyond(drawn: Picture) -> dict[ShardKey, int]:
+    return {key: max(messages) + 2**60 for key, messages in drawn.acked.items()}
+
+
+@pytest.mark.parametrize("damage", [Cut("log-0000000000000003.wal", 4500), Gone("log-0000000000000003.wal")])
+def test_positions_beyond_the_end_are_accepted_after_a_repair_that_lost_the_end(damage: Damage) -> None:
+    drawn = picture("stopped then killed")
+    disk = damaged(drawn, damage)
+    repair(disk)
+    positions = positions_beyond(drawn)
+    log = asyncio.run(open_small(disk, positions=positions))
+    for key, position in positions.items():
+        assert log.shard(*key).assigned == position
+        assert in_gap(log.gaps(key), key, position - 1)
+
+
+@pytest.mark.parametrize("lsn", [2, 6], ids=["covered by the checkpoint", "behind it"])
+def test_positions_beyond_the_end_are_refused_after_a_repair_that_did_not_lose_the_end(lsn: int) -> None:
+    drawn = picture("stopped then killed")
+    place = place_of(drawn, lsn, A)
+    disk = damaged(drawn, Flip(place.file, 8 * place.body.start))
+    plan, _ = repair(disk)
+    assert plan.is_needed
+    with pytest.raises(errors.LogDamaged, match="is known to have been synced"):
+        asyncio.run(open_small(disk, positions=positions_beyond(drawn)))
+
+
+def test_positions_beyond_the_end_are_refused_again_once_the_log_went_on() -> None:
+    drawn = picture("stopped then killed")
+    disk = damaged(drawn, Cut("log-0000000000000003.wal", 4500))
+    repair(disk)
+
+    async def go_on() -> None:
+        log = await open_small(disk)
+        await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"new"]}))])
+        disk.kill()
+        await open_small(disk, positions=positions_beyond(drawn))
+
+    with pytest.raises(errors.LogDamaged, match="is known to have been synced"):
+        asyncio.run(go_on())
+
+
+# --- what no repair can do --------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_a_start_refuses_although_every_record_is_good_is_not_called_healthy() -> None:
+    """Offsets jump without a note: no disk does that, only a mistake of ours."""
+    disk = SimulatedDisk(1)
+    copy = Copy(1)
+    body = encode_block(1, {envelope.PAYLOAD: [b"x"]})
+    names = [topic_section(Topic(1, "/default/a"))]
+    for lsn, base in ((1, 0), (2, 5)):
+        copy.add(1, lsn, 0, 0, [*names, wire.Section(1, 0, wire.SectionKind.MESSAGES, 0, 0, base, 0, 1, 0, body)])
+    publish_copy(disk, FileHeader(bytes(16), 1, 0, 0, 0, 0), copy)
+    before = contents(disk)
+    plan = plan_repair(disk)
+    assert isinstance(plan.refusal, errors.LogDamaged)
+    assert "no repair is known for this" in plan.refusal.message
+    assert apply_repair(disk, CLOCK, plan) == []
+    assert contents(disk) == before
+
+
+def test_files_that_no_longer_count_are_set_aside_with_the_header_that_said_so() -> None:
+    """A recovery died before it removed the original; then the header of its copy, which named it, was hit."""
+    drawn = picture("killed")
+
+    async def recover_and_keep_the_original() -> SimulatedDisk:
+        disk = drawn.disk()
+        await open_small(disk)
+        disk.kill()
+        disk.replace(drawn.logs()[0], drawn.files[drawn.logs()[0]])
+        return disk
+
+    disk = asyncio.run(recover_and_keep_the_original())
+    copied = log_name(3)
+    assert not plan_repair(disk).is_needed
+    disk.flip(copied, 8 * 20)
+    disk.flip(copied, 8 * (RECORDS_START + 20))
+    plan, kept = repair(disk)
+    assert {(loss.file, tuple(loss.gaps)) for loss in plan.losses} == {(copied, ())}
+    assert sorted(kept) == [f"damaged-1-{drawn.logs()[0]}", f"damaged-1-{copied}"]
+    log = asyncio.run(open_small(disk))
+    assert {key: asyncio.run(read_shard(log, key)) for key in (A, B)} == drawn.acked
+
+
+def test_a_second_repair_keeps_the_originals_of_the_first() -> None:
+    drawn = picture("killed often")
+    file = drawn.logs()[1]
+    disk = damaged(drawn, Flip(file, 8 * place_of(drawn, 5, A).body.start))
+    first = disk.content(file)
+    repair(disk)
+    mended = disk.content(file)
+    disk.flip(file, 8 * (RECORDS_START + 300))
+    second = disk.content(file)
+    repair(disk)
+    assert disk.content(f"damaged-1-{file}") == first
+    assert disk.content(f"damaged-2-{file}") == second != mended
+
+
+def test_periodic_is_the_only_picture_with_promises() -> None:
+    """What the test of promises builds on."""
+    assert [name for name in LOGS if picture(name).mode is not SyncMode.ALWAYS] == ["periodic"]
