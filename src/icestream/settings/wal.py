@@ -82,7 +82,7 @@ class Wal(Section):
     inline_sync_below_us: Annotated[int, units.duration("us", 0, limits.INLINE_SYNC_BELOW_US_MAX)] = Field(
         default=limits.INLINE_SYNC_BELOW_US_DEFAULT,
         description="While measured syncs are shorter than this and the loop is idle, it syncs by itself instead of "
-        "handing over to the writer thread: a third less latency for a lone producer. 0 never does so.",
+        "handing over to the writer thread: less latency for a lone producer. 0 never does so.",
         json_schema_extra=ONLINE,
     )
     checkpoint_every_bytes: Annotated[int, units.size(limits.LOG_FILE_BYTES_MIN)] = Field(

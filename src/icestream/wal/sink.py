@@ -3,7 +3,7 @@
     InlineSink    write and sync in the caller; where no native build exists, and on the simulated disk
     NativeSink    write and sync in a thread of the native extension, completion by eventfd. When the loop is idle (this
                   is the only write, nothing is queued) and syncs have been short, it writes inline instead: that saves
-                  two thread switches, a third of the latency (docs/adr/0004)
+                  two thread switches (docs/adr/0004, docs/benchmarks.md)
 
 After an error nothing later is written. What was complete before it stays reported (hazard 51).
 """
