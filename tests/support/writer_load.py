@@ -326,6 +326,7 @@ class _Flight:
 
     async def _one(self) -> None:
         done, self._waiting = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)  # `_answered` has been called for all of them then
         for answer in done:
             error = answer.exception()
             for failure in [error] if error else answer.result():

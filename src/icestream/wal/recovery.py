@@ -171,12 +171,12 @@ class Replay:
         finally:
             handle.close()
         first = self._expected or self._first_lsn(data, file.number)
-        if file.size < file.header.file_bytes:
+        records, end, next_lsn, reason = scan_records(data, wire.RECORDS_START, file.number, first)
+        if file.size < file.header.file_bytes and reason != "footer":
             # it had all its space before its name: somebody cut it, and with it records that were synced
             raise self._damage(
                 file, file.size, first, f"the file was {file.header.file_bytes} bytes long when it was made"
             )
-        records, end, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, first)
         if records:
             self._arrive(file, first)
         follows = [other for other in later if self._holds_records(other)]

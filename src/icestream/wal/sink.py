@@ -118,8 +118,7 @@ class NativeSink:
         self._write_back = (0, 0)
 
     def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
-        if self._may_write_inline(writes):
-            self._write_inline(writes[0], files[writes[0].number])
+        if self._may_write_inline(writes) and self._write_inline(writes[0], files[writes[0].number]):
             return True
         writer = self._writer
         try:
@@ -141,16 +140,21 @@ class NativeSink:
             return self._synced == self._submitted and 0 < self._sync_ns < self._inline_below_ns
         return self._written == self._submitted
 
-    def _write_inline(self, write: Write, file: File) -> None:
-        self._submitted = write.ticket
+    def _write_inline(self, write: Write, file: File) -> bool:
+        """False when the thread has something to do after all: a sync of what is written may still be under way."""
         try:
             sync_ns = self._writer.write_inline(write.ticket, file.fileno(), write.position, write.data, write.sync)
+        except RuntimeError:
+            return False
         except OSError:
-            return  # the writer remembers it; progress() reports it
+            self._submitted = write.ticket
+            return True  # the writer remembers it; progress() reports it
+        self._submitted = write.ticket
         if write.sync:
             self._note_sync(sync_ns)
         else:
             self._start_write_back(write, file)
+        return True
 
     def _note_sync(self, nanoseconds: int) -> None:
         """An average that forgets: one slow sync sends the next ones to the thread until they are short again."""
