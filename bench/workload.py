@@ -16,9 +16,9 @@ from icestream import limits
 from icestream.model import envelope
 from icestream.model.shard import Topic
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import Batch
+from icestream.wal.appender import Batch, placed
 from icestream.wal.block import encode_block
-from icestream.wal.log import Answer, Log, placed
+from icestream.wal.log import Answer, Log
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from icestream.wal.state import Shard

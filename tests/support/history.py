@@ -161,6 +161,10 @@ class History:
             check(end <= shard.next, "H6 a gap reaches beyond the next offset", key, (start, end), shard.next)
             offset = max(offset, end)
 
+    def stored(self, writer: str) -> int:
+        """How many batches of a writer have been seen."""
+        return sum(name == writer for name, _ in self.place)
+
     def check_no_gaps(self) -> None:
         for key, shard in self.shards.items():
             check(not shard.gaps, "H7 a gap where there must be none", key, shard.gaps)

@@ -128,7 +128,12 @@ class ProcessRun:
 
     def finish(self, mode: str, *, native: bool = True) -> None:
         """All producers get their answers, a stop in order, and a last look at everything."""
-        self.process(mode, "stop", native=native)
+        child = self.start(mode, native=native)
+        self.open(child)
+        stored = {producer.name: self.history.stored(producer.name) for producer in self.plan.producers}
+        while any(self.history.acked.get(name, 0) < count for name, count in stored.items()):
+            child.wait_for("ack", self.hear)
+        self.stop(child)
         for producer in self.plan.producers:
             self.history.check_whole(producer.name)
         self.plan.work = "look"

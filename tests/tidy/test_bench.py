@@ -1,0 +1,18 @@
+"""The benchmarks are not part of the suite, but they must at least load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_scenario_of_the_benchmark_loads() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "bench", "--list"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert listed.returncode == 0, listed.stderr
+    names = {path.stem for path in (ROOT / "bench" / "scenarios").glob("*.py")} - {"__init__"}
+    assert {name for name in names if name in listed.stdout} == names
