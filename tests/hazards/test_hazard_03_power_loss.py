@@ -10,10 +10,11 @@ import pytest
 
 from icestream import errors
 from icestream.model import ShardKey, SyncMode
+from icestream.model.shard import GapState
 from icestream.runtime.files import File
 from icestream.wal.appender import Placed, Write
 from icestream.wal.log import Log
-from tests.support.machine import A, B, Machine, batch, messages, publish, turn, undeclared
+from tests.support.machine import TOPICS, A, B, Machine, batch, messages, publish, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
@@ -143,3 +144,15 @@ async def test_hazard_03_a_stored_position_beyond_the_log_stops_the_start(mode: 
     await machine.kill()
     assert {name: machine.disk.content(name) for name in machine.disk.names()} == before
     assert (await machine.start({A: 1})).shard(*A).assigned >= 1
+
+
+async def test_hazard_03_a_new_log_goes_on_behind_positions_of_topics_it_never_saw() -> None:
+    """The disk was replaced; the table and the cursors know the shard, the log not even its topic."""
+    machine = Machine()
+    log = await machine.start(positions={A: 500})
+    assert log.shard(*A).topic == TOPICS[0], "the real name takes the place of the stand-in"
+    assert await publish(log, A, b"x") == 500
+    await machine.power_loss()
+    log = await machine.start(positions={A: 500})
+    assert await messages(log, A) == {500: b"x"}
+    assert [(gap.start, gap.end, gap.state) for gap in log.gaps(A)] == [(0, 500, GapState.LOST)]

@@ -7,16 +7,17 @@ import errno
 import pytest
 
 from icestream import errors, limits
-from icestream.model import ShardKey
+from icestream.model import ShardKey, SyncMode
 from icestream.wal.appender import Placed
 from icestream.wal.block import Numbering
+from icestream.wal.checkpoint import window_slices
 from icestream.wal.log import Log
 from icestream.wal.producers import Duplicate
 from tests.support.machine import A, Machine, batch, messages, publish, settle, turn
 from tests.support.stepped_sink import SteppedSink
 
 pytestmark = pytest.mark.asyncio
-PRODUCER = 5
+PRODUCER, OTHER = 5, 6
 
 
 def numbered(first: int, epoch: int = 1) -> Numbering:
@@ -215,3 +216,81 @@ async def test_hazard_07_each_number_once_and_in_order_with_a_crash_at_every_ste
         assert await messages(log, A) == {first: b"%d" % first + bytes(6000) for first in range(10)}
         operations += 1
     assert operations > 20
+
+
+async def test_hazard_07_a_checkpoint_during_the_first_batch_of_an_epoch_keeps_the_epoch_before() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    log.state.producers.open(PRODUCER, 1)
+    for first in range(10):
+        answer = log.submit([batch(log, A, b"x", numbering=numbered(first))])
+        await turn(log, sink)
+        assert answer.done()
+    log.state.producers.open(PRODUCER, 2)
+    log.submit([batch(log, A, b"x", numbering=numbered(10, 2))])
+    await settle()
+    await log.checkpoint()
+    await machine.kill()
+    log = await machine.start()
+    assert log.state.producers.last_sequence(A, PRODUCER) == 9
+
+
+@pytest.mark.parametrize("mode", [SyncMode.NONE, SyncMode.PERIODIC])
+async def test_hazard_07_a_synced_batch_is_known_after_power_loss_however_much_was_unsynced(mode: SyncMode) -> None:
+    machine = Machine(mode=mode)
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    for first in range(10):
+        await send(log, first, b"x")
+    await log.sync()
+    for first in range(10, 12 + limits.PRODUCER_WINDOW_BATCHES):
+        await send(log, first, b"x")
+    await log.checkpoint()
+    await machine.power_loss()
+    log = await machine.start()
+    known = log.state.producers.last_sequence(A, PRODUCER)
+    assert known is not None
+    assert known >= 9
+    log.state.producers.open(PRODUCER, 1)
+    assert isinstance(await send(log, 9, b"x"), Duplicate)
+
+
+async def test_hazard_07_what_a_checkpoint_began_with_stays_until_it_is_written() -> None:
+    """Between two slices of a checkpoint a producer fills its whole window anew, and all of it is synced."""
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(OTHER, 1)
+    await publish(log, A, b"x", numbering=Numbering(OTHER, 1, 0))
+    log.state.producers.open(PRODUCER, 1)
+    await send(log, 0, b"x")
+    slices = window_slices(log.state, log.appender.synced_lsn, 1)
+    assert len(next(slices)) > 0, "the other producer's"
+    for first in range(1, 2 + limits.PRODUCER_WINDOW_BATCHES):
+        await send(log, first, b"x")
+    assert len(next(slices)) > 0
+    slices.close()
+    await send(log, 2 + limits.PRODUCER_WINDOW_BATCHES, b"x")
+    _, (_, _, window) = log.state.producers.windows()
+    assert len(window.sent) == limits.PRODUCER_WINDOW_BATCHES, "and no longer"
+
+
+async def test_hazard_07_the_batch_behind_a_failed_first_one_is_not_the_first_of_its_epoch() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    log.state.producers.open(PRODUCER, 1)
+    stored = log.submit([batch(log, A, b"0", numbering=numbered(0))])
+    await turn(log, sink)
+    assert stored.done()
+    log.state.producers.open(PRODUCER, 2)
+    lost = log.submit([batch(log, A, b"1", numbering=numbered(1, 2))])
+    await settle()
+    machine.disk.fail("write", errno.EIO)
+    await turn(log, sink)
+    assert isinstance(lost.exception(), errors.OutcomeUnknown)
+    assert log.state.producers.last_sequence(A, PRODUCER) == 0
+    behind = log.submit([batch(log, A, b"2", numbering=numbered(2, 2))])
+    await turn(log, sink)
+    assert isinstance(behind.result()[0], errors.OutOfOrderSequence)
+    again = [log.submit([batch(log, A, b"%d" % first, numbering=numbered(first, 2))]) for first in (1, 2)]
+    await turn(log, sink)
+    assert [answer.result()[0].base_offset for answer in again] == [1, 2]  # type: ignore[union-attr]

@@ -10,10 +10,12 @@ import random
 
 import pytest
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.model import ShardKey
 from icestream.observability import metrics
+from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, RECORDS_START
 from icestream.wal.log import Log
+from icestream.wal.log_file import log_name
 from tests.support.machine import A, Machine, batch, publish
 
 pytestmark = pytest.mark.asyncio
@@ -131,3 +133,24 @@ async def test_hazard_32_pins_and_retries_do_not_look_at_the_wall_clock() -> Non
     machine.clock.advance(limits.PIN_SECONDS_MAX + 1)
     await log.checkpoint()
     assert pin.broken
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_hazard_32_a_flipped_time_is_damage_and_not_a_place_to_start(is_sealed: bool) -> None:
+    machine = Machine()
+    log = await machine.start()
+    for _ in range(3):
+        await publish(log, A, b"x")
+        machine.clock.advance(1.0)
+    number, _ = log.appender.open_files()[0]
+    if is_sealed:
+        while not log.upkeep.files:
+            await publish(log, A, bytes(6000))
+    first = (await stamps(log))[0]
+    file = machine.disk.open(log_name(number))
+    # the first record's directory: the topic's name, then the section; its append time is at byte 32
+    place = RECORDS_START + HEADER_BYTES + ENTRY_BYTES + 32
+    assert file.read_at(place, 8) == first.to_bytes(8, "little")
+    file.write_at(place, (first + 60_000_000).to_bytes(8, "little"))
+    with pytest.raises(errors.LogDamaged, match="offsets 0 to 0"):
+        await log.reader.offset_for_time(A, first + 1)

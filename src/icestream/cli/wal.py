@@ -31,13 +31,15 @@ LogPath = Annotated[
 
 
 @contextmanager
-def _directory(path: Path | None, config: Path | None, sets: list[str] | None) -> Iterator[LocalDirectory]:
+def _directory(
+    path: Path | None, config: Path | None, sets: list[str] | None, *, read_only: bool
+) -> Iterator[LocalDirectory]:
     where = path or Path(load_settings(config, sets).settings.wal.base_path)
     if not where.is_dir():
         raise errors.InvalidInput(
             f"there is no log in {where}", hint="start `icestream serve` once, or name a directory"
         )
-    directory = LocalDirectory(where)
+    directory = LocalDirectory(where, read_only=read_only)
     try:
         yield directory
     finally:
@@ -59,7 +61,7 @@ def inspect(
     Example: icestream wal inspect --output json
     """
     answer = Output(output)
-    with _directory(path, config, sets) as directory:
+    with _directory(path, config, sets, read_only=True) as directory:
         if records is not None:
             _show_records(directory, records, answer)
             return
@@ -175,7 +177,7 @@ def repair(
     Reads every record. The damaged files are kept beside the log as damaged-…; the broker must be stopped.
     Example: icestream wal repair --accept-loss --output json
     """
-    with _directory(path, config, sets) as directory, closing(directory.lock(LOCK_NAME)):
+    with _directory(path, config, sets, read_only=False) as directory, closing(directory.lock(LOCK_NAME)):
         plan = _plan(directory)
         if plan.refusal:
             raise plan.refusal

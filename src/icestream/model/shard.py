@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -21,7 +22,10 @@ class ShardKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the log knows it. A topic that is created again has the same name and another incarnation and id."""
+    """A topic as the log knows it. A topic that is created again has the same name and another incarnation and id.
+
+    Incarnation 0 is a stand-in for a topic whose name is lost (`nameless`); real ones count from 1.
+    """
 
     id: int
     name: str
@@ -35,17 +39,21 @@ class Topic:
         try:
             size = len(self.name.encode())
         except UnicodeEncodeError:
-            raise errors.InvalidInput(f"topic name {self.name!r} is not valid Unicode") from None
+            raise errors.InvalidInput(f"topic name {reprlib.repr(self.name)} is not valid Unicode") from None
         if not 0 < size <= limits.TOPIC_NAME_BYTES_MAX:
             raise errors.InvalidInput(
                 f"topic name has {size} bytes", hint=f"1 to {limits.TOPIC_NAME_BYTES_MAX} bytes of UTF-8 are allowed"
             )
 
+    @classmethod
+    def nameless(cls, topic_id: int) -> Topic:
+        return cls(topic_id, f"/lost/topic-{topic_id}", 0)
+
 
 class GapState(IntEnum):
     """What is known of the offsets in a declared gap."""
 
-    UNUSED = 1  # never given to a message, or to none that anybody saw
+    UNUSED = 1  # never given to a message, or to one that no sync reached before the process or the power ended
     LOST = 2  # held messages that are gone, on an operator's word (`icestream wal repair`)
     PENDING = 3  # a dead owner's tail that may come back (hazard 2)
     MERGED = 4  # that tail came back and was appended at new offsets

@@ -104,16 +104,20 @@ class LocalFile:
 
 
 class LocalDirectory:
-    def __init__(self, path: Path) -> None:
+    """A directory of this machine. `read_only` makes nothing and asks for no permission to write."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        _make_directory(path)
+        self._open_flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
+        if not read_only:
+            _make_directory(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.path.iterdir())
 
     def open(self, name: str) -> LocalFile:
-        return LocalFile(os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC))
+        return LocalFile(os.open(self.path / name, self._open_flags))
 
     def create(self, name: str) -> LocalFile:
         return LocalFile(os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))

@@ -169,7 +169,7 @@ class Metrics(Section):
     """Prometheus metrics."""
 
     enable: StrictBool = Field(
-        default=True, description="Serve `/metrics` at `ports.broker_http`. It costs nothing while nobody asks."
+        default=True, description="Serve `/metrics` at `ports.broker_http`, once the broker listens there."
     )
 
 

@@ -47,8 +47,8 @@ class Wal(Section):
     quota: Annotated[int, _SIZE] | None = Field(
         default=None,
         description="Bytes that the log of this node may take. Near it producers are slowed, at it they are refused, "
-        "and nothing is dropped. Without it: half of the free space found at the first start, at most 100 GiB, so "
-        "that tables and metadata on the same disk keep room.",
+        "and nothing is dropped. Without it: half of what this log has and what is free at the start, at most "
+        "100 GiB, so that tables and metadata on the same disk keep room.",
         json_schema_extra=ONLINE,
     )
     topic_quota: Annotated[int, _SIZE] | None = Field(
@@ -59,8 +59,8 @@ class Wal(Section):
     )
     in_flight_bytes: Annotated[int, _SIZE] = Field(
         default=limits.IN_FLIGHT_BYTES_DEFAULT,
-        description="Bytes between the assignment of an offset and its ack, over all topics of the node. More is "
-        "refused before it gets an offset. It bounds memory; the default is room for a dozen records in the queue.",
+        description="Bytes between the assignment of an offset and its ack, over all topics of the node. More "
+        "waits its turn without one. It bounds memory; the default is room for a dozen records in the queue.",
         json_schema_extra=ONLINE,
     )
     max_message_bytes: Annotated[int, _MESSAGE_SIZE] = Field(

@@ -235,7 +235,7 @@ class Appender:
             shard.assigned = base + rows
             gathered_bytes += cost
             if numbering is not None:
-                self.state.producers.record(shard.key, numbering, rows, base, lsn, now_us)
+                self.state.producers.record(shard.key, numbering, rows, base, lsn, now_us, self.synced_lsn)
             results.append(Placed(base, lsn))
         self._close_record(now_us)
         return results

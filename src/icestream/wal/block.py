@@ -17,8 +17,8 @@ Encodings, for a column of `rows` values:
     1 CONSTANT   one value that every row has
     2 FIXED      rows values of 4 (INT32), 8 (INT64, TIMESTAMP_US) or 1 (BOOLEAN) bytes
     3 VARIABLE   u32 ends[rows + 1], the first 0, then the bytes: value i is bytes [ends[i], ends[i + 1])
-With NULLS the data starts with a bitmap of rows bits, lowest bit first, padded to 8 bytes: a clear bit is a null, whose
-value is 0 or empty. A column that is not in the directory is null in every row.
+With NULLS (not for CONSTANT) the data starts with a bitmap of rows bits, lowest bit first, padded to 8 bytes: a clear
+bit is a null, whose value is 0 or empty. A column that is not in the directory is null in every row.
 
 Headers: u16 count, then for each u16 key bytes, key, u32 value bytes, value; UTF-8, keys rising and distinct.
 
@@ -28,6 +28,7 @@ fits its column's type (hazard 9: what is acked can always become a row).
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +161,8 @@ def _encode_value(column: Column, value: Value) -> bytes:
             case ColumnKind.HEADERS, dict():
                 return _encode_headers(value)
     except (struct.error, UnicodeEncodeError, TypeError):
-        raise errors.InvalidInput(f"column {column.name}: {value!r} does not fit {column.kind.name}") from None
+        shown = reprlib.repr(value)
+        raise errors.InvalidInput(f"column {column.name}: {shown} does not fit {column.kind.name}") from None
     raise errors.InvalidInput(f"column {column.name}: {type(value).__name__} is not {column.kind.name}")
 
 
@@ -218,7 +220,8 @@ class Block:
         last = 0
         for number in range(count):
             id_, encoding, flags, size = COLUMN.unpack_from(self._data, HEAD.size + COLUMN.size * number)
-            if id_ <= last or id_ not in COLUMN_BY_ID or encoding not in (CONSTANT, FIXED, VARIABLE) or flags > NULLS:
+            is_known = id_ in COLUMN_BY_ID and encoding in (CONSTANT, FIXED, VARIABLE)
+            if id_ <= last or not is_known or flags > (0 if encoding == CONSTANT else NULLS):
                 raise errors.DecodeError(f"column entry {id_} does not add up")
             if at + size > self.block_bytes:
                 raise errors.DecodeError(f"column {id_} cut off")

@@ -96,18 +96,24 @@ def _encode_gap(gap: Gap) -> bytes:
 def window_slices(state: LogState, lsn: int, size: int = limits.CHECKPOINT_SLICE_WINDOWS) -> Iterator[bytes]:
     """The producer windows at `lsn`, in slices, so that the loop can turn in between.
 
-    A window that changes between two slices still gives what it held at `lsn`: newer batches are left out, and a
-    window that holds only newer ones is rebuilt from the log behind the checkpoint.
+    A window that changes between two slices still gives what it held at `lsn`: newer batches are left out, and what
+    was there at `lsn` is held until the last slice is made. A producer that had nothing then is left out too: the log
+    behind the checkpoint tells of it.
     """
     windows = list(state.producers.windows())
-    for start in range(0, len(windows), size):
-        yield b"".join(_encode_window(*window, lsn) for window in windows[start : start + size])
+    state.producers.held_lsn = lsn
+    try:
+        for start in range(0, len(windows), size):
+            yield b"".join(_encode_window(*window, lsn) for window in windows[start : start + size])
+    finally:
+        state.producers.held_lsn = None
 
 
-def _encode_window(key: ShardKey, producer_id: int, window: Window, lsn: int) -> bytes:
-    sent = [batch for batch in window.sent if batch.lsn <= lsn]
-    if not sent:
+def _encode_window(key: ShardKey, producer_id: int, newest: Window, lsn: int) -> bytes:
+    window = newest.at(lsn)
+    if window is None:
         return b""
+    sent = [batch for batch in window.sent if batch.lsn <= lsn][-limits.PRODUCER_WINDOW_BATCHES :]
     expected = sent[-1].first_sequence + sent[-1].rows
     head = _WINDOW.pack(*key, producer_id, window.producer_epoch, expected, window.used_us, window.start, len(sent))
     return head + b"".join(_SENT.pack(*batch) for batch in sent)

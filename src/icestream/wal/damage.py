@@ -4,7 +4,8 @@ The records are gone through in LSN order, not only those behind the checkpoint.
     a bad section     of a record whose header is good: exactly its offsets are lost. A GAP note takes its place, the
                       other sections of the record stay
     missing records   bytes without a good header, or a file that is gone: two REPAIR records, with the first and the
-                      last LSN that is missing, take their place (one, when one is missing). They keep the sections that
+                      last LSN that is missing, take their place (one, when one is missing; two each for what the
+                      checkpoint covers and what it does not). They keep the sections that
                       are good by themselves, and have a GAP note for the offsets that turn out to be missing when their
                       shard goes on, or at the checkpoint
     an unknown end    a shard that does not go on behind the last missing record. A closing record, in a file of its own
@@ -206,7 +207,7 @@ class _Planner:
         self.plan.losses = self.ledger.losses
         self._close(first_lsn)
         nameless = self.ledger.topic_ids - self.plan.topics.keys()
-        self.plan.nameless = [nameless_topic(number) for number in sorted(nameless)]
+        self.plan.nameless = [Topic.nameless(number) for number in sorted(nameless)]
         if not self.plan.is_needed:
             self._ask_recovery()
         return self.plan
@@ -309,13 +310,14 @@ class _Planner:
         begins. `is_end`: nothing says that it was the last."""
         start, end = stretch
         first, self.expected = self.expected, last + 1
-        if first > self.covered:
+        saved: list[wire.Entry] = []
+        if first <= self.covered:
+            saved = self._stand_in(rewrite, data, stretch, (first, min(last, self.covered)))
+            stretch = (end, end)
+        if last > self.covered:
+            # apart from what the checkpoint covers: a start reads only notes behind it
             self.ledger.pass_checkpoint()
-        saved = self._salvage(data, start, end)
-        loss = self.ledger.lose(Loss(file.name, start, end - start, first, last, is_noted=True))
-        positions = tuple(entry.position for entry in saved)
-        rewrite.parts.append(Part(RecordKind.REPAIR, last, 0, positions, (loss,)))
-        rewrite.is_needed = True
+            saved += self._stand_in(rewrite, data, stretch, (max(first, self.covered + 1), last))
         if last > self.covered or is_end:
             size = end - start + file.cut_bytes
             if start == RECORDS_START and not (file.seal and file.seal.first_lsn == first):
@@ -323,6 +325,18 @@ class _Planner:
                 size += (file.header.number - self.last_number - 1) * limits.LOG_FILE_BYTES_MAX
             saved_keys = {ShardKey(one.topic_id, one.shard) for one in saved if one.kind == SectionKind.MESSAGES}
             self.ledger.doubt_all(size, but=saved_keys if first == last else set())
+
+    def _stand_in(
+        self, rewrite: Rewrite, data: bytes, stretch: tuple[int, int], lsns: tuple[int, int]
+    ) -> list[wire.Entry]:
+        """Puts repair records in the place of missing ones; the sections that are saved of them."""
+        start, end = stretch
+        first, last = lsns
+        saved = self._salvage(data, start, end)
+        loss = self.ledger.lose(Loss(rewrite.name, start, end - start, first, last, is_noted=True))
+        rewrite.parts.append(Part(RecordKind.REPAIR, last, 0, tuple(one.position for one in saved), (loss,)))
+        rewrite.is_needed = True
+        return saved
 
     def _salvage(self, data: bytes, start: int, end: int) -> list[wire.Entry]:
         """The sections of a record without a good header that are good by themselves (hazard 19)."""
@@ -374,8 +388,3 @@ class _Planner:
                 f"{error.message}; every record can be read, and no repair is known for this",
                 hint="keep the directory as it is and report this",
             )
-
-
-def nameless_topic(topic_id: int) -> Topic:
-    """Stands for a topic whose name is lost: no real one has incarnation 0."""
-    return Topic(topic_id, f"/lost/topic-{topic_id}", 0)

@@ -2,6 +2,7 @@
 
     state       means                                            goes on when
     PREPARED    has its header and its name, no record           the file before it is sealed            -> ACTIVE
+                                                                 the log closes                          -> FREE
     ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
     SEALED      records, footer and seal are synced              both kept checkpoints cover it and know floors
                                                                  beyond it, and it is the oldest         -> FREE

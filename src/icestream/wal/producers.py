@@ -13,6 +13,15 @@ offset and the LSN that holds them. `judge` decides what a numbered batch is, be
     no window and never opened          UnknownProducer: open again, never a silent new start
 
 A producer opens (`open`) with a new epoch before it sends. Windows leave by age and count: it is then unknown.
+
+What a window must still know. A checkpoint holds every window as it was at a synced LSN, and batches above that LSN may
+vanish with the power. So a batch leaves its window, and the window of an older epoch leaves with its successor's, only
+when something newer of that producer is synced:
+    `sent[0]` is at or below the synced LSN, or nothing of this epoch ever left
+    `before` is the window of the epoch before, until a batch of this epoch is synced
+The unsynced end of the log is at most one file, and so is what windows keep beyond their 64 batches.
+A window whose batches were all taken back (hazard 16) stays, and expects the first of them again: without it the batch
+behind a failed one would be the first of its epoch.
 """
 
 from __future__ import annotations
@@ -48,9 +57,36 @@ class Window:
     producer_epoch: int
     expected: int
     used_us: int
-    older: bool = False  # batches of this epoch have left the window
     start: int = 0  # the first number of this epoch: nothing below it was ever stored
-    sent: deque[Sent] = field(default_factory=lambda: deque(maxlen=limits.PRODUCER_WINDOW_BATCHES))
+    sent: deque[Sent] = field(default_factory=deque)
+    before: Window | None = None
+
+    def at(self, lsn: int) -> Window | None:
+        """The newest window of this producer that holds a batch at or below `lsn`."""
+        window: Window | None = self
+        while window is not None and not (window.sent and window.sent[0].lsn <= lsn):
+            window = window.before
+        return window
+
+    def forget(self, synced_lsn: int) -> None:
+        """Drops what no checkpoint and no retry can ask for any more."""
+        sent = self.sent
+        while len(sent) > limits.PRODUCER_WINDOW_BATCHES and sent[1].lsn <= synced_lsn:
+            sent.popleft()
+        if self.before is not None and sent[0].lsn <= synced_lsn:
+            self.before = None
+
+    def roll_back(self, lsn: int) -> None:
+        """Forgets the batches above `lsn`, of every epoch."""
+        window: Window | None = self
+        while window is not None:
+            while window.sent and window.sent[-1].lsn > lsn:
+                window.expected = window.sent.pop().first_sequence
+            if window.sent:
+                break
+            window = window.before
+        if window is not self:
+            self.before = window
 
 
 Key = tuple[ShardKey, int]
@@ -64,6 +100,7 @@ class Producers:
         self._windows: dict[Key, Window] = {}
         self._opened: dict[int, int] = {}  # epochs announced since the start
         self._epochs: dict[int, int] = {}  # epochs found in batches: they outlive the window
+        self.held_lsn: int | None = None  # a checkpoint is being made of the windows at this LSN
 
     def open(self, producer_id: int, producer_epoch: int) -> None:
         """A producer announces itself: only this epoch may send from now on."""
@@ -97,14 +134,17 @@ class Producers:
             return None
         return _judge_past(window, numbering, count)
 
-    def record(self, key: ShardKey, numbering: Numbering, count: int, base: int, lsn: int, now_us: int) -> None:
+    def record(
+        self, key: ShardKey, numbering: Numbering, count: int, base: int, lsn: int, now_us: int, synced_lsn: int
+    ) -> None:
         """The batch was given offsets (or was found in the log)."""
         slot = (key, numbering.producer_id)
         window = self._windows.pop(slot, None)
         if window is None or window.producer_epoch < numbering.producer_epoch:
-            window = Window(numbering.producer_epoch, 0, now_us, start=numbering.first_sequence)
-        window.older = window.older or len(window.sent) == window.sent.maxlen
+            before = window if window is None or window.sent else window.before
+            window = Window(numbering.producer_epoch, 0, now_us, numbering.first_sequence, before=before)
         window.sent.append(Sent(numbering.first_sequence, count, base, lsn))
+        window.forget(synced_lsn if self.held_lsn is None else min(synced_lsn, self.held_lsn))
         window.expected = numbering.first_sequence + count
         window.used_us = now_us
         self._keep(slot, window)
@@ -120,11 +160,8 @@ class Producers:
 
     def roll_back(self, lsn: int) -> None:
         """Forgets everything above `lsn` (hazard 16)."""
-        for slot, window in list(self._windows.items()):
-            while window.sent and window.sent[-1].lsn > lsn:
-                window.expected = window.sent.pop().first_sequence
-            if not window.sent and not window.older:
-                del self._windows[slot]
+        for window in self._windows.values():
+            window.roll_back(lsn)
 
     def expire(self, before_us: int) -> int:
         """Drops windows not used since `before_us`; how many."""
@@ -138,7 +175,10 @@ class Producers:
         self._opened.pop(slot[1], None)
 
     def last_sequence(self, key: ShardKey, producer_id: int) -> int | None:
+        """The last number stored, of whichever epoch stored it."""
         window = self._windows.get((key, producer_id))
+        while window is not None and not window.sent:
+            window = window.before
         return window.expected - 1 if window else None
 
     def windows(self) -> Iterator[tuple[ShardKey, int, Window]]:
@@ -153,10 +193,11 @@ class Producers:
 
 
 def _check_in_flight(window: Window, producer_id: int, released_lsn: int | None) -> None:
-    """A batch that may still be taken back must not push one out of the window that a retry may ask for."""
-    if released_lsn is not None and len(window.sent) == window.sent.maxlen and window.sent[0].lsn > released_lsn:
+    """A retry may ask for everything that is in flight, so no more may be than a window holds."""
+    count = limits.PRODUCER_WINDOW_BATCHES
+    if released_lsn is not None and len(window.sent) >= count and window.sent[-count].lsn > released_lsn:
         raise errors.InFlightFull(
-            f"producer {producer_id} has {len(window.sent)} batches in flight", hint="wait for acks before sending more"
+            f"producer {producer_id} has {count} batches in flight", hint="wait for acks before sending more"
         )
 
 

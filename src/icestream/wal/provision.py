@@ -138,7 +138,7 @@ class Provisioner:
             self._directory.rename(name, spare)
             self._directory.sync()
             self.spares.append(spare)
-        except OSError:
+        except (OSError, GeneratorExit):  # the disk failed, or the log closes before the spare is made
             self._give_up(name)
             raise
         finally:

@@ -242,11 +242,12 @@ class Reader:
         def look() -> int:
             file = self._open(stretch.number)
             try:
-                entries = [entry for _, entry in _chain(file, stretch, key, -1)]
+                chain = reversed(_chain(file, stretch, key, -1))
+                sections = (_read_section(file, stretch.number, *link) for link in chain)
+                later = (section.base_offset for section in sections if section.append_time_us >= time_us)
+                return min(next(later, visible), visible)
             finally:
                 file.close()
-            later = (entry.base_offset for entry in reversed(entries) if entry.append_time_us >= time_us)
-            return min(next(later, visible), visible)
 
         return await self._pinned(stretch.number, look)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icestream import errors
-from icestream.model.shard import Gap, GapState, ShardKey
+from icestream.model.shard import Gap, GapState, ShardKey, Topic
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
@@ -310,6 +310,9 @@ def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mappin
     report.clean = clean and not found.sync_failed
     accept = is_new or (replay.repaired_lsn != 0 and replay.repaired_lsn == report.last_lsn)
     report.gaps = _gaps(state, positions, accept_loss=accept)
+    for gap in report.gaps:
+        if gap.key.topic_id not in state.topics:
+            state.declare(Topic.nameless(gap.key.topic_id))  # its name is known to whoever knows the position
     identity = found.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
     return Recovered(identity, state, summaries, found.spares, found.kept, number, report)

@@ -17,7 +17,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.damage import Closing, Part, RepairPlan, Rewrite, nameless_topic, read_records
+from icestream.wal.damage import Closing, Part, RepairPlan, Rewrite, read_records
 from icestream.wal.format import RECORDS_START, SectionKind
 from icestream.wal.log_file import FileHeader
 from icestream.wal.rewrite import Copy, publish_copy
@@ -110,7 +110,7 @@ def _named(sections: Sequence[wire.Section], named: set[int], topics: Mapping[in
     placed: list[wire.Section] = []
     for section in sections:
         if section.topic_id and section.topic_id not in named and section.kind != SectionKind.TOPIC:
-            placed.append(notes.topic_section(topics.get(section.topic_id) or nameless_topic(section.topic_id)))
+            placed.append(notes.topic_section(topics.get(section.topic_id) or Topic.nameless(section.topic_id)))
         named.add(section.topic_id)
         placed.append(section)
     return placed

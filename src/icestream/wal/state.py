@@ -77,13 +77,20 @@ class LogState:
     lsn: int = 0  # of the last record applied or built
 
     def declare(self, topic: Topic) -> None:
+        """Names a topic id. A stand-in for a lost name gives way to the name, whichever comes first."""
         known = self.topics.get(topic.id)
-        if known is not None and known != topic:
+        if known is not None and not topic.incarnation:
+            return
+        if known is not None and known.incarnation and known != topic:
             raise errors.InvalidInput(
                 f"topic id {topic.id} is {known.name!r} (incarnation {known.incarnation}) in this log",
                 hint="ids are never used twice; a topic that is created again gets a new one",
             )
         self.topics[topic.id] = topic
+        if known is not None and known != topic:
+            for key, shard in self.shards.items():
+                if key.topic_id == topic.id:
+                    shard.topic = topic
 
     def shard(self, key: ShardKey) -> Shard:
         """The shard, made on first use. The topic must be declared."""
@@ -163,7 +170,7 @@ class LogState:
         offset = entry.base_offset
         for head in heads_of(body):
             if head.numbering:
-                self.producers.record(shard.key, head.numbering, head.rows, offset, lsn, entry.append_time_us)
+                self.producers.record(shard.key, head.numbering, head.rows, offset, lsn, entry.append_time_us, lsn)
             offset += head.rows
 
     def _known_shard(self, entry: Entry) -> Shard:

@@ -62,6 +62,7 @@ class Upkeep:
         self.preparing = False
         self.prepare_error: OSError | None = None
         self.closing = False
+        metrics.WAL_FILES.set(len(self.files))
         for file in self.files:
             for key, held in file.ranges():
                 shard = self._state.shard(key)
@@ -93,6 +94,7 @@ class Upkeep:
             file, capacity = await self._offload.run(lambda: self._prepare(number, synced))
         except OSError as error:
             self.prepare_error = error
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
             self._prepare_again_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
         else:
             self.prepare_error = None

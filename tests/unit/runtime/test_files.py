@@ -301,3 +301,17 @@ def test_a_real_file_has_a_descriptor_for_the_native_thread(tmp_path: Path) -> N
     assert directory.describe("a") == str(tmp_path / "a")
     assert directory.free_bytes() > 0
     directory.close()
+
+
+def test_a_read_only_directory_makes_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"as it was")
+    directory = LocalDirectory(tmp_path, read_only=True)
+    file = directory.open("a")
+    assert file.read_at(0, 100) == b"as it was"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.write_at(0, b"x")
+    file.close()
+    directory.close()
+    with pytest.raises(FileNotFoundError):
+        LocalDirectory(tmp_path / "nowhere", read_only=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

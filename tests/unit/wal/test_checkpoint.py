@@ -93,7 +93,7 @@ def small_state() -> LogState:
     shard.synced = shard.written = shard.assigned = 100
     state.declare_gap(Gap(key, 20, 30, 4, "why", GapState.LOST))
     state.producers.restore(key, 9, Window(1, 8, 99))
-    state.producers.record(key, Numbering(9, 1, 0), 8, 40, LSN, 99)
+    state.producers.record(key, Numbering(9, 1, 0), 8, 40, LSN, 99, 0)
     return state
 
 
@@ -132,8 +132,8 @@ def test_hazard_04_only_what_is_synced_is_in_it() -> None:
     key = ShardKey(5, 3)
     shard = state.shard(key)
     shard.written, shard.assigned = 110, 120
-    state.producers.record(key, Numbering(9, 1, 8), 5, 100, LSN + 1, 200)
-    state.producers.record(key, Numbering(10, 1, 0), 5, 105, LSN + 2, 200)
+    state.producers.record(key, Numbering(9, 1, 8), 5, 100, LSN + 1, 200, 0)
+    state.producers.record(key, Numbering(10, 1, 0), 5, 105, LSN + 2, 200, 0)
     found = decode_checkpoint(encoded(picture(state))).state
     assert (found.shard(key).synced, found.shard(key).assigned) == (100, 100)
     assert found.producers.judge(key, Numbering(9, 1, 0), 8) == Duplicate(40, LSN)
@@ -154,13 +154,13 @@ def test_hazard_04_what_is_stored_between_two_slices_is_not_in_the_checkpoint() 
     state = small_state()
     key = ShardKey(5, 3)
     for producer in (10, 11, 12):
-        state.producers.record(key, Numbering(producer, 1, 0), 2, 50, LSN, 99)
+        state.producers.record(key, Numbering(producer, 1, 0), 2, 50, LSN, 99, 0)
     before = b"".join(window_slices(state, LSN))
     slices = window_slices(state, LSN, 1)
     found = next(slices)
-    state.producers.record(key, Numbering(10, 1, 2), 2, 100, LSN + 1, 200)
-    state.producers.record(key, Numbering(11, 2, 0), 2, 102, LSN + 2, 200)
-    state.producers.record(key, Numbering(13, 1, 0), 2, 104, LSN + 3, 200)
+    state.producers.record(key, Numbering(10, 1, 2), 2, 100, LSN + 1, 200, 0)
+    state.producers.record(key, Numbering(11, 2, 0), 2, 102, LSN + 2, 200, 0)
+    state.producers.record(key, Numbering(13, 1, 0), 2, 104, LSN + 3, 200, 0)
     found += b"".join(slices)
     windows = decode_checkpoint(forged(WINDOWS=found)).state.producers
     expected = decode_checkpoint(forged(WINDOWS=before)).state.producers

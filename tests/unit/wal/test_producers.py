@@ -27,11 +27,12 @@ WINDOW = limits.PRODUCER_WINDOW_BATCHES
 
 
 def opened(*, batches: int = 0, rows: int = 1, count_max: int = 100) -> Producers:
-    """Producer 7 in epoch 1, with this many batches stored: batch n has LSN n + 1 and base offset 100 + n * rows."""
+    """Producer 7 in epoch 1, with this many batches stored and synced: batch n has LSN n + 1 and base offset
+    100 + n * rows."""
     producers = Producers(count_max)
     producers.open(7, 1)
     for number in range(batches):
-        producers.record(KEY, Numbering(7, 1, number * rows), rows, 100 + number * rows, number + 1, number)
+        producers.record(KEY, Numbering(7, 1, number * rows), rows, 100 + number * rows, number + 1, number, number)
     return producers
 
 
@@ -90,7 +91,7 @@ def test_hazard_07_a_restart_numbers_from_its_own_beginning() -> None:
     producers = opened(batches=3)
     producers.open(7, 2)
     assert producers.judge(KEY, Numbering(7, 2, 0), 1) is None
-    producers.record(KEY, Numbering(7, 2, 0), 1, 103, 4, 0)
+    producers.record(KEY, Numbering(7, 2, 0), 1, 103, 4, 0, 0)
     assert producers.judge(KEY, Numbering(7, 2, 0), 1) == Duplicate(103, 4)
     with pytest.raises(errors.OutOfOrderSequence):
         producers.judge(KEY, Numbering(7, 2, 2), 1)
@@ -127,7 +128,7 @@ def test_an_epoch_below_zero_is_refused(epoch: int) -> None:
 def test_shards_are_counted_apart() -> None:
     producers = opened(batches=3)
     assert producers.judge(OTHER, Numbering(7, 1, 0), 1) is None
-    producers.record(OTHER, Numbering(7, 1, 0), 1, 500, 9, 0)
+    producers.record(OTHER, Numbering(7, 1, 0), 1, 500, 9, 0, 0)
     assert producers.judge(OTHER, Numbering(7, 1, 0), 1) == Duplicate(500, 9)
     assert (producers.last_sequence(KEY, 7), producers.last_sequence(OTHER, 7)) == (2, 0)
     assert producers.last_sequence(KEY, 8) is None
@@ -152,7 +153,7 @@ def test_hazard_07_a_producer_that_left_by_count_is_unknown_and_never_begins_sil
     producers = opened(batches=1, count_max=3)
     for other in range(8, 11):
         producers.open(other, 1)
-        producers.record(OTHER, Numbering(other, 1, 0), 1, other, other, 0)
+        producers.record(OTHER, Numbering(other, 1, 0), 1, other, other, 0, 0)
     assert len(producers) == 3
     with pytest.raises(errors.UnknownProducer):
         producers.judge(KEY, Numbering(7, 1, 0), 1)
@@ -162,7 +163,7 @@ def test_hazard_07_one_shard_that_left_by_count_is_unknown_while_the_producer_se
     """The producer stays in use, its window of one shard goes: a retry there must not be stored again."""
     producers = opened(batches=1, count_max=3)
     for number in range(1, 4):
-        producers.record(ShardKey(1, number), Numbering(7, 1, 0), 1, 0, 9, 0)
+        producers.record(ShardKey(1, number), Numbering(7, 1, 0), 1, 0, 9, 0, 0)
     assert len(producers) == 3
     with pytest.raises(errors.UnknownProducer):
         producers.judge(KEY, Numbering(7, 1, 0), 1)
@@ -171,13 +172,13 @@ def test_hazard_07_one_shard_that_left_by_count_is_unknown_while_the_producer_se
 def test_the_least_recently_used_leaves_first() -> None:
     producers = Producers(2)
     for who in (1, 2, 1, 3):
-        producers.record(KEY, Numbering(who, 1, 0), 1, 0, 1, 0)
+        producers.record(KEY, Numbering(who, 1, 0), 1, 0, 1, 0, 0)
     assert [who for _, who, _ in producers.windows()] == [1, 3]
 
 
 def test_use_keeps_a_window_young() -> None:
     producers = opened(batches=3)
-    producers.record(KEY, Numbering(7, 1, 3), 1, 103, 4, 1_000)
+    producers.record(KEY, Numbering(7, 1, 3), 1, 103, 4, 1_000, 3)
     assert producers.expire(1_000) == 0
 
 
@@ -203,8 +204,19 @@ def test_hazard_16_a_failed_append_goes_back_and_the_retry_is_stored() -> None:
 def test_hazard_16_a_producer_of_which_nothing_is_left_begins_again() -> None:
     producers = opened(batches=2)
     producers.roll_back(0)
-    assert len(producers) == 0
+    assert producers.last_sequence(KEY, 7) is None
     assert producers.judge(KEY, Numbering(7, 1, 0), 1) is None
+    with pytest.raises(errors.OutOfOrderSequence):
+        producers.judge(KEY, Numbering(7, 1, 1), 1)
+
+
+def test_hazard_16_an_epoch_of_which_nothing_is_left_leaves_the_one_before_it_known() -> None:
+    producers = opened(batches=2)
+    producers.open(7, 2)
+    producers.record(KEY, Numbering(7, 2, 0), 1, 102, 3, 9, 2)
+    producers.roll_back(2)
+    assert producers.last_sequence(KEY, 7) == 1
+    assert producers.judge(KEY, Numbering(7, 2, 0), 1) is None
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -229,16 +241,32 @@ SHARDS = st.sampled_from([KEY, OTHER])
 
 @dataclass
 class Stored:
-    """What the oracle knows of one (shard, producer): every batch of its epoch that is stored."""
+    """What the oracle knows of one (shard, producer): every batch of its epoch that is stored, and the epoch before."""
 
     epoch: int
+    start: int
+    before: Stored | None
     batches: list[Sent] = field(default_factory=list)
-    kept: int = 0  # so many of them, the last ones, are in the window
     used: int = 0
 
     @property
     def expected(self) -> int:
-        return self.batches[-1].first_sequence + self.batches[-1].rows
+        return self.batches[-1].first_sequence + self.batches[-1].rows if self.batches else self.start
+
+    def last_at(self, lsn: int) -> tuple[int, Sent] | None:
+        """The last batch at or below an LSN, with its epoch."""
+        known: Stored | None = self
+        while known is not None:
+            for sent in reversed(known.batches):
+                if sent.lsn <= lsn:
+                    return known.epoch, sent
+            known = known.before
+        return None
+
+    def roll_back(self, lsn: int) -> list[tuple[int, Sent]]:
+        undone = [(self.epoch, sent) for sent in self.batches if sent.lsn > lsn]
+        del self.batches[len(self.batches) - len(undone) :]
+        return undone + (self.before.roll_back(lsn) if self.before else [])
 
 
 class ProducerModel(RuleBasedStateMachine):
@@ -283,13 +311,17 @@ class ProducerModel(RuleBasedStateMachine):
             return {None, "unknown_producer"} if self.has_left(who) else None
         if first == known.expected:
             return None
-        window = known.batches[len(known.batches) - known.kept :]
+        window = known.batches[len(known.batches) - self.kept(key, who) :]
         for sent in window:
             if sent.first_sequence <= first and first + rows <= sent.first_sequence + sent.rows:
                 return Duplicate(sent.base_offset + first - sent.first_sequence, sent.lsn)
         oldest = window[0].first_sequence if window else known.expected
-        was_stored = known.batches[0].first_sequence <= first and first + rows <= oldest
+        was_stored = known.start <= first and first + rows <= oldest
         return Duplicate(None, 0) if was_stored else "out_of_order"
+
+    def kept(self, key: ShardKey, who: int) -> int:
+        """How many batches are in the window: how few it may be is an invariant below."""
+        return next(len(window.sent) for *name, window in self.producers.windows() if name == [key, who])
 
     def has_left(self, who: int) -> bool:
         return any(producer == who for _, producer in self.left)
@@ -297,16 +329,13 @@ class ProducerModel(RuleBasedStateMachine):
     def store(self, key: ShardKey, numbering: Numbering, rows: int) -> None:
         who, epoch, first = numbering.producer_id, numbering.producer_epoch, numbering.first_sequence
         known = self.stored.get((key, who))
-        if known is not None and sum(sent.lsn > self.synced for sent in known.batches) == SMALL_WINDOW:
-            self.sync()  # no more may be in flight than the window holds
         base = self.offsets[key]
         self.offsets[key] += rows
         self.lsn += 1
-        self.producers.record(key, numbering, rows, base, self.lsn, self.now)
+        self.producers.record(key, numbering, rows, base, self.lsn, self.now, self.synced)
         if known is None or known.epoch < epoch:
-            known = self.stored[key, who] = Stored(epoch)
+            known = self.stored[key, who] = Stored(epoch, first, known)
         known.batches.append(Sent(first, rows, base, self.lsn))
-        known.kept = min(known.kept + 1, SMALL_WINDOW)
         known.used = self.now
         for number in range(rows):
             name = (key, who, epoch, first + number)
@@ -348,7 +377,7 @@ class ProducerModel(RuleBasedStateMachine):
     def retry(self, key: ShardKey, who: int, data: st.DataObject) -> None:
         """Something near what was stored, most often a whole batch: also of records that are not synced yet."""
         known = self.stored.get((key, who))
-        if known is None:
+        if known is None or not known.batches:
             return
         sent = data.draw(st.sampled_from(known.batches))
         first = max(0, sent.first_sequence + data.draw(st.sampled_from([0, 0, 0, 1, -1])))
@@ -368,15 +397,10 @@ class ProducerModel(RuleBasedStateMachine):
         """A write failed: what was not acked never was."""
         keep = data.draw(st.integers(self.synced, self.lsn))
         self.producers.roll_back(keep)
-        for (key, who), known in list(self.stored.items()):
-            undone = [sent for sent in known.batches if sent.lsn > keep]
-            for sent in undone:
+        for (key, who), known in self.stored.items():
+            for epoch, sent in known.roll_back(keep):
                 for number in range(sent.rows):
-                    self.seen.pop((key, who, known.epoch, sent.first_sequence + number), None)
-            del known.batches[len(known.batches) - len(undone) :]
-            known.kept = max(0, known.kept - len(undone))
-            if not known.batches:
-                del self.stored[key, who]
+                    self.seen.pop((key, who, epoch, sent.first_sequence + number), None)
         self.lsn = keep
 
     @precondition(lambda self: self.stored)
@@ -395,7 +419,32 @@ class ProducerModel(RuleBasedStateMachine):
         for name, window in found.items():
             known = self.stored[name]
             assert (window.producer_epoch, window.expected) == (known.epoch, known.expected)
-            assert list(window.sent) == known.batches[len(known.batches) - known.kept :]
+            assert list(window.sent) == known.batches[len(known.batches) - len(window.sent) :]
+            assert bool(window.sent) == bool(known.batches), "what was pushed out and not taken back is synced"
+
+    @rule()
+    def nothing_is_kept_for_ever(self) -> None:
+        """Once everything is synced, the next batch leaves a window of its size, and no epoch before it."""
+        self.sync()
+        for key, who in list(self.stored):
+            self.go_on(key, who, [1, 1])
+            self.sync()
+            self.go_on(key, who, [1])
+        for key, who, window in self.producers.windows():
+            if self.epochs.get(who) == window.producer_epoch and not self.has_left(who):
+                assert len(window.sent) <= SMALL_WINDOW + 1, (key, who)
+                assert window.before is None
+
+    @invariant()
+    def a_checkpoint_now_would_know_the_last_number_that_is_synced(self) -> None:
+        for key, who, window in self.producers.windows():
+            last = self.stored[key, who].last_at(self.synced)
+            found = window.at(self.synced)
+            assert (last is None) == (found is None)
+            if last is not None and found is not None:
+                epoch, sent = last
+                assert found.producer_epoch == epoch
+                assert [one for one in found.sent if one.lsn <= self.synced][-1] == sent
 
     @invariant()
     def numbers_are_in_order(self) -> None:

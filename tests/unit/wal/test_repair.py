@@ -16,7 +16,7 @@ from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import placed
 from icestream.wal.block import encode_block
-from icestream.wal.damage import Closing, RepairPlan, plan_repair
+from icestream.wal.damage import Closing, RepairPlan, plan_repair, read_records
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, FileHeader, log_name
@@ -24,6 +24,7 @@ from icestream.wal.losses import Loss
 from icestream.wal.notes import gap_section, topic_section
 from icestream.wal.repair import apply_repair
 from icestream.wal.rewrite import Copy, publish_copy
+from icestream.wal.scan import find_headers
 from tests.support.damage import Cut, Damage, Flip, Gone, flips
 from tests.support.pictures import LOGS, picture
 from tests.support.small_log import A, B, Picture, Place, SmallLog, contents, open_small, read_shard
@@ -293,6 +294,12 @@ def test_a_topic_whose_name_is_lost_everywhere_gets_a_stand_in() -> None:
     log = asyncio.run(open_small(disk))
     assert asyncio.run(read_shard(log, A)) == drawn.acked[A]
     assert log.state.topics[1].incarnation == 0
+    log.declare_topic(Topic(1, "/default/a", 3))
+    assert log.shard(*A).topic == log.state.topics[1] == Topic(1, "/default/a", 3)
+    log.declare_topic(plan.nameless[0])
+    assert log.state.topics[1].name == "/default/a"
+    with pytest.raises(errors.InvalidInput):
+        log.declare_topic(Topic(1, "/default/c", 3))
 
 
 def test_a_promise_among_what_was_lost_is_made_good() -> None:
@@ -445,3 +452,44 @@ def test_a_second_repair_keeps_the_originals_of_the_first() -> None:
 def test_periodic_is_the_only_picture_with_promises() -> None:
     """What the test of promises builds on."""
     assert [name for name in LOGS if picture(name).mode is not SyncMode.ALWAYS] == ["periodic"]
+
+
+async def hole_across_a_checkpoint() -> tuple[SimulatedDisk, list[ShardKey]]:
+    """Six shards, one record each; a checkpoint; the same again. Records 5 to 8 have no good header any more."""
+    disk = SimulatedDisk(1)
+    log = await open_small(disk)
+    log.declare_topic(Topic(1, "/default/a"))
+    keys = [ShardKey(1, number) for number in range(6)]
+    for life in (b"before", b"behind", b"evidence"):
+        for key in keys:
+            await log.append([log.batch(log.shard(*key), encode_block(1, {envelope.PAYLOAD: [life]}))])
+        if life == b"before":
+            await log.checkpoint()
+            await log.checkpoint()
+    disk.kill()
+    (name,) = (name for name in disk.names() if name.startswith("log-") and find_records(disk, name))
+    for position, lsn, _ in find_records(disk, name):
+        if 5 <= lsn <= 8:
+            Flip(name, 8 * (position + 60)).do(disk)
+            Flip(name, 8 * (position + wire.HEADER_BYTES + 60)).do(disk)  # nor is its section good by itself
+    return disk, keys
+
+
+def find_records(disk: SimulatedDisk, name: str) -> list[tuple[int, int, int]]:
+    return find_headers(read_records(disk, name), RECORDS_START, int(name[4:-4]), 1)
+
+
+def test_a_hole_across_the_checkpoint_is_noted_where_a_start_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more notes than one record holds, none may stand at a number that the checkpoint covers."""
+    monkeypatch.setattr("icestream.wal.repair._SECTIONS_MAX", 1)
+    disk, keys = asyncio.run(hole_across_a_checkpoint())
+    plan, _ = repair(disk)
+    lost = {(gap.key.shard, gap.start) for gap in plan.gaps if gap.state is GapState.LOST}
+    assert lost >= {(4, 0), (5, 0), (0, 1), (1, 1)}
+    log = asyncio.run(open_small(disk))
+    assert [log.shard(*key).assigned >= 3 for key in keys] == [True] * 6
+    for key in keys:
+        found = asyncio.run(read_shard(log, key))
+        missing = {offset for offset in range(3) if offset not in found}
+        assert missing == {offset for shard, offset in lost if shard == key.shard}
+        assert all(log.state.gap_at(key, offset) for offset in missing)
