@@ -279,8 +279,8 @@ class Log:
         if writes:
             if self._sink.submit(writes, self.upkeep.handles):
                 self._on_progress()
-            metrics.WAL_RECORDS.inc(len(writes))
-            metrics.WAL_BYTES.inc(sum([len(write.data) for write in writes]))
+            metrics.WAL_WRITES.value += len(writes)
+            metrics.WAL_BYTES.value += sum([len(write.data) for write in writes])
 
     # --- completions ---
 
