@@ -16,6 +16,7 @@ from icestream import limits
 from icestream.model import envelope
 from icestream.model.shard import Topic
 from icestream.model.sync_mode import SyncMode
+from icestream.runtime.garbage import calm_collector
 from icestream.wal.appender import Batch, placed
 from icestream.wal.block import encode_block
 from icestream.wal.log import Answer, Log
@@ -33,7 +34,8 @@ Answered = TypeVar("Answered")
 
 
 def on_loop(work: Coroutine[Any, Any, Answered]) -> Answered:
-    """On the loop that the broker uses."""
+    """On the loop that the broker uses, in a process that is set up like its own."""
+    calm_collector()
     return uvloop.run(work)
 
 

@@ -19,6 +19,8 @@ MESSAGE_BYTES_MAX_DEFAULT: Final = 4_000_000
 MESSAGE_BYTES_MAX: Final = 64 * MIB
 # Names become Iceberg names and metadata keys; object stores end at 1,024 bytes for a whole key.
 TOPIC_NAME_BYTES_MAX: Final = 512
+# Each part of a name: a namespace, a topic, a subscription, a producer, a consumer. Two of them fit TOPIC_NAME_BYTES_MAX.
+NAME_BYTES_MAX: Final = 240
 
 # --- records --------------------------------------------------------------------------------------------------------
 # One record is verified and copied as a whole by recovery; 4 MiB keeps that, and the largest write, at milliseconds.
@@ -29,6 +31,8 @@ RECORD_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 64 * KIB
 RECORD_SECTIONS_MAX: Final = 16_384
 # Offsets in a block are 32-bit counts; more rows than this never make a batch cheaper.
 BLOCK_ROWS_MAX: Final = 1_048_576
+# A block repeats its constant columns for each row; whoever makes rows of it holds them all at once (hazard 9).
+BLOCK_UNPACKED_BYTES_MAX: Final = 256 * MIB
 
 # --- log files ------------------------------------------------------------------------------------------------------
 # Positions inside a file are 32-bit.
@@ -86,7 +90,130 @@ PRODUCER_WINDOW_BATCHES: Final = 64
 PRODUCERS_MAX_DEFAULT: Final = 100_000
 PRODUCER_AGE_SECONDS_DEFAULT: Final = 7 * 24 * 3600
 
+# --- subscriptions --------------------------------------------------------------------------------------------------
+# Acked ranges above the contiguous position, and how far they may reach: 32 KiB when written down (hazard 17).
+ACKED_RANGES_MAX: Final = 4_096
+ACKED_SPAN_OFFSETS_MAX: Final = 1_000_000
+# Unacked messages of one subscription and shard. Each is an offset in a range, so this bounds replay, not memory.
+UNACKED_MAX_DEFAULT: Final = 10_000
+# Consecutive messages that one consumer of a shared subscription gets before it is the next one's turn. While few
+# messages wait, a turn is one message.
+SHARED_TURN_MAX: Final = 64
+# Ranges of messages that failed before, stored with a cursor, so that a restart does not forgive poison (hazard 17).
+STORED_ATTEMPTS_MAX: Final = 1_024
+# A section that is larger than this is not sent as a whole to a consumer that gets less than half of it.
+DELIVER_WHOLE_BYTES_MAX: Final = 4 * KIB
+# Messages that a key-shared subscription looks at beyond the first that waits for its key (hazard 50).
+KEY_LOOK_AHEAD_MAX: Final = 4_096
+# Patterns of keys that one consumer asks for; each is tried for each key.
+KEY_FILTERS_MAX: Final = 64
+# Places of each consumer on the ring of keys: with 100 the shares of two consumers differ by about a tenth.
+RING_PLACES_PER_CONSUMER: Final = 100
+# Milliseconds or counts in a failure policy: a week.
+FAILURE_POLICY_VALUE_MAX: Final = 7 * 24 * 3600 * 1000
+# Bytes of different keys in that look-ahead: at the usual tens of bytes the number of messages is the bound.
+KEY_LOOK_AHEAD_BYTES_MAX: Final = 16 * MIB
+# A key that no consumer takes is not skipped while one that took it may come back: a restart of a client or a broker.
+KEY_UNWANTED_GRACE_MS: Final = 30_000
+# Filters of consumers that left within that time; each is tried for a key that nobody takes.
+KEY_ABSENT_FILTERS_MAX: Final = 64
+# A dead letter that could not be stored is tried again after the policy's longest delay, but not faster than this.
+DEAD_LETTER_RETRY_MS_MIN: Final = 1_000
+# What may pass a rate at once: short enough to be smooth, long enough to bridge a pause of the loop.
+RATE_BURST_MS: Final = 100
+# What one shard takes from the rate of its subscription at a time: a hundred wake-ups in a second at most.
+RATE_STEP_MS: Final = 10
+
+# --- connections ----------------------------------------------------------------------------------------------------
+# One frame of the native protocol: four of the largest messages that are allowed by default.
+FRAME_BYTES_MAX_DEFAULT: Final = 16 * MIB
+# No side may take less: the largest message by default, and PUBLISHED with a refusal of every part, must fit.
+FRAME_BYTES_MIN: Final = 4 * MIB
+# And none sends more: one message of the largest size that can be allowed, twice.
+FRAME_BYTES_MAX: Final = 128 * MIB
+# Before the handshake nobody is known: a HELLO is some hundred bytes.
+HELLO_BYTES_MAX: Final = 16 * KIB
+# Names of compressions in a HELLO.
+COMPRESSIONS_MAX: Final = 16
+# One read of a socket, and of one on which little comes: ten thousand connections that wait are 160 MiB.
+SOCKET_READ_BYTES: Final = 256 * KIB
+SOCKET_READ_BYTES_MIN: Final = 16 * KIB
+# Parts of one PUBLISH: a few milliseconds of the loop.
+PUBLISH_PARTS_MAX: Final = 1_024
+# Ranges of one ACK or NACK: as many as a cursor may hold.
+ACK_RANGES_MAX: Final = ACKED_RANGES_MAX
+# What a PING carries to be told from others.
+PING_BYTES_MAX: Final = 64
+# A document is for rare things and is decoded as a whole. A page of a listing has some ten thousand values.
+DOCUMENT_BYTES_MAX: Final = 1 * MIB
+DOCUMENT_ITEMS_MAX: Final = 65_536
+DOCUMENT_DEPTH_MAX: Final = 16
+# What comes in from anybody is less: at worst it takes the loop a few milliseconds.
+CALL_BYTES_MAX: Final = 64 * KIB
+CALL_ITEMS_MAX: Final = 4_096
+# The texts of an error: PUBLISH_PARTS_MAX of them fit FRAME_BYTES_MIN.
+ERROR_MESSAGE_BYTES_MAX: Final = 1 * KIB
+ERROR_HINT_BYTES_MAX: Final = 512
+# Smaller bodies fit one packet of the network; packing them saves nothing.
+COMPRESS_BYTES_MIN: Final = 1 * KIB
+
+# --- metadata -------------------------------------------------------------------------------------------------------
+# The budget of the metadata store (hazard 28): it lives in memory and is copied to every node.
+METADATA_KEY_BYTES_MAX: Final = 2 * KIB
+METADATA_VALUE_BYTES_MAX: Final = 64 * KIB
+METADATA_KEYS_MAX: Final = 1_000_000
+METADATA_BYTES_MAX: Final = 512 * MIB
+# One transaction is one entry of its log (hazard 10).
+METADATA_TXN_OPERATIONS_MAX: Final = 1_024
+METADATA_TXN_BYTES_MAX: Final = 1 * MIB
+# Each prefix of a transaction walks over what the others have deleted.
+METADATA_TXN_PREFIXES_MAX: Final = 16
+# Keys that one command deletes: a few milliseconds.
+METADATA_DELETE_KEYS_MAX: Final = 4_096
+METADATA_IDS_PER_COMMAND_MAX: Final = 1_000_000
+# Entries of one page of a listing.
+METADATA_LIST_MAX: Final = 1_000
+# Batches of changes that are kept for watches that start late or are slow.
+METADATA_WATCH_BATCHES_MAX: Final = 4_096
+# Clients whose last answer is remembered, and for how long without a command: longer than anybody retries.
+METADATA_CLIENTS_MAX: Final = 10_000
+METADATA_CLIENT_AGE_MS: Final = 3_600_000
+# A client's name is made of chance; the answers remembered for it are as short.
+METADATA_CLIENT_BYTES_MAX: Final = 64
+# Times and deadlines stay far below the end of 63 bits: ten years to live, stamps up to the year 285,000.
+METADATA_TTL_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
+METADATA_TIME_MS_MAX: Final = 2**53
+# A counter never comes near the end of 63 bits.
+METADATA_COUNTER_MAX: Final = 2**62
+# Keys that one command lets expire: 2 MiB at the longest keys.
+METADATA_EXPIRE_KEYS_MAX: Final = 1_024
+# The largest command as it stands in the log: a full ExpireTtlKeys. It must fit one record.
+METADATA_COMMAND_BYTES_MAX: Final = 3 * MIB
+# Bytes of commands between proposal and answer; the next one is refused.
+METADATA_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+# Bytes of keys and values in the batches that are kept for watches.
+METADATA_WATCH_BYTES_MAX: Final = 64 * MIB
+# Commands applied at once when many are there (a start): about 2 ms, then the loop turns.
+METADATA_APPLY_SLICE: Final = 256
+# A slice of a snapshot: about 1 ms of the loop (hazard 28).
+METADATA_SNAPSHOT_SLICE_ENTRIES: Final = 512
+METADATA_SNAPSHOT_SLICE_BYTES: Final = 1 * MIB
+# The newest and the one before it: a damaged newest costs replaying, never state.
+METADATA_SNAPSHOTS_KEPT: Final = 2
+# A log file of the metadata store: two of the largest records, zeroed in about 10 ms.
+METADATA_LOG_FILE_BYTES: Final = 8 * MIB
+# A snapshot is due when the log behind the last one is as large as that snapshot, within these bounds: the upper one
+# keeps a start at seconds, the lower one keeps small stores from writing snapshots all the time.
+METADATA_SNAPSHOT_EVERY_BYTES_MIN: Final = 16 * MIB
+METADATA_SNAPSHOT_EVERY_BYTES_MAX: Final = 128 * MIB
+# Sealed files (each start adds one) before a snapshot is due whatever their size.
+METADATA_LOG_FILES_MAX: Final = 4
+# After an expiry or a file was refused, the next try comes this much later.
+METADATA_RETRY_SECONDS: Final = 1.0
+
 # --- reads ----------------------------------------------------------------------------------------------------------
+# The newest sections of all shards in memory, so that consumers that are caught up need no disk.
+TAIL_BYTES_DEFAULT: Final = 64 * MIB
 # One read returns at most this many bytes (or one section, when that is larger).
 READ_BYTES_DEFAULT: Final = 1 * MIB
 # A read holds its file at most this long; then its pin is broken and the reader resolves its position again (33).
@@ -105,6 +232,12 @@ CHECKPOINT_SLICE_WINDOWS: Final = 64
 CHECKPOINT_RESERVE_BYTES: Final = 1 * MIB
 # After this many bytes of log a new checkpoint is written, so that a start scans at most about this much.
 CHECKPOINT_EVERY_BYTES: Final = 256 * MIB
+# The same for a log of tiny records, of which a start reads about 300,000 in a second.
+CHECKPOINT_EVERY_RECORDS: Final = 100_000
+
+# --- process --------------------------------------------------------------------------------------------------------
+# New container objects between two looks for cyclic garbage: a few megabytes at most, one look in some seconds of load.
+GARBAGE_OBJECTS: Final = 50_000
 
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.

@@ -11,6 +11,7 @@ from icestream import errors
 from icestream.model.sync_mode import SyncMode
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.garbage import calm_collector
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.settings import Settings
@@ -59,6 +60,7 @@ async def serve(settings: Settings, say: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, _ask_to_stop, stop)
     try:
         log = await open_configured_log(settings)
+        calm_collector()
         for line in greeting(settings, log):
             say(line)
         await run(log, stop)

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.model import ShardKey
+from icestream.model import ShardKey, SyncMode
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import Placed
@@ -160,13 +160,22 @@ async def work(log: Log, sink: SteppedSink, model: Model, life: Life) -> None:
         await log.checkpoint()
 
 
-def test_hazard_05_each_file_gets_its_first_record_after_the_one_before_is_synced_and_sealed() -> None:
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [
+        pytest.param(SyncMode.NONE, ["write", "sync", "write", "sync"], id="records and footer, then the seal"),
+        pytest.param(SyncMode.ALWAYS, ["sync", "write", "write", "sync"], id="records before, then footer and seal"),
+    ],
+)
+def test_hazard_05_each_file_gets_its_first_record_after_the_one_before_is_synced_and_sealed(
+    mode: SyncMode, end: list[str]
+) -> None:
     async def fill() -> None:
         log = await machine.start()
         for number in range(60):
             await publish(log, A, b"%d" % number + bytes(5000))
 
-    machine = Machine()
+    machine = Machine(mode=mode)
     run(fill())
     done: dict[str, list[str]] = {}
     written: list[str] = []
@@ -178,7 +187,7 @@ def test_hazard_05_each_file_gets_its_first_record_after_the_one_before_is_synce
             continue  # its header page, before it has its name
         if name not in written:
             for before in written:
-                assert done[before][-4:] == ["write", "sync", "write", "sync"], "records and footer, then the seal"
+                assert done[before][-4:] == end
             written.append(name)
         assert name == written[-1], f"{operation} of {name} after {written[-1]} was begun"
     assert len(written) > 4

@@ -215,11 +215,14 @@ def past(store: Store) -> list[str]:
             found.append(
                 f"{told['file']} was not sealed, but recovery rewrote {log.report.rewritten_file or 'nothing'}"
             )
-        there = {offset: token for (_, _, offset), token in (await tokens_in(log)).items()}
+        behind = f"from position {told['end']} on, behind record {told['lsn']}, {told['file']} holds its past"
+        try:
+            there = {offset: token for (_, _, offset), token in (await tokens_in(log)).items()}
+        except errors.LogDamaged as error:
+            return [*found, f"what was taken for the log cannot be read: {error}: {behind}"]
         acked = {offset: token for _, offset, token in told["acked"]}
         found += [
-            f"offset {offset} is {token!r}, which was never acked: from position {told['end']} on, behind record "
-            f"{told['lsn']}, {told['file']} holds its past"
+            f"offset {offset} is {token!r}, which was never acked: {behind}"
             for offset, token in there.items()
             if acked.get(offset) != token
         ]

@@ -15,7 +15,8 @@ ACKED_AND_GONE = r"^power loss at the ack of record \d+: record \d+ \(offset \d+
 LENGTH_FLIPPED = r"^log-\d+\.wal position \d+, bit \d flipped \(record_bytes of record 3\): not reported, and 3 acked"
 BODY_FLIPPED = r"^log-\d+\.wal position \d+, bit \d flipped \(body of record 3\): not reported, and 4 acked messages"
 PAST_IS_BACK = (
-    r"^offset \d+ is 'failed\.\d+', which was never acked: from position \d+ on, behind record \d+, log-\d+\.wal holds"
+    r"^(offset \d+ is 'failed\.\d+', which was never acked|what was taken for the log cannot be read: .*): "
+    r"from position \d+ on, behind record \d+, log-\d+\.wal holds"
 )
 FREED_TOO_EARLY = r"^log-\d+\.wal with records up to \d+ was freed at #\d+-#\d+, but the durable checkpoints were"
 DOES_NOT_OPEN = r"^files freed .*: the log does not open after a kill: .*log-\d+\.wal begins with record \d+"

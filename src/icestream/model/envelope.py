@@ -26,8 +26,10 @@ class ColumnKind(IntEnum):
     HEADERS = 7  # map<string, string>: see block.py
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Column:
+    """Each is there once, below: it is looked up as itself."""
+
     id: int
     name: str
     kind: ColumnKind

@@ -34,8 +34,7 @@ from icestream.wal.producers import Duplicate
 from icestream.wal.state import LogState, Shard
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Messages of one producer for one shard, as a block (block.py)."""
 
     shard: Shard
@@ -177,8 +176,8 @@ class Appender:
             file.index.sections(),
         )  # fmt: skip
         seal = Seal(file.number, file.first_lsn, last, file.position, file.position, len(footer))
-        # the footer's sync makes every record durable before the seal says so
-        self._plan(file.number, file.position, footer, sync=True)
+        # Every record is durable before the seal says so. The footer need not be: a bad one is made anew from them.
+        self._plan(file.number, file.position, footer, sync=self.synced_lsn < last)
         ticket = self._plan(file.number, SEAL_POSITION, encode_seal(seal), sync=True)
         self._sealing.append((ticket, SealedFile(seal, file.index)))
 

@@ -74,6 +74,9 @@ class Numbering:
     first_sequence: int
 
 
+_BINARY: Final = ColumnKind.BINARY
+_unpack_head: Final = HEAD.unpack_from
+_new_tuple: Final = tuple.__new__  # of a NamedTuple, without its Python-level __new__: this is done for every batch
 _NOBODY: Final = Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
 _ONLY_BYTES: Final = {bytes}
 _ZEROS: Final = bytes(8)
@@ -83,6 +86,10 @@ _column_id = attrgetter("id")
 def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numbering | None = None) -> bytes:
     if not 0 < rows <= limits.BLOCK_ROWS_MAX:
         raise errors.InvalidInput(f"a batch has {rows} messages", hint=f"1 to {limits.BLOCK_ROWS_MAX} are allowed")
+    if numbering is not None and not _fits(numbering, rows):
+        raise errors.InvalidInput(f"{numbering} does not fit a batch of {rows}", hint="ids and sequences are signed")
+    if rows == 1:
+        return _encode_message(columns, numbering or _NOBODY)
     directory: list[bytes] = []
     data: list[bytes] = []
     for column in columns if len(columns) == 1 else sorted(columns, key=_column_id):
@@ -93,11 +100,28 @@ def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numberi
             if padding := -len(content) % 8:
                 data.append(_ZEROS[:padding])
     who = numbering or _NOBODY
-    if numbering is not None and not _fits(numbering, rows):
-        raise errors.InvalidInput(f"{numbering} does not fit a batch of {rows}", hint="ids and sequences are signed")
     size = HEAD.size + COLUMN.size * len(directory) + sum(map(len, data))
     head = HEAD.pack(rows, size, who.producer_id, who.producer_epoch, len(directory), 0, who.first_sequence)
     return b"".join((head, *directory, *data))
+
+
+def _encode_message(columns: Mapping[Column, Values], who: Numbering) -> bytes:
+    """A batch of one, which is most of what some front ends send: what the only row has is what every row has."""
+    count = 0
+    directory = data = b""
+    for column in columns if len(columns) == 1 else sorted(columns, key=_column_id):
+        values = columns[column]
+        if type(values) is not Constant and len(values) != 1:
+            raise errors.InvalidInput(f"column {column.name} has {len(values)} values for 1 message")
+        value = values[0]  # a constant has one too
+        if value is None:
+            continue
+        content = value if type(value) is bytes and column.kind is _BINARY else _encode_value(column, value)
+        count += 1
+        directory += COLUMN.pack(column.id, CONSTANT, 0, len(content))
+        data += content + _ZEROS[: -len(content) % 8]
+    size = HEAD.size + len(directory) + len(data)
+    return HEAD.pack(1, size, who.producer_id, who.producer_epoch, count, 0, who.first_sequence) + directory + data
 
 
 def _fits(numbering: Numbering, rows: int) -> bool:
@@ -182,13 +206,14 @@ class BlockHead(NamedTuple):
 
 def block_head(data: bytes | memoryview) -> BlockHead:
     """The first 32 bytes of a block, checked; its columns are not looked at."""
-    if len(data) < HEAD.size:
-        raise errors.DecodeError("block header cut off")
-    rows, size, producer, epoch, _, flags, sequence = HEAD.unpack_from(data)
+    try:
+        rows, size, producer, epoch, _, flags, sequence = _unpack_head(data)
+    except struct.error:
+        raise errors.DecodeError("block header cut off") from None
     if not 0 < rows <= limits.BLOCK_ROWS_MAX or not HEAD.size <= size <= len(data) or size % 8 or flags:
         raise errors.DecodeError("block header does not add up")
     if producer == sequence == NOT_NUMBERED:
-        return BlockHead(rows, size, None)
+        return _new_tuple(BlockHead, (rows, size, None))
     if producer < 0 or epoch < 0 or sequence < 0 or sequence > 2**63 - 1 - rows:
         raise errors.DecodeError("block numbering does not add up")
     return BlockHead(rows, size, Numbering(producer, epoch, sequence))

@@ -76,9 +76,10 @@ RECOVERY (hazard 6)
     was found counts as synced only after that.
 
 ROTATION
-    records, footer, sync; then the seal sector, sync; then the first record of the next file. A valid seal therefore
-    proves that everything before it is on disk. A failed write ends a file early in the same way: the seal names the
-    last record that counts, and what lies behind it does not.
+    records, footer, sync; then the seal sector, sync; then the first record of the next file. (Where all records are
+    synced already, footer and seal share one sync.) A valid seal therefore proves that every record before it is on
+    disk; a footer that is not good is made anew from them. A failed write ends a file early in the same way: the seal
+    names the last record that counts, and what lies behind it does not.
 
 SECTORS (hazard 42)
     Appending rewrites the last sector, whose front may already be acked. We assume that a sector being rewritten keeps
@@ -107,12 +108,16 @@ HEADER_BYTES: Final = 64
 ENTRY_BYTES: Final = 64
 ALIGN: Final = 8
 RECORDS_START: Final = 4096
+GENERATION_AT: Final = 16
+HEADER_CRC_AT: Final = 60
+GENERATION: Final = struct.Struct("<Q")
+HEADER_CRC: Final = struct.Struct("<I")
 
 _HEADER = struct.Struct("<IBBHQQQqIIIII")  # up to, not including, the CRC
-_ENTRY = struct.Struct("<QIBBHQqqIIIII")
+ENTRY: Final = struct.Struct("<QIBBHQqqIIIII")
 _CRC = struct.Struct("<I")
 assert _HEADER.size == HEADER_BYTES - 4
-assert _ENTRY.size == ENTRY_BYTES - 4
+assert ENTRY.size == ENTRY_BYTES - 4
 
 
 class RecordKind(IntEnum):
@@ -221,7 +226,7 @@ def encode_record_python(
     at = header_bytes
     for topic, shard, section_kind, flags, epoch, base, time_us, count, previous, content in sections:
         body = content if isinstance(content, bytes) else b"".join(content)
-        front = _ENTRY.pack(
+        front = ENTRY.pack(
             topic, shard, section_kind, flags, 0, epoch, base, time_us, count, position + at, len(body), previous, 0
         )
         directory.append(front + _CRC.pack(crc32(body, crc32(front))))
@@ -278,7 +283,7 @@ def decode_entry(data: bytes | memoryview, at: int, position: int) -> Entry:
     """The section entry at `data[at:]`, standing at `position` of its file. Its CRC is checked with its body."""
     if len(data) - at < ENTRY_BYTES:
         raise errors.DecodeError("section entry cut off")
-    topic, shard, kind, flags, _, epoch, base, time_us, count, body, size, previous, _ = _ENTRY.unpack_from(data, at)
+    topic, shard, kind, flags, _, epoch, base, time_us, count, body, size, previous, _ = ENTRY.unpack_from(data, at)
     (crc,) = _CRC.unpack_from(data, at + ENTRY_BYTES - 4)
     return Entry(topic, shard, kind, flags, epoch, base, time_us, count, body, size, previous, crc, position)
 

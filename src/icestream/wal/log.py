@@ -150,7 +150,7 @@ class Log:
         Waits near a quota and while too many bytes are in flight. Raises Refused when nothing was stored,
         OutcomeUnknown when the disk failed in between; a single batch's own trouble is its result.
         """
-        size = sum([len(batch.block) for batch in batches])
+        size = _size_of(batches)
         pause = self._admit(batches, size)
         if pause:
             metrics.APPENDS_SLOWED.inc()
@@ -168,7 +168,7 @@ class Log:
 
     def submit(self, batches: Sequence[Batch]) -> Answer:
         """As `append`, but at once: raises InFlightFull instead of waiting."""
-        size = sum([len(batch.block) for batch in batches])
+        size = _size_of(batches)
         self._admit(batches, size)
         if not self._has_room(size):
             raise errors.InFlightFull(
@@ -195,9 +195,13 @@ class Log:
     def _admit(self, batches: Sequence[Batch], size: int) -> float:
         used = self.upkeep.used_bytes + self._queued_bytes
         quota = self.quota
-        slow = quota.slow_topic_bytes - size
-        if used + size <= quota.slow_node_bytes and all(batch.shard.usage.held_bytes <= slow for batch in batches):
-            return 0.0
+        if used + size <= quota.slow_node_bytes:
+            slow = quota.slow_topic_bytes - size
+            for batch in batches:
+                if batch.shard.usage.held_bytes > slow:
+                    break
+            else:
+                return 0.0
         try:
             return max(
                 admit(quota, used, batch.shard.usage.held_bytes, size, batch.shard.topic.name) for batch in batches
@@ -488,3 +492,7 @@ class Log:
             self.appender.close()
             self._carry_out()
             await self._until(lambda: not self.appender.sealing())
+
+
+def _size_of(batches: Sequence[Batch]) -> int:
+    return len(batches[0].block) if len(batches) == 1 else sum([len(batch.block) for batch in batches])

@@ -24,6 +24,7 @@ from icestream.wal.checkpoint import KeptCheckpoint
 from icestream.wal.footer import add_record, load_index
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import FileHeader, Seal
+from icestream.wal.plain_records import PlainRecords
 from icestream.wal.rewrite import write_copy
 from icestream.wal.scan import find_headers, scan_records
 from icestream.wal.state import LogState
@@ -63,12 +64,12 @@ class Recovered:
 
 @dataclass(slots=True)
 class _Tail:
-    """The unsealed file: its good records, to be copied, and where they end."""
+    """The unsealed file: its good records, to be copied, and their index."""
 
     file: SurveyedFile
     data: bytes
     records: list[tuple[int, int, int, int, int, int, int, int]]
-    end: int
+    index: FileIndex
 
 
 class Replay:
@@ -202,7 +203,7 @@ class Replay:
         else:
             index = self._apply(data, records)
             self._tail_first = {key: held.first_offset for key, held in index.shards.items()}
-            self.tail = _Tail(file, data, records, end)
+            self.tail = _Tail(file, data, records, index)
             self._expected = next_lsn
 
     def _seal_again(
@@ -263,8 +264,11 @@ class Replay:
     def _apply(self, data: bytes, records: Sequence[tuple[int, ...]]) -> FileIndex:
         """Applies the records behind the checkpoint; the index of all of them."""
         index = FileIndex()
+        plain = PlainRecords(self.state, index, self.covered)
         for found in records:
             position, lsn, kind = found[0], found[1], found[2]
+            if found[7] == 1 and kind == wire.RecordKind.DATA and plain.take(data, position, lsn):
+                continue
             entries = add_record(index, data, position - wire.RECORDS_START, position, found[7])
             if lsn > self.covered:
                 self.state.apply(lsn, entries, lambda entry: _body(data, entry))
@@ -353,7 +357,7 @@ def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -
     if tail is not None:
         last = tail.records[-1][1]
         header = FileHeader(log_id, number, tail.file.number, last, clock.wall_us(), 0)
-        summaries.append(write_copy(directory, header, tail.data, tail.records))
+        summaries.append(write_copy(directory, header, tail.data, tail.records, tail.index))
         replay.report.rewritten_file = tail.file.name
         directory.remove(tail.file.name)
         number += 1

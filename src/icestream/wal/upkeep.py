@@ -128,9 +128,17 @@ class Upkeep:
         assert sealed.index is not None
         self.handles.pop(sealed.seal.number).close()
         self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
-        due = self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes
-        if due and not self.closing and not self._checkpointing.locked():
+        if self._is_checkpoint_due and not self.closing and not self._checkpointing.locked():
             self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
+
+    @property
+    def _is_checkpoint_due(self) -> bool:
+        """By bytes, and by records: a start goes through each of those behind the checkpoint."""
+        records = self._appender.synced_lsn - (self._checkpoints[0].lsn if self._checkpoints else 0)
+        return (
+            self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes
+            or records >= limits.CHECKPOINT_EVERY_RECORDS
+        )
 
     def end_file(self, sealed: SealedFile) -> None:
         """Seals a file at the last record that counts, here and now: nothing else happens before it is done (16)."""

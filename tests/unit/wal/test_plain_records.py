@@ -1,0 +1,89 @@
+"""The short way through plain records gives what the long way gives, and a start takes it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from icestream import errors
+from icestream.model import SyncMode
+from icestream.wal.block import Numbering
+from icestream.wal.log import Log
+from icestream.wal.plain_records import PlainRecords
+from tests.support.machine import A, B, Machine, batch, messages
+from tests.support.pictures import LOGS, picture
+from tests.support.small_log import open_small
+
+
+def seen(log: Log) -> dict[str, Any]:
+    """Everything that a start knows."""
+    state = log.state
+    return {
+        "lsn": state.lsn,
+        "topics": state.topics,
+        "shards": {
+            key: (shard.epoch, shard.floor, shard.synced, shard.written, shard.assigned, shard.reserved,
+                  shard.reserve_pending, shard.append_time_us, shard.usage.held_bytes)
+            for key, shard in state.shards.items()
+        },
+        "gaps": state.gaps,
+        "producers": [(key, who, window.expected, list(window.sent)) for key, who, window in state.producers.windows()],
+        "files": [(file.seal, [(key, vars_of(held)) for key, held in file.ranges()]) for file in log.upkeep.files],
+        "report": log.report,
+    }  # fmt: skip
+
+
+def vars_of(held: Any) -> tuple[Any, ...]:
+    return tuple(getattr(held, name) for name in ("first", "end", "own_bytes", "max_time_us"))
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_start_knows_the_same_either_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = picture(name)
+    try:
+        short = seen(asyncio.run(open_small(drawn.disk(), drawn.mode)))
+    except errors.LogDamaged:
+        pytest.skip("this one does not start")
+    monkeypatch.setattr(PlainRecords, "take", lambda *_: False)
+    assert seen(asyncio.run(open_small(drawn.disk(), drawn.mode))) == short
+
+
+async def mixed(mode: SyncMode) -> Machine:
+    """Plain records among numbered ones, batches of several shards, several blocks in a section, a clock that steps."""
+    machine = Machine(mode=mode)
+    log = await machine.start()
+    log.state.producers.open(5, 1)
+    for number in range(40):
+        await log.append([batch(log, A, b"%d" % number + bytes(700))])
+        if number % 7 == 3:
+            await log.append([batch(log, B, b"n", numbering=Numbering(5, 1, number // 7))])
+        if number % 11 == 5:
+            await log.append([batch(log, A, b"x", b"y"), batch(log, B, b"z"), batch(log, A, b"w")])
+            machine.clock.step(-3600.0 if number % 2 else 7.0)
+        if number == 20:
+            await log.checkpoint()
+    return machine
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", list(SyncMode))
+async def test_a_mixed_log_is_known_the_same_either_way(mode: SyncMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    take = PlainRecords.take
+
+    def counted(self: PlainRecords, data: bytes, position: int, lsn: int) -> bool:
+        taken.append(take(self, data, position, lsn))
+        return taken[-1]
+
+    found: list[dict[str, Any]] = []
+    for way in (counted, lambda *_: False):
+        machine = await mixed(mode)
+        await machine.kill()
+        monkeypatch.setattr(PlainRecords, "take", way)
+        log = await machine.start()
+        found.append(seen(log) | {"messages": (await messages(log, A), await messages(log, B))})
+    assert found[0] == found[1]
+    assert taken.count(True) > 20, "most of it is plain"
+    assert taken.count(False) > 2
