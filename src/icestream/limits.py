@@ -19,7 +19,7 @@ MESSAGE_BYTES_MAX_DEFAULT: Final = 4_000_000
 MESSAGE_BYTES_MAX: Final = 64 * MIB
 # Names become Iceberg names and metadata keys; object stores end at 1,024 bytes for a whole key.
 TOPIC_NAME_BYTES_MAX: Final = 512
-# Each part of a name: a namespace, a topic, a subscription, a producer, a consumer. Two of them fit TOPIC_NAME_BYTES_MAX.
+# Each part of a name: a namespace, a topic, a subscription, a producer, a consumer. Two of them fit the bound above.
 NAME_BYTES_MAX: Final = 240
 
 # --- records --------------------------------------------------------------------------------------------------------
