@@ -61,7 +61,7 @@ docs: $(STAMPS)/docs $(STAMPS)/package  ## build the documentation into site/
 
 .PHONY: clean
 clean:  ## remove everything that these commands made (not the data of a broker)
-	rm -rf .venv site native/target native/target-planted dist
+	rm -rf .venv site native/target native/target-planted native/Cargo.lock bench/load/target bench/load/Cargo.lock dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
 

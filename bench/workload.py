@@ -14,11 +14,11 @@ import uvloop
 
 from icestream import limits
 from icestream.model import envelope
+from icestream.model.block import encode_block
 from icestream.model.shard import Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.garbage import calm_collector
 from icestream.wal.appender import Batch, placed
-from icestream.wal.block import encode_block
 from icestream.wal.log import Answer, Log
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions

@@ -1,11 +1,22 @@
-"""Types of the native extension: `native/src` is the code, `icestream.wal.format` the contract for every byte."""
+"""Types of the native extension: `native/src` is the code, `icestream.wal.format` and `icestream.model.block` are the
+contract for every byte."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias, final
 
 from _typeshed import ReadableBuffer
 
-__all__: Final = ["LogWriter", "crc32", "encode_record", "find_headers", "read_at", "scan_records"]
+__all__: Final = [
+    "LogWriter",
+    "check_block",
+    "crc32",
+    "encode_record",
+    "find_headers",
+    "read_at",
+    "row_keys",
+    "scan_records",
+    "select_rows",
+]
 
 # A sequence of parts, as a list or tuple, is joined.
 _Body: TypeAlias = ReadableBuffer | Sequence[ReadableBuffer]
@@ -36,6 +47,15 @@ def find_headers(data: ReadableBuffer, position: int, generation: int, lsn_min: 
 
 def crc32(data: ReadableBuffer, value: int = 0) -> int:
     """CRC-32 as `zlib.crc32`."""
+
+def check_block(data: ReadableBuffer) -> None:
+    """The verdict of `block.check_block`; ValueError says what does not fit."""
+
+def select_rows(body: ReadableBuffer, first_row: int, rows: int) -> bytes:
+    """The twin of `block_check.select_rows_python`; ValueError says what does not fit."""
+
+def row_keys(body: ReadableBuffer) -> list[bytes]:
+    """The twin of `block_check.row_keys_python`; ValueError says what does not fit."""
 
 def read_at(fd: int, position: int, length: int) -> bytes:
     """Up to `length` bytes at `position`, read without the GIL; fewer only at the end of the file."""

@@ -17,8 +17,8 @@ from bench.harness import Bench
 from bench.workload import check_synced, on_loop, options, syncs, topic, warm
 from icestream import limits
 from icestream.model import envelope
+from icestream.model.block import encode_block
 from icestream.wal.appender import placed
-from icestream.wal.block import encode_block
 from icestream.wal.log import Log
 from icestream.wal.state import Shard
 

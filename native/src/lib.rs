@@ -1,6 +1,9 @@
-//! The native twins of Icestream's log code. `src/icestream/wal/format.py` is the contract for every byte; nothing here
-//! decides anything, it only does faster, or outside the GIL, what the Python side asked for.
+//! The native twins of Icestream's log code. The contract is `src/icestream/wal/format.py` for every byte of the log, and
+//! `src/icestream/model/block.py` for every byte of a block. Nothing here decides anything, it only does faster, or
+//! outside the GIL, what the Python side asked for.
 
+mod block;
+mod block_rows;
 mod buffer;
 mod crc;
 mod event;
@@ -15,6 +18,10 @@ mod writer;
 
 #[pyo3::pymodule]
 mod icestream_native {
+    #[pymodule_export]
+    use crate::block::check_block;
+    #[pymodule_export]
+    use crate::block_rows::{row_keys, select_rows};
     #[pymodule_export]
     use crate::crc::crc32;
     #[pymodule_export]

@@ -159,11 +159,15 @@ impl State {
         self.fail(Failure { ticket: self.unsynced, step: "sync", errno })
     }
 
-    /// The first failure is the one that counts; nothing is begun after it.
+    /// The first failure is the one that counts, and nothing is begun after it. Only a failed sync outweighs a failed
+    /// write before it, which can be rolled back: the sync was under way, and what it lost nobody else will be told.
     fn fail(&mut self, failure: Failure) -> Failure {
         self.queue.clear();
         self.queued_bytes = 0;
-        *self.failure.get_or_insert(failure)
+        match self.failure {
+            Some(first) if first.step == "sync" || failure.step == "write" => first,
+            _ => *self.failure.insert(failure),
+        }
     }
 
     /// What a sync of `fd` would newly put on disk. Nothing when the log has gone on to another file (the one before

@@ -91,11 +91,17 @@ PRODUCERS_MAX_DEFAULT: Final = 100_000
 PRODUCER_AGE_SECONDS_DEFAULT: Final = 7 * 24 * 3600
 
 # --- subscriptions --------------------------------------------------------------------------------------------------
+# The seed's interval between two writes of changed cursors: what a crash may deliver again.
+CURSOR_FLUSH_MS_DEFAULT: Final = 10_000
+CURSOR_FLUSH_MS_MAX: Final = 3_600_000
+# A shard is the unit of order, and of parallelism in a cluster; each has its own cursor in every subscription.
+SHARDS_PER_TOPIC_MAX: Final = 256
 # Acked ranges above the contiguous position, and how far they may reach: 32 KiB when written down (hazard 17).
 ACKED_RANGES_MAX: Final = 4_096
 ACKED_SPAN_OFFSETS_MAX: Final = 1_000_000
 # Unacked messages of one subscription and shard. Each is an offset in a range, so this bounds replay, not memory.
 UNACKED_MAX_DEFAULT: Final = 10_000
+UNACKED_MAX: Final = 1_000_000
 # Consecutive messages that one consumer of a shared subscription gets before it is the next one's turn. While few
 # messages wait, a turn is one message.
 SHARED_TURN_MAX: Final = 64
@@ -119,6 +125,10 @@ KEY_UNWANTED_GRACE_MS: Final = 30_000
 KEY_ABSENT_FILTERS_MAX: Final = 64
 # A dead letter that could not be stored is tried again after the policy's longest delay, but not faster than this.
 DEAD_LETTER_RETRY_MS_MIN: Final = 1_000
+# Dead letters are stored in batches of about this size, well below the largest batch of the log.
+DEAD_LETTER_GROUP_BYTES: Final = 1 * MIB
+# What the note of where it came from adds to a message: names of at most 512 bytes, and a reason.
+DEAD_LETTER_NOTE_BYTES: Final = 2 * KIB
 # What may pass a rate at once: short enough to be smooth, long enough to bridge a pause of the loop.
 RATE_BURST_MS: Final = 100
 # What one shard takes from the rate of its subscription at a time: a hundred wake-ups in a second at most.
@@ -137,6 +147,10 @@ HELLO_BYTES_MAX: Final = 16 * KIB
 COMPRESSIONS_MAX: Final = 16
 # One read of a socket, and of one on which little comes: ten thousand connections that wait are 160 MiB.
 SOCKET_READ_BYTES: Final = 256 * KIB
+# Bytes that wait for a socket before its consumers get no more: a few deliveries of the largest read.
+SOCKET_WRITE_BYTES_MAX: Final = 4 * MIB
+# Messages that a consumer may ask for in all.
+CREDIT_MAX: Final = 1_000_000
 SOCKET_READ_BYTES_MIN: Final = 16 * KIB
 # Parts of one PUBLISH: a few milliseconds of the loop.
 PUBLISH_PARTS_MAX: Final = 1_024
@@ -157,6 +171,82 @@ ERROR_HINT_BYTES_MAX: Final = 512
 # Smaller bodies fit one packet of the network; packing them saves nothing.
 COMPRESS_BYTES_MIN: Final = 1 * KIB
 
+# The address of a local socket is 108 bytes with a zero at the end.
+SOCKET_PATH_BYTES_MAX: Final = 107
+# A process of this node that does not answer a HELLO in this time is not one.
+LINK_OPEN_SECONDS_MAX: Final = 10.0
+# Calls of one process that wait for their answers; more wait before they are sent.
+LINK_CALLS_MAX: Final = 256
+# Between two tries to reach a broker that is not there: the first at once, then doubling.
+LINK_RETRY_SECONDS_MIN: Final = 0.1
+LINK_RETRY_SECONDS_MAX: Final = 2.0
+
+# --- the Python client ------------------------------------------------------------------------------------------------
+# One batch of a producer: beyond this a larger one saves nothing, and several of the largest messages still fit.
+CLIENT_BATCH_BYTES_MAX: Final = 1 * MIB
+CLIENT_BATCH_ROWS_MAX: Final = 16_384
+# What a message adds to its batch beside its bytes: ends, lengths, padding.
+CLIENT_ROW_BYTES: Final = 32
+# Bytes of messages that a producer holds without an answer, and what each counts beside its own: its future.
+CLIENT_PENDING_BYTES_DEFAULT: Final = 32 * MIB
+CLIENT_MESSAGE_BYTES: Final = 256
+# Messages asked for ahead of the application: enough to bridge a round trip at a million messages in a second.
+CLIENT_PREFETCH_DEFAULT: Final = 1_000
+# The first credit, while neither the size of messages nor the speed of the application is known.
+CLIENT_PREFETCH_START: Final = 64
+# Bytes that wait for the application in one subscription.
+CLIENT_BUFFER_BYTES_DEFAULT: Final = 64 * MIB
+# A prefetched message should be taken in a quarter of the time in which it must be acked, or less is prefetched.
+CLIENT_DRAIN_SHARE: Final = 0.25
+# Acked ranges, and ranges handed out, remembered for each shard, so that what comes again is not handed out again.
+CLIENT_HANDLED_RANGES_MAX: Final = 16_384
+# Gaps that a subscription remembers for whoever looks at them.
+CLIENT_GAPS_MAX: Final = 1_000
+# Events of a consumer that overtake the answer to its `subscribe`.
+CLIENT_EARLY_FRAMES_MAX: Final = 64
+# Calls and pings of one connection without an answer.
+CLIENT_CALLS_MAX: Final = 1_024
+# Between two tries to connect, or to send what was refused: doubling from the first to the last, with jitter.
+CLIENT_RETRY_SECONDS_MIN: Final = 0.05
+CLIENT_RETRY_SECONDS_MAX: Final = 5.0
+# A connection that does not open, a call without an answer, a message that cannot be stored, a silent connection.
+CLIENT_CONNECT_SECONDS_DEFAULT: Final = 5.0
+CLIENT_CALL_SECONDS_DEFAULT: Final = 30.0
+CLIENT_SEND_SECONDS_DEFAULT: Final = 30.0
+CLIENT_HEARTBEAT_SECONDS_DEFAULT: Final = 15.0
+# A batch that the broker calls out of order although the producer was opened anew for it.
+CLIENT_REOPENS_MAX: Final = 3
+# Messages that the blocking client takes over to its thread at once.
+CLIENT_SYNC_CHUNK: Final = 256
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+# Items of one page of the API, when nothing is asked for, and at most.
+API_PAGE_DEFAULT: Final = 100
+API_PAGE_MAX: Final = 500
+# Shown of a list that is a detail of something else (gaps, acked ranges), over all shards; its length is shown too.
+API_DETAILS_MAX: Final = 100
+# Key patterns of a consumer that are shown, and characters of each: a page of consumers stays a document.
+API_PATTERNS_MAX: Final = 5
+API_PATTERN_CHARACTERS_MAX: Final = 100
+# Request line and headers of the broker's own HTTP: scrapers and load balancers send some hundred bytes.
+HTTP_HEAD_BYTES_MAX: Final = 8 * KIB
+# Connections to it; each is a few KiB. Beyond that the oldest that waits for a request goes.
+HTTP_CONNECTIONS_MAX: Final = 64
+# A connection on which no request comes is closed after this.
+HTTP_IDLE_SECONDS: Final = 75.0
+# A body of the API: names, policies, a value. Larger ones are refused before they are read.
+API_BODY_BYTES_MAX: Final = 64 * KIB
+# And one that does not come in this time is given up.
+API_BODY_SECONDS_MAX: Final = 30.0
+# Connections of the API at a time; more get 503. It is for operators, not for messages.
+API_CONNECTIONS_MAX: Final = 256
+# One on which no request comes is closed after this.
+API_IDLE_SECONDS: Final = 30
+# Requests under way at a stop have so long.
+API_STOP_SECONDS: Final = 2
+# Topics whose numbers are added up at once for /metrics: below a millisecond.
+METRICS_SLICE_TOPICS: Final = 256
+
 # --- metadata -------------------------------------------------------------------------------------------------------
 # The budget of the metadata store (hazard 28): it lives in memory and is copied to every node.
 METADATA_KEY_BYTES_MAX: Final = 2 * KIB
@@ -173,6 +263,19 @@ METADATA_DELETE_KEYS_MAX: Final = 4_096
 METADATA_IDS_PER_COMMAND_MAX: Final = 1_000_000
 # Entries of one page of a listing.
 METADATA_LIST_MAX: Final = 1_000
+# Bytes of one answer to another process: a page ends there, and a larger change is told as "read again". One entry of
+# the largest size fits, and an answer stays a document.
+METADATA_ANSWER_BYTES_MAX: Final = 512 * KIB
+# A call of a process of this node carries the largest command, and a few names around it.
+LOCAL_CALL_BYTES_MAX: Final = 4 * MIB
+# Watches of one connection: each is a task.
+METADATA_WATCHES_MAX: Final = 64
+# Changes that wait in another process for whoever watches; then it is told to read again.
+METADATA_WATCH_QUEUE_MAX: Final = 1_024
+# Commands of one process that are under way at a time, each under a client name of its own.
+METADATA_REMOTE_COMMANDS_MAX: Final = 16
+# How long a process waits for a broker that went away before it gives an unknown outcome, or a refusal.
+METADATA_REMOTE_SECONDS_MAX: Final = 30.0
 # Batches of changes that are kept for watches that start late or are slow.
 METADATA_WATCH_BATCHES_MAX: Final = 4_096
 # Clients whose last answer is remembered, and for how long without a command: longer than anybody retries.
@@ -214,8 +317,14 @@ METADATA_RETRY_SECONDS: Final = 1.0
 # --- reads ----------------------------------------------------------------------------------------------------------
 # The newest sections of all shards in memory, so that consumers that are caught up need no disk.
 TAIL_BYTES_DEFAULT: Final = 64 * MIB
+# What a section in that memory costs beside its bytes: 213 were measured.
+TAIL_CHUNK_BYTES: Final = 256
+# A read for a consumer that failed is tried again after this time: often enough for a disk that recovers.
+READ_RETRY_MS: Final = 5_000
 # One read returns at most this many bytes (or one section, when that is larger).
 READ_BYTES_DEFAULT: Final = 1 * MIB
+# And at most this many sections: about a millisecond of Python beside the loop (hazards 18, 35).
+READ_SECTIONS_MAX: Final = 256
 # A read holds its file at most this long; then its pin is broken and the reader resolves its position again (33).
 PIN_SECONDS_MAX: Final = 30.0
 # Reads run in this many threads of their own, off the loop (hazard 35).
@@ -228,6 +337,8 @@ FOLLOW_BYTES_MAX: Final = 8 * MIB
 CHECKPOINTS_KEPT: Final = 2
 # Producer windows encoded at once: 64 batches each, about 1 ms of the loop.
 CHECKPOINT_SLICE_WINDOWS: Final = 64
+# The same for the epochs of producers.
+CHECKPOINT_SLICE_EPOCHS: Final = 4_096
 # Room kept for a checkpoint: what frees the files of a full disk must itself fit on it (hazard 16).
 CHECKPOINT_RESERVE_BYTES: Final = 1 * MIB
 # After this many bytes of log a new checkpoint is written, so that a start scans at most about this much.
@@ -238,6 +349,18 @@ CHECKPOINT_EVERY_RECORDS: Final = 100_000
 # --- process --------------------------------------------------------------------------------------------------------
 # New container objects between two looks for cyclic garbage: a few megabytes at most, one look in some seconds of load.
 GARBAGE_OBJECTS: Final = 50_000
+
+# Children give way to the broker: whatever they do, acks come first.
+CHILD_NICENESS: Final = 5
+# A child that ends is started again after this, doubling up to the second; from the start again after a while of good
+# work.
+CHILD_RETRY_SECONDS_MIN: Final = 0.5
+CHILD_RETRY_SECONDS_MAX: Final = 30.0
+CHILD_STEADY_SECONDS: Final = 60.0
+# A child that was asked to stop and does not is killed after this: a stop of the node has 10 s.
+CHILD_STOP_SECONDS: Final = 4.0
+# What a child says after its first line is not kept.
+CHILD_READ_BYTES: Final = 4 * KIB
 
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.

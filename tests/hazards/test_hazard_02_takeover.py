@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from icestream.model import ShardKey, envelope
+from icestream.model.block import Constant, Numbering, blocks_of, encode_block
 from icestream.model.shard import Gap, GapState
-from icestream.wal.block import Constant, Numbering, blocks_of, encode_block
 from icestream.wal.format import SectionKind
 from icestream.wal.producers import Duplicate
 from tests.support.machine import A, Machine, publish

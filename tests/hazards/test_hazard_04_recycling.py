@@ -10,9 +10,9 @@ import pytest
 
 from icestream import errors
 from icestream.model import Topic
+from icestream.model.block import Numbering
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
-from icestream.wal.block import Numbering
 from icestream.wal.log import Log
 from icestream.wal.log_file import checkpoint_lsn
 from icestream.wal.producers import Duplicate

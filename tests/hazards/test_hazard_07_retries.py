@@ -8,8 +8,8 @@ import pytest
 
 from icestream import errors, limits
 from icestream.model import ShardKey, SyncMode
+from icestream.model.block import Numbering
 from icestream.wal.appender import Placed
-from icestream.wal.block import Numbering
 from icestream.wal.checkpoint import window_slices
 from icestream.wal.log import Log
 from icestream.wal.producers import Duplicate
@@ -294,3 +294,44 @@ async def test_hazard_07_the_batch_behind_a_failed_first_one_is_not_the_first_of
     again = [log.submit([batch(log, A, b"%d" % first, numbering=numbered(first, 2))]) for first in (1, 2)]
     await turn(log, sink)
     assert [answer.result()[0].base_offset for answer in again] == [1, 2]  # type: ignore[union-attr]
+
+
+SECOND = ShardKey(1, 1)
+
+
+async def test_hazard_07_an_older_epoch_is_refused_in_every_shard_also_after_a_restart() -> None:
+    """Epoch 2 has sent in one shard only; epoch 1 is fenced in the other one too."""
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 1)
+    for key in (A, SECOND):
+        await send(log, 0, b"x", key)
+    log.state.producers.open(PRODUCER, 2)
+    await send(log, 0, b"y", A, 2)
+    for end in (None, machine.kill, machine.power_loss):
+        if end is not None:
+            await end()
+            log = await machine.start()
+        assert isinstance(await send(log, 1, b"zombie", SECOND, 1), errors.ProducerFenced)
+    assert await messages(log, SECOND) == {0: b"x"}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_hazard_07_a_forgotten_epoch_is_not_opened_again(restarts: bool) -> None:
+    """Its retries could not be told from new messages any more, so it needs a new one."""
+    machine = Machine()
+    log = await machine.start()
+    log.state.producers.open(PRODUCER, 3)
+    await send(log, 0, b"once", epoch=3)
+    machine.clock.advance(limits.PRODUCER_AGE_SECONDS_DEFAULT + 60)
+    await log.checkpoint()
+    if restarts:
+        await log.advance_floor({A: 1})
+        await log.close()
+        log = await machine.start()
+    for epoch in (1, 3):
+        with pytest.raises(errors.ProducerFenced):
+            log.state.producers.open(PRODUCER, epoch)
+    assert isinstance(await send(log, 0, b"once", epoch=3), errors.UnknownProducer)
+    log.state.producers.open(PRODUCER, 4)
+    assert isinstance(await send(log, 0, b"other", epoch=4), Placed)

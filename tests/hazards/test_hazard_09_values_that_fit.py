@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.model import envelope
+from icestream.model.block import (
+    COLUMN,
+    CONSTANT,
+    FIXED,
+    HEAD,
+    VARIABLE,
+    Constant,
+    Numbering,
+    check_block,
+    encode_block,
+)
 from icestream.model.envelope import COLUMNS, Column, ColumnKind
-from icestream.wal.block import COLUMN, CONSTANT, FIXED, HEAD, VARIABLE, Constant, Numbering, check_block, encode_block
 from tests.support.machine import A, Machine
 
 U64_MAX = 2**64 - 1

@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from icestream import errors
 from icestream.model import ShardKey, SyncMode
-from icestream.wal.appender import Placed
-from icestream.wal.block import Numbering
+from icestream.model.block import Numbering
+from icestream.runtime.files import File
+from icestream.runtime.tasks import InlineOffload
+from icestream.wal.appender import Placed, Write
 from icestream.wal.log import Log
 from icestream.wal.producers import Duplicate
+from icestream.wal.sink import InlineSink, Progress
+from tests.support.held_offload import HeldOffload
 from tests.support.machine import HANGS_SECONDS, A, B, Machine, batch, messages, publish, settle, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
 
@@ -311,3 +317,144 @@ async def test_hazard_16_a_full_disk_refuses_drains_and_accepts_again() -> None:
     machine.disk.capacity += machine.options.file_bytes  # a start writes the unsealed file anew
     log = await machine.start()
     assert log.shard(*A).assigned == len(stored)
+
+
+# --- errors at the start, and beside a sync ---------------------------------------------------------------------------
+
+
+async def unclean(mode: SyncMode, gaps: int = 1) -> Machine:
+    """A log that lost its power with numbers promised, seen and not synced."""
+    machine = Machine(mode=mode)
+    log = await machine.start()
+    for number in range(gaps):
+        await publish(log, ShardKey(1, number), b"first")
+    await log.sync()
+    for number in range(gaps):
+        await publish(log, ShardKey(1, number), b"seen")
+    await machine.power_loss()
+    return machine
+
+
+class LateSink(InlineSink):
+    """Tells what it did by a descriptor, on a later turn of the loop, as the native one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def submit(self, writes: Sequence[Write], files: Mapping[int, File]) -> bool:
+        super().submit(writes, files)
+        os.eventfd_write(self._event, 1)
+        return False
+
+    def progress(self) -> Progress:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        return super().progress()
+
+    def fileno(self) -> int:
+        return self._event
+
+    def close(self) -> None:
+        os.close(self._event)
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("kind", [InlineSink, LateSink])
+async def test_hazard_16_a_start_that_cannot_write_its_gaps_is_none(steps: int, kind: type[InlineSink]) -> None:
+    """Whichever write of the start fails: either the log starts with the gap on disk, or it does not start."""
+    machine = await unclean(SyncMode.PERIODIC)
+    machine.disk.fail("write", errno.EIO, steps)
+    try:
+        log = await machine.start(sink=kind())
+    except errors.IcestreamError:
+        machine.disk.heal()
+        await machine.kill()
+        log = await machine.start()
+    machine.disk.heal()
+    offset = await asyncio.wait_for(publish(log, A, b"another"), HANGS_SECONDS)
+    assert offset > 1, "offset 1 was seen with another message"
+    assert (await messages(log, A, offset))[offset] == b"another"
+    await log.close()
+
+
+async def test_hazard_16_more_gaps_than_a_file_has_room_for_go_on_in_the_next_one() -> None:
+    machine = await unclean(SyncMode.PERIODIC, gaps=600)
+    log = await machine.start()
+    for number in range(600):
+        assert log.gaps(ShardKey(1, number)), number
+    active = log.appender.file
+    assert active is not None
+    assert active.position <= active.capacity
+    assert all(file.seal.end_position <= machine.options.file_bytes for file in log.upkeep.files)
+
+
+async def test_hazard_06_after_a_failed_sync_nothing_is_synced_any_more() -> None:
+    """The next sync of the kernel would say yes, and have dropped the pages."""
+    machine = Machine(mode=SyncMode.PERIODIC)
+    log = await machine.start()
+    await publish(log, A, b"one")
+    await log.sync()
+    await publish(log, A, b"two")
+    machine.disk.fail("sync", errno.EIO)
+    for _ in range(3):
+        machine.clock.advance(1.0)
+        await settle()
+        assert log.stopped
+        assert log.shard(*A).synced == 1
+    with pytest.raises(errors.LogStopped):
+        await log.advance_floor({A: 1})
+    with pytest.raises(errors.LogStopped):
+        await log.checkpoint()
+    await machine.power_loss()
+    log = await machine.start()
+    assert (await messages(log, A))[0] == b"one"
+
+
+async def test_hazard_16_a_file_in_which_nothing_counts_is_not_left_behind() -> None:
+    machine = Machine()
+    log = await machine.start()
+    await publish(log, A, b"x")
+    failed = 0
+    for _ in range(20):
+        machine.disk.fail("write", errno.EIO)
+        try:
+            await publish(log, A, b"y")
+        except errors.OutcomeUnknown:
+            failed += 1
+        machine.disk.heal()
+        machine.clock.advance(2.0)
+        await settle()
+    await publish(log, A, b"z")
+    assert failed >= 10
+    assert len([name for name in machine.disk.names() if name.startswith("log-")]) <= 3
+
+
+async def test_hazard_16_a_follower_never_sees_what_was_taken_back() -> None:
+    """The reader has the bytes in its hands when the write that made them fails: the record that takes their number
+    is the one it must hand out."""
+    for seed in range(40):
+        machine, sink, reads = Machine(seed=seed), SteppedSink(), HeldOffload()
+        machine.offload = lambda name, count, reads=reads: reads if name == "wal-reads" else InlineOffload()  # type: ignore[misc]
+        log = await machine.start(sink=sink)
+        log.submit([batch(log, A, b"zero")])
+        await turn(log, sink)
+        lost = [log.submit([batch(log, A, value)]) for value in (b"OLD", bytes(7000))]
+        await settle()
+        machine.disk.fail("write", errno.ENOSPC)
+        sink.step()
+        follower = log.reader.follow(1)
+        reads.hold_results()
+        reading = asyncio.ensure_future(anext(follower))
+        await settle()
+        log._on_progress()
+        assert all(isinstance(one.exception(), errors.OutcomeUnknown) for one in lost)
+        new = log.submit([batch(log, A, b"NEW")])
+        await turn(log, sink)
+        assert new.done()
+        reads.let_go()
+        seen = [await reading, await asyncio.wait_for(anext(follower), HANGS_SECONDS)]
+        lsns = [record[1] for chunk in seen for record in chunk.records]
+        assert lsns == [1, 2]
+        assert b"NEW" in seen[1].data
+        await machine.kill()

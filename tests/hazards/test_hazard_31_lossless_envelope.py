@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.model import envelope
+from icestream.model.block import Block, blocks_of, check_block, encode_block
 from icestream.model.envelope import COLUMNS, ColumnKind
-from icestream.wal.block import Block, blocks_of, check_block, encode_block
 from icestream.wal.log import Log
 from tests.support.effort import HALF
 from tests.support.machine import A, Machine

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from icestream import errors
+from icestream.model.block import Numbering
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import ThreadOffload
-from icestream.wal.block import Numbering
 from icestream.wal.open import open_log_on
 from icestream.wal.options import LogOptions
 from icestream.wal.sink import InlineSink

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from icestream import errors
+from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.wal.appender import Placed, placed
-from icestream.wal.block import Numbering
 from icestream.wal.log import Log
 from icestream.wal.producers import Duplicate
 from tests.planted.messages import batch, tokens_in

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.model import envelope
+from icestream.model.block import Numbering, blocks_of, encode_block
 from icestream.model.shard import ShardKey
 from icestream.wal.appender import Batch
-from icestream.wal.block import Numbering, blocks_of, encode_block
 from icestream.wal.log import Log
 
 Place = tuple[int, int, int]  # topic, shard, offset

@@ -10,8 +10,8 @@ import pytest
 from icestream import errors
 from icestream.limits import CHECKPOINT_EVERY_BYTES, KIB, MIB
 from icestream.model import envelope
+from icestream.model.block import encode_block
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.block import encode_block
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from tests.process.conftest import MakeDisk, Start

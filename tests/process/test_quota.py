@@ -10,9 +10,9 @@ import pytest
 from icestream import errors
 from icestream.limits import CHECKPOINT_EVERY_BYTES, MIB
 from icestream.model import envelope
+from icestream.model.block import Numbering, encode_block
 from icestream.model.shard import Topic
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.block import Numbering, encode_block
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from tests.support.message_keeper import MessageKeeper

@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from icestream import errors
 from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.block import blocks_of, encode_block
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal.appender import Placed
-from icestream.wal.block import blocks_of, encode_block
 from icestream.wal.log import Log
 from icestream.wal.open import open_log_on
 from icestream.wal.options import LogOptions
@@ -229,6 +229,27 @@ class LogModel(RuleBasedStateMachine):
                 self.news(self.log)
         self.loop.run_until_complete(asyncio.sleep(0))
         self.collect()
+
+    @precondition(lambda self: self.log is not None)
+    @rule(
+        power=st.booleans(),
+        operation=st.sampled_from(["write", "sync"]),
+        number=st.sampled_from([errno.ENOSPC, errno.EIO]),
+        after=st.integers(0, 12),
+    )
+    def restart_on_a_failing_disk(self, power: bool, operation: str, number: int, after: int) -> None:
+        """Whatever fails during a start: it starts with everything written down, or not at all."""
+        assert self.disk is not None
+        self.end(power=power)
+        self.disk.fail(operation, number, after)
+        try:
+            self.open()
+        except errors.IcestreamError:
+            self.abandon()
+            self.disk.heal()
+            self.disk.kill()
+            self.open()
+        self.disk.heal()
 
     @precondition(lambda self: self.log is not None)
     @rule()

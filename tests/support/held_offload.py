@@ -17,8 +17,14 @@ class HeldOffload:
         self._arrived = asyncio.Event()
         self._free.set()
         self.waiting = 0
+        self._runs_first = False
 
     def hold(self) -> None:
+        self._free.clear()
+
+    def hold_results(self) -> None:
+        """Calls run, and their results wait: a thread that has read and not come back yet."""
+        self._runs_first = True
         self._free.clear()
 
     def let_go(self) -> None:
@@ -32,11 +38,12 @@ class HeldOffload:
     async def run(self, call: Callable[[], Answer]) -> Answer:
         self.waiting += 1
         self._arrived.set()
+        early = [call()] if self._runs_first else []
         try:
             await self._free.wait()
         finally:
             self.waiting -= 1
-        return call()
+        return early[0] if early else call()
 
     def close(self) -> None:
         """Nothing runs elsewhere."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from icestream import errors, limits
 from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.block import Numbering, blocks_of, encode_block
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.files import Directory
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.runtime.tasks import InlineOffload, Offload
 from icestream.wal.appender import Batch, Placed
-from icestream.wal.block import Numbering, blocks_of, encode_block
 from icestream.wal.log import Log
 from icestream.wal.open import open_log_on
 from icestream.wal.options import LogOptions

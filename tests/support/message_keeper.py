@@ -6,9 +6,9 @@ import asyncio
 
 from icestream import errors
 from icestream.model import envelope
+from icestream.model.block import blocks_of, encode_block
 from icestream.model.shard import ShardKey, Topic
 from icestream.wal.appender import placed
-from icestream.wal.block import blocks_of, encode_block
 from icestream.wal.log import Log
 
 WAIT_SECONDS = 10.0

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.block import blocks_of, encode_block
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import Placed
-from icestream.wal.block import blocks_of, encode_block
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, Seal, decode_seal, log_number

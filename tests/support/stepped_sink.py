@@ -66,6 +66,9 @@ class SteppedSink:
     def fileno(self) -> int:
         return -1
 
+    def halt(self) -> Progress:
+        return self.progress()
+
     def restart(self) -> None:
         self._error = None
         self._queue.clear()

@@ -18,16 +18,16 @@ import uvloop
 
 from icestream import errors
 from icestream.model import envelope
+from icestream.model.block import Constant, Numbering, blocks_of, encode_block
 from icestream.model.shard import ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.storage.native import native
 from icestream.wal.appender import Batch, Placed, Result
-from icestream.wal.block import Constant, Numbering, blocks_of, encode_block
 from icestream.wal.log import Log
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from icestream.wal.producers import Duplicate
-from icestream.wal.reader import SectionRead
+from icestream.wal.tail import SectionRead
 from tests.support.batches import Numbers, name_of, payloads
 from tests.support.writer_plan import Plan, Producer
 

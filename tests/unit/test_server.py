@@ -14,9 +14,9 @@ import pytest
 
 from icestream import errors, server
 from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.block import encode_block
 from icestream.model.shard import Gap, GapState
 from icestream.settings import Settings
-from icestream.wal.block import encode_block
 from icestream.wal.log import Log
 from icestream.wal.options import LogOptions
 from icestream.wal.recovery import RecoveryReport

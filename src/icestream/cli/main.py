@@ -51,6 +51,9 @@ app.add_typer(config.app, name="config")
 def main() -> None:
     try:
         app()
+    except KeyboardInterrupt:
+        say_aside("icestream: interrupted")
+        sys.exit(130)
     except IcestreamError as error:
         say_aside(f"icestream: {error.message}")
         if error.hint:

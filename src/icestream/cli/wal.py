@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +14,12 @@ from rich.progress import Progress
 from icestream import errors
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside, size_text
-from icestream.model.shard import Gap
+from icestream.model.shard import Gap, Topic
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.files import LocalDirectory
+from icestream.runtime.files import LocalDirectory, open_directory
 from icestream.wal import inspect as wal_inspect
 from icestream.wal.damage import RepairPlan, plan_repair
-from icestream.wal.log_file import LOCK_NAME, log_name
+from icestream.wal.log_file import LOCK_NAME, is_of_a_log, log_name
 from icestream.wal.losses import Loss
 from icestream.wal.repair import apply_repair
 
@@ -35,13 +35,17 @@ def _directory(
     path: Path | None, config: Path | None, sets: list[str] | None, *, read_only: bool
 ) -> Iterator[LocalDirectory]:
     where = path or Path(load_settings(config, sets).settings.wal.base_path)
-    if not where.is_dir():
-        raise errors.InvalidInput(
-            f"there is no log in {where}", hint="start `icestream serve` once, or name a directory"
-        )
-    directory = LocalDirectory(where, read_only=read_only)
+    directory = open_directory(where, read_only=read_only) if where.is_dir() else None
+    if directory is None or not any(map(is_of_a_log, directory.names())):
+        below = where / "wal"
+        hint = f"do you mean {below}?" if below.is_dir() else "start `icestream serve` once, or name a directory"
+        raise errors.InvalidInput(f"there is no log in {where}", hint=hint)
     try:
         yield directory
+    except PermissionError as error:
+        raise errors.ConfigurationError(
+            f"{error.filename} cannot be read: {error.strerror}", hint="use the account that runs the broker"
+        ) from error
     finally:
         directory.close()
 
@@ -199,8 +203,8 @@ def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool
             loss.position,
             loss.size,
             _records_cell(loss),
-            Cell([_gap_document(gap) for gap in loss.gaps], ", ".join(map(_gap_text, loss.gaps)) or "none"),
-            Cell([_gap_document(gap) for gap in loss.unknown], ", ".join(map(_unknown_text, loss.unknown)) or "no"),
+            _gaps_cell(plan, loss.gaps, "none", _gap_text),
+            _gaps_cell(plan, loss.unknown, "no", _unknown_text),
         )
         for loss in plan.losses
     ]
@@ -222,13 +226,22 @@ def _records_cell(loss: Loss) -> Cell:
     return Cell([loss.lsn_first, loss.lsn_last], f"{loss.lsn_first}..{loss.lsn_last}")
 
 
-def _gap_document(gap: Gap) -> dict[str, int]:
-    return {"topic_id": gap.key.topic_id, "shard": gap.key.shard, "start": gap.start, "end": gap.end}
+def _gaps_cell(plan: RepairPlan, gaps: list[Gap], nothing: str, text: Callable[[str, Gap], str]) -> Cell:
+    """The gaps with the names of their topics, as far as the log still knows them."""
+    names = [plan.topics.get(gap.key.topic_id, Topic.nameless(gap.key.topic_id)).name for gap in gaps]
+    shown = ", ".join(text(f"{name} shard {gap.key.shard}", gap) for name, gap in zip(names, gaps, strict=True))
+    return Cell([_gap_document(name, gap) for name, gap in zip(names, gaps, strict=True)], shown or nothing)
 
 
-def _gap_text(gap: Gap) -> str:
-    return f"{gap.key} {gap.start}..{gap.end - 1}"
+def _gap_document(topic: str, gap: Gap) -> dict[str, int | str]:
+    return {
+        "topic": topic, "topic_id": gap.key.topic_id, "shard": gap.key.shard, "start": gap.start, "end": gap.end,
+    }  # fmt: skip
 
 
-def _unknown_text(gap: Gap) -> str:
-    return f"{gap.key} from {gap.start} on (goes on at {gap.end})"
+def _gap_text(where: str, gap: Gap) -> str:
+    return f"{where} {gap.start}..{gap.end - 1}"
+
+
+def _unknown_text(where: str, gap: Gap) -> str:
+    return f"{where} from {gap.start} on (goes on at {gap.end})"

@@ -155,6 +155,17 @@ class LocalDirectory:
             self._fd = -1
 
 
+def open_directory(path: Path, *, read_only: bool = False) -> LocalDirectory:
+    """The same, with a sentence instead of a traceback when the place cannot be used."""
+    try:
+        return LocalDirectory(path, read_only=read_only)
+    except OSError as error:
+        raise errors.ConfigurationError(
+            f"{path} cannot be used as a directory: {error.strerror}",
+            hint="check the path, who owns it and which account runs this; or set data_dir to another place",
+        ) from error
+
+
 def _make_directory(path: Path) -> None:
     """The directory and those above it, each one's name on disk before anything is put into it."""
     if not path.is_dir():

@@ -43,7 +43,13 @@ def admit(quota: Quota, node_used: int, topic_used: int, size: int, topic_name: 
             f"topic {topic_name} holds {topic_used} of {quota.topic_bytes} bytes in the log",
             hint="it drains when its table commits; or raise storage.iceberg_config.wal.topic_quota",
         )
-    return max(_pause(node_used + size, quota.node_bytes), _pause(topic_used + size, quota.topic_bytes))
+    return pause_seconds(quota, node_used + size, topic_used + size)
+
+
+def pause_seconds(quota: Quota, node_used: int, topic_used: int) -> float:
+    """0 far from a quota; at most the longest pause."""
+    node, topic = min(node_used, quota.node_bytes), min(topic_used, quota.topic_bytes)
+    return max(_pause(node, quota.node_bytes), _pause(topic, quota.topic_bytes))
 
 
 def _pause(used: int, quota: int) -> float:

@@ -23,15 +23,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from icestream import errors, limits
+from icestream.model.block import Numbering
 from icestream.model.shard import Gap
 from icestream.model.sync_mode import SyncMode
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.block import Numbering
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
 from icestream.wal.producers import Duplicate
 from icestream.wal.state import LogState, Shard
+from icestream.wal.tail import SectionRead, Tail
 
 
 class Batch(NamedTuple):
@@ -122,8 +123,10 @@ _RESERVE_COST = wire.ENTRY_BYTES
 
 
 class Appender:
-    def __init__(self, state: LogState, mode: SyncMode, align: int = wire.ALIGN) -> None:
+    def __init__(self, state: LogState, mode: SyncMode, align: int = wire.ALIGN, tail: Tail | None = None) -> None:
         self.state = state
+        self.tail = tail or Tail(0)
+        self.moved: list[Shard] = []  # shards that somebody follows, of which more may be seen
         self.mode = mode
         self.released_lsn = state.lsn
         self.synced_lsn = state.lsn
@@ -239,17 +242,20 @@ class Appender:
         self._close_record(now_us)
         return results
 
-    def declare(self, gaps: Sequence[Gap], now_us: int) -> None:
-        """Writes gaps that somebody found: as notes, in a record of their own. Needs room in a file."""
-        for gap in gaps:
+    def declare(self, gaps: Sequence[Gap], now_us: int) -> int:
+        """Writes gaps that somebody found, each as a note in a record of its own; how many there was room for."""
+        for number, gap in enumerate(gaps):
             shard = self.state.shard(gap.key)
-            self._make_room(_RECORD_COST + self._opening_cost(shard) + 2 * wire.ENTRY_BYTES + len(gap.reason))
+            note = wire.padded(len(notes.gap_section(gap).body))
+            if not self._make_room(self._opening_cost(shard) + wire.ENTRY_BYTES + note):
+                return number
             self._note_topic(shard)
             self._gathered_notes.append(notes.gap_section(gap))
             self.state.declare_gap(gap)
             shard.assigned = max(shard.assigned, gap.end)
             self._gathered.append(shard)
             self._close_record(now_us)
+        return len(gaps)
 
     def _judge(self, batch: Batch) -> Duplicate | errors.IcestreamError | None:
         assert batch.numbering is not None
@@ -328,7 +334,7 @@ class Appender:
         """The sections of the record, notes first, and what each shard has reached with it."""
         sections: list[Any] = list(self._gathered_notes)
         ends: list[tuple[Shard, int, int, int]] = []
-        number, index = file.number, file.index
+        number, index, tail = file.number, file.index, self.tail
         at = file.position + wire.HEADER_BYTES + wire.ENTRY_BYTES * len(sections)
         for shard in self._gathered:
             rows, blocks, end = shard.rows, shard.blocks, shard.assigned
@@ -357,6 +363,7 @@ class Appender:
             shard.usage.held_bytes += size
             topic_id, shard_number = shard.key
             sections.append((topic_id, shard_number, 1, 0, shard.epoch, base, time_us, rows, previous, body))
+            tail.add(shard.key, SectionRead(base, rows, time_us, shard.epoch, body))
             ends.append((shard, end, size, at))
             at += wire.ENTRY_BYTES
             shard.rows, shard.blocks = 0, []
@@ -411,6 +418,7 @@ class Appender:
                 shard.reserve_pending = shard.reserved
         self._unreleased.clear()
         self._writes.clear()
+        self.tail.clear()
         self.state.producers.roll_back(keep)
         self.state.lsn = keep
         return self._files_to_end(keep)
@@ -422,6 +430,8 @@ class Appender:
             if position:
                 shard.read_file = number
                 shard.read_position = position
+                if shard.on_visible is not None:
+                    self.moved.append(shard)
         self.released_lsn = record.lsn
         self._released_at = (number, record.end)
         self.in_flight_bytes -= record.size

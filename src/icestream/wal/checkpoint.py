@@ -8,6 +8,8 @@ LSN it covers, with one section each of
     GAPS     per gap     i64 topic_id | u32 shard | i64 start | i64 end | u64 epoch | u8 state | u16 size | reason
     WINDOWS  per window  i64 topic_id | u32 shard | i64 producer | i32 epoch | i64 expected | i64 used_us | i64 start |
                          u16 n, then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
+    EPOCHS   per producer  i64 id | i32 highest epoch | i32 highest epoch whose window has left, -1 for none. It may
+                         know epochs above the LSN: they were given out, so nobody else may use them
 It is written beside its name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
 `clean` says that the log was closed in order and ends at this LSN: then reserved numbers were not used either.
 The newest two are kept, and a file is freed only when both cover it and know floors beyond it: losing the newest costs
@@ -32,6 +34,7 @@ _SHARD = struct.Struct("<qIQqqqq")
 _GAP = struct.Struct("<qIqqQBH")
 _WINDOW = struct.Struct("<qIqiqqqH")
 _SENT = struct.Struct("<qIqq")
+_EPOCH = struct.Struct("<qii")
 
 
 @dataclass(slots=True)
@@ -56,8 +59,9 @@ class KeptCheckpoint:
         return cls(name, checkpoint.lsn, {key: shard.floor for key, shard in checkpoint.state.shards.items()})
 
 
-def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, now_us: int) -> bytes:
-    """`shards` was frozen when the LSN was taken; `windows` are the joined slices of `window_slices`."""
+def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, epochs: bytes, now_us: int) -> bytes:
+    """`shards` was frozen when the LSN was taken; the others are the joined slices of `window_slices` and
+    `epoch_slices`."""
     state = checkpoint.state
     bodies = (
         (wire.SectionKind.LOG, _LOG.pack(checkpoint.log_id, checkpoint.next_file_number, checkpoint.clean)),
@@ -65,6 +69,7 @@ def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, now
         (wire.SectionKind.SHARDS, shards),
         (wire.SectionKind.GAPS, b"".join(_encode_gap(gap) for gaps in state.gaps.values() for gap in gaps)),
         (wire.SectionKind.WINDOWS, windows),
+        (wire.SectionKind.EPOCHS, epochs),
     )
     sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies]
     return wire.encode_record(
@@ -109,6 +114,13 @@ def window_slices(state: LogState, lsn: int, size: int = limits.CHECKPOINT_SLICE
         state.producers.held_lsn = None
 
 
+def epoch_slices(state: LogState, size: int = limits.CHECKPOINT_SLICE_EPOCHS) -> Iterator[bytes]:
+    """The epochs of all producers, in slices; those that are given out in between may be in it or not."""
+    epochs = state.producers.epochs()
+    for start in range(0, len(epochs), size):
+        yield b"".join(_EPOCH.pack(*one) for one in epochs[start : start + size])
+
+
 def _encode_window(key: ShardKey, producer_id: int, newest: Window, lsn: int) -> bytes:
     window = newest.at(lsn)
     if window is None:
@@ -137,6 +149,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         for gap in _decode_gaps(bodies[wire.SectionKind.GAPS]):
             state.declare_gap(gap)
         _decode_windows(state, bodies[wire.SectionKind.WINDOWS])
+        for producer, epoch, forgotten in _EPOCH.iter_unpack(bodies[wire.SectionKind.EPOCHS]):
+            state.producers.restore_epoch(producer, epoch, forgotten)
     except (struct.error, KeyError, ValueError, UnicodeDecodeError, errors.InvalidInput) as error:
         raise errors.DecodeError(f"checkpoint does not add up: {error}") from None
     return Checkpoint(header.lsn, log_id, next_number, bool(clean), state)

@@ -115,6 +115,7 @@ class _LogFile:
     first: int = 0  # the lowest LSN that it holds, 0 for none
     synced: int = 0  # the highest LSN that it says was synced
     cut_bytes: int = 0  # what is missing at its end
+    is_ended: bool = False  # it has a footer or a seal: the next file may have been begun
 
     @property
     def is_short(self) -> bool:
@@ -128,6 +129,7 @@ class _LogFile:
     def look_inside(self, directory: Directory) -> None:
         self.synced = self.header.synced_through
         if self.seal is not None:
+            self.is_ended = True
             self.first = 0 if self.is_empty else self.seal.first_lsn
             self.synced = max(self.synced, self.seal.last_lsn)
             return
@@ -139,6 +141,7 @@ class _LogFile:
             self.synced = max(self.synced, *(synced for _, _, synced in headers))
             position, lsn, _ = headers[-1]
             if scan_records(data[position - RECORDS_START :], position, number, lsn)[3] == "footer":
+                self.is_ended = True
                 return  # behind it is nothing that could be missing
         made_for = limits.LOG_FILE_BYTES_MAX if self.size < RECORDS_START else self.header.file_bytes
         self.cut_bytes = max(made_for - self.size, 0)
@@ -182,6 +185,7 @@ class _Planner:
         self.ledger = Ledger(state)
         self.plan = RepairPlan(len(self.files), topics=dict(state.topics) if state else {})
         self.last_number = 0
+        self.may_have_begun = True  # the file before this one was ended, so this one may have got records
         if self.expected > 1:
             # what lies below the oldest record was freed; unless a shard misses it
             self.ledger.last = Loss(self._name_of_first(), RECORDS_START, 0, 1, self.expected - 1)
@@ -257,7 +261,12 @@ class _Planner:
         return read_records(self.directory, file.name)
 
     def _finish(self, file: _LogFile, rewrite: Rewrite, following: int) -> None:
-        if file.is_headless:
+        if file.is_headless and not rewrite.parts and not following and self.may_have_begun:
+            # a file has its header before it has its name: whatever it held is gone with it
+            self.ledger.pass_checkpoint()
+            self.ledger.lose(Loss(file.name, 0, file.size, self.expected, self.expected))
+            self.ledger.doubt_all(file.size)
+        elif file.is_headless:
             self.ledger.losses.append(Loss(file.name, 0, log_file.SECTOR, 0, 0))
         if file.is_short and not file.cut_bytes:
             self.ledger.losses.append(Loss(file.name, log_file.SEAL_POSITION, log_file.SECTOR, 0, 0))
@@ -271,6 +280,7 @@ class _Planner:
         elif not rewrite.parts and (file.is_headless or file.is_short or (following and file.first)):
             self.plan.set_aside.append(file.name)
         self.last_number = file.header.number
+        self.may_have_begun = file.is_ended or not file.first
 
     # --- records ---
 
@@ -286,7 +296,10 @@ class _Planner:
                 kept.append(entry.position)
             else:
                 losses.append(self.ledger.lose_section(rewrite.name, header.lsn, entry))
-        rewrite.is_needed = rewrite.is_needed or bool(losses)
+        missing = header.end - RECORDS_START - len(data)
+        if missing > 0 and not losses:  # only padding is cut off
+            self.ledger.losses.append(Loss(rewrite.name, header.end - missing, missing, 0, 0))
+        rewrite.is_needed = rewrite.is_needed or bool(losses) or missing > 0
         chosen = tuple(kept) if losses else None
         rewrite.parts.append(Part(header.kind, header.lsn, header.position, chosen, tuple(losses)))
 

@@ -141,11 +141,17 @@ class SectionKind(IntEnum):
     SHARDS = 34
     GAPS = 35
     WINDOWS = 36
+    EPOCHS = 37
     # only in footers
     INDEX = 48
 
 
-SECTION_KINDS_KNOWN: Final = frozenset(int(kind) for kind in SectionKind)
+# What this version writes and applies. The others have their numbers, and a log that holds one is another version's.
+SECTION_KINDS_KNOWN: Final = frozenset(
+    int(kind)
+    for kind in SectionKind
+    if kind not in (SectionKind.PRODUCERS, SectionKind.QOS2_RELEASE, SectionKind.REAPPEND)
+)
 OPTIONAL: Final = 1
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from icestream import errors, limits
+from icestream.model.block import block_head
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
@@ -22,28 +21,20 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
-from icestream.wal.admission import Quota, admit, default_quota
-from icestream.wal.appender import Appender, Batch, Placed, Result
-from icestream.wal.block import block_head
+from icestream.wal.admission import Quota, admit, default_quota, pause_seconds
+from icestream.wal.appender import Appender, Batch, Result
 from icestream.wal.options import LogOptions
 from icestream.wal.reader import Reader
 from icestream.wal.recovery import Recovered
+from icestream.wal.request import Answer, Request, Requests, size_of
 from icestream.wal.sink import Sink, SinkError
 from icestream.wal.state import LogState, Shard
+from icestream.wal.tail import Tail
 from icestream.wal.turnstile import Turnstile
 from icestream.wal.upkeep import Upkeep
+from icestream.wal.waiters import Waiters
 
-Answer = asyncio.Future[list[Result]]
 _log = get_logger("wal")
-
-
-@dataclass(slots=True)
-class _Request:
-    batches: Sequence[Batch]
-    size: int
-    answer: Answer
-    results: list[Result] = field(default_factory=list)
-    lsn: int = 0
 
 
 class Log:
@@ -72,7 +63,8 @@ class Log:
         self.log_id = recovered.log_id
         self.report = recovered.report
         self.state: LogState = recovered.state
-        self.appender = Appender(self.state, options.mode, options.align_bytes)
+        self.tail = Tail()
+        self.appender = Appender(self.state, options.mode, options.align_bytes, self.tail)
         self.upkeep = Upkeep(
             directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready
         )
@@ -80,16 +72,15 @@ class Log:
         self.quota = self._make_quota()
         self.stopped: errors.LogStopped | None = None
         self.on_stop: Callable[[errors.LogStopped], None] = lambda _: None
-        self._queue: deque[_Request] = deque()
-        self._queued_bytes = 0
-        self._waiting: deque[_Request] = deque()
-        self._turnstile = Turnstile()
-        self._progress_waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._requests = Requests()
+        self.turnstile = Turnstile()  # who waits for room
+        self._waiters = Waiters()
         self._flush_planned = False
         self._last_tick_us = 0
         self._row_bytes_max = options.batch_bytes_max
-        self._rows_bytes_max = min(options.batch_bytes_max, limits.RECORD_BYTES_TARGET // 2)
+        self._rows_bytes_max = options.rows_bytes_max
         self._closing = False
+        self._rolled_back = False  # a write failed since the log was opened
 
     # --- start ---
 
@@ -98,21 +89,41 @@ class Log:
         if self._sink.fileno() >= 0:
             self._loop.add_reader(self._sink.fileno(), self._on_progress)
         await self.upkeep.prepare_next()
-        if error := self.upkeep.prepare_error:
-            raise errors.DiskFull(
-                f"no log file can be made: {error}", hint="free disk space and start again"
-            ) from error
+        self._check_prepared()
         if self.report.gaps:
-            self.appender.rotate()
-            self.appender.declare(self.report.gaps, self._clock.wall_us())
-            self.appender.plan_sync()
-            self._carry_out()
-            lsn = self.state.lsn
-            await self._until(lambda: self.appender.synced_lsn >= lsn)
+            await self._write_gaps(self.report.gaps)
         if self._options.mode is SyncMode.PERIODIC:
             self._tasks.start(self._sync_periodically(), "wal-sync")
         if self._options.spare_files:
             self._tasks.start(self._keep_spares(), "wal-spares")
+
+    def _check_prepared(self) -> None:
+        if error := self.upkeep.prepare_error:
+            raise errors.DiskFull(
+                f"no log file can be made: {error}", hint="free disk space and start again"
+            ) from error
+
+    async def _write_gaps(self, gaps: Sequence[Gap]) -> None:
+        """On disk before anything else. Without that note the numbers in a gap, which somebody may have seen, would be
+        given away again: a start that cannot write it is none."""
+        self.appender.rotate()
+        while gaps := gaps[self.appender.declare(gaps, self._clock.wall_us()) :]:
+            self._carry_out()
+            self.upkeep.provision()
+            await self._until(lambda: not self.upkeep.preparing)
+            self._check_prepared()
+            self._check_gaps_written()
+        self.appender.plan_sync()
+        lsn = self.state.lsn
+        self._carry_out()
+        await self._until(lambda: self.appender.synced_lsn >= lsn or self._rolled_back)
+        self._check_gaps_written()
+
+    def _check_gaps_written(self) -> None:
+        if self._rolled_back:
+            raise errors.LogError(
+                "the gaps that the start found could not be written", hint="check the disk and start again"
+            )
 
     def _make_quota(self) -> Quota:
         node = self._options.quota_bytes or default_quota(self._directory.free_bytes(), self.upkeep.sealed_bytes)
@@ -139,6 +150,11 @@ class Log:
             )
         return Batch(shard, rows, block, numbering)
 
+    @property
+    def batch_bytes_max(self) -> int:
+        """The largest block of more than one message."""
+        return self._rows_bytes_max
+
     def gaps(self, key: ShardKey) -> list[Gap]:
         return list(self.state.gaps.get(key, ()))
 
@@ -150,13 +166,13 @@ class Log:
         Waits near a quota and while too many bytes are in flight. Raises Refused when nothing was stored,
         OutcomeUnknown when the disk failed in between; a single batch's own trouble is its result.
         """
-        size = _size_of(batches)
+        size = size_of(batches)
         pause = self._admit(batches, size)
         if pause:
             metrics.APPENDS_SLOWED.inc()
             await self._clock.sleep(pause)
-        if self._turnstile or not self._has_room(size):
-            await self._turnstile.wait(lambda: self._may_pass(size))
+        if self.turnstile or not self.has_room(size):
+            await self.turnstile.wait(lambda: self._may_pass(size))
             self._admit(batches, size)
         elif pause:
             self._admit(batches, size)
@@ -164,13 +180,13 @@ class Log:
 
     def _may_pass(self, size: int) -> bool:
         self._check_open()
-        return self._has_room(size)
+        return self.has_room(size)
 
     def submit(self, batches: Sequence[Batch]) -> Answer:
         """As `append`, but at once: raises InFlightFull instead of waiting."""
-        size = _size_of(batches)
+        size = size_of(batches)
         self._admit(batches, size)
-        if not self._has_room(size):
+        if not self.has_room(size):
             raise errors.InFlightFull(
                 f"{self.in_flight_bytes} bytes wait for the disk", hint="wait for acks before sending more"
             )
@@ -179,21 +195,32 @@ class Log:
     def _enqueue(self, batches: Sequence[Batch], size: int) -> Answer:
         self._check_open()
         answer: Answer = self._loop.create_future()
-        self._queue.append(_Request(batches, size, answer))
-        self._queued_bytes += size
+        self._requests.add(Request(batches, size, answer))
         self._plan_flush()
         return answer
 
     @property
     def in_flight_bytes(self) -> int:
-        return self._queued_bytes + self.appender.in_flight_bytes
+        return self._requests.queued_bytes + self.appender.in_flight_bytes
 
-    def _has_room(self, size: int) -> bool:
-        in_flight = self._queued_bytes + self.appender.in_flight_bytes
+    async def wait_for_room(self, size: int) -> None:
+        """Until `submit` takes so many bytes; in turn with everybody who waits. Whoever is let in submits at once."""
+        await self.turnstile.wait(lambda: self._may_pass(size))
+
+    def pause_ms(self, shard: Shard) -> int:
+        """How long a producer of this shard should wait before it sends more: near a quota it is slowed."""
+        used, held, quota = self.upkeep.used_bytes + self._requests.queued_bytes, shard.usage.held_bytes, self.quota
+        if used <= quota.slow_node_bytes and held <= quota.slow_topic_bytes:
+            return 0
+        return int(1000 * pause_seconds(quota, used, held))
+
+    def has_room(self, size: int) -> bool:
+        """Whether `submit` would take so many bytes now."""
+        in_flight = self._requests.queued_bytes + self.appender.in_flight_bytes
         return not in_flight or in_flight + size <= self._options.in_flight_bytes
 
     def _admit(self, batches: Sequence[Batch], size: int) -> float:
-        used = self.upkeep.used_bytes + self._queued_bytes
+        used = self.upkeep.used_bytes + self._requests.queued_bytes
         quota = self.quota
         if used + size <= quota.slow_node_bytes:
             slow = quota.slow_topic_bytes - size
@@ -224,18 +251,19 @@ class Log:
     def _flush(self) -> None:
         """One tick: everything queued becomes as few records as possible."""
         self._flush_planned = False
-        if self.stopped or not self._queue:
+        if self.stopped or not self._requests.queue:
             return
-        requests = list(self._queue)
+        requests = list(self._requests.queue)
         batches = requests[0].batches if len(requests) == 1 else [batch for one in requests for batch in one.batches]
         results = self.appender.append(batches, self._now_us())
-        self._hand_out(requests, results, whole=len(results) == len(batches))
+        whole = len(results) == len(batches)
+        self._requests.hand_out(requests, results, self.appender.released_lsn, whole=whole)
         self._carry_out()
         self.upkeep.provision()
-        if self._queue and self.upkeep.prepare_error and not self.upkeep.preparing:
+        if self._requests.queue and self.upkeep.prepare_error and not self.upkeep.preparing:
             self._refuse_queue()
-        if self._progress_waiters:
-            self._wake_progress_waiters()
+        if self._waiters:
+            self._waiters.look(self.stopped)
 
     def _now_us(self) -> int:
         """The time of this tick; a wall clock that went back is said aloud (hazard 32)."""
@@ -247,36 +275,9 @@ class Log:
         return now_us
 
     def _file_ready(self) -> None:
-        if self._queue:
+        if self._requests.queue:
             self._plan_flush()
-
-    def _hand_out(self, requests: list[_Request], results: list[Result], *, whole: bool) -> None:
-        """Gives each request its results; a request that was taken only in part stays in front of the queue."""
-        at = 0
-        for request in requests:
-            wanted = len(request.batches)
-            if not whole and at + wanted > len(results):
-                break
-            self._queue.popleft()
-            self._queued_bytes -= request.size
-            request.results += results if wanted == len(results) else results[at : at + wanted]
-            at += wanted
-            self._await_release(request)
-        if at < len(results):
-            request = self._queue[0]
-            request.results += results[at:]
-            request.batches = request.batches[len(results) - at :]
-
-    def _await_release(self, request: _Request) -> None:
-        last = request.results[-1] if request.results else None
-        if isinstance(last, Placed):  # LSNs rise: what was stored last has the highest, duplicates included
-            request.lsn = last.lsn
-        else:
-            request.lsn = max((one.lsn for one in request.results if isinstance(one, tuple)), default=0)
-        if request.lsn > self.appender.released_lsn:
-            self._waiting.append(request)
-        elif not request.answer.done():
-            request.answer.set_result(request.results)
+        self._waiters.look(self.stopped)
 
     def _carry_out(self) -> None:
         writes = self.appender.take_writes()
@@ -297,40 +298,25 @@ class Log:
         if progress.error and not self.stopped:
             self._failed(progress.error)
             self._release()
-        if self._progress_waiters:
-            self._wake_progress_waiters()
+        if self._waiters:
+            self._waiters.look(self.stopped)
         self.upkeep.provision()
-        if self._queue:
+        if self._requests.queue:
             self._plan_flush()
 
     def _release(self) -> None:
-        released = self.appender.released_lsn
-        waiting = self._waiting
-        while waiting and waiting[0].lsn <= released:
-            request = waiting.popleft()
-            if not request.answer.done():
-                request.answer.set_result(request.results)
-        self._turnstile.wake()
-
-    def _wake_progress_waiters(self) -> None:
-        left = []
-        for is_reached, waiter in self._progress_waiters:
-            if self.stopped and not waiter.done():
-                waiter.set_exception(self.stopped)
-            elif is_reached() and not waiter.done():
-                waiter.set_result(None)
-            elif not waiter.done():
-                left.append((is_reached, waiter))
-        self._progress_waiters = left
+        self._requests.release(self.appender.released_lsn)
+        self.turnstile.wake()
+        moved, self.appender.moved = self.appender.moved, []
+        for shard in moved:
+            if shard.on_visible is not None:
+                shard.on_visible()
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         """Waits until progress makes it true."""
         if self.stopped:
             raise self.stopped
-        if not is_reached():
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._progress_waiters.append((is_reached, waiter))
-            await waiter
+        await self._waiters.until(is_reached)
 
     async def wait_released(self, lsn: int) -> None:
         """Until a record may be seen by readers."""
@@ -342,14 +328,24 @@ class Log:
         if error.operation == "sync":
             self._stop(error)
             return
+        final = self._sink.halt()
+        self.appender.progress(final.written, final.synced)
+        if final.error is not None and final.error.operation == "sync":
+            self._stop(final.error)  # a sync that was under way beside the write
+            return
         metrics.WAL_WRITE_FAILURES.inc()
+        self._rolled_back = True
         _log.error("a write failed: going back to the last acknowledged record", errno=error.errno)
         ended = self.appender.write_failed()
         unknown = errors.OutcomeUnknown(
             f"a write to the log failed (errno {error.errno})", hint="retry with the same sequence number"
         )
-        self._fail(self._waiting, unknown)
-        self._fail_begun(unknown)
+        self._requests.fail_waiting(unknown)
+        self._requests.fail_begun(unknown)
+        # what waits behind would be stored before what failed comes again (hazard 37)
+        self._requests.fail_queue(
+            errors.DiskFull("a write before this one failed", hint="check the disk; send it again")
+        )
         try:
             for sealed in ended:
                 self.upkeep.end_file(sealed)
@@ -374,25 +370,11 @@ class Log:
             self._directory.create(log_file.SYNC_FAILED_NAME).close()
             self._directory.sync()
         unknown = errors.OutcomeUnknown("the log stopped before this was confirmed", hint=self.stopped.hint)
-        self._fail(self._waiting, unknown)
-        self._fail(self._queue, self.stopped)
-        self._queued_bytes = 0
-        self._turnstile.fail(self.stopped)
-        self._wake_progress_waiters()
+        self._requests.fail_waiting(unknown)
+        self._requests.fail_queue(self.stopped)
+        self.turnstile.fail(self.stopped)
+        self._waiters.look(self.stopped)
         self.on_stop(self.stopped)
-
-    def _fail(self, requests: deque[_Request], error: errors.IcestreamError) -> None:
-        for request in requests:
-            if not request.answer.done():
-                request.answer.set_exception(error)
-        requests.clear()
-
-    def _fail_begun(self, error: errors.IcestreamError) -> None:
-        """A request that was taken only in part lost that part: the rest of it must not follow on its own."""
-        while self._queue and self._queue[0].results:
-            request = self._queue.popleft()
-            self._queued_bytes -= request.size
-            self._fail(deque([request]), error)
 
     def _task_failed(self, error: BaseException) -> None:
         if isinstance(error, OSError):
@@ -406,16 +388,9 @@ class Log:
             f"no room for another log file: {self.upkeep.prepare_error}",
             hint="free disk space; appends go on by themselves",
         )
-        metrics.APPENDS_REFUSED.labels(error.code).inc(len(self._queue))
-        refused = deque(request for request in self._queue if not request.results)
-        partly = [request for request in self._queue if request.results]
-        self._queue.clear()
-        self._queued_bytes = 0
-        self._fail(refused, error)
-        for request in partly:
-            request.results += [error] * len(request.batches)
-            self._await_release(request)
-        self._turnstile.wake()
+        refused = self._requests.refuse(error, self.appender.released_lsn)
+        metrics.APPENDS_REFUSED.labels(error.code).inc(refused)
+        self.turnstile.wake()
 
     # --- sync and floor ---
 
@@ -434,6 +409,8 @@ class Log:
     async def _sync_periodically(self) -> None:
         while True:
             await self._clock.sleep(self._options.sync_interval_ms / 1000)
+            if self.stopped:  # the kernel would say yes, and have dropped the pages (hazard 6)
+                return
             file = self.appender.file
             if file is not None and self.appender.synced_lsn < self.appender.released_lsn:
                 self._sink.request_sync(self.upkeep.handles[file.number])
@@ -442,6 +419,7 @@ class Log:
 
     async def advance_floor(self, floors: Mapping[ShardKey, int]) -> None:
         """Everything below these offsets is durable elsewhere. Frees the files that nobody needs any more."""
+        self._check_open()
         for key, offset in floors.items():
             shard = self.state.shard(key)
             if offset > shard.synced:
@@ -454,6 +432,7 @@ class Log:
 
     async def checkpoint(self) -> None:
         """Writes a checkpoint now, and frees what it allows."""
+        self._check_open()
         await self.upkeep.checkpoint()
         await self.upkeep.free_files()
 
@@ -472,7 +451,7 @@ class Log:
         if self._closing:
             return
         if not self.stopped:
-            await self._until(lambda: not self._queue and not self._waiting)
+            await self._until(lambda: not self._requests)
         self._closing = self.upkeep.closing = True
         await self._tasks.stop()
         if not self.stopped:
@@ -492,7 +471,3 @@ class Log:
             self.appender.close()
             self._carry_out()
             await self._until(lambda: not self.appender.sealing())
-
-
-def _size_of(batches: Sequence[Batch]) -> int:
-    return len(batches[0].block) if len(batches) == 1 else sum([len(batch.block) for batch in batches])

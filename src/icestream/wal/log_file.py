@@ -130,6 +130,11 @@ def checkpoint_name(lsn: int, serial: int) -> str:
     return f"checkpoint-{lsn:020d}-{serial:08d}"
 
 
+def is_of_a_log(name: str) -> bool:
+    """Whether a file of this name shows that a directory holds a log."""
+    return name == LOCK_NAME or bool(_NAME.fullmatch(name)) or checkpoint_parts(name) is not None
+
+
 def log_number(name: str) -> int | None:
     match = _NAME.fullmatch(name)
     return int(match[2]) if match and match[1] == "log" else None

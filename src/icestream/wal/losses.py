@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from icestream import limits
+from icestream.model.block import HEAD
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.block import HEAD
 from icestream.wal.format import RECORDS_START, SectionKind
 from icestream.wal.state import LogState
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from icestream import errors, limits
 from icestream.model.shard import ShardKey
 from icestream.runtime.clock import Clock, SystemClock
-from icestream.runtime.files import Directory, LocalDirectory
+from icestream.runtime.files import Directory, open_directory
 from icestream.runtime.randomness import Randomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
 from icestream.storage.native import native
@@ -26,9 +26,10 @@ async def open_log(
     """The log in `path`, made when it is not there. `positions`: offsets known to be durable elsewhere."""
     options = options or LogOptions()
     clock = SystemClock()
+    directory = open_directory(path)
     sink: Sink = NativeSink(clock, options.inline_sync_below_us) if native else InlineSink()
     threads: Callable[[str, int], Offload] = ThreadOffload
-    return await open_log_on(LocalDirectory(path), options, positions or {}, clock, SystemRandomness(), sink, threads)
+    return await open_log_on(directory, options, positions or {}, clock, SystemRandomness(), sink, threads)
 
 
 async def open_log_on(
@@ -41,7 +42,10 @@ async def open_log_on(
     threads: Callable[[str, int], Offload] = lambda name, count: InlineOffload(),
 ) -> Log:
     """The same on whatever is handed in: how tests open it on a simulated disk."""
-    lock = directory.lock(LOCK_NAME)
+    try:
+        lock = directory.lock(LOCK_NAME)
+    except OSError as error:
+        raise _cannot_open(directory, error) from error
     maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
     try:
         recovered = await maintenance.run(lambda: recover(directory, clock, randomness.token(16), positions))

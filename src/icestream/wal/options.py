@@ -36,3 +36,8 @@ class LogOptions:
     def batch_bytes_max(self) -> int:
         """The largest block that fits: a file holds at least four of the largest records (hazard 19)."""
         return min(self.message_bytes_max + 64 * limits.KIB, self.file_bytes // limits.LOG_FILE_RECORDS_MIN - 4096)
+
+    @property
+    def rows_bytes_max(self) -> int:
+        """The largest block of more than one message: a record holds two of them."""
+        return min(self.batch_bytes_max, limits.RECORD_BYTES_TARGET // 2)

@@ -7,9 +7,9 @@ record, and one whose offsets do not go on where their shard stands, it leaves t
 
 from __future__ import annotations
 
+from icestream.model.block import HEAD, NOT_NUMBERED
 from icestream.model.shard import ShardKey
 from icestream.wal import format as wire
-from icestream.wal.block import HEAD, NOT_NUMBERED
 from icestream.wal.index import FileIndex, ShardIndex
 from icestream.wal.state import LogState, Shard
 

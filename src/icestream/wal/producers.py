@@ -12,7 +12,9 @@ offset and the LSN that holds them. `judge` decides what a numbered batch is, be
     an older epoch                      ProducerFenced
     no window and never opened          UnknownProducer: open again, never a silent new start
 
-A producer opens (`open`) with a new epoch before it sends. Windows leave by age and count: it is then unknown.
+A producer opens (`open`) with a new epoch before it sends. Windows leave by age and count: it is then unknown, and must
+open with a higher epoch than it had, because what it sent under that one cannot be told from new any more. The highest
+epoch of a producer counts in every shard, also where it has not sent under it, and outlives its windows.
 
 What a window must still know. A checkpoint holds every window as it was at a synced LSN, and batches above that LSN may
 vanish with the power. So a batch leaves its window, and the window of an older epoch leaves with its successor's, only
@@ -32,8 +34,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream import errors, limits
+from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.wal.block import Numbering
 
 
 class Sent(NamedTuple):
@@ -99,7 +101,8 @@ class Producers:
         self.count_max = count_max
         self._windows: dict[Key, Window] = {}
         self._opened: dict[int, int] = {}  # epochs announced since the start
-        self._epochs: dict[int, int] = {}  # epochs found in batches: they outlive the window
+        self._epochs: dict[int, int] = {}  # the highest found in a batch: it outlives the windows
+        self._forgotten: dict[int, int] = {}  # the highest whose window has left, in some shard
         self.held_lsn: int | None = None  # a checkpoint is being made of the windows at this LSN
 
     def open(self, producer_id: int, producer_epoch: int) -> None:
@@ -109,6 +112,11 @@ class Producers:
         known = max(self._opened.get(producer_id, 0), self._epochs.get(producer_id, 0))
         if producer_epoch < known:
             raise _fenced(producer_id, producer_epoch, known)
+        if producer_epoch <= self._forgotten.get(producer_id, -1):
+            raise errors.ProducerFenced(
+                f"producer {producer_id} epoch {producer_epoch} was used before, and what it sent is forgotten",
+                hint="open with a higher epoch",
+            )
         self._opened.pop(producer_id, None)
         self._opened[producer_id] = producer_epoch
         while len(self._opened) > self.count_max:
@@ -120,7 +128,7 @@ class Producers:
         """None: store it. Raises for what must not be stored, and when the whole window is still in flight."""
         who, epoch, first = numbering.producer_id, numbering.producer_epoch, numbering.first_sequence
         window = self._windows.get((key, who))
-        known = max(self._opened.get(who, -1), window.producer_epoch if window else -1)
+        known = max(self._opened.get(who, -1), self._epochs.get(who, -1))
         if epoch < known:
             raise _fenced(who, epoch, known)
         if window is None or window.producer_epoch < epoch:
@@ -153,10 +161,7 @@ class Producers:
 
     def _keep(self, slot: Key, window: Window) -> None:
         self._windows[slot] = window
-        self._epochs.pop(slot[1], None)
-        self._epochs[slot[1]] = window.producer_epoch
-        while len(self._epochs) > self.count_max:
-            del self._epochs[next(iter(self._epochs))]
+        _raise_to(self._epochs, slot[1], window.producer_epoch, self.count_max)
 
     def roll_back(self, lsn: int) -> None:
         """Forgets everything above `lsn` (hazard 16)."""
@@ -171,8 +176,9 @@ class Producers:
         return len(old)
 
     def _evict(self, slot: Key) -> None:
-        del self._windows[slot]
+        window = self._windows.pop(slot)
         self._opened.pop(slot[1], None)
+        _raise_to(self._forgotten, slot[1], window.producer_epoch, self.count_max)
 
     def last_sequence(self, key: ShardKey, producer_id: int) -> int | None:
         """The last number stored, of whichever epoch stored it."""
@@ -181,6 +187,13 @@ class Producers:
             window = window.before
         return window.expected - 1 if window else None
 
+    def recent(self, key: ShardKey, producer_id: int) -> list[tuple[int, int, int]]:
+        """(first number, messages, base offset) of the last batches stored, of whichever epoch stored them."""
+        window = self._windows.get((key, producer_id))
+        while window is not None and not window.sent:
+            window = window.before
+        return [sent[:3] for sent in window.sent] if window is not None else []
+
     def windows(self) -> Iterator[tuple[ShardKey, int, Window]]:
         for (key, producer_id), window in self._windows.items():
             yield key, producer_id, window
@@ -188,8 +201,24 @@ class Producers:
     def restore(self, key: ShardKey, producer_id: int, window: Window) -> None:
         self._keep((key, producer_id), window)
 
+    def epochs(self) -> list[tuple[int, int, int]]:
+        """(producer, its highest epoch, the highest that is forgotten or -1), for the checkpoint."""
+        return [(who, epoch, self._forgotten.get(who, -1)) for who, epoch in self._epochs.items()]
+
+    def restore_epoch(self, producer_id: int, epoch: int, forgotten: int) -> None:
+        _raise_to(self._epochs, producer_id, epoch, self.count_max)
+        if forgotten >= 0:
+            _raise_to(self._forgotten, producer_id, forgotten, self.count_max)
+
     def __len__(self) -> int:
         return len(self._windows)
+
+
+def _raise_to(epochs: dict[int, int], producer_id: int, epoch: int, count_max: int) -> None:
+    """Notes an epoch of a producer, which is now the one used last; the least recently used leave."""
+    epochs[producer_id] = max(epochs.pop(producer_id, -1), epoch)
+    while len(epochs) > count_max:
+        del epochs[next(iter(epochs))]
 
 
 def _check_in_flight(window: Window, producer_id: int, released_lsn: int | None) -> None:

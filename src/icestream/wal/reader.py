@@ -19,23 +19,14 @@ from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.appender import Appender
 from icestream.wal.footer import load_index
-from icestream.wal.index import FileIndex
+from icestream.wal.index import FileIndex, ShardIndex
 from icestream.wal.scan import good_header, scan_records
-from icestream.wal.state import LogState
+from icestream.wal.state import LogState, Shard
 from icestream.wal.summary import FileSummary
+from icestream.wal.tail import SectionRead
 from icestream.wal.upkeep import Upkeep
 
 Answer = TypeVar("Answer")
-
-
-class SectionRead(NamedTuple):
-    """One section of a shard: messages [base_offset, base_offset + rows), as blocks (block.py)."""
-
-    base_offset: int
-    rows: int
-    append_time_us: int
-    epoch: int
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +49,12 @@ class RecordChunk:
 
 
 class _Stretch(NamedTuple):
-    """Where in a file to look: walk the chain back from `last` to `first`."""
+    """Where in a file to look: walk the chain back from `last` to `first`. About `own_bytes` of it are the shard's."""
 
     number: int
     last: int
     first: int
+    own_bytes: int
 
 
 class _Place(NamedTuple):
@@ -102,9 +94,19 @@ class Reader:
         visible = shard.written
         if offset >= visible:
             return ReadResult([], gaps, offset)
-        stretch = await self._find(key, offset, max(1, max_bytes // limits.INDEX_STRIDE_BYTES))
-        sections = await self._pinned(stretch.number, lambda: self._walk(stretch, key, offset, visible, max_bytes))
+        points = self._points(shard, max_bytes)
+        stretch = await self._find(key, offset, points)
+        sections, seen = await self._pinned(
+            stretch.number, lambda: self._walk(stretch, key, offset, visible, max_bytes)
+        )
+        shard.sections_per_point = max(seen / points, 1.0)
         return ReadResult(sections, gaps, sections[-1].base_offset + sections[-1].rows)
+
+    @staticmethod
+    def _points(shard: Shard, max_bytes: int) -> int:
+        """How many points of the index to go: as much as is wanted, and not more sections than one read may have."""
+        wanted = max_bytes // limits.INDEX_STRIDE_BYTES
+        return max(1, min(wanted, int(limits.READ_SECTIONS_MAX / shard.sections_per_point)))
 
     def earliest(self, key: ShardKey) -> int:
         """The lowest offset of the shard that is still in the log, or its end when none is."""
@@ -121,11 +123,11 @@ class Reader:
         file = self._file_of(key, offset)
         if file is not None:
             index = (await self._index(file)).shards[key]
-            return _Stretch(file.number, *index.chain_for_offset(offset, points))
+            return _Stretch(file.number, *index.chain_for_offset(offset, points), _own_bytes(index, points))
         for number, open_index in self._appender.open_files():
             held = open_index.shards.get(key)
             if held is not None and held.first_offset <= offset < held.end_offset:
-                return self._open_stretch(number, key, held.chain_for_offset(offset, points))
+                return self._open_stretch(number, key, held.chain_for_offset(offset, points), _own_bytes(held, points))
         earliest = self.earliest(key)
         raise errors.PositionGone(
             f"offset {offset} of {key} is not in the log any more", hint=f"the log begins at offset {earliest}"
@@ -147,13 +149,13 @@ class Reader:
                 return files[at]
         return None
 
-    def _open_stretch(self, number: int, key: ShardKey, chain: tuple[int, int]) -> _Stretch:
+    def _open_stretch(self, number: int, key: ShardKey, chain: tuple[int, int], own_bytes: int) -> _Stretch:
         """In a file that is being written the chain may end in a section that nobody may see yet: start before it."""
         last, first = chain
         shard = self._state.shard(key)
         if shard.read_file == number and last > shard.read_position:
             last = shard.read_position
-        return _Stretch(number, last, first)
+        return _Stretch(number, last, first, own_bytes)
 
     async def _index(self, file: FileSummary) -> FileIndex:
         """The whole index of a sealed file, from a bounded cache."""
@@ -198,16 +200,21 @@ class Reader:
             )
         return answer
 
-    def _walk(self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int) -> list[SectionRead]:
+    def _walk(
+        self, stretch: _Stretch, key: ShardKey, offset: int, visible: int, max_bytes: int
+    ) -> tuple[list[SectionRead], int]:
+        """The sections from the one with `offset` on, and how many the stretch has."""
         file = self._open(stretch.number)
         try:
-            entries = _chain(file, stretch, key, offset)
+            window = _Window(file, stretch)
+            entries = _chain(window, stretch, key, offset)
             sections: list[SectionRead] = []
             size = 0
             for front, entry in reversed(entries):
-                if sections and (size + entry.body_bytes > max_bytes or entry.end_offset > visible):
+                is_enough = size + entry.body_bytes > max_bytes or len(sections) == limits.READ_SECTIONS_MAX
+                if sections and (is_enough or entry.end_offset > visible):
                     break
-                sections.append(_read_section(file, stretch.number, front, entry))
+                sections.append(_read_section(window, stretch.number, front, entry))
                 size += entry.body_bytes
             if not sections[0].base_offset <= offset < sections[0].base_offset + sections[0].rows:
                 raise errors.LogDamaged(
@@ -215,7 +222,7 @@ class Reader:
                     f"the way to offset {offset} of {key} is broken",
                     hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
                 )
-            return sections
+            return sections, len(entries)
         finally:
             file.close()
 
@@ -230,20 +237,23 @@ class Reader:
                 index = (await self._index(file)).shards[key]
                 chain = index.chain_for_time(time_us)
                 if chain is not None:
-                    return await self._first_at_time(_Stretch(file.number, *chain), key, time_us, visible)
+                    stretch = _Stretch(file.number, *chain, _own_bytes(index))
+                    return await self._first_at_time(stretch, key, time_us, visible)
         for number, open_index in self._appender.open_files():
             shard_index = open_index.shards.get(key)
             chain = shard_index.chain_for_time(time_us) if shard_index else None
             if shard_index is not None and chain is not None and shard_index.first_offset < visible:
-                return await self._first_at_time(self._open_stretch(number, key, chain), key, time_us, visible)
+                stretch = self._open_stretch(number, key, chain, _own_bytes(shard_index))
+                return await self._first_at_time(stretch, key, time_us, visible)
         return visible
 
     async def _first_at_time(self, stretch: _Stretch, key: ShardKey, time_us: int, visible: int) -> int:
         def look() -> int:
             file = self._open(stretch.number)
             try:
-                chain = reversed(_chain(file, stretch, key, -1))
-                sections = (_read_section(file, stretch.number, *link) for link in chain)
+                window = _Window(file, stretch)
+                chain = reversed(_chain(window, stretch, key, -1))
+                sections = (_read_section(window, stretch.number, *link) for link in chain)
                 later = (section.base_offset for section in sections if section.append_time_us >= time_us)
                 return min(next(later, visible), visible)
             finally:
@@ -261,23 +271,26 @@ class Reader:
             found = self._locate(lsn)
             if found.number != number:
                 number, position = found.number, wire.RECORDS_START
-            chunk = await self._next_chunk(found, position)
-            wanted = [record for record in chunk.records if lsn <= record[1] <= self._appender.released_lsn]
-            last = wanted[-1] if wanted else chunk.records[-1]
+            # from before the read: what is released later may replace bytes that a failed write took back
+            bound = self._appender.released_lsn
+            chunk = await self._next_chunk(found, position, bound)
+            wanted = [record for record in chunk.records if record[1] >= lsn]
+            last = chunk.records[-1]
             position = last[0] + last[6]
             if wanted:
                 lsn = wanted[-1][1] + 1
                 yield RecordChunk(chunk.number, chunk.start, chunk.data, wanted)
 
-    async def _next_chunk(self, found: _Place, start: int) -> RecordChunk:
+    async def _next_chunk(self, found: _Place, start: int, bound: int) -> RecordChunk:
         """At least one record: the one that stands there is released, so it can be read or it is damaged."""
         chunk = await self._pinned(found.number, lambda: self._read_chunk(found, start))
-        if not chunk.records:
+        records = [record for record in chunk.records if record[1] <= bound]
+        if not records:
             raise errors.LogDamaged(
                 f"log file {found.number} is damaged at position {start}",
                 hint="icestream wal inspect shows the log; icestream wal repair declares what is lost",
             )
-        return chunk
+        return RecordChunk(chunk.number, chunk.start, chunk.data, records)
 
     def _locate(self, lsn: int) -> _Place:
         """The file that holds `lsn`."""
@@ -310,7 +323,28 @@ class Reader:
         return RecordChunk(found.number, start, data, records)
 
 
-def _chain(file: File, stretch: _Stretch, key: ShardKey, offset: int) -> list[tuple[bytes, wire.Entry]]:
+def _own_bytes(index: ShardIndex, points: int = 1) -> int:
+    return min(index.own_bytes, points * limits.INDEX_STRIDE_BYTES)
+
+
+class _Window:
+    """A stretch of a file. One that is mostly the shard's own is read at once; of another only the shard's bytes are
+    read, each for itself (hazard 19)."""
+
+    def __init__(self, file: File, stretch: _Stretch) -> None:
+        self._file = file
+        self._start = stretch.first
+        size = stretch.last + wire.ENTRY_BYTES - stretch.first
+        self._data = file.read_at(stretch.first, size) if size <= 2 * stretch.own_bytes else b""
+
+    def read_at(self, position: int, length: int) -> bytes:
+        at = position - self._start
+        if at >= 0 and at + length <= len(self._data):
+            return self._data[at : at + length]
+        return self._file.read_at(position, length)
+
+
+def _chain(file: _Window, stretch: _Stretch, key: ShardKey, offset: int) -> list[tuple[bytes, wire.Entry]]:
     """The section entries from `last` back to `first`, or to the one that holds `offset`."""
     found: list[tuple[bytes, wire.Entry]] = []
     position = stretch.last
@@ -329,7 +363,7 @@ def _chain(file: File, stretch: _Stretch, key: ShardKey, offset: int) -> list[tu
         position = entry.previous
 
 
-def _read_section(file: File, number: int, front: bytes, entry: wire.Entry) -> SectionRead:
+def _read_section(file: _Window, number: int, front: bytes, entry: wire.Entry) -> SectionRead:
     body = file.read_at(entry.body_position, entry.body_bytes)
     if not wire.section_is_good(front, body, entry.crc):
         raise errors.LogDamaged(

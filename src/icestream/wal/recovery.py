@@ -29,7 +29,7 @@ from icestream.wal.rewrite import write_copy
 from icestream.wal.scan import find_headers, scan_records
 from icestream.wal.state import LogState
 from icestream.wal.summary import FileSummary
-from icestream.wal.survey import REPAIR_HINT, Survey, SurveyedFile, survey
+from icestream.wal.survey import Survey, SurveyedFile, repair_hint, survey
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Replay:
         if self.found.bad_headers:
             name, why = self.found.bad_headers[0]
             raise errors.LogDamaged(
-                f"{self.directory.describe(name)} is damaged at position 0: {why}", hint=REPAIR_HINT
+                f"{self.directory.describe(name)} is damaged at position 0: {why}", hint=repair_hint(self.directory)
             )
         for number, file in enumerate(files):
             later = files[number + 1 :]
@@ -108,7 +108,7 @@ class Replay:
         if last < self.covered:
             raise errors.LogDamaged(
                 f"the log ends at record {last}, but a checkpoint covers record {self.covered}",
-                hint=f"log files are missing from {self.directory.describe('')}. {REPAIR_HINT}",
+                hint=f"log files are missing from {self.directory.describe('')}. {repair_hint(self.directory)}",
             )
         self.report.last_lsn = last
 
@@ -122,7 +122,7 @@ class Replay:
             if needed < first:
                 raise errors.LogDamaged(
                     f"offsets {needed} to {first - 1} of {key} are not in the log and were never freed",
-                    hint=f"log files are missing from {self.directory.describe('')}. {REPAIR_HINT}",
+                    hint=f"log files are missing from {self.directory.describe('')}. {repair_hint(self.directory)}",
                 )
 
     def _arrive(self, file: SurveyedFile, first_lsn: int) -> None:
@@ -138,7 +138,7 @@ class Replay:
         return errors.LogDamaged(
             f"{self.directory.describe(file.name)} begins with record {first_lsn}, expected {expected}: "
             "a log file or a checkpoint is missing",
-            hint=REPAIR_HINT,
+            hint=repair_hint(self.directory),
         )
 
     def _sealed(self, file: SurveyedFile, seal: Seal) -> None:
@@ -258,7 +258,7 @@ class Replay:
         return errors.LogDamaged(
             f"{self.directory.describe(file.name)} is damaged at position {position}: "
             f"record {lsn} cannot be read, and {evidence}",
-            hint=REPAIR_HINT,
+            hint=repair_hint(self.directory),
         )
 
     def _apply(self, data: bytes, records: Sequence[tuple[int, ...]]) -> FileIndex:
@@ -313,7 +313,7 @@ def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mappin
     clean = is_new or bool(found.checkpoint and found.checkpoint.clean and found.checkpoint.lsn == report.last_lsn)
     report.clean = clean and not found.sync_failed
     accept = is_new or (replay.repaired_lsn != 0 and replay.repaired_lsn == report.last_lsn)
-    report.gaps = _gaps(state, positions, accept_loss=accept)
+    report.gaps = _gaps(state, positions, repair_hint(directory), accept_loss=accept)
     for gap in report.gaps:
         if gap.key.topic_id not in state.topics:
             state.declare(Topic.nameless(gap.key.topic_id))  # its name is known to whoever knows the position
@@ -322,7 +322,7 @@ def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mappin
     return Recovered(identity, state, summaries, found.spares, found.kept, number, report)
 
 
-def _gaps(state: LogState, positions: Mapping[ShardKey, int], *, accept_loss: bool) -> list[Gap]:
+def _gaps(state: LogState, positions: Mapping[ShardKey, int], hint: str, *, accept_loss: bool) -> list[Gap]:
     """Where each shard goes on: behind everything that anybody may have seen (hazard 3). The rest is a declared gap."""
     gaps: list[Gap] = []
     for key in {*state.shards, *positions}:
@@ -334,7 +334,7 @@ def _gaps(state: LogState, positions: Mapping[ShardKey, int], *, accept_loss: bo
         if known > max(end, reserved) and not accept_loss:
             raise errors.LogDamaged(
                 f"{key} ends at offset {end} in the log, but offset {known} is known to have been synced",
-                hint=f"the log is older than what was committed or acked. {REPAIR_HINT}",
+                hint=f"the log is older than what was committed or acked. {hint}",
             )
         if reserved > end:
             gaps.append(Gap(key, end, reserved, epoch, "unclean stop", GapState.UNUSED))

@@ -99,7 +99,8 @@ def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:
         positions = range(part.position + wire.HEADER_BYTES, part.position + header.header_bytes, wire.ENTRY_BYTES)
     for position in positions:
         entry = wire.decode_entry(data, position - RECORDS_START, position)
-        body = data[entry.body_position - RECORDS_START :][: entry.body_bytes]
+        start = entry.body_position - RECORDS_START
+        body = data[start : start + entry.body_bytes]
         fields = (entry.epoch, entry.base_offset, entry.append_time_us, entry.rows)
         yield wire.Section(entry.topic_id, entry.shard, entry.kind, entry.flags, *fields, 0, body)
     yield from (notes.gap_section(gap) for loss in part.losses for gap in loss.gaps)

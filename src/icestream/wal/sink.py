@@ -44,8 +44,11 @@ class Sink(Protocol):
     def fileno(self) -> int:
         """Readable when there is news; -1 when news is there as soon as `submit` returns."""
 
+    def halt(self) -> Progress:
+        """Ends what is still under way after a failed write: a sync beside it may have failed too, and that counts."""
+
     def restart(self) -> None:
-        """Goes on after a failed write."""
+        """Goes on after a failed write and `halt`."""
 
     def close(self) -> None: ...
 
@@ -74,17 +77,22 @@ class InlineSink:
         return True
 
     def request_sync(self, file: File) -> None:
+        if self._error:
+            return
         try:
             file.sync()
             self._synced = self._written
         except OSError as error:
-            self._error = self._error or SinkError(self._written, "sync", error.errno or 0)
+            self._error = SinkError(self._written, "sync", error.errno or 0)
 
     def progress(self) -> Progress:
         return Progress(self._written, self._synced, self._error)
 
     def fileno(self) -> int:
         return -1
+
+    def halt(self) -> Progress:
+        return self.progress()
 
     def restart(self) -> None:
         self._error = None
@@ -183,8 +191,11 @@ class NativeSink:
     def fileno(self) -> int:
         return int(self._writer.fileno())
 
-    def restart(self) -> None:
+    def halt(self) -> Progress:
         self._writer.close()
+        return self.progress()
+
+    def restart(self) -> None:
         assert native is not None
         self._writer = native.LogWriter()
 

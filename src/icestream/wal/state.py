@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from icestream import errors, limits
+from icestream.model.block import heads_of
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.wal import notes
-from icestream.wal.block import heads_of
 from icestream.wal.format import OPTIONAL, SECTION_KINDS_KNOWN, Entry, SectionKind
 from icestream.wal.index import ShardIndex
 from icestream.wal.producers import Producers
@@ -30,8 +30,9 @@ class Shard:
 
     __slots__ = (
         "append_time_us", "assigned", "blocks", "clock_steps", "entry_file", "entry_position", "epoch", "floor",
-        "index", "key", "read_file", "read_position", "reserve_pending", "reserved", "rows", "synced", "topic", "usage",
-        "written",
+        "index", "key", "on_visible", "read_file", "read_position", "reserve_pending", "reserved", "rows",
+        "sections_per_point", "synced",
+        "topic", "usage", "written",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, number: int, usage: Usage) -> None:
@@ -50,8 +51,10 @@ class Shard:
         self.entry_file = 0
         self.entry_position = 0
         self.index = ShardIndex(0)  # its part of the index of that file
+        self.sections_per_point = float(limits.READ_SECTIONS_MAX)  # of its index, as the last read found it
         self.read_file = 0  # its last section that readers may see
         self.read_position = 0
+        self.on_visible: Callable[[], None] | None = None  # told when `written` has moved
         # the section being gathered for the record of this tick
         self.blocks: list[bytes] = []
         self.rows = 0

@@ -11,7 +11,14 @@ from icestream.wal.checkpoint import Checkpoint, KeptCheckpoint, decode_checkpoi
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import FileHeader, Seal
 
-REPAIR_HINT = "nothing was changed; `icestream wal inspect` shows the log, `icestream wal repair` lists what is lost"
+
+def repair_hint(directory: Directory) -> str:
+    """What to do about a damaged log, with the commands as they have to be typed."""
+    where = directory.describe("").rstrip("/")
+    return (
+        f"nothing was changed; `icestream wal inspect {where}` shows the log, `icestream wal repair {where}` lists "
+        "what is lost"
+    )
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from icestream import limits
 from icestream.model.shard import ShardKey
@@ -16,7 +16,14 @@ from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import lifecycle, log_file
 from icestream.wal.appender import Appender, SealedFile
-from icestream.wal.checkpoint import Checkpoint, KeptCheckpoint, encode_checkpoint, freeze_shards, window_slices
+from icestream.wal.checkpoint import (
+    Checkpoint,
+    KeptCheckpoint,
+    encode_checkpoint,
+    epoch_slices,
+    freeze_shards,
+    window_slices,
+)
 from icestream.wal.footer import load_index
 from icestream.wal.options import LogOptions
 from icestream.wal.pins import Pins
@@ -68,6 +75,11 @@ class Upkeep:
                 shard = self._state.shard(key)
                 if held.end > shard.floor:
                     shard.usage.held_bytes += held.own_bytes
+
+    @property
+    def checkpoints(self) -> Sequence[KeptCheckpoint]:
+        """Those on disk, the newest first."""
+        return self._checkpoints
 
     @property
     def used_bytes(self) -> int:
@@ -148,7 +160,11 @@ class Upkeep:
         file.sync()
         if sealed.seal.last_lsn >= sealed.seal.first_lsn:
             self._add(FileSummary.of(sealed.seal, sealed.seal.end_position, load_index(file, sealed.seal)))
+            file.close()
+            return
         file.close()
+        with contextlib.suppress(OSError):  # nothing in it counts; what cannot go now goes at the next start
+            self._directory.remove(log_file.log_name(sealed.seal.number))
 
     def _add(self, summary: FileSummary) -> None:
         self.files.append(summary)
@@ -198,11 +214,9 @@ class Upkeep:
     async def _encode_checkpoint(self, picture: Checkpoint) -> bytes:
         """The shards at once, as they are at the LSN; then the producers, which may be many, in slices."""
         shards = freeze_shards(self._state, clean=picture.clean)
-        windows: list[bytes] = []
-        for part in window_slices(self._state, picture.lsn):
-            windows.append(part)
-            await asyncio.sleep(0)
-        return encode_checkpoint(picture, shards, b"".join(windows), self._clock.wall_us())
+        windows = await _in_slices(window_slices(self._state, picture.lsn))
+        epochs = await _in_slices(epoch_slices(self._state))
+        return encode_checkpoint(picture, shards, windows, epochs, self._clock.wall_us())
 
     def _write_checkpoint(self, lsn: int, floors: dict[ShardKey, int], data: bytes) -> None:
         directory = self._directory
@@ -297,3 +311,12 @@ class Upkeep:
         for file in self.handles.values():
             file.close()
         self.handles.clear()
+
+
+async def _in_slices(parts: Iterator[bytes]) -> bytes:
+    """All of them, with a turn of the loop behind each."""
+    found: list[bytes] = []
+    for part in parts:
+        found.append(part)
+        await asyncio.sleep(0)
+    return b"".join(found)

@@ -50,7 +50,8 @@ def test_a_damaged_log_stops_the_start_with_file_position_and_command(tmp_path: 
     assert err.splitlines() == [
         f"icestream: {path / file} is damaged at position {RECORDS_START}: "
         "record 4 cannot be read, and the file is sealed",
-        "hint: nothing was changed; `icestream wal inspect` shows the log, `icestream wal repair` lists what is lost",
+        f"hint: nothing was changed; `icestream wal inspect {path}` shows the log, `icestream wal repair {path}` lists "
+        "what is lost",
     ]
     assert {one.name for one in path.iterdir()} == {*drawn.files, "LOCK"}
     assert (path / file).read_bytes() == content

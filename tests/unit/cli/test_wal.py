@@ -16,7 +16,12 @@ from tests.support.pictures import picture
 from tests.support.serve_process import ServeProcess
 from tests.support.small_log import Picture
 
-HINT = "hint: nothing was changed; `icestream wal inspect` shows the log, `icestream wal repair` lists what is lost\n"
+
+def hint(path: Path) -> str:
+    return (
+        f"hint: nothing was changed; `icestream wal inspect {path}` shows the log, `icestream wal repair {path}` lists "
+        "what is lost\n"
+    )
 
 
 class Terminal:
@@ -70,6 +75,7 @@ def everything(path: Path) -> dict[str, bytes]:
 
 
 def test_inspect_shows_an_empty_log(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "LOCK").touch()
     code, out, err = terminal.run("wal", "inspect", tmp_path)
     assert (code, err) == (0, "")
     assert "checkpoint 0, last record 0, 0 producer windows" in out
@@ -122,7 +128,7 @@ def test_inspect_of_a_damaged_log_shows_it_and_exits_with_9(terminal: Terminal, 
     code, out, err = terminal.run("wal", "inspect", path)
     file = path / "log-0000000000000006.wal"
     says = f"{file} is damaged at position {RECORDS_START}: record 4 cannot be read, and the file is sealed"
-    assert (code, err) == (9, f"icestream: {says}\n{HINT}")
+    assert (code, err) == (9, f"icestream: {says}\n{hint(path)}")
     assert "log-0000000000000006.wal  sealed" in out
     code, out, err = terminal.run("wal", "inspect", path, "--output", "json")
     assert code == 9
@@ -146,6 +152,7 @@ def test_inspect_lists_the_records_of_a_file(terminal: Terminal, tmp_path: Path)
 
 
 def test_inspect_of_a_file_that_is_not_there_exits_with_4(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "LOCK").touch()
     code, _, err = terminal.run("wal", "inspect", tmp_path, "--records", 77)
     assert code == 4
     assert "there is no file log-0000000000000077.wal" in err
@@ -159,6 +166,17 @@ def test_a_directory_that_is_not_there_exits_with_4_and_is_not_made(
     assert code == 4
     assert f"there is no log in {tmp_path / 'nowhere'}" in err
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("verb", ["inspect", "repair"])
+def test_a_directory_that_holds_no_log_is_told_from_an_empty_one(terminal: Terminal, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "notes.txt").touch()
+    code, _, err = terminal.run("wal", verb, tmp_path)
+    assert (code, "start `icestream serve` once" in err) == (4, True)
+    (tmp_path / "wal").mkdir()
+    code, _, err = terminal.run("wal", verb, tmp_path)
+    assert (code, f"do you mean {tmp_path / 'wal'}?" in err) == (4, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "wal"]
 
 
 def test_without_a_directory_the_configured_one_is_meant(terminal: Terminal, tmp_path: Path) -> None:
@@ -208,10 +226,10 @@ def test_repair_lists_the_loss_and_changes_nothing_unless_told_to(terminal: Term
     head, row = out.splitlines()
     assert " ".join(head.split()) == "file position bytes records messages lost perhaps more"
     assert row.split()[0] == "log-0000000000000006.wal"
-    assert "4..4     topic 2 shard 3 3..3  no" in row
+    assert "4..4     /default/b shard 3 3..3  no" in row
     assert everything(path) == before
     (loss,) = terminal.document("wal", "repair", path)
-    assert loss["messages lost"] == [{"topic_id": 2, "shard": 3, "start": 3, "end": 4}]
+    assert loss["messages lost"] == [{"topic": "/default/b", "topic_id": 2, "shard": 3, "start": 3, "end": 4}]
     assert (loss["records"], loss["perhaps more"]) == ([4, 4], [])
     assert everything(path) == before
 

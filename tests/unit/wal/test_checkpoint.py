@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
+from icestream.model.block import Numbering
 from icestream.model.shard import Gap, GapState, ShardKey, Topic
 from icestream.wal import format as wire
-from icestream.wal.block import Numbering
-from icestream.wal.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, freeze_shards, window_slices
+from icestream.wal.checkpoint import (
+    Checkpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    epoch_slices,
+    freeze_shards,
+    window_slices,
+)
 from icestream.wal.producers import Duplicate, Sent, Window
 from icestream.wal.state import LogState
 from tests.support.effort import HALF, QUARTER
@@ -63,7 +70,8 @@ def encoded(checkpoint: Checkpoint) -> bytes:
     """The checkpoint in one go; the log lets its loop turn between the slices."""
     shards = freeze_shards(checkpoint.state, clean=checkpoint.clean)
     windows = b"".join(window_slices(checkpoint.state, checkpoint.lsn))
-    return encode_checkpoint(checkpoint, shards, windows, 5)
+    epochs = b"".join(epoch_slices(checkpoint.state, 2))
+    return encode_checkpoint(checkpoint, shards, windows, epochs, 5)
 
 
 def told(state: LogState) -> Any:
@@ -183,6 +191,7 @@ def test_a_checkpoint_is_byte_by_byte_what_the_page_says() -> None:
         34: struct.pack("<qIQqqqq", 5, 3, 4, 100, 500, 1_234, 10),
         35: struct.pack("<qIqqQBH", 5, 3, 20, 30, 4, 2, 3) + b"why",
         36: struct.pack("<qIqiqqqH", 5, 3, 9, 1, 8, 99, 0, 1) + struct.pack("<qIqq", 0, 8, 40, LSN),
+        37: struct.pack("<qii", 9, 1, -1),
     }
     sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies.items()]
     assert encoded(picture(small_state())) == wire.encode_record_python(2, LSN, 0, LSN, 5, 0, 8, sections)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.model import envelope
+from icestream.model.block import encode_block
 from icestream.model.shard import ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
 from icestream.wal import format as wire
 from icestream.wal.appender import Appender, Batch
-from icestream.wal.block import encode_block
 from icestream.wal.footer import load_index, read_footer, rebuild_footer
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import Seal

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.model import envelope
+from icestream.model.block import encode_block
 from icestream.model.shard import ShardKey, Topic
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.wal.block import encode_block
 from icestream.wal.index import FileIndex
 from icestream.wal.lifecycle import NEXT_STATES, FileState, freeable, held_by
 from icestream.wal.log_file import Seal

@@ -9,7 +9,7 @@ import pytest
 
 from icestream import errors
 from icestream.model import SyncMode
-from icestream.wal.block import Numbering
+from icestream.model.block import Numbering
 from icestream.wal.log import Log
 from icestream.wal.plain_records import PlainRecords
 from tests.support.machine import A, B, Machine, batch, messages

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from icestream import errors, limits
+from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.wal.block import Numbering
 from icestream.wal.producers import Duplicate, Producers, Sent, Window
 from tests.support.effort import HALF
 
@@ -278,6 +278,8 @@ class ProducerModel(RuleBasedStateMachine):
         self.stored: dict[tuple[ShardKey, int], Stored] = {}
         self.epochs: dict[int, int] = {}  # opened
         self.left: dict[tuple[ShardKey, int], int] = {}  # windows that were evicted, and the epoch they had
+        self.forgotten: dict[int, int] = {}  # the highest epoch of a producer that had such a window
+        self.sent_epochs: dict[int, int] = {}  # the highest that ever sent, in any shard
         self.offsets: dict[ShardKey, int] = {KEY: 0, OTHER: 0}
         self.lsn = self.synced = self.now = 0
         self.seen: dict[tuple[ShardKey, int, int, int], int] = {}  # each number that is stored, and where
@@ -301,7 +303,8 @@ class ProducerModel(RuleBasedStateMachine):
         self, key: ShardKey, who: int, epoch: int, first: int, rows: int
     ) -> Duplicate | str | set[str | None] | None:
         known = self.stored.get((key, who))
-        newest = max(self.epochs.get(who, -1), known.epoch if known else -1)
+        sent = [one.epoch for (_, other), one in self.stored.items() if other == who]
+        newest = max([self.epochs.get(who, -1), self.sent_epochs.get(who, -1), *sent])
         if epoch < newest:
             return {"fenced", "unknown_producer"} if self.has_left(who) else "fenced"
         if known is None or known.epoch < epoch:
@@ -333,6 +336,7 @@ class ProducerModel(RuleBasedStateMachine):
         self.offsets[key] += rows
         self.lsn += 1
         self.producers.record(key, numbering, rows, base, self.lsn, self.now, self.synced)
+        self.sent_epochs[who] = max(self.sent_epochs.get(who, -1), epoch)
         if known is None or known.epoch < epoch:
             known = self.stored[key, who] = Stored(epoch, first, known)
         known.batches.append(Sent(first, rows, base, self.lsn))
@@ -347,11 +351,14 @@ class ProducerModel(RuleBasedStateMachine):
         epoch = max(0, self.epochs.get(who, 0) + step)
         newest_sent = max((known.epoch for (_, other), known in self.stored.items() if other == who), default=0)
         newest = max(self.epochs.get(who, 0), newest_sent)
+        forgotten = max((left for (_, other), left in self.left.items() if other == who), default=-1)
+        self.forgotten[who] = max(self.forgotten.get(who, -1), forgotten)
         try:
             self.producers.open(who, epoch)
         except errors.ProducerFenced:
-            assert epoch < newest
+            assert epoch < newest or epoch <= self.forgotten[who]
             return
+        assert epoch > self.forgotten[who], "what it sent under that one is forgotten"
         assert epoch >= newest_sent
         assert epoch >= newest or self.has_left(who)
         self.epochs[who] = epoch

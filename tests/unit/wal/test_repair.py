@@ -10,21 +10,26 @@ import pytest
 
 from icestream import errors, limits
 from icestream.model import ShardKey, SyncMode, Topic, envelope
+from icestream.model.block import encode_block
 from icestream.model.shard import Gap, GapState
 from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import placed
-from icestream.wal.block import encode_block
 from icestream.wal.damage import Closing, RepairPlan, plan_repair, read_records
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, FileHeader, log_name
 from icestream.wal.losses import Loss
 from icestream.wal.notes import gap_section, topic_section
+from icestream.wal.open import open_log_on
+from icestream.wal.options import LogOptions
 from icestream.wal.repair import apply_repair
 from icestream.wal.rewrite import Copy, publish_copy
 from icestream.wal.scan import find_headers
+from icestream.wal.sink import InlineSink
+from icestream.wal.survey import survey
 from tests.support.damage import Cut, Damage, Flip, Gone, flips
 from tests.support.pictures import LOGS, picture
 from tests.support.small_log import A, B, Picture, Place, SmallLog, contents, open_small, read_shard
@@ -493,3 +498,55 @@ def test_a_hole_across_the_checkpoint_is_noted_where_a_start_looks(monkeypatch: 
         missing = {offset for offset in range(3) if offset not in found}
         assert missing == {offset for shard, offset in lost if shard == key.shard}
         assert all(log.state.gap_at(key, offset) for offset in missing)
+
+
+def test_a_file_without_a_header_and_without_a_record_may_have_held_anything() -> None:
+    """Its first pages are gone: what was acked in it must not be given out again."""
+
+    async def write() -> tuple[SimulatedDisk, str, int]:
+        disk = SimulatedDisk(1)
+        log = await open_small(disk)
+        log.declare_topic(Topic(1, "/default/a"))
+        (done,) = placed(await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))]))
+        await log.close()
+        log = await open_small(disk)
+        (done,) = placed(await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"y"]}))]))
+        assert log.appender.file is not None
+        disk.kill()
+        return disk, log_name(log.appender.file.number), done.base_offset
+
+    disk, name, offset = asyncio.run(write())
+    disk.replace(name, bytes(8192) + disk.content(name)[8192:])
+    plan, _ = repair(disk)
+    assert [gap.start for loss in plan.losses for gap in loss.unknown] == [offset]
+    log = asyncio.run(open_small(disk))
+    assert log.shard(*A).assigned > offset + 1
+    assert log.state.gap_at(A, offset) is not None
+
+
+@pytest.mark.parametrize("align", [8, 512, 4096])
+def test_cut_padding_costs_nothing(align: int) -> None:
+    async def write() -> SimulatedDisk:
+        disk = SimulatedDisk(1)
+        options = LogOptions(file_bytes=limits.LOG_FILE_BYTES_MIN, message_bytes_max=8000, align_bytes=align,
+                             spare_files=0, quota_bytes=2**30)  # fmt: skip
+        log = await open_log_on(disk, options, {}, SimulatedClock(), SeededRandomness(1), InlineSink())
+        log.declare_topic(Topic(1, "/default/a"))
+        await log.append([log.batch(log.shard(*A), encode_block(1, {envelope.PAYLOAD: [b"x"]}))])
+        await log.close()
+        return disk
+
+    whole = asyncio.run(write())
+    (file,) = survey(whole).files
+    assert file.seal is not None
+    content, end = whole.content(file.name), file.seal.end_position
+    for cut in range(end - min(align, 600), end):
+        disk = asyncio.run(write())
+        disk.replace(file.name, content[:cut])
+        plan, _ = repair(disk)
+        log = asyncio.run(open_small(disk))
+        lost = [gap for gap in plan.gaps if gap.start == 0]
+        assert asyncio.run(read_shard(log, A)) == ({} if lost else {0: b"x"}), cut
+        assert not plan_repair(disk).is_needed
+        if end - cut <= align - 300:
+            assert not lost, "only padding was cut"

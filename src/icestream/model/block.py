@@ -39,7 +39,6 @@ from typing import Final, NamedTuple, cast
 
 from icestream import errors, limits
 from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
-from icestream.wal.format import padded
 
 Value = int | bool | bytes | str | dict[str, str] | None
 
@@ -54,6 +53,11 @@ _WIDTH: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_
 _TYPECODE: Final = {4: "i", 8: "q", 1: "B"}
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
+
+
+def padded(size: int) -> int:
+    """The next multiple of 8."""
+    return (size + 7) & ~7
 
 
 class Constant(NamedTuple):
@@ -259,6 +263,13 @@ class Block:
 
     def columns(self) -> list[Column]:
         return [COLUMN_BY_ID[id_] for id_ in self._columns]
+
+    def stored(self, column: Column) -> tuple[int, int, memoryview] | None:
+        """Encoding, flags and data of a column as they stand in the block; its values are not looked at."""
+        found = self._columns.get(column.id)
+        if found is None:
+            return None
+        return found.encoding, found.flags, self._data[found.start : found.start + found.size]
 
     def values(self, column: Column) -> list[Value]:
         """Every row's value. Raises DecodeError for values that do not fit the column."""

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.model import envelope
-from icestream.model.envelope import COLUMNS, Column, ColumnKind
-from icestream.wal.block import (
+from icestream.model.block import (
     CONSTANT,
     FIXED,
     VARIABLE,
@@ -23,6 +22,7 @@ from icestream.wal.block import (
     check_block,
     encode_block,
 )
+from icestream.model.envelope import COLUMNS, Column, ColumnKind
 from tests.support.effort import QUARTER
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 

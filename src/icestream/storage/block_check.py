@@ -1,0 +1,168 @@
+"""The door for blocks that come from outside, and what a broker does with blocks without decoding them.
+
+    check_block   raises for everything that `model/block.py` does not allow, and for a batch that is small only because
+                  its columns are CONSTANT: whoever makes rows of it needs the memory of all of them (hazard 9: what is
+                  acked can always become a row)
+    select_rows   a body of some rows of a body; whole blocks as they are, the others cut
+    row_keys      for each row what decides its order in a key-shared subscription
+
+A body is one or more blocks, one behind the other. A block that is cut keeps its producer, and its first sequence moves
+by the rows that are left out in front of it, so that every row keeps its number.
+
+Each has a native twin of the same verdict, text and result (tests compare them); `…_python` is the oracle, and the
+fallback where there is no native build. Refusals are InvalidInput: nothing was changed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Final
+
+from icestream import errors, limits
+from icestream.model import block, envelope
+from icestream.model.block import COLUMN, CONSTANT, FIXED, HEAD, NULLS, Block, block_head, blocks_of
+from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
+from icestream.storage.native import native
+
+_WIDTH: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
+_HINT: Final = "docs/protocol.md describes blocks; docs/log-format.md their columns"
+
+
+def check_block(data: bytes) -> None:
+    """Everything that passes can be read without a further check, and be stored."""
+    try:
+        _check_block(data)
+    except (ValueError, errors.DecodeError) as error:
+        raise _invalid(error) from None
+    rows, _, _, _, count, _, _ = HEAD.unpack_from(data)
+    directory = data[HEAD.size : HEAD.size + COLUMN.size * count]
+    repeated = sum(size for _, encoding, _, size in COLUMN.iter_unpack(directory) if encoding == CONSTANT)
+    if repeated * rows > limits.BLOCK_UNPACKED_BYTES_MAX:
+        raise errors.MessageTooLarge(
+            f"{rows} messages repeat {repeated} bytes each",
+            hint=f"constant columns of a batch may stand for {limits.BLOCK_UNPACKED_BYTES_MAX} bytes; make it smaller",
+        )
+
+
+def select_rows(body: bytes, first_row: int, rows: int) -> bytes:
+    """A body of only the rows [first_row, first_row + rows); at least one."""
+    try:
+        return _select_rows(body, first_row, rows)
+    except (ValueError, OverflowError, errors.DecodeError) as error:
+        raise _invalid(error) from None
+
+
+def row_keys(body: bytes) -> list[bytes]:
+    """The key of each row; where it is null the bytes of its producer's name, and where that is null nothing."""
+    try:
+        return _row_keys(body)
+    except (ValueError, errors.DecodeError) as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ValueError | OverflowError | errors.DecodeError) -> errors.InvalidInput:
+    return errors.InvalidInput(f"not a batch of messages: {error}", hint=_HINT)
+
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+
+def check_block_python(data: bytes) -> None:
+    block.check_block(data)
+
+
+def select_rows_python(body: bytes, first_row: int, rows: int) -> bytes:
+    if first_row < 0 or rows < 1:
+        raise errors.DecodeError(f"{rows} rows from row {first_row} on are not a part of a body")
+    view, skip, left = memoryview(body), first_row, rows
+    pieces: list[bytes | memoryview] = []
+    while left:
+        if not view:
+            raise errors.DecodeError(f"the body ends {left} rows too early")
+        head = block_head(view)
+        here, view = view[: head.block_bytes], view[head.block_bytes :]
+        if skip >= head.rows:
+            skip -= head.rows
+            continue
+        take = min(head.rows - skip, left)
+        pieces.append(here if take == head.rows else _cut(here, skip, take))
+        left -= take
+        skip = 0
+    return b"".join(pieces)
+
+
+def _cut(data: memoryview, first: int, count: int) -> bytes:
+    """A new block of the rows [first, first + count) of one."""
+    Block(data)  # head and directory add up
+    rows, _, producer, epoch, column_count, flags, sequence = HEAD.unpack_from(data)
+    at = HEAD.size + COLUMN.size * column_count
+    directory: list[bytes] = []
+    contents: list[bytes] = []
+    for id_, encoding, column_flags, size in COLUMN.iter_unpack(data[HEAD.size : at]):
+        content = bytes(data[at : at + size])
+        if encoding != CONSTANT:
+            content = _cut_column(COLUMN_BY_ID[id_], encoding, column_flags, content, rows, first, count)
+        directory.append(COLUMN.pack(id_, encoding, column_flags, len(content)))
+        contents.append(content + bytes(-len(content) % 8))
+        at += size + -size % 8
+    if block_head(data).numbering is not None:
+        sequence += first
+    size = HEAD.size + COLUMN.size * column_count + sum(map(len, contents))
+    head = HEAD.pack(count, size, producer, epoch, column_count, flags, sequence)
+    return b"".join((head, *directory, *contents))
+
+
+def _cut_column(column: Column, encoding: int, flags: int, data: bytes, rows: int, first: int, count: int) -> bytes:
+    bitmap = b""
+    if flags & NULLS:
+        bitmap_bytes = _bitmap_bytes(rows)
+        if len(data) < bitmap_bytes:
+            raise errors.DecodeError(f"column {column.name}: bitmap cut off")
+        bits = int.from_bytes(data[:bitmap_bytes], "little") >> first & (1 << count) - 1
+        bitmap, data = bits.to_bytes(_bitmap_bytes(count), "little"), data[bitmap_bytes:]
+    if encoding == FIXED:
+        width = _WIDTH.get(column.kind)
+        if width is None or len(data) != width * rows:
+            raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for {rows} fixed values")
+        return bitmap + data[width * first : width * (first + count)]
+    return bitmap + _cut_variable(column, data, rows, first, count)
+
+
+def _cut_variable(column: Column, data: bytes, rows: int, first: int, count: int) -> bytes:
+    ends_bytes = 4 * (rows + 1)
+    if column.kind in _WIDTH or len(data) < ends_bytes:
+        raise errors.DecodeError(f"column {column.name}: ends cut off")
+    ends = array("I", data[4 * first : 4 * (first + count + 1)])
+    body_bytes = len(data) - ends_bytes
+    if ends[-1] > body_bytes or any(before > after for before, after in pairwise(ends)):
+        raise errors.DecodeError(f"column {column.name}: ends do not rise to {body_bytes}")
+    moved = array("I", (end - ends[0] for end in ends))
+    return moved.tobytes() + data[ends_bytes + ends[0] : ends_bytes + ends[-1]]
+
+
+def _bitmap_bytes(rows: int) -> int:
+    return (rows + 63) // 64 * 8
+
+
+def row_keys_python(body: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    for one in blocks_of(body):
+        keys = one.values(envelope.KEY)
+        if None in keys:
+            names = one.values(envelope.PRODUCER_NAME)
+            keys = [_key_or_name(key, name) for key, name in zip(keys, names, strict=True)]
+        found += keys  # type: ignore[arg-type]  # a column of bytes without nulls
+    return found
+
+
+def _key_or_name(key: block.Value, name: block.Value) -> block.Value:
+    if key is not None:
+        return key
+    return name.encode() if isinstance(name, str) else b""
+
+
+_check_block: Final[Callable[[bytes], None]] = native.check_block if native else check_block_python
+_select_rows: Final[Callable[[bytes, int, int], bytes]] = native.select_rows if native else select_rows_python
+_row_keys: Final[Callable[[bytes], list[bytes]]] = native.row_keys if native else row_keys_python

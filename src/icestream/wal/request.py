@@ -1,0 +1,117 @@
+"""Appends on their way: those that wait for offsets, then those that wait until their acks may leave.
+
+queued     has no offsets yet: can still be refused           taken by the appender -> waiting
+begun      a part of it has offsets, the rest has no room     stays in front of the queue
+waiting    has its offsets and the LSN that releases it       released -> answered
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from icestream import errors
+from icestream.wal.appender import Batch, Placed, Result
+
+Answer = asyncio.Future[list[Result]]
+
+
+@dataclass(slots=True)
+class Request:
+    batches: Sequence[Batch]
+    size: int
+    answer: Answer
+    results: list[Result] = field(default_factory=list)
+    lsn: int = 0
+
+
+def size_of(batches: Sequence[Batch]) -> int:
+    return len(batches[0].block) if len(batches) == 1 else sum([len(batch.block) for batch in batches])
+
+
+class Requests:
+    def __init__(self) -> None:
+        self.queue: deque[Request] = deque()
+        self.waiting: deque[Request] = deque()
+        self.queued_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.queue or self.waiting)
+
+    def add(self, request: Request) -> None:
+        self.queue.append(request)
+        self.queued_bytes += request.size
+
+    def hand_out(self, requests: list[Request], results: list[Result], released_lsn: int, *, whole: bool) -> None:
+        """Gives each request its results; a request that was taken only in part stays in front of the queue."""
+        at = 0
+        for request in requests:
+            wanted = len(request.batches)
+            if not whole and at + wanted > len(results):
+                break
+            self.queue.popleft()
+            self.queued_bytes -= request.size
+            request.results += results if wanted == len(results) else results[at : at + wanted]
+            at += wanted
+            self._await_release(request, released_lsn)
+        if at < len(results):
+            request = self.queue[0]
+            request.results += results[at:]
+            request.batches = request.batches[len(results) - at :]
+
+    def _await_release(self, request: Request, released_lsn: int) -> None:
+        last = request.results[-1] if request.results else None
+        if isinstance(last, Placed):  # LSNs rise: what was stored last has the highest, duplicates included
+            request.lsn = last.lsn
+        else:
+            request.lsn = max((one.lsn for one in request.results if isinstance(one, tuple)), default=0)
+        if request.lsn > released_lsn:
+            self.waiting.append(request)
+        elif not request.answer.done():
+            request.answer.set_result(request.results)
+
+    def release(self, released_lsn: int) -> None:
+        """Acks leave up to this record."""
+        waiting = self.waiting
+        while waiting and waiting[0].lsn <= released_lsn:
+            request = waiting.popleft()
+            if not request.answer.done():
+                request.answer.set_result(request.results)
+
+    # --- failures ---
+
+    def fail_waiting(self, error: errors.IcestreamError) -> None:
+        _fail(self.waiting, error)
+        self.waiting.clear()
+
+    def fail_queue(self, error: errors.IcestreamError) -> None:
+        _fail(self.queue, error)
+        self.queue.clear()
+        self.queued_bytes = 0
+
+    def fail_begun(self, error: errors.IcestreamError) -> None:
+        """A request that was taken only in part lost that part: the rest of it must not follow on its own."""
+        while self.queue and self.queue[0].results:
+            request = self.queue.popleft()
+            self.queued_bytes -= request.size
+            _fail([request], error)
+
+    def refuse(self, error: errors.Refused, released_lsn: int) -> int:
+        """Everything queued is refused: what has no offsets yet can be sent again later. How many were."""
+        count = len(self.queue)
+        begun = [request for request in self.queue if request.results]
+        _fail([request for request in self.queue if not request.results], error)
+        self.queue.clear()
+        self.queued_bytes = 0
+        for request in begun:
+            request.results += [error] * len(request.batches)
+            self._await_release(request, released_lsn)
+        return count
+
+
+def _fail(requests: Iterable[Request], error: errors.IcestreamError) -> None:
+    for request in requests:
+        if not request.answer.done():
+            request.answer.set_exception(error)
