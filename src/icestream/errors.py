@@ -5,28 +5,50 @@
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
     │   ├── MessageTooLarge        too_large         no
     │   ├── UnknownTopic           unknown_topic     no
+    │   ├── UnknownNamespace       unknown_namespace no
+    │   ├── UnknownSubscription    unknown_subscription no
+    │   ├── UnknownHandle          unknown_handle    no    a producer or consumer that this connection did not open
+    │   ├── UnknownSetting         unknown_setting   no
+    │   ├── NotConnected           not_connected     no    no producer or consumer of that name is connected
+    │   ├── AlreadyExists          already_exists    no
+    │   ├── NotEmpty               not_empty         no    a namespace with topics
+    │   ├── PolicyReached          policy            no    a policy of the topic or its namespace allows no more
+    │   ├── SubscriptionTaken      taken             no    exclusive, and it has a consumer
     │   ├── OutOfOrderSequence     out_of_order      no    a producer skipped numbers
     │   ├── ProducerFenced         fenced            no    an older epoch of the same producer
-    │   └── UnknownProducer        unknown_producer  no    its window was dropped; it must open again
+    │   ├── UnknownProducer        unknown_producer  no    its window was dropped; it must open again
+    │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
     ├── Refused                    refused           yes   nothing was stored; try again later
     │   ├── InFlightFull           in_flight_full    yes
+    │   ├── AfterRefused           after_refused     yes   a batch before it was refused: order would break (hazard 37)
+    │   ├── ShuttingDown           shutting_down     yes
     │   ├── NodeQuotaReached       node_quota        yes
     │   ├── TopicQuotaReached      topic_quota       yes
-    │   └── DiskFull               disk_full         yes
-    ├── OutcomeUnknown             unknown           yes   it may or may not be stored; retry with a sequence number
-    ├── PositionGone               position_gone     no    the log no longer holds that offset
-    └── LogError                   log               no
-        ├── LogLocked              log_locked        no    another process has this log open
-        ├── LogClosed              log_closed        no
-        ├── LogStopped             log_stopped       no    a sync failed: the node must restart
-        ├── LogDamaged             log_damaged       no    needs `icestream wal repair`
-        ├── FormatUnknown          format_unknown    no    written by a newer version
-        ├── DecodeError            decode            no    bytes that are not what they claim to be
-        └── StaleRead              stale_read        yes   the file was recycled while it was read
+    │   ├── DiskFull               disk_full         yes
+    │   ├── MetadataFull           metadata_full     yes   the budget of the metadata store is used up (hazard 28)
+    │   └── NotReady               not_ready         yes   the metadata store still reads its log, or has no leader
+    ├── PersistentStorageError     storage           no    the seed's name for what storage itself runs into
+    │   ├── OutcomeUnknown         unknown           yes   it may or may not be stored; retry with a sequence number
+    │   ├── PositionGone           position_gone     no    the log no longer holds that offset
+    │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
+    │   └── LogError               log               no
+    │       ├── LogLocked          log_locked        no    another process has this log open
+    │       ├── LogClosed          log_closed        no
+    │       ├── LogStopped         log_stopped       no    a sync failed: the node must restart
+    │       ├── LogDamaged         log_damaged       no    needs `icestream wal repair`
+    │       ├── FormatUnknown      format_unknown    no    written by a newer version
+    │       ├── DecodeError        decode            no    bytes that are not what they claim to be
+    │       └── StaleRead          stale_read        yes   the file was recycled while it was read
+    └── ClientError                client            no    raised by the client library itself
+        ├── ConnectionLost         connection_lost   yes   the broker cannot be reached
+        ├── SlowConsumer           slow_consumer     no    messages were not taken before the buffer was full
+        ├── ConsumerClosed         consumer_closed   no    deleted, or another one of its name came
+        └── ClientClosed           client_closed     no
 
 `retryable` says whether the same call may succeed later without anybody's help. `hint` says what to do, in words that
-a person at a terminal can act on. `EXIT_CODES` maps the tree to exit codes of the command line; each further protocol
-gets its own column in the same way, never a second tree.
+a person at a terminal can act on. `EXIT_CODES` maps the tree to exit codes of the command line, `HTTP_STATUS` to those
+of HTTP; the native protocol carries `code` itself. Each further protocol gets its own column in the same way, never a
+second tree.
 """
 
 from __future__ import annotations
@@ -65,6 +87,42 @@ class UnknownTopic(InvalidInput):
     code = "unknown_topic"
 
 
+class UnknownNamespace(InvalidInput):
+    code = "unknown_namespace"
+
+
+class UnknownSubscription(InvalidInput):
+    code = "unknown_subscription"
+
+
+class UnknownHandle(InvalidInput):
+    code = "unknown_handle"
+
+
+class UnknownSetting(InvalidInput):
+    code = "unknown_setting"
+
+
+class NotConnected(InvalidInput):
+    code = "not_connected"
+
+
+class AlreadyExists(InvalidInput):
+    code = "already_exists"
+
+
+class NotEmpty(InvalidInput):
+    code = "not_empty"
+
+
+class PolicyReached(InvalidInput):
+    code = "policy"
+
+
+class SubscriptionTaken(InvalidInput):
+    code = "taken"
+
+
 class OutOfOrderSequence(InvalidInput):
     code = "out_of_order"
 
@@ -77,6 +135,10 @@ class UnknownProducer(InvalidInput):
     code = "unknown_producer"
 
 
+class UnknownVersion(InvalidInput):
+    code = "unknown_version"
+
+
 class Refused(IcestreamError):
     code = "refused"
     retryable = True
@@ -84,6 +146,14 @@ class Refused(IcestreamError):
 
 class InFlightFull(Refused):
     code = "in_flight_full"
+
+
+class AfterRefused(Refused):
+    code = "after_refused"
+
+
+class ShuttingDown(Refused):
+    code = "shutting_down"
 
 
 class NodeQuotaReached(Refused):
@@ -98,16 +168,32 @@ class DiskFull(Refused):
     code = "disk_full"
 
 
-class OutcomeUnknown(IcestreamError):
+class MetadataFull(Refused):
+    code = "metadata_full"
+
+
+class NotReady(Refused):
+    code = "not_ready"
+
+
+class PersistentStorageError(IcestreamError):
+    code = "storage"
+
+
+class OutcomeUnknown(PersistentStorageError):
     code = "unknown"
     retryable = True
 
 
-class PositionGone(IcestreamError):
+class PositionGone(PersistentStorageError):
     code = "position_gone"
 
 
-class LogError(IcestreamError):
+class MetadataDamaged(PersistentStorageError):
+    code = "metadata_damaged"
+
+
+class LogError(PersistentStorageError):
     code = "log"
 
 
@@ -140,6 +226,27 @@ class StaleRead(LogError):
     retryable = True
 
 
+class ClientError(IcestreamError):
+    code = "client"
+
+
+class ConnectionLost(ClientError):
+    code = "connection_lost"
+    retryable = True
+
+
+class SlowConsumer(ClientError):
+    code = "slow_consumer"
+
+
+class ConsumerClosed(ClientError):
+    code = "consumer_closed"
+
+
+class ClientClosed(ClientError):
+    code = "client_closed"
+
+
 # Exit codes of the command line, most specific class first. 0 is success, 1 an unexpected failure, 2 wrong usage.
 EXIT_CODES: tuple[tuple[type[IcestreamError], int], ...] = (
     (ConfigurationError, 3),
@@ -150,9 +257,57 @@ EXIT_CODES: tuple[tuple[type[IcestreamError], int], ...] = (
     (LogLocked, 8),
     (LogDamaged, 9),
     (LogError, 10),
+    (ConnectionLost, 11),
     (IcestreamError, 1),
 )
 
 
 def exit_code(error: IcestreamError) -> int:
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+# Status codes of HTTP (docs/api.md), most specific class first. 4xx: the request is wrong as it is; 5xx: it is not.
+HTTP_STATUS: tuple[tuple[type[IcestreamError], int], ...] = (
+    (ConfigurationError, 422),
+    (MessageTooLarge, 413),
+    (UnknownTopic, 404),
+    (UnknownNamespace, 404),
+    (UnknownSubscription, 404),
+    (UnknownHandle, 404),
+    (UnknownSetting, 404),
+    (UnknownProducer, 404),
+    (NotConnected, 404),
+    (AlreadyExists, 409),
+    (NotEmpty, 409),
+    (PolicyReached, 409),
+    (SubscriptionTaken, 409),
+    (OutOfOrderSequence, 409),
+    (ProducerFenced, 409),
+    (InvalidInput, 400),
+    (InFlightFull, 429),
+    (NodeQuotaReached, 507),
+    (TopicQuotaReached, 507),
+    (DiskFull, 507),
+    (MetadataFull, 507),
+    (Refused, 503),
+    (OutcomeUnknown, 504),
+    (PositionGone, 410),
+    (StaleRead, 503),
+    (ConnectionLost, 503),
+    (IcestreamError, 500),
+)
+
+
+def http_status(error: IcestreamError) -> int:
+    return next(status for kind, status in HTTP_STATUS if isinstance(error, kind))
+
+
+def _by_code(kind: type[IcestreamError]) -> dict[str, type[IcestreamError]]:
+    found = {kind.code: kind}
+    for child in kind.__subclasses__():
+        found.update(_by_code(child))
+    return found
+
+
+# Every kind by its code: how an error that travelled over a wire becomes itself again.
+BY_CODE: dict[str, type[IcestreamError]] = _by_code(IcestreamError)

@@ -143,12 +143,31 @@ FRAME_BYTES_MIN: Final = 4 * MIB
 FRAME_BYTES_MAX: Final = 128 * MIB
 # Before the handshake nobody is known: a HELLO is some hundred bytes.
 HELLO_BYTES_MAX: Final = 16 * KIB
+# And whoever says nothing for so long is sent away: a slow network needs a second.
+HELLO_SECONDS_MAX: Final = 10
+# Sockets of one listener; each costs about 20 KiB when it is idle.
+CONNECTIONS_MAX: Final = 10_000
+# Producers and consumers of one connection: a gateway has one for each topic.
+HANDLES_PER_CONNECTION_MAX: Final = 65_536
+# Calls of one connection under way; the next one waits. They are rare things that take milliseconds.
+CALLS_IN_FLIGHT_MAX: Final = 64
+# Bytes of one connection between PUBLISH and PUBLISHED: at the bound its socket is not read (hazard 35).
+CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 8 * MIB
+# What an answer that waits costs beside the frame that it answers.
+ANSWER_COST_BYTES: Final = 512
+# After so long without a word the network is asked whether the other side is still there.
+KEEP_ALIVE_SECONDS: Final = 30
+# A stop waits so long for clients that do not read their last answers; it has 10 s in all.
+CLOSE_SECONDS_MAX: Final = 3
 # Names of compressions in a HELLO.
 COMPRESSIONS_MAX: Final = 16
 # One read of a socket, and of one on which little comes: ten thousand connections that wait are 160 MiB.
 SOCKET_READ_BYTES: Final = 256 * KIB
 # Bytes that wait for a socket before its consumers get no more: a few deliveries of the largest read.
 SOCKET_WRITE_BYTES_MAX: Final = 4 * MIB
+# With many connections each has an equal part of this (hazard 35), but not less than keeps a socket busy.
+SEND_BYTES_TOTAL: Final = 256 * MIB
+SOCKET_WRITE_BYTES_MIN: Final = 64 * KIB
 # Messages that a consumer may ask for in all.
 CREDIT_MAX: Final = 1_000_000
 SOCKET_READ_BYTES_MIN: Final = 16 * KIB
@@ -182,12 +201,10 @@ LINK_RETRY_SECONDS_MIN: Final = 0.1
 LINK_RETRY_SECONDS_MAX: Final = 2.0
 
 # --- the Python client ------------------------------------------------------------------------------------------------
-# One batch of a producer: beyond this a larger one saves nothing, and several of the largest messages still fit.
+# One batch of a producer: beyond this a larger one saves nothing. A single message may be larger.
 CLIENT_BATCH_BYTES_MAX: Final = 1 * MIB
-CLIENT_BATCH_ROWS_MAX: Final = 16_384
-# What a message adds to its batch beside its bytes: ends, lengths, padding.
-CLIENT_ROW_BYTES: Final = 32
-# Bytes of messages that a producer holds without an answer, and what each counts beside its own: its future.
+# Bytes of messages that a producer holds without an answer, and what each counts beside its own: its future, and its
+# share of the block. So a batch has 4,096 messages at most.
 CLIENT_PENDING_BYTES_DEFAULT: Final = 32 * MIB
 CLIENT_MESSAGE_BYTES: Final = 256
 # Messages asked for ahead of the application: enough to bridge a round trip at a million messages in a second.
@@ -209,6 +226,8 @@ CLIENT_CALLS_MAX: Final = 1_024
 # Between two tries to connect, or to send what was refused: doubling from the first to the last, with jitter.
 CLIENT_RETRY_SECONDS_MIN: Final = 0.05
 CLIENT_RETRY_SECONDS_MAX: Final = 5.0
+# A connection that lived so long was a good one: after it the tries begin with the first step again.
+CLIENT_STABLE_SECONDS: Final = 1.0
 # A connection that does not open, a call without an answer, a message that cannot be stored, a silent connection.
 CLIENT_CONNECT_SECONDS_DEFAULT: Final = 5.0
 CLIENT_CALL_SECONDS_DEFAULT: Final = 30.0

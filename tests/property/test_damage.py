@@ -245,3 +245,14 @@ def test_hazard_05_a_cut_file_on_a_real_disk_is_reported_too(tmp_path: Path) -> 
             with pytest.raises(errors.LogDamaged):
                 examine(directory, survey(directory))
             directory.close()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", LOGS)
+def test_every_single_bit_and_every_cut(name: str) -> None:
+    """All that `make test` samples: each bit that something was ever written to, each length of each file."""
+    drawn = picture(name)
+    for file in drawn.logs():
+        used = len(drawn.files[file].rstrip(b"\0"))
+        check_all(drawn, flips(drawn, file, range(used), every_bit=True))
+        check_all(drawn, (Cut(file, size) for size in range(used)))

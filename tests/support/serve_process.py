@@ -18,6 +18,10 @@ SMALL = (
     "--set", "storage.iceberg_config.wal.max_file_size=64KiB",
     "--set", "storage.iceberg_config.wal.max_message_bytes=8000",
     "--set", "storage.iceberg_config.wal.spare_files=0",
+    "--set", "ports.native=0",
+    "--set", "ports.broker_http=0",
+    "--set", "ports.lake=0",
+    "--set", "lake.managed=false",
 )  # fmt: skip
 
 
@@ -34,6 +38,10 @@ class ServeProcess:
             text=True,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def greeting(self) -> list[str]:
         """Everything that it says until it is ready."""

@@ -61,7 +61,7 @@ def test_the_most_specific_exit_code_comes_first() -> None:
 
 def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:
     for kind in KINDS:
-        if issubclass(kind, errors.Refused | errors.OutcomeUnknown | errors.StaleRead):
+        if issubclass(kind, errors.Refused | errors.OutcomeUnknown | errors.StaleRead | errors.ConnectionLost):
             assert kind.retryable, kind
         else:
             assert not kind.retryable, kind

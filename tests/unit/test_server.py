@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from icestream import errors, server
+from icestream.broker.iceberg_storage import IcebergStorage
+from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, SyncMode, Topic, envelope
 from icestream.model.block import encode_block
 from icestream.model.shard import Gap, GapState
+from icestream.runtime.clock import SystemClock
 from icestream.settings import Settings
 from icestream.wal.log import Log
 from icestream.wal.options import LogOptions
@@ -26,8 +29,21 @@ from tests.support.small_log import A, open_small
 
 def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
     small = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0, **wal}
-    tree = {"data_dir": str(data_dir), "storage": {"type": storage, "iceberg_config": {"wal": small}}}
+    tree = {
+        "data_dir": str(data_dir),
+        "storage": {"type": storage, "iceberg_config": {"wal": small}},
+        "ports": {"native": 0, "broker_http": 0, "lake": 0},
+        "lake": {"managed": False},
+    }
     return Settings.model_validate(tree)
+
+
+async def node_on(log: Log, chosen: Settings) -> server.Node:
+    """A node around a log that is open, as after its start."""
+    store = MemoryStore()
+    node = server.Node(chosen, store, IcebergStorage(log, store, SystemClock(), 10_000), log)
+    await node.broker.start()
+    return node
 
 
 async def append(log: Log) -> None:
@@ -49,7 +65,8 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         "inline_sync_below_us": 11,
         "checkpoint_every_bytes": 2**22,
     }
-    made = server.log_options(settings(tmp_path, **chosen))
+    tree = settings(tmp_path, **chosen)
+    made = server.log_options(tree.model_copy(update={"broker": tree.broker.model_copy(update={"tail_bytes": 17})}))
     assert made == LogOptions(
         mode=SyncMode.PERIODIC,
         sync_interval_ms=7,
@@ -62,6 +79,7 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         spare_files=5,
         inline_sync_below_us=11,
         checkpoint_every_bytes=2**22,
+        tail_bytes=17,
     )
     default = LogOptions()
     same = [one.name for one in dataclasses.fields(made) if getattr(made, one.name) == getattr(default, one.name)]
@@ -105,7 +123,7 @@ def test_a_log_on_disk_lies_where_the_settings_say(tmp_path: Path) -> None:
         ),
         (
             RecoveryReport(last_lsn=7, tail_file="log-3", tail_bytes=12),
-            ["clean start at record 7", "12 bytes of unfinished, never acknowledged writes cut from log-3"],
+            ["clean start at record 7", "12 bytes of unfinished writes, which no sync had reached, cut from log-3"],
         ),
         (
             RecoveryReport(last_lsn=7, sync_failed_before=True, bad_checkpoints=["checkpoint-9"]),
@@ -129,19 +147,19 @@ def test_the_greeting_has_the_recovery_the_sizes_and_what_to_try(tmp_path: Path)
     disk = picture("stopped then killed").disk()
 
     async def greet() -> list[str]:
-        log = await open_small(disk)
-        return list(server.greeting(settings(tmp_path, "iceberg", sync_mode="periodic"), log))
+        node = await node_on(await open_small(disk), settings(tmp_path, "iceberg", sync_mode="periodic"))
+        lines = list(server.greeting(node))
+        await node.stop()
+        return lines
 
     lines = asyncio.run(greet())
-    assert lines[0] == f"Icestream: the log is open ({tmp_path / 'wal'}), sync mode periodic"
+    assert lines[0] == f"Icestream: the broker is ready ({tmp_path / 'wal'}), sync mode periodic"
     assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in lines
     assert any(line.startswith("  2 sealed files, ") and line.endswith(" bytes, 2 shards") for line in lines)
-    assert lines[-4:] == [
-        "Try, in another terminal:",
-        f"  .venv/bin/icestream wal inspect {tmp_path / 'wal'}",
-        "  .venv/bin/icestream config show --origin",
-        "Stop with Ctrl-C.",
-    ]
+    assert (lines[-5], lines[-1]) == ("Try, in another terminal:", "Stop with Ctrl-C.")
+    assert [line.split(" /default/hello")[0].rpartition("icestream ")[2] for line in lines[-4:-1]] == [
+        "produce", "consume", "topic describe",
+    ]  # fmt: skip
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -186,13 +204,13 @@ def test_a_log_that_cannot_be_opened_ends_it_and_the_handlers_are_given_back(tmp
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_stop_closes_the_log() -> None:
+def test_a_stop_closes_the_log(tmp_path: Path) -> None:
     disk = picture("killed").disk()
 
     async def run() -> bool:
         log = await open_small(disk)
         stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        running = asyncio.create_task(server.run(log, stop))
+        running = asyncio.create_task(server.run(await node_on(log, settings(tmp_path)), stop))
         await append(log)
         stop.set_result(None)
         await running
@@ -201,12 +219,13 @@ def test_a_stop_closes_the_log() -> None:
     assert asyncio.run(run())
 
 
-def test_a_failed_sync_ends_it_with_the_reason() -> None:
+def test_a_failed_sync_ends_it_with_the_reason(tmp_path: Path) -> None:
     disk = picture("killed").disk()
 
     async def run() -> None:
         log = await open_small(disk)
-        running = asyncio.create_task(server.run(log, asyncio.get_running_loop().create_future()))
+        stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running = asyncio.create_task(server.run(await node_on(log, settings(tmp_path)), stop))
         await asyncio.sleep(0)
         disk.fail("sync", errno.EIO)
         with pytest.raises(errors.OutcomeUnknown):

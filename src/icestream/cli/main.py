@@ -12,9 +12,14 @@ from typing import Annotated
 
 import typer
 
-from icestream.cli import config, wal
+from icestream.cli import config, lake, namespace, sub, topic, wal
+from icestream.cli.bench import bench
+from icestream.cli.consume import consume
+from icestream.cli.doctor import doctor
 from icestream.cli.output import say_aside
+from icestream.cli.produce import produce
 from icestream.cli.serve import serve
+from icestream.cli.top import top
 from icestream.errors import IcestreamError, exit_code
 
 app = typer.Typer(
@@ -44,8 +49,17 @@ def icestream(
 
 
 app.command()(serve)
+app.command()(produce)
+app.command()(consume)
+app.command()(doctor)
+app.command()(bench)
+app.command()(top)
+app.add_typer(topic.app, name="topic")
+app.add_typer(sub.app, name="sub")
+app.add_typer(namespace.app, name="namespace")
 app.add_typer(wal.app, name="wal")
 app.add_typer(config.app, name="config")
+app.add_typer(lake.app, name="lake")
 
 
 def main() -> None:

@@ -17,10 +17,11 @@ def serve(config: ConfigFile = None, sets: Sets = None) -> None:
 
     Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic
     """
-    settings = load_settings(config, sets).settings
+    loaded = load_settings(config, sets)
+    settings = loaded.settings
     set_up_logging(settings.log.level, settings.log.format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(server.serve(settings, typer.echo))
+        runner.run(server.serve(settings, typer.echo, loaded.origins))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from prometheus_client import REGISTRY, Counter, Gauge
-from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client import REGISTRY, Counter, Gauge, disable_created_metrics
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # when a counter was made is when the process was
 
 
 class TickCounter(Collector):
@@ -22,6 +25,26 @@ class TickCounter(Collector):
         yield CounterMetricFamily(self.name, self.text, value=self.value)
 
 
+class TickCounters(Collector):
+    """The same with one label. Its values are few and ours: outcomes, codes of errors."""
+
+    def __init__(self, name: str, text: str, label: str) -> None:
+        self.name = name
+        self.text = text
+        self.label = label
+        self.values: dict[str, int] = {}
+        REGISTRY.register(self)
+
+    def add(self, value: str) -> None:
+        self.values[value] = self.values.get(value, 0) + 1
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(self.name, self.text, labels=[self.label])
+        for value, count in sorted(self.values.items()):
+            family.add_metric([value], count)
+        yield family
+
+
 WAL_WRITES = TickCounter("icestream_wal_writes_total", "Writes handed to the disk: records, footers and seals.")
 WAL_BYTES = TickCounter("icestream_wal_written_bytes_total", "Bytes handed to the disk by the log.")
 WAL_FILES = Gauge("icestream_wal_files", "Sealed log files on disk.")
@@ -32,8 +55,85 @@ WAL_WRITE_FAILURES = Counter(
 WAL_MAINTENANCE_FAILURES = Counter(
     "icestream_wal_maintenance_failures_total", "Failed checkpoints, preparations and releases of log files."
 )
+MESSAGES_DROPPED = Counter(
+    "icestream_delivery_dropped_messages_total", "Messages that a subscription gave up, by reason.", ["reason"]
+)
+DEAD_LETTERS = Counter("icestream_delivery_dead_letters_total", "Messages that went to a dead-letter topic.")
 CLOCK_STEPS_BACK = Counter(
     "icestream_wal_clock_steps_back_total", "Ticks at which the wall clock had gone back by 5 s."
 )
 APPENDS_SLOWED = Counter("icestream_wal_appends_slowed_total", "Appends that waited because a quota was near.")
 APPENDS_REFUSED = Counter("icestream_wal_appends_refused_total", "Appends refused, by error code.", ["code"])
+
+# --- publishing and delivery: whatever the front end ------------------------------------------------------------------
+PUBLISH_OUTCOMES = TickCounters(
+    "icestream_publish_batches_total", "Batches by outcome: stored, duplicate, or the code of an error.", "outcome"
+)
+PUBLISHED_MESSAGES = TickCounter("icestream_publish_messages_total", "Messages that were stored.")
+PUBLISHED_BYTES = TickCounter("icestream_publish_bytes_total", "Bytes of the batches that were stored.")
+DELIVERED_MESSAGES = TickCounter("icestream_delivery_messages_total", "Messages sent to consumers, repeats included.")
+DELIVERED_BYTES = TickCounter("icestream_delivery_bytes_total", "Bytes of messages sent to consumers.")
+REDELIVERED_MESSAGES = TickCounter(
+    "icestream_delivery_redelivered_messages_total", "Messages sent to consumers again after they failed."
+)
+ACKED_MESSAGES = TickCounter("icestream_delivery_acked_messages_total", "Messages that consumers acked.")
+NACKED_MESSAGES = TickCounter("icestream_delivery_nacked_messages_total", "Messages that consumers gave back.")
+READ_FAILURES = TickCounter("icestream_delivery_read_failures_total", "Reads for consumers that failed; tried again.")
+CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written to the metadata store.")
+
+
+# --- read when asked: nothing is counted for them ---------------------------------------------------------------------
+class Reading(NamedTuple):
+    """A gauge whose value somebody knows anyway."""
+
+    name: str
+    text: str
+    label: str = ""
+
+    def family(self, values: float | dict[str, float]) -> GaugeMetricFamily:
+        if not isinstance(values, dict):
+            return GaugeMetricFamily(self.name, self.text, value=values)
+        family = GaugeMetricFamily(self.name, self.text, labels=[self.label])
+        for value, number in values.items():
+            family.add_metric([value], number)
+        return family
+
+
+READY = Reading("icestream_ready", "1 when the broker serves.")
+CONNECTIONS = Reading("icestream_connections", "Open connections, by listener.", "listener")
+NAMESPACES = Reading("icestream_namespaces", "Namespaces.")
+TOPICS = Reading("icestream_topics", "Topics.")
+PRODUCERS = Reading("icestream_producers", "Producers that are connected.")
+SUBSCRIPTIONS = Reading("icestream_subscriptions", "Subscriptions.")
+CONSUMERS = Reading("icestream_consumers", "Consumers that are connected.")
+LAG = Reading("icestream_subscriptions_lag_messages", "Messages that are not acked, over all subscriptions.")
+WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
+WAL_QUOTA = Reading("icestream_wal_quota_bytes", "Bytes that it may take.")
+WAL_IN_FLIGHT = Reading("icestream_wal_in_flight_bytes", "Bytes that wait for the disk.")
+WAL_SYNCED_LSN = Reading("icestream_wal_synced_lsn", "The last record that is known to be on disk.")
+WAL_TAIL = Reading("icestream_wal_tail_bytes", "Bytes of the newest messages that are held in memory.")
+METADATA_REVISION = Reading("icestream_metadata_revision", "The revision of the metadata store.")
+METADATA_KEYS = Reading("icestream_metadata_keys", "Keys in the metadata store.")
+METADATA_BYTES = Reading("icestream_metadata_bytes", "Bytes of keys and values in the metadata store.")
+CHILD_UP = Reading("icestream_child_up", "1 when a child process runs and answers.", "process")
+CHILD_RESTARTS = Reading("icestream_child_restarts", "How often a child process was started again.", "process")
+
+
+class Counted(NamedTuple):
+    """A counter of another process than the broker, which keeps its numbers itself."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+    def family(self, values: Mapping[tuple[str, ...], float]) -> CounterMetricFamily:
+        family = CounterMetricFamily(self.name, self.text, labels=self.labels)
+        for found, number in values.items():
+            family.add_metric(found, number)
+        return family
+
+
+# --- the API, in the lake process -------------------------------------------------------------------------------------
+API_CONNECTED = Reading("icestream_api_broker_connected", "1 while the API reaches its broker.")
+API_REQUESTS = Counted("icestream_api_requests_total", "Requests of the API.", ("method", "route", "status"))
+API_SECONDS = Counted("icestream_api_request_seconds_total", "Time that they took.", ("method", "route", "status"))

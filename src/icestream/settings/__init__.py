@@ -1,7 +1,7 @@
 """Settings: one tree of plain data, from a file, the environment and flags, with the origin of every value."""
 
 from icestream.settings.keys import KEYS, Key, value_at
-from icestream.settings.load import Loaded, examine, load
+from icestream.settings.load import Loaded, change, examine, load
 from icestream.settings.problems import Origin, Problem, refusal
 from icestream.settings.tree import Settings
 from icestream.settings.wal import Wal
@@ -14,6 +14,7 @@ __all__ = [
     "Problem",
     "Settings",
     "Wal",
+    "change",
     "examine",
     "load",
     "refusal",

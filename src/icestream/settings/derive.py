@@ -1,4 +1,5 @@
-"""Defaults that follow from other keys: directories below `data_dir`, the two `warehouse` keys, the catalog's address.
+"""Defaults that follow from other keys: directories below `data_dir`, the two `warehouse` keys, the catalog's address,
+whether there is a lake process.
 
 They are filled into the plain mapping before it is validated, so that a finished tree has no "unset" left in it and
 `config show` prints what really applies. A value of the wrong type is left for validation to refuse: here it only
@@ -17,6 +18,7 @@ BIND_HOST_DEFAULT: Final = "127.0.0.1"
 LAKE_PORT_DEFAULT: Final = 8181
 
 _ICEBERG: Final = "storage.iceberg_config"
+_IN_MEMORY: Final = ("memory", "InMemory")
 _WILDCARDS: Final = ("0.0.0.0", "::")
 
 
@@ -26,6 +28,7 @@ def with_derived_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     data_dir = Path(_text(tree, "data_dir") or DATA_DIR_DEFAULT)
     _fill(tree, f"{_ICEBERG}.wal.base_path", str(data_dir / "wal"))
     _fill(tree, "meta_store.data_dir", str(data_dir / "raft"))
+    _fill(tree, "lake.managed", _text(tree, "storage.type") not in _IN_MEMORY)
     _fill_locations(tree, data_dir)
     if _text(tree, f"{_ICEBERG}.catalog.type") in (None, "rest"):
         _fill(tree, f"{_ICEBERG}.catalog.uri", _own_uri(tree))
@@ -82,7 +85,7 @@ def _text(tree: dict[str, Any], path: str) -> str | None:
     return str(value) if isinstance(value, str | Path) and str(value) else None
 
 
-def _fill(tree: dict[str, Any], path: str, value: str) -> None:
+def _fill(tree: dict[str, Any], path: str, value: object) -> None:
     *sections, name = path.split(".")
     for section in sections:
         child = tree.setdefault(section, {})

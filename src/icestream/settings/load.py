@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from icestream.settings import layers
-from icestream.settings.keys import KEYS
+from icestream.settings.keys import KEYS, value_at
 from icestream.settings.layers import Entry
 from icestream.settings.problems import DEFAULT, Origin, Problem, refusal, shown
 from icestream.settings.section import Broken, BrokenRules
@@ -54,6 +54,24 @@ def examine(
         return None, problems
     origins = {path: given[path].origin if path in given else DEFAULT for path in KEYS}
     return Loaded(settings, origins), ()
+
+
+def change(settings: Settings, changes: Mapping[str, object]) -> tuple[Settings | None, Sequence[Problem]]:
+    """The settings with other values for some keys, held to the same rules as at a start: settings, or problems.
+
+    What was derived at the start stays: whoever holds the settings has used it.
+    """
+    stored = Origin("stored")
+    unfit = [
+        Problem(path, f"must be {KEYS[path].allowed}", stored)
+        for path, value in changes.items()
+        if not isinstance(value, str | int | None)  # a list or a map has no meaning for any key that may change
+    ]
+    if unfit:
+        return None, unfit
+    given = {path: Entry(key, value_at(settings, path), DEFAULT) for path, key in KEYS.items()}
+    given |= {path: Entry(KEYS[path], value, stored) for path, value in changes.items()}
+    return _validate(given)
 
 
 def _validate(given: Mapping[str, Entry]) -> tuple[Settings | None, list[Problem]]:

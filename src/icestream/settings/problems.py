@@ -19,7 +19,7 @@ _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 class Origin:
     """Where a value came from."""
 
-    kind: Literal["default", "file", "env", "flag"]
+    kind: Literal["default", "file", "env", "flag", "stored"]
     detail: str = ""
 
     def __str__(self) -> str:

@@ -21,7 +21,8 @@ where it came from; `icestream config check FILE` finds every mistake in a file 
 - Durations are a number of the unit in the key's name, or a text with its own: `100ms`, `5s`, `2m`.
 - Lists are YAML lists; in the environment and in flags also texts separated by commas.
 - Relative paths start at the working directory of the process.
-- *online* marks keys that can take a new value without a restart. No command does so yet: today every change needs one.
+- *online* marks keys that can take a new value without a restart ([API](api.md#settings)). A value that was given to
+  the running broker is stored, and beats file, environment and flags until it is taken back.
 """
 
 

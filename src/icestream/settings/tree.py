@@ -14,8 +14,10 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from icestream import limits
 from icestream.settings import text, units
+from icestream.settings.broker import BrokerSection
 from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
 from icestream.settings.lake import Catalog, Iceberg
+from icestream.settings.lake_process import LakeProcess
 from icestream.settings.section import ONLINE, Broken, Section, derived
 from icestream.settings.wal import Wal
 
@@ -168,9 +170,7 @@ class Log(Section):
 class Metrics(Section):
     """Prometheus metrics."""
 
-    enable: StrictBool = Field(
-        default=True, description="Serve `/metrics` at `ports.broker_http`, once the broker listens there."
-    )
+    enable: StrictBool = Field(default=True, description="Serve `/metrics` at `ports.broker_http`.")
 
 
 class Settings(Section):
@@ -187,6 +187,8 @@ class Settings(Section):
     meta_store: MetaStore
     backup: Backup = Backup()
     log: Log = Log()
+    broker: BrokerSection = BrokerSection()
+    lake: LakeProcess = LakeProcess()
     metrics: Metrics = Metrics()
 
     @model_validator(mode="before")
@@ -202,6 +204,11 @@ class Settings(Section):
     @property
     def wal(self) -> Wal:
         return self.storage.iceberg_config.wal
+
+    @property
+    def local_socket(self) -> Path:
+        """Where processes of this node reach their broker."""
+        return self.data_dir / "broker.sock"
 
     @property
     def catalog(self) -> Catalog:

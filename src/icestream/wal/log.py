@@ -63,7 +63,7 @@ class Log:
         self.log_id = recovered.log_id
         self.report = recovered.report
         self.state: LogState = recovered.state
-        self.tail = Tail()
+        self.tail = Tail(options.tail_bytes)
         self.appender = Appender(self.state, options.mode, options.align_bytes, self.tail)
         self.upkeep = Upkeep(
             directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready

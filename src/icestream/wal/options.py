@@ -21,6 +21,7 @@ class LogOptions:
     in_flight_bytes: int = limits.IN_FLIGHT_BYTES_DEFAULT
     spare_files: int = limits.SPARE_FILES_DEFAULT
     inline_sync_below_us: int = 1000
+    tail_bytes: int = limits.TAIL_BYTES_DEFAULT
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
 
     def __post_init__(self) -> None:

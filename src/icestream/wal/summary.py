@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
 @dataclass(slots=True)
 class FileSummary:
-    """One sealed file. Arrays beside a sorted list of keys: about 40 bytes for a shard."""
+    """One sealed file. Arrays beside a sorted list of keys: about 130 bytes for a shard."""
 
     seal: Seal
     size: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,25 @@ def test_a_signal_stops_it_in_order_and_leaves_a_clean_log(tmp_path: Path, numbe
     with ServeProcess(data_dir) as process:
         said = process.greeting()
         assert process.stop(number) == (0, "stopped in order: the next start needs no recovery\n")
-    assert said[0] == f"Icestream: the log is open ({data_dir / 'wal'}), sync mode always"
+    assert said[0] == f"Icestream: the broker is ready ({data_dir / 'wal'}), sync mode always"
     assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in said
     assert "  log-0000000000000003.wal was not sealed: written anew and synced" in said
-    assert f"  .venv/bin/icestream wal inspect {data_dir / 'wal'}" in said
     seen = view(data_dir / "wal")
     assert (seen.clean, seen.last_lsn, seen.damage) == (True, 7, None)
+
+
+def test_the_three_commands_of_the_greeting_work_as_they_stand(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "my data") as process:
+        said = process.greeting()
+        at = said.index("Try, in another terminal:") + 1
+        ran = [
+            subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            for command in said[at:-1]
+        ]
+    assert [(one.returncode, one.stderr) for one in ran] == [(0, ""), (0, "1 messages\n"), (0, "")]
+    produced, consumed, described = (one.stdout for one in ran)
+    assert (produced, consumed) == ("1 messages, offsets 0\n", "0:0\t\thello\n")
+    assert "published_messages  1" in described
 
 
 def test_a_damaged_log_stops_the_start_with_file_position_and_command(tmp_path: Path) -> None:
@@ -63,7 +77,7 @@ def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
         with ServeProcess(tmp_path / "data") as second:
             code, out, err = second.end()
         assert (code, out) == (8, "")
-        assert err.splitlines()[0] == f"icestream: another process has {tmp_path / 'data' / 'wal'} open"
+        assert err.splitlines()[0] == f"icestream: another process has {tmp_path / 'data' / 'raft'} open"
         assert first.stop(signal.SIGTERM)[0] == 0
 
 
@@ -80,6 +94,6 @@ def test_memory_serves_and_writes_nothing(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "data", "--set", "storage.type=memory") as process:
         said = process.greeting()
         assert process.stop(signal.SIGINT) == (0, "stopped\n")
-    assert said[0] == "Icestream: the log is open (in memory), sync mode always"
-    assert not any("wal inspect" in line for line in said)
+    assert said[0] == "Icestream: the broker is ready (in memory), sync mode always"
+    assert not any("--socket" in line for line in said)
     assert not (tmp_path / "data").exists()

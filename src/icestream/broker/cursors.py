@@ -1,0 +1,154 @@
+"""Writes cursors: all that changed, in as few transactions as their bounds allow, every interval (hazard 17).
+
+A cursor changes with every ack and is only marked for that; what is written is its value at the moment of the write. It
+never passes what is synced (hazard 3), so the log is synced first: otherwise, in the modes without a sync per tick, a
+crash would repeat far more than one interval. A flush that fails leaves its cursors marked. Nothing changed: nothing is
+written, and nothing runs.
+
+One write at a time, deletions too: a cursor that is deleted does not come back by a write that was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.broker.storage import CursorSource, ShardStream, SubscriptionStream
+from icestream.metadata.command import Compare, Delete, Operation, Put
+from icestream.metadata.store import MetadataStore
+from icestream.model.shard import ShardKey
+from icestream.model.topic_name import TopicName
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+
+_log = get_logger("cursors")
+
+
+class CursorBook:
+    def __init__(
+        self, store: MetadataStore, clock: Clock, interval_ms: int, settle: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`settle`: until what the cursors may know is durable."""
+        self._store = store
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._settle = settle
+        self._changed: dict[str, CursorSource] = {}
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    async def read(self, key: str) -> records.CursorRecord | None:
+        entry = await self._store.get(key)
+        return records.decode(records.CursorRecord, key, entry.value) if entry else None
+
+    def mark(self, source: CursorSource) -> None:
+        self._changed[source.cursor_key] = source
+        self._news.set()
+
+    async def write(
+        self, sources: Iterable[CursorSource], compare: Sequence[Compare] = (), also: Sequence[Operation] = ()
+    ) -> bool:
+        """These, now, and what belongs to them in the same step. False: a comparison did not hold."""
+        async with self._writing:
+            return await self._write({one.cursor_key: one for one in sources}, compare, also)
+
+    async def delete(self, keys: Sequence[str], also: Sequence[Operation], then: Callable[[], None]) -> None:
+        """The first step holds `also`; where the keys are too many for it, others follow."""
+        async with self._writing:
+            first = limits.METADATA_TXN_OPERATIONS_MAX - len(also)
+            await self._store.txn([], [*also, *map(Delete, keys[:first])])
+            for at in range(first, len(keys), limits.METADATA_TXN_OPERATIONS_MAX):
+                await self._store.txn([], [Delete(key) for key in keys[at : at + limits.METADATA_TXN_OPERATIONS_MAX]])
+            for key in keys:
+                self._changed.pop(key, None)
+            then()
+
+    async def flush(self) -> None:
+        """All that are marked."""
+        async with self._writing:
+            if self._changed:
+                await self._write(dict(self._changed), (), ())
+
+    async def _write(
+        self, sources: dict[str, CursorSource], compare: Sequence[Compare], also: Sequence[Operation]
+    ) -> bool:
+        with suppress(errors.PersistentStorageError):  # the log has stopped: what is not synced is left out
+            await self._settle()
+        for key in sources:
+            self._changed.pop(key, None)  # before its value is taken: a change from now on counts again
+        left, held = dict(sources), True
+        try:
+            for group in _groups(sources, also):
+                held = (await self._store.txn(compare, group)).held
+                if not held:
+                    break
+                for one in group:
+                    if isinstance(one, Put) and left.pop(one.key, None) is not None:
+                        metrics.CURSORS_WRITTEN.value += 1
+                compare = ()
+        finally:
+            for key, source in left.items():
+                if held and not source.is_deleted:
+                    self._changed.setdefault(key, source)
+                    self._news.set()
+        return held
+
+    async def run(self) -> None:
+        """Flushes one interval after the first change, again and again."""
+        while True:
+            await self._news.wait()
+            await self._clock.sleep(self._interval_ms / 1000)
+            self._news.clear()
+            try:
+                await self.flush()
+            except errors.IcestreamError as error:
+                self._news.set()
+                _log.warning("cursors could not be written; they are tried again", error=str(error))
+
+
+def _groups(sources: dict[str, CursorSource], also: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """Pieces that fit one transaction each; the first has what belongs to the cursors."""
+    group: list[Operation] = list(also)
+    size = 0
+    for key, source in sources.items():
+        if source.is_deleted:
+            continue
+        value = records.encode(source.cursor())
+        cost = len(key.encode()) + len(value)
+        if len(group) == _OPERATIONS_MAX or size + cost > _BYTES_MAX:
+            yield group
+            group, size = [], 0
+        group.append(Put(key, value))
+        size += cost
+    if group:
+        yield group
+
+
+# Room for the comparison, and for what belongs to the cursors: a record of a few hundred bytes.
+_OPERATIONS_MAX = limits.METADATA_TXN_OPERATIONS_MAX - 1
+_BYTES_MAX = limits.METADATA_TXN_BYTES_MAX - 8 * limits.KIB
+
+
+async def read_stream(
+    store: MetadataStore,
+    cursors: CursorBook,
+    shard_of: Callable[[ShardKey], ShardStream],
+    name: TopicName,
+    subscription: str,
+) -> SubscriptionStream:
+    """The shards of a topic and the stored cursors of a subscription, as far as they are this topic's."""
+    key = records.topic_key(name)
+    entry = await store.get(key)
+    if entry is None:
+        raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
+    record = records.decode(records.TopicRecord, key, entry.value)
+    found = [
+        await cursors.read(records.cursor_key(name, subscription, number, record.shards))
+        for number in range(record.shards)
+    ]
+    known = [cursor if cursor and cursor.topic_id == record.id else None for cursor in found]
+    return SubscriptionStream([shard_of(ShardKey(record.id, number)) for number in range(record.shards)], known)

@@ -1,0 +1,102 @@
+"""The door: everything that a block from outside must fulfil before it gets offsets (hazard 9).
+
+What passes can always become a row of the topic's table: the block is sound and every value fits its column's type
+(`check_block`), it has only columns that a client may set, its numbering is the producer's own, and no message is
+larger than its topic allows. A producer numbers all of its batches or none: else a refusal would not hold back those
+behind it (hazard 37).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from operator import add, sub
+from typing import Final
+
+from icestream import errors
+from icestream.broker.topic import Producer
+from icestream.model import envelope
+from icestream.model.block import COLUMN, CONSTANT, HEAD, NULLS, VARIABLE, Numbering, block_head, padded
+from icestream.storage.block_check import check_block
+
+# The others are set by the broker, or by the front end whose protocol has them.
+CLIENT_COLUMNS: Final = frozenset(
+    column.id
+    for column in (
+        envelope.PUBLISH_TIME, envelope.KEY, envelope.PAYLOAD, envelope.HEADERS, envelope.PRODUCER_NAME,
+        envelope.REQUEST_ID, envelope.TOPIC_NAME, envelope.SCHEMA_ID, envelope.SCHEMA_VERSION, envelope.WIRE,
+        envelope.QOS, envelope.RETAIN, envelope.CONTENT_TYPE,
+    )
+)  # fmt: skip
+
+
+def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int | None) -> int:
+    """How many messages the block has. Raises InvalidInput."""
+    check_block(block)
+    rows, _, numbering = block_head(block)
+    _check_numbering(numbering, producer)
+    columns = HEAD.unpack_from(block)[4]
+    for number in range(columns):
+        column_id = COLUMN.unpack_from(block, HEAD.size + COLUMN.size * number)[0]
+        if column_id not in CLIENT_COLUMNS:
+            name = envelope.COLUMN_BY_ID[column_id].name
+            raise errors.InvalidInput(f"column {name} is not a client's to set", hint="leave it out")
+    if message_bytes_max and len(block) > message_bytes_max:
+        largest = largest_row(block, message_bytes_max)
+        if largest is not None:
+            raise errors.MessageTooLarge(
+                f"a batch of {rows} messages has one of {largest} bytes",
+                hint=f"topic {producer.topic.name} allows {message_bytes_max} bytes each",
+            )
+    return rows
+
+
+def _check_numbering(numbering: Numbering | None, producer: Producer) -> None:
+    is_numbered = numbering is not None
+    if producer.is_numbered is None:
+        producer.is_numbered = is_numbered
+    elif producer.is_numbered is not is_numbered:
+        raise errors.InvalidInput(
+            f"producer {producer.name} sent batches with and without numbers", hint="number all of them, or none"
+        )
+    if numbering is not None and (numbering.producer_id, numbering.producer_epoch) != (producer.id, producer.epoch):
+        raise errors.InvalidInput(
+            f"a batch of producer {numbering.producer_id} epoch {numbering.producer_epoch} came from producer "
+            f"{producer.id} epoch {producer.epoch}",
+            hint="number batches with what open_producer returned",
+        )
+
+
+def largest_row(block: bytes, bytes_max: int) -> int | None:
+    """The bytes of the largest message, when that is above `bytes_max`: what its keys, texts and bytes take.
+
+    A block that was checked. Nothing is done for each message unless the longest values of all columns together are
+    too large.
+    """
+    repeated, lengths = 0, []
+    for encoding, size_or_lengths in _sizes(block):
+        if encoding == CONSTANT:
+            repeated += sum(size_or_lengths)
+        else:
+            lengths.append(list(size_or_lengths))
+    if repeated + sum(map(max, lengths)) <= bytes_max:
+        return None
+    summed: Iterable[int] = lengths.pop() if lengths else [0]
+    for more in lengths:
+        summed = map(add, summed, more)
+    found = repeated + max(summed)
+    return found if found > bytes_max else None
+
+
+def _sizes(block: bytes) -> Iterator[tuple[int, Iterable[int]]]:
+    """Of each column of texts or bytes the length of its value, or of every row's."""
+    rows, _, _, _, columns, _, _ = HEAD.unpack_from(block)
+    at = HEAD.size + COLUMN.size * columns
+    for _, encoding, flags, size in COLUMN.iter_unpack(block[HEAD.size : at]):
+        if encoding == CONSTANT:
+            yield encoding, (size,)
+        elif encoding == VARIABLE:
+            start = at + (padded((rows + 7) // 8) if flags & NULLS else 0)
+            ends = array("I", block[start : start + 4 * (rows + 1)])
+            yield encoding, map(sub, ends[1:], ends)
+        at += padded(size)

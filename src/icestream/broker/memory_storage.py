@@ -1,0 +1,216 @@
+"""The storage facade in memory: the same contract and the same tests as IcebergStorage, for tests and quick trials.
+
+Nothing survives the process. There is no quota: whoever uses it knows what he stores. What the log refuses is refused
+here in the same words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from icestream import errors
+from icestream.broker.cursors import CursorBook, read_stream
+from icestream.broker.storage import CursorSource, Found, Stored, SubscriptionStream
+from icestream.metadata.command import Compare, Operation
+from icestream.metadata.store import MetadataStore
+from icestream.model.block import block_head
+from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.topic_name import TopicName
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+from icestream.wal.appender import Placed, Result
+from icestream.wal.options import LogOptions
+from icestream.wal.producers import Duplicate, Producers
+from icestream.wal.state import Shard, Usage
+from icestream.wal.tail import SectionRead
+
+
+class MemoryStorage:
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        cursor_flush_ms: int,
+        options: LogOptions = LogOptions(),  # noqa: B008 (a constant)
+    ) -> None:
+        """`options`: how large a batch may be, as in the log."""
+        self._options = options
+        self._store = store
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._shards: dict[ShardKey, MemoryShard] = {}
+        self._producers = Producers()
+        self._batches = 0
+        self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
+        self._tasks = Tasks(self._task_failed)
+        self._tasks.start(self.cursors.run(), "cursors")
+        self._is_closed = False
+
+    def _task_failed(self, error: BaseException) -> None:
+        self._loop.call_exception_handler({"message": "a task of the storage failed", "exception": error})
+
+    # --- topics and producers ---
+
+    def declare_topic(self, topic: Topic, shards: int) -> None:
+        for number in range(shards):
+            self._shards.setdefault(ShardKey(topic.id, number), MemoryShard(topic, number))
+
+    async def forget_topic(self, topic_id: int, shards: int) -> None:
+        for number in range(shards):
+            self._shards.pop(ShardKey(topic_id, number), None)
+
+    def open_producer(self, producer_id: int, producer_epoch: int) -> None:
+        self._producers.open(producer_id, producer_epoch)
+
+    def last_sequence(self, shard: ShardKey, producer_id: int) -> int | None:
+        return self._producers.last_sequence(shard, producer_id)
+
+    def recent_batches(self, shard: ShardKey, producer_id: int) -> list[tuple[int, int, int]]:
+        return self._producers.recent(shard, producer_id)
+
+    async def settle(self) -> None:
+        """What has offsets is stored."""
+
+    @property
+    def batch_bytes_max(self) -> int:
+        return self._options.rows_bytes_max
+
+    # --- in ---
+
+    def has_room(self, size: int) -> bool:
+        return True
+
+    async def wait_for_room(self, size: int) -> None:
+        """There always is."""
+
+    def pause_ms(self, shard: ShardKey) -> int:
+        return 0
+
+    def store_messages(self, shard: ShardKey, messages: bytes) -> Stored:
+        if self._is_closed:
+            raise errors.LogClosed("the storage is closed", hint="the broker is shutting down: connect again later")
+        answer: Stored = self._loop.create_future()
+        result = self._store_one(self._shard(shard), messages)
+        self._loop.call_soon(_answer, answer, result)
+        return answer
+
+    def _store_one(self, shard: MemoryShard, messages: bytes) -> Result:
+        rows, size, numbering = block_head(messages)
+        self._check_size(rows, size, len(messages))
+        base = shard.visible
+        self._batches += 1
+        if numbering is not None:
+            try:
+                known = self._producers.judge(shard.key, numbering, rows)
+            except errors.IcestreamError as error:
+                return error
+            if known is not None:
+                return Duplicate(known.base_offset, 0)
+            now_us = self._clock.wall_us()
+            self._producers.record(shard.key, numbering, rows, base, self._batches, now_us, self._batches)
+        shard.add(rows, messages, self._clock.wall_us())
+        return Placed(base, self._batches)
+
+    def _check_size(self, rows: int, size: int, found: int) -> None:
+        if size != found:
+            raise errors.InvalidInput(f"a block of {size} bytes came in {found}")
+        allowed = self._options.rows_bytes_max if rows > 1 else self._options.batch_bytes_max
+        if size > allowed:
+            raise errors.MessageTooLarge(
+                f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} bytes at once"
+            )
+
+    def _shard(self, key: ShardKey) -> MemoryShard:
+        found = self._shards.get(key)
+        if found is None:
+            raise errors.UnknownTopic(f"there is no topic with id {key.topic_id}", hint="was it deleted?")
+        return found
+
+    # --- out ---
+
+    async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream:
+        name = TopicName(namespace, topic)
+        return await read_stream(self._store, self.cursors, self._shard, name, subscription)
+
+    def update_subscription_cursor(self, source: CursorSource) -> None:
+        self.cursors.mark(source)
+
+    async def write_cursors(
+        self, sources: Sequence[CursorSource], compare: Sequence[Compare] = (), also: Sequence[Operation] = ()
+    ) -> bool:
+        return await self.cursors.write(sources, compare, also)
+
+    async def delete_cursors(
+        self, keys: Sequence[str], also: Sequence[Operation] = (), then: Callable[[], None] = lambda: None
+    ) -> None:
+        await self.cursors.delete(keys, also, then)
+
+    async def flush_cursors(self) -> None:
+        await self.cursors.flush()
+
+    async def shutdown(self) -> None:
+        self._is_closed = True
+        await self._tasks.stop()
+        await self.cursors.flush()
+
+
+def _answer(answer: Stored, result: Result) -> None:
+    if not answer.done():
+        answer.set_result([result])
+
+
+class MemoryShard:
+    """Every section of one shard, in order."""
+
+    def __init__(self, topic: Topic, number: int) -> None:
+        self._shard = Shard(topic, number, Usage())
+        self.key = self._shard.key
+        self.epoch = self._shard.epoch
+        self.visible = 0
+        self._sections: list[SectionRead] = []
+        self._bases: list[int] = []
+        self._followers: list[Callable[[], None]] = []
+
+    @property
+    def synced(self) -> int:
+        return self.visible
+
+    def add(self, rows: int, body: bytes, now_us: int) -> None:
+        self._sections.append(SectionRead(self.visible, rows, self._shard.stamp(now_us), self.epoch, body))
+        self._bases.append(self.visible)
+        self.visible += rows
+        for on_visible in self._followers:
+            on_visible()
+
+    def earliest(self) -> int:
+        return 0
+
+    def gaps(self) -> Sequence[Gap]:
+        return ()
+
+    def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
+        found: list[SectionRead] = []
+        at, size = bisect_right(self._bases, offset) - 1, 0
+        while 0 <= at < len(self._sections) and offset < self.visible:
+            size += len(self._sections[at].body)
+            if found and size > bytes_max:
+                break
+            found.append(self._sections[at])
+            at += 1
+        return found
+
+    async def read(self, offset: int, bytes_max: int) -> Found:
+        sections = self.read_hot(offset, bytes_max)
+        return Found(sections, [], sections[-1].base_offset + sections[-1].rows if sections else offset)
+
+    async def offset_for_time(self, time_us: int) -> int:
+        later = (section.base_offset for section in self._sections if section.append_time_us >= time_us)
+        return next(later, self.visible)
+
+    def follow(self, on_visible: Callable[[], None]) -> None:
+        self._followers.append(on_visible)
+
+    def unfollow(self, on_visible: Callable[[], None]) -> None:
+        self._followers.remove(on_visible)

@@ -1,0 +1,16 @@
+"""What the broker needs to know of the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from icestream import limits
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    node: str = "icestream"
+    address: str = "127.0.0.1:6650"
+    auto_create_topics: bool = True
+    cursor_flush_ms: int = limits.CURSOR_FLUSH_MS_DEFAULT
+    unacked_max: int = limits.UNACKED_MAX_DEFAULT

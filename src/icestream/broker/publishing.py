@@ -1,0 +1,96 @@
+"""Producers: how they open, what they store, and what happens to a batch that is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from icestream import errors
+from icestream.broker import records
+from icestream.broker.door import check_at_the_door
+from icestream.broker.pipe import STORED, Pipe, outcome
+from icestream.broker.storage import PersistentStorage, Stored
+from icestream.broker.topic import Producer, Topic
+from icestream.metadata.command import Absent, AtRevision, Put
+from icestream.metadata.store import MetadataStore
+from icestream.model.topic_name import TopicName
+from icestream.observability import metrics
+from icestream.runtime.clock import Clock
+
+
+class Publishing:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage, clock: Clock) -> None:
+        self._store = store
+        self._storage = storage
+        self._clock = clock
+
+    async def open(self, topic: Topic, name: str, instance: str, *, resumes: bool) -> Producer:
+        """A new epoch of the producer of this name: an older one is fenced from now on (hazard 7)."""
+        topic.admit_producer(name)
+        producer = await self.open_inner(topic, name, instance, resumes=resumes)
+        for older in [one for one in topic.producers if one.name == name]:
+            older.close(errors.ProducerFenced(f"producer {name} was opened again", hint="this one must stop sending"))
+            topic.producers.discard(older)
+        topic.producers.add(producer)
+        return producer
+
+    async def open_inner(self, topic: Topic, name: str, instance: str = "", *, resumes: bool = False) -> Producer:
+        """The same for the broker itself: no policy counts it, and nobody sees it."""
+        record = await self._next_epoch(topic.name, name, instance, resumes=resumes)
+        self._storage.open_producer(record.id, record.epoch)
+        return Producer(topic, name, record.id, record.epoch)
+
+    async def _next_epoch(
+        self, topic: TopicName, producer: str, instance: str, *, resumes: bool
+    ) -> records.ProducerRecord:
+        key = records.producer_key(topic, producer)
+        entry = await self._store.get(key)
+        if entry is None:
+            record = records.ProducerRecord(await self._store.allocate_id("producer"), 1, instance)
+            done = await self._store.txn([Absent(key)], [Put(key, records.encode(record))])
+        else:
+            known = records.decode(records.ProducerRecord, key, entry.value)
+            if resumes and known.instance != instance:
+                raise errors.ProducerFenced(
+                    f"another one opened producer {producer} of topic {topic}", hint="this instance must stop sending"
+                )
+            record = records.ProducerRecord(known.id, known.epoch + 1, instance)
+            done = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(record))])
+        if not done.held:
+            raise errors.Refused(f"producer {producer} was opened elsewhere at the same moment", hint="open it again")
+        return record
+
+    def publish(self, producer: Producer, shard: int, block: bytes) -> tuple[Stored, int]:
+        topic, pipe = producer.topic, producer.pipe(shard)
+        if producer.closed is not None or pipe.is_refused:
+            raise _held_back(producer)
+        try:
+            rows = check_at_the_door(block, producer, topic.policies.max_message_bytes)
+            stored = self._storage.store_messages(pipe.key, block)
+        except errors.IcestreamError as error:
+            pipe.refuse()
+            metrics.PUBLISH_OUTCOMES.add(error.code)
+            raise
+        pipe.put(stored)
+        stored.add_done_callback(partial(_note_outcome, topic, pipe, rows, len(block)))
+        rate_ms = topic.publish_rate.take(rows, self._clock.monotonic_ns() // 1_000_000)
+        return stored, max(rate_ms, self._storage.pause_ms(pipe.key))
+
+
+def _held_back(producer: Producer) -> errors.IcestreamError:
+    error = producer.closed or errors.AfterRefused(
+        "a batch before this one was refused", hint="reset the producer, then send again from that batch on"
+    )
+    metrics.PUBLISH_OUTCOMES.add(error.code)
+    return error
+
+
+def _note_outcome(topic: Topic, pipe: Pipe, rows: int, size: int, stored: Stored) -> None:
+    """A batch that was refused later, by its numbers or a full disk, holds back the ones behind it just the same."""
+    found = outcome(stored)
+    pipe.ended(found)
+    metrics.PUBLISH_OUTCOMES.add(found)
+    if found == STORED:
+        topic.published_messages += rows
+        topic.published_bytes += size
+        metrics.PUBLISHED_MESSAGES.value += rows
+        metrics.PUBLISHED_BYTES.value += size

@@ -1,0 +1,225 @@
+"""What the broker writes into the metadata store, and under which keys.
+
+    /namespaces/{namespace}                                     Namespace
+    /topics/{namespace}/{topic}                                 TopicRecord
+    /subscriptions/{namespace}/{topic}/{subscription}           SubscriptionRecord
+    /producers/{namespace}/{topic}/{producer}                   ProducerRecord
+    /consumers/{namespace}/{topic}/{subscription}/{consumer}    ConsumerRecord
+    /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, the seed's key;
+                                                                `{topic}` is `name-part-N` where there are more shards
+    /deleted_topics/{id}                                        DeletedTopic, until nothing is left of it
+    /counters/topic, subscription, producer, consumer           ids: never used twice
+
+Values are JSON, so that an operator can read them. Fields that are not known are kept out of the way: a later version
+may add some. No part of a key can contain `/` (model/topic_name.py), so exact names never match longer ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from icestream import errors
+from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
+from icestream.model.topic_name import TopicName
+
+NAMESPACES = "/namespaces/"
+TOPICS = "/topics/"
+SUBSCRIPTIONS = "/subscriptions/"
+PRODUCERS = "/producers/"
+CONSUMERS = "/consumers/"
+CURSORS = "/persistent_storage/iceberg/subscriptions/"
+DELETED_TOPICS = "/deleted_topics/"
+
+
+class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound."""
+
+    max_producers: int | None = None
+    max_subscriptions: int | None = None
+    max_consumers_per_topic: int | None = None
+    max_consumers_per_subscription: int | None = None
+    max_publish_rate: int | None = None  # messages per second
+    max_dispatch_rate: int | None = None  # messages per second and subscription
+    max_message_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise errors.InvalidInput(f"{name} {value} is below 0", hint="0 means no bound")
+
+    def over(self, other: Policies) -> Policies:
+        """These, and the other's where these say nothing."""
+        mine = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Policies(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
+
+
+class Namespace(msgspec.Struct, frozen=True, omit_defaults=True):
+    policies: Policies = Policies()
+
+
+class TopicRecord(msgspec.Struct, frozen=True):
+    id: int
+    shards: int
+    dispatch: Dispatch
+    created_ms: int
+    node: str
+    policies: Policies = Policies()
+
+    @property
+    def incarnation(self) -> int:
+        """Ids rise and are never used twice, so a topic that is created again has a higher one."""
+        return self.id
+
+
+class FailurePolicyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    max_redelivery_count: int = 5
+    ack_timeout_ms: int = 30_000
+    base_delay_ms: int = 1_000
+    max_delay_ms: int = 60_000
+    backoff: Backoff = Backoff.EXPONENTIAL
+    poison: Poison = Poison.BLOCK
+    dead_letter_topic: str | None = None
+
+    def policy(self) -> FailurePolicy:
+        return FailurePolicy(*(getattr(self, name) for name in self.__struct_fields__))
+
+    @classmethod
+    def of(cls, policy: FailurePolicy) -> FailurePolicyRecord:
+        return cls(*(getattr(policy, name) for name in cls.__struct_fields__))
+
+
+class SubscriptionRecord(msgspec.Struct, frozen=True):
+    id: int
+    type: SubscriptionType
+    created_ms: int
+    failure: FailurePolicyRecord = FailurePolicyRecord()
+    max_dispatch_rate: int | None = None
+    max_unacked_messages: int | None = None
+
+
+class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: int
+    epoch: int
+    instance: str = ""  # which life of the producer has this epoch, in the producer's own words
+
+
+class ConsumerRecord(msgspec.Struct, frozen=True):
+    id: int
+
+
+class CursorRecord(msgspec.Struct, frozen=True):
+    """Where a subscription stands in one shard. The Iceberg fields are the seed's, and only hints.
+
+    Ranges are written as steps, so that 4,096 of them within a million messages have 33 KB (hazard 17):
+        acked      step, messages, …              a step is the way from the end of the range before (first: `offset`)
+        attempts   step, messages, failures, …
+    """
+
+    updated_ms: int
+    offset: int
+    topic_id: int  # of this topic only: one that is created again has other messages
+    epoch: int  # the shard epoch that the offset was seen under
+    generation: int = 0  # how often it was sought: acks of deliveries before that do not count (hazard 48)
+    acked: list[int] = []
+    attempts: list[int] = []
+    snapshot_id: int | None = None
+    file_path: str | None = None
+    row_offset: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.offset, self.generation, *self.acked, *self.attempts) < 0:
+            raise errors.InvalidInput("a cursor with a number below 0")
+        if len(self.acked) % 2 or len(self.attempts) % 3 or not all((*self.acked[1::2], *self.attempts[1::3])):
+            raise errors.InvalidInput("the ranges of a cursor do not add up")
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The acked ranges above the offset."""
+        return [(start, end) for start, end, _ in _walked(self.offset, self.acked, 2)]
+
+    @property
+    def failures(self) -> list[tuple[int, int, int]]:
+        """(start, end, failures) of messages that are not acked."""
+        return [(start, end, rest[0]) for start, end, rest in _walked(self.offset, self.attempts, 3)]
+
+    @property
+    def end(self) -> int:
+        """Behind the highest offset that it knows to be acked."""
+        return self.offset + sum(self.acked)
+
+
+def _walked(at: int, steps: list[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
+    for number in range(0, len(steps), width):
+        start = at + steps[number]
+        at = start + steps[number + 1]
+        yield start, at, steps[number + 2 : number + width]
+
+
+def as_steps(offset: int, ranges: Iterable[Sequence[int]]) -> list[int]:
+    """(start, end, …) of rising ranges from `offset` on, as a cursor has them."""
+    steps: list[int] = []
+    for start, end, *rest in ranges:
+        steps += (start - offset, end - start, *rest)
+        offset = end
+    return steps
+
+
+class DeletedTopic(msgspec.Struct, frozen=True):
+    """A topic whose deletion was decided and is not finished: a start goes on with it (hazard 49)."""
+
+    id: int
+    namespace: str
+    name: str
+    shards: int
+
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(kind: type[Record], key: str, value: bytes) -> Record:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, errors.InvalidInput) as error:
+        raise errors.MetadataDamaged(
+            f"{key} in the metadata store is not a {kind.__name__}: {error}",
+            hint="restore it from a backup, or delete the key if it may be lost",
+        ) from None
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def namespace_key(namespace: str) -> str:
+    return f"{NAMESPACES}{namespace}"
+
+
+def topic_key(topic: TopicName) -> str:
+    return f"{TOPICS}{topic.namespace}/{topic.name}"
+
+
+def subscription_key(topic: TopicName, subscription: str) -> str:
+    return f"{SUBSCRIPTIONS}{topic.namespace}/{topic.name}/{subscription}"
+
+
+def producer_key(topic: TopicName, producer: str) -> str:
+    return f"{PRODUCERS}{topic.namespace}/{topic.name}/{producer}"
+
+
+def consumer_key(topic: TopicName, subscription: str, consumer: str) -> str:
+    return f"{CONSUMERS}{topic.namespace}/{topic.name}/{subscription}/{consumer}"
+
+
+def cursor_key(topic: TopicName, subscription: str, shard: int, shards: int) -> str:
+    return f"{CURSORS}{subscription}{topic.shard_name(shard, shards)}"
+
+
+def deleted_topic_key(topic_id: int) -> str:
+    return f"{DELETED_TOPICS}{topic_id}"

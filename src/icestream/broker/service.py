@@ -1,0 +1,251 @@
+"""The use cases of the broker: what front ends, the API and the command line may ask for, and nothing more.
+
+Structural changes (namespaces, topics, subscriptions, their policies) are written to the metadata store in one
+transaction each, then take effect here. One at a time (changes.py): they are rare. Publishing and acks never wait for
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from icestream import errors
+from icestream.broker import records
+from icestream.broker.changes import Changes
+from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.options import BrokerOptions
+from icestream.broker.publishing import Publishing
+from icestream.broker.storage import PersistentStorage, Stored
+from icestream.broker.subscribing import Subscribing
+from icestream.broker.subscription import Subscription
+from icestream.broker.topic import Producer, Topic
+from icestream.broker.topics import Topics
+from icestream.metadata.store import MetadataStore
+from icestream.model.subscription import Dispatch, FailurePolicy, Start, SubscriptionType
+from icestream.model.topic_name import TopicName, check_name
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+
+
+class Broker:
+    def __init__(self, options: BrokerOptions, store: MetadataStore, storage: PersistentStorage, clock: Clock) -> None:
+        self.options = options
+        self.store = store
+        self.storage = storage
+        self._clock = clock
+        self._tasks = Tasks(self._task_failed)
+        self._changes = Changes()
+        self.topics = Topics(options, store, storage, clock)
+        self._publishing = Publishing(store, storage, clock)
+        self._subscribing = Subscribing(options, store, storage, clock, self._tasks, self)
+        self.is_ready = False
+        self.is_closing = False
+
+    async def start(self) -> None:
+        """Everything that was there before is there again."""
+        await self.topics.load()
+        for topic in self.topics:
+            await self._subscribing.load(topic)
+        self.is_ready = True
+
+    async def shutdown(self) -> None:
+        """Nobody is let in any more; what was taken is finished; cursors are written; the log is closed."""
+        self.is_ready, self.is_closing = False, True
+        await self._changes.stop()
+        for topic in self.topics:
+            topic.close("the broker is shutting down")
+        await self._tasks.stop()
+        try:
+            await self.storage.shutdown()
+        finally:
+            await self.store.close()
+
+    def _task_failed(self, error: BaseException) -> None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a task of the broker failed", "exception": error}
+        )
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+
+    # --- namespaces and topics ---
+
+    async def create_namespace(self, name: str, policies: records.Policies | None = None) -> None:
+        await self._changes.make(lambda: self.topics.create_namespace(name, policies or records.Policies()))
+
+    async def delete_namespace(self, name: str) -> None:
+        await self._changes.make(lambda: self.topics.delete_namespace(name))
+
+    async def set_namespace_policies(self, name: str, policies: records.Policies) -> None:
+        await self._changes.make(lambda: self.topics.set_namespace_policies(name, policies))
+
+    async def create_topic(
+        self,
+        name: TopicName,
+        shards: int = 1,
+        dispatch: Dispatch = Dispatch.RELIABLE,
+        policies: records.Policies | None = None,
+    ) -> Topic:
+        given = policies or records.Policies()
+        return await self._changes.make(lambda: self.topics.create(name, shards, dispatch, given))
+
+    async def delete_topic(self, name: TopicName) -> None:
+        await self._changes.make(lambda: self.topics.delete(name))
+
+    async def set_topic_policies(self, name: TopicName, policies: records.Policies) -> None:
+        await self._changes.make(lambda: self.topics.set_policies(name, policies))
+
+    # --- producers ---
+
+    async def open_producer(
+        self,
+        name: TopicName,
+        producer: str,
+        *,
+        create: bool | None = None,
+        shards: int = 1,
+        instance: str = "",
+        resumes: bool = False,
+    ) -> Producer:
+        """A new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
+
+        `resumes`: it was connected before. It must be the last that was, or the numbers stored are not its own.
+        """
+        self._check_open()
+        check_name("producer", producer)
+        wanted = self.options.auto_create_topics if create is None else create
+
+        async def change() -> Producer:
+            topic = await self._topic(name, shards, create=wanted)
+            return await self._publishing.open(topic, producer, instance, resumes=resumes)
+
+        return await self._changes.make(change, self.close_producer)
+
+    async def open_inner_producer(self, name: TopicName, producer: str) -> Producer:
+        """For what the broker itself stores. Its name has a `/`, so it is no client's."""
+
+        async def change() -> Producer:
+            return await self._publishing.open_inner(await self._topic(name, 1, create=True), producer)
+
+        return await self._changes.make(change)
+
+    async def _topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
+        if create and self.topics.find(name) is None:
+            return await self.topics.create(name, shards, Dispatch.RELIABLE, records.Policies())
+        return self.topics.get(name)
+
+    def last_sequence(self, producer: Producer, shard: int) -> int | None:
+        """The last number of this producer that is stored, so that it knows where to go on."""
+        return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id)
+
+    def close_producer(self, producer: Producer) -> None:
+        producer.topic.producers.discard(producer)
+
+    def disconnect_producer(self, name: TopicName, producer: str) -> None:
+        """It has to open again before it sends more; what it sent until now counts."""
+        found = [one for one in self.topics.get(name).producers if one.name == producer]
+        if not found:
+            raise errors.NotConnected(f"topic {name} has no producer {producer} that is connected")
+        for one in found:
+            one.close(errors.ProducerFenced("an operator disconnected this producer", hint="open it again"))
+            self.close_producer(one)
+
+    def publish(self, producer: Producer, shard: int, block: bytes) -> tuple[Stored, int]:
+        """Stores a block; the answer, and how many milliseconds the producer should wait before its next one.
+
+        Raises what is wrong with the block, or Refused: nothing was stored. After a refusal the producer's later blocks
+        of that shard are refused too, until it is reset: they would overtake the one that comes again (hazard 37).
+        """
+        self._check_open()
+        return self._publishing.publish(producer, shard, block)
+
+    def reset_producer(self, producer: Producer, shard: int) -> None:
+        """The client knows what was refused and begins again from there."""
+        if producer.closed is not None:
+            raise producer.closed
+        producer.pipe(shard).reset()
+
+    # --- subscriptions ---
+
+    async def subscribe(
+        self,
+        name: TopicName,
+        subscription: str,
+        kind: SubscriptionType,
+        consumer: str,
+        sink: ConsumerSink,
+        start: Start | None = None,
+        key_patterns: Sequence[str] = (),
+        failure: FailurePolicy | None = None,
+    ) -> tuple[Subscription, Consumer]:
+        """Makes the subscription when it is not there. Its cursor is durable when this returns (hazard 48)."""
+        self._check_open()
+        check_name("subscription", subscription)
+        check_name("consumer", consumer)
+
+        async def change() -> tuple[Subscription, Consumer]:
+            topic = self.topics.get(name)
+            found = topic.subscriptions.get(subscription)
+            if found is None:
+                topic.admit_subscription()
+                found = await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
+            return found, await self._subscribing.join(topic, found, kind, consumer, sink, tuple(key_patterns))
+
+        return await self._changes.make(change, lambda joined: joined[0].leave(joined[1]))
+
+    async def create_subscription(
+        self,
+        name: TopicName,
+        subscription: str,
+        kind: SubscriptionType,
+        start: Start | None = None,
+        failure: FailurePolicy | None = None,
+    ) -> Subscription:
+        """One that nobody consumes yet: what is published from now on waits for it."""
+        self._check_open()
+        check_name("subscription", subscription)
+
+        async def change() -> Subscription:
+            topic = self.topics.get(name)
+            if subscription in topic.subscriptions:
+                raise errors.AlreadyExists(f"topic {name} has a subscription {subscription} already")
+            topic.admit_subscription()
+            return await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
+
+        return await self._changes.make(change)
+
+    async def delete_subscription(self, name: TopicName, subscription: str) -> None:
+        await self._changes.make(lambda: self._subscribing.delete(self.topics.get(name), subscription))
+
+    async def set_failure_policy(self, name: TopicName, subscription: str, policy: FailurePolicy) -> None:
+        await self._changes.make(
+            lambda: self._subscribing.set_failure_policy(self.topics.get(name), subscription, policy)
+        )
+
+    async def set_dispatch_rate(self, name: TopicName, subscription: str, messages_per_second: int | None) -> None:
+        """None, or 0: that of the topic."""
+        await self._changes.make(
+            lambda: self._subscribing.set_dispatch_rate(self.topics.get(name), subscription, messages_per_second)
+        )
+
+    def disconnect_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:
+        """What it had in flight goes to others; it may come again."""
+        self.subscription(name, subscription).disconnect(consumer, "an operator disconnected this consumer")
+
+    async def seek(self, name: TopicName, subscription: str, start: Start, shard: int | None = None) -> None:
+        """Moves a subscription, live or not: everything from there on is delivered again, or for the first time. The
+        new position is durable when this returns."""
+
+        async def change() -> None:
+            found = self.subscription(name, subscription)
+            await self._subscribing.seek(found.deliveries if shard is None else [found.delivery(shard)], start)
+
+        await self._changes.make(change)
+
+    def subscription(self, name: TopicName, subscription: str) -> Subscription:
+        found = self.topics.get(name).subscriptions.get(subscription)
+        if found is None:
+            raise errors.UnknownSubscription(f"topic {name} has no subscription {subscription}")
+        return found

@@ -1,0 +1,260 @@
+"""Makes subscriptions: a new one at its start, a stored one where it stood, and lets consumers in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.broker.burial import Burial, Producing
+from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
+from icestream.broker.dispatch.dispatcher import Dispatcher
+from icestream.broker.dispatch.instruction import Dropped
+from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.dispatch.ring import KeyFilter
+from icestream.broker.options import BrokerOptions
+from icestream.broker.rate import TokenBucket
+from icestream.broker.shard_delivery import ShardDelivery
+from icestream.broker.storage import PersistentStorage, ShardStream, SubscriptionStream
+from icestream.broker.subscription import Subscription
+from icestream.broker.topic import Topic
+from icestream.metadata.command import Absent, Delete, Put
+from icestream.metadata.store import MetadataStore
+from icestream.model.cursor import Acked
+from icestream.model.subscription import Dispatch, FailurePolicy, Start, StartAt, SubscriptionType
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("subscriptions")
+
+
+class Subscribing:
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: MetadataStore,
+        storage: PersistentStorage,
+        clock: Clock,
+        tasks: Tasks,
+        producing: Producing,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._storage = storage
+        self._clock = clock
+        self._tasks = tasks
+        self._producing = producing
+
+    # --- subscriptions ---
+
+    async def load(self, topic: Topic) -> None:
+        """Every subscription of the topic, where its stored cursors stand."""
+        prefix = f"{records.SUBSCRIPTIONS}{topic.name.namespace}/{topic.name.name}/"
+        for key, entry in await self._store.list_all(prefix):
+            record = records.decode(records.SubscriptionRecord, key, entry.value)
+            name = key.removeprefix(prefix)
+            stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
+            if None in stream.cursors:  # it begins anew rather than to step over messages that nobody acked
+                _log.error("a subscription has lost its cursor", topic=str(topic.name), subscription=name)
+            await self._serve(topic, name, record, stream, Start(StartAt.EARLIEST))
+
+    async def create(
+        self, topic: Topic, name: str, kind: SubscriptionType, start: Start, failure: FailurePolicy | None
+    ) -> Subscription:
+        record = records.SubscriptionRecord(
+            id=await self._store.allocate_id("subscription"),
+            type=kind,
+            created_ms=self._clock.wall_us() // 1000,
+            failure=records.FailurePolicyRecord.of(failure or FailurePolicy()),
+        )
+        self._check_policy(topic, record.failure)
+        stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
+        anew = stream._replace(cursors=[None] * len(stream.shards))
+        subscription = await self._serve(topic, name, record, anew, start)
+        try:
+            await self._write(topic, subscription)
+        except BaseException:
+            del topic.subscriptions[name]
+            subscription.delete("it could not be stored")
+            raise
+        return subscription
+
+    async def _write(self, topic: Topic, subscription: Subscription) -> None:
+        """The subscription and its cursors in one step: after a crash it is there with them, or not at all."""
+        key = records.subscription_key(topic.name, subscription.name)
+        also = [Put(key, records.encode(subscription.record))]
+        if not await self._storage.write_cursors(subscription.deliveries, [Absent(key)], also):
+            raise errors.AlreadyExists(f"subscription {subscription.name} was created at the same moment")
+
+    async def _serve(
+        self, topic: Topic, name: str, record: records.SubscriptionRecord, stream: SubscriptionStream, start: Start
+    ) -> Subscription:
+        """`start`: for shards without a cursor."""
+        rate = TokenBucket(record.max_dispatch_rate or topic.policies.max_dispatch_rate or 0)  # one for all shards
+        deliveries = [
+            await self._delivery(topic, name, record, shard, cursor, start, rate)
+            for shard, cursor in zip(stream.shards, stream.cursors, strict=True)
+        ]
+        subscription = topic.subscriptions[name] = Subscription(name, record, deliveries)
+        for delivery in deliveries:
+            delivery.start()
+        return subscription
+
+    async def _delivery(
+        self,
+        topic: Topic,
+        name: str,
+        record: records.SubscriptionRecord,
+        stream: ShardStream,
+        cursor: records.CursorRecord | None,
+        start: Start,
+        rate: TokenBucket,
+    ) -> ShardDelivery:
+        shard = stream.key.shard
+        if cursor is None:
+            known = records.CursorRecord(0, await self.position(stream, start), stream.key.topic_id, stream.epoch)
+        else:
+            known = cursor
+        return ShardDelivery(
+            f"{topic.name}:{name}:{shard}",
+            records.cursor_key(topic.name, name, shard, topic.record.shards),
+            stream,
+            self._dispatcher(topic, record, known, stream.visible, rate),
+            self._storage,
+            Burial(topic, name, record, self._producing, self._storage, self._options.address),
+            self._clock,
+            self._tasks,
+            _count_dropped,
+        )
+
+    def _dispatcher(
+        self,
+        topic: Topic,
+        record: records.SubscriptionRecord,
+        cursor: records.CursorRecord,
+        end: int,
+        rate: TokenBucket,
+    ) -> Dispatcher:
+        # never above the end: what is written next must not be below a held position (seed 002's invariant)
+        acked = Acked(cursor.offset, cursor.ranges).below(end)
+        is_keyed, generation = record.type is SubscriptionType.KEY_SHARED, cursor.generation
+        if topic.record.dispatch is Dispatch.NON_RELIABLE:
+            if is_keyed:
+                return KeySharedBestEffortDispatcher(acked, rate=rate, generation=generation)
+            return BestEffortDispatcher(record.type, acked, rate, generation)
+        policy, unacked = record.failure.policy(), record.max_unacked_messages or self._options.unacked_max
+        if is_keyed:
+            return KeySharedDispatcher(policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
+        return Dispatcher(record.type, policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
+
+    async def position(self, stream: ShardStream, start: Start) -> int:
+        """Where a start lies in a shard. Never above the end (seed 002's invariant)."""
+        match start.at:
+            case StartAt.LATEST:
+                wanted = stream.visible
+            case StartAt.EARLIEST:
+                wanted = stream.earliest()
+            case StartAt.OFFSET:
+                wanted = start.value
+            case StartAt.TIME:
+                wanted = await _offset_for_time(stream, start.value)
+        return min(max(wanted, 0), stream.visible)
+
+    async def seek(self, deliveries: Sequence[ShardDelivery], start: Start) -> None:
+        """All at once, then their cursors in one step."""
+        positions = [await self.position(one.stream, start) for one in deliveries]
+        for delivery, position in zip(deliveries, positions, strict=True):
+            delivery.seek(position)
+        await self._storage.write_cursors(deliveries)
+
+    async def delete(self, topic: Topic, name: str) -> None:
+        subscription = topic.subscriptions.get(name)
+        if subscription is None:
+            raise errors.UnknownSubscription(f"topic {topic.name} has no subscription {name}")
+        cursors = [delivery.cursor_key for delivery in subscription.deliveries]
+
+        def gone() -> None:
+            del topic.subscriptions[name]
+            subscription.delete(f"subscription {name} was deleted")
+
+        await self._storage.delete_cursors(cursors, [Delete(records.subscription_key(topic.name, name))], gone)
+        # after a crash here the ids of its consumers are left: they would go on under the same name
+        await self._store.delete_prefix(records.consumer_key(topic.name, name, ""))
+
+    async def set_failure_policy(self, topic: Topic, name: str, policy: FailurePolicy) -> None:
+        record = records.FailurePolicyRecord.of(policy)
+        self._check_policy(topic, record)
+        await self._change(topic, name, failure=record)
+
+    async def set_dispatch_rate(self, topic: Topic, name: str, messages_per_second: int | None) -> None:
+        if messages_per_second is not None and not 0 <= messages_per_second <= limits.OFFSET_MAX:
+            raise errors.InvalidInput(f"a rate of {messages_per_second} messages in a second", hint="0: no bound")
+        await self._change(topic, name, max_dispatch_rate=messages_per_second)
+        topic.subscriptions[name].set_rate(topic.policies.max_dispatch_rate or 0)
+
+    def _check_policy(self, topic: Topic, policy: records.FailurePolicyRecord) -> None:
+        if policy.dead_letter_topic == str(topic.name):
+            raise errors.InvalidInput(
+                f"topic {topic.name} cannot take its own dead letters", hint="they would fail again, for ever"
+            )
+
+    async def _change(self, topic: Topic, name: str, **changed: Any) -> None:
+        subscription = topic.subscriptions.get(name)
+        if subscription is None:
+            raise errors.UnknownSubscription(f"topic {topic.name} has no subscription {name}")
+        record = msgspec.structs.replace(subscription.record, **changed)
+        await self._store.put(records.subscription_key(topic.name, name), records.encode(record))
+        subscription.set_record(record)
+
+    # --- consumers ---
+
+    async def join(
+        self,
+        topic: Topic,
+        subscription: Subscription,
+        kind: SubscriptionType,
+        name: str,
+        sink: ConsumerSink,
+        key_patterns: tuple[str, ...],
+    ) -> Consumer:
+        if kind is not subscription.record.type:
+            raise errors.InvalidInput(
+                f"subscription {subscription.name} is {subscription.record.type.value}, not {kind.value}",
+                hint="use its type, or another subscription",
+            )
+        KeyFilter(key_patterns)  # raises for patterns that are none, before anything has happened
+        subscription.admit(name)
+        if name not in subscription.consumers:
+            topic.admit_consumer(subscription)
+        key = records.consumer_key(topic.name, subscription.name, name)
+        entry = await self._store.get(key)
+        if entry is None:
+            record = records.ConsumerRecord(await self._store.allocate_id("consumer"))
+            await self._store.put(key, records.encode(record))
+        else:
+            record = records.decode(records.ConsumerRecord, key, entry.value)
+        if subscription.is_closed:
+            raise errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        consumer = Consumer(record.id, name, sink, self._tasks, self._clock, key_patterns)
+        subscription.join(consumer)
+        return consumer
+
+
+async def _offset_for_time(stream: ShardStream, time_us: int) -> int:
+    """Files may be recycled under the search: then it begins again."""
+    while True:
+        try:
+            return await stream.offset_for_time(time_us)
+        except errors.StaleRead:
+            await asyncio.sleep(0)
+
+
+def _count_dropped(dropped: Dropped) -> None:
+    metrics.MESSAGES_DROPPED.labels(dropped.reason).inc(dropped.end - dropped.start)

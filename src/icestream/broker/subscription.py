@@ -1,0 +1,138 @@
+"""One subscription of a topic: its consumers, and a delivery for each shard.
+
+A consumer has one credit for all shards; a shard that has something to deliver takes from it. Which shard asks first
+rotates, so that a busy one does not keep the others away.
+
+A consumer that comes again under its name takes its place: the old connection is told so and closed, and what it had in
+flight goes out again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from icestream import errors
+from icestream.broker.consumer import Consumer
+from icestream.broker.records import SubscriptionRecord
+from icestream.broker.shard_delivery import ShardDelivery
+from icestream.model.subscription import SubscriptionType
+
+
+class Subscription:
+    def __init__(self, name: str, record: SubscriptionRecord, deliveries: list[ShardDelivery]) -> None:
+        self.name = name
+        self.record = record
+        self.deliveries = deliveries
+        self.consumers: dict[str, Consumer] = {}  # by name, in order of arrival
+        self._first = 0
+
+    # --- consumers ---
+
+    def admit(self, consumer_name: str) -> None:
+        """Raises when the type allows no further consumer. One that comes again is always let in."""
+        others = [name for name in self.consumers if name != consumer_name]
+        if self.record.type is SubscriptionType.EXCLUSIVE and others:
+            raise errors.SubscriptionTaken(
+                f"subscription {self.name} is exclusive and belongs to consumer {others[0]}",
+                hint="use another subscription, or the type failover, shared or key-shared",
+            )
+
+    def join(self, consumer: Consumer) -> None:
+        old = self.consumers.get(consumer.name)
+        if old is not None:
+            self.leave(old)
+            old.sink.event("closed", {"reason": f"consumer {consumer.name} connected again"})
+        self.consumers[consumer.name] = consumer
+        consumer.on_credit = partial(self._use_credit, consumer)
+        for delivery in self.deliveries:
+            delivery.join(consumer)
+        self._tell_active()
+
+    def leave(self, consumer: Consumer) -> None:
+        if not self._has(consumer):
+            return
+        del self.consumers[consumer.name]
+        consumer.close()
+        for delivery in self.deliveries:
+            delivery.leave(consumer)
+        self._tell_active()
+
+    def disconnect(self, consumer_name: str, reason: str) -> None:
+        consumer = self.consumers.get(consumer_name)
+        if consumer is None:
+            raise errors.NotConnected(f"subscription {self.name} has no consumer {consumer_name} that is connected")
+        self.leave(consumer)
+        consumer.sink.event("closed", {"reason": reason})
+
+    def credit_of(self, consumer: Consumer) -> int:
+        """Messages that it still takes."""
+        return consumer.credit_messages if self._has(consumer) else 0
+
+    def _tell_active(self) -> None:
+        """Failover: the first in line is told that it is the one."""
+        if self.record.type is SubscriptionType.FAILOVER and self.consumers:
+            active = next(iter(self.consumers.values()))
+            if not active.is_active:
+                active.is_active = True
+                active.sink.event("active", {})
+
+    def _has(self, consumer: Consumer) -> bool:
+        return self.consumers.get(consumer.name) is consumer
+
+    def give_credit(self, consumer: Consumer, count: int) -> None:
+        if self._has(consumer):
+            consumer.give_credit(count)
+            self._use_credit(consumer)
+
+    def _use_credit(self, consumer: Consumer) -> None:
+        count_of = len(self.deliveries)
+        self._first = (self._first + 1) % count_of
+        for number in range(count_of):
+            if consumer.credit.messages <= 0 or not self._has(consumer):
+                break
+            self.deliveries[(self._first + number) % count_of].go_on()
+
+    def delivery(self, shard: int) -> ShardDelivery:
+        if not 0 <= shard < len(self.deliveries):
+            raise errors.InvalidInput(f"subscription {self.name} has no shard {shard}")
+        return self.deliveries[shard]
+
+    @property
+    def allows_cumulative_ack(self) -> bool:
+        """Where one consumer gets everything in order; elsewhere it would ack what others have (hazard 17)."""
+        return self.record.type in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
+
+    # --- settings ---
+
+    def set_record(self, record: SubscriptionRecord) -> None:
+        """A changed policy counts at once, for what is under way too."""
+        self.record = record
+        for delivery in self.deliveries:
+            delivery.set_policy(record.failure.policy())
+
+    def set_rate(self, messages_per_second: int) -> None:
+        for delivery in self.deliveries:
+            delivery.set_rate(self.record.max_dispatch_rate or messages_per_second)
+
+    @property
+    def lag(self) -> int:
+        return sum(delivery.lag for delivery in self.deliveries)
+
+    @property
+    def is_closed(self) -> bool:
+        return self.deliveries[0].is_closed
+
+    def close(self, reason: str) -> None:
+        """The deliveries first: what a consumer leaves behind goes to no other any more."""
+        for delivery in self.deliveries:
+            delivery.close()
+        consumers, self.consumers = self.consumers, {}
+        for consumer in consumers.values():
+            consumer.close()
+            consumer.sink.event("closed", {"reason": reason})
+
+    def delete(self, reason: str) -> None:
+        """Its cursors are not written any more."""
+        for delivery in self.deliveries:
+            delivery.is_deleted = True
+        self.close(reason)

@@ -1,0 +1,58 @@
+"""Deletes a topic for good, in steps that a crash may end anywhere (hazard 49).
+
+    1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction
+    2  the rest         cursors, then subscriptions, consumers and producers; then what the log holds of it
+    3  the end          the DeletedTopic goes
+
+Whoever finds a DeletedTopic begins again with 2. Nothing in 2 belongs to a topic of the same name that is created
+later: that is why it is finished first.
+"""
+
+from __future__ import annotations
+
+from icestream.broker import records
+from icestream.broker.storage import PersistentStorage
+from icestream.metadata.command import Delete, Put
+from icestream.metadata.store import MetadataStore
+from icestream.model.topic_name import TopicName
+
+
+class TopicDeletion:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage) -> None:
+        self._store = store
+        self._storage = storage
+        self._unfinished: dict[TopicName, records.DeletedTopic] = {}
+
+    async def decide(self, name: TopicName, record: records.TopicRecord) -> None:
+        deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards)
+        key = records.deleted_topic_key(record.id)
+        await self._store.txn([], [Delete(records.topic_key(name)), Put(key, records.encode(deleted))])
+        self._unfinished[name] = deleted
+
+    async def finish(self, name: TopicName) -> None:
+        """Nothing to do where no deletion of that name was begun."""
+        deleted = self._unfinished.get(name)
+        if deleted is not None:
+            await self._finish(name, deleted)
+            del self._unfinished[name]
+
+    async def finish_all(self) -> None:
+        """At a start: what was decided before."""
+        for key, entry in await self._store.list_all(records.DELETED_TOPICS):
+            deleted = records.decode(records.DeletedTopic, key, entry.value)
+            await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
+
+    async def _finish(self, name: TopicName, deleted: records.DeletedTopic) -> None:
+        below = f"{name.namespace}/{name.name}/"
+        prefix = records.SUBSCRIPTIONS + below
+        await self._storage.delete_cursors(
+            [
+                records.cursor_key(name, key.removeprefix(prefix), shard, deleted.shards)
+                for key, _ in await self._store.list_all(prefix)
+                for shard in range(deleted.shards)
+            ]
+        )
+        for kind in (records.SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
+            await self._store.delete_prefix(kind + below)
+        await self._storage.forget_topic(deleted.id, deleted.shards)
+        await self._store.delete(records.deleted_topic_key(deleted.id))

@@ -1,0 +1,152 @@
+"""The namespaces and topics of this node: written in the metadata store, mirrored here, declared to the storage.
+
+A name is looked up exactly. A topic that is created again has a new id, which is its incarnation: its offsets begin
+anew and no cursor or producer of the old one applies to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.broker.options import BrokerOptions
+from icestream.broker.storage import PersistentStorage
+from icestream.broker.topic import Topic
+from icestream.broker.topic_deletion import TopicDeletion
+from icestream.metadata.command import Absent, AtRevision, Put
+from icestream.metadata.store import MetadataStore
+from icestream.model.subscription import Dispatch
+from icestream.model.topic_name import TopicName, check_namespace
+from icestream.runtime.clock import Clock
+
+BOOTSTRAP_NAMESPACES: Final = ("default", "system")
+
+
+class Topics:
+    def __init__(self, options: BrokerOptions, store: MetadataStore, storage: PersistentStorage, clock: Clock) -> None:
+        self._options = options
+        self._store = store
+        self._storage = storage
+        self._clock = clock
+        self.namespaces: dict[str, records.Namespace] = {}
+        self._topics: dict[TopicName, Topic] = {}
+        self._deletion = TopicDeletion(store, storage)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._topics.values()))
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def find(self, name: TopicName) -> Topic | None:
+        return self._topics.get(name)
+
+    def get(self, name: TopicName) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
+        return topic
+
+    # --- start ---
+
+    async def load(self) -> None:
+        for name in BOOTSTRAP_NAMESPACES:
+            key = records.namespace_key(name)
+            await self._store.txn([Absent(key)], [Put(key, records.encode(records.Namespace()))])
+        for key, entry in await self._store.list_all(records.NAMESPACES):
+            name = key.removeprefix(records.NAMESPACES)
+            self.namespaces[name] = records.decode(records.Namespace, key, entry.value)
+        await self._deletion.finish_all()
+        for key, entry in await self._store.list_all(records.TOPICS):
+            namespace, topic = key.removeprefix(records.TOPICS).split("/")
+            record = records.decode(records.TopicRecord, key, entry.value)
+            self._serve(TopicName(namespace, topic), record)
+
+    def _serve(self, name: TopicName, record: records.TopicRecord) -> Topic:
+        topic = Topic(name, record, record.policies.over(self.namespaces[name.namespace].policies))
+        self._storage.declare_topic(topic.identity, record.shards)
+        self._topics[name] = topic
+        return topic
+
+    # --- namespaces ---
+
+    async def create_namespace(self, name: str, policies: records.Policies) -> None:
+        key = records.namespace_key(check_namespace(name))
+        record = records.Namespace(policies)
+        if not (await self._store.txn([Absent(key)], [Put(key, records.encode(record))])).held:
+            raise errors.AlreadyExists(f"namespace {name} exists already")
+        self.namespaces[name] = record
+
+    async def delete_namespace(self, name: str) -> None:
+        if name not in self.namespaces:
+            raise _unknown_namespace(name)
+        held = [str(topic.name) for topic in self if topic.name.namespace == name]
+        if held:
+            raise errors.NotEmpty(f"namespace {name} has {len(held)} topics", hint=f"delete them first: {held[0]}, …")
+        if name in BOOTSTRAP_NAMESPACES:
+            raise errors.InvalidInput(f"namespace {name} is always there")
+        await self._store.delete(records.namespace_key(name))
+        del self.namespaces[name]
+
+    async def set_namespace_policies(self, name: str, policies: records.Policies) -> None:
+        """In force at once for every topic of it, as far as the topic says nothing itself."""
+        if name not in self.namespaces:
+            raise _unknown_namespace(name)
+        record = records.Namespace(policies)
+        await self._store.put(records.namespace_key(name), records.encode(record))
+        self.namespaces[name] = record
+        for topic in self:
+            if topic.name.namespace == name:
+                topic.set_policies(topic.record, topic.record.policies.over(policies))
+
+    # --- topics ---
+
+    async def create(self, name: TopicName, shards: int, dispatch: Dispatch, policies: records.Policies) -> Topic:
+        if name in self._topics:
+            raise errors.AlreadyExists(f"topic {name} exists already")
+        if not 0 < shards <= limits.SHARDS_PER_TOPIC_MAX:
+            raise errors.InvalidInput(f"{shards} shards", hint=f"1 to {limits.SHARDS_PER_TOPIC_MAX} are possible")
+        namespace = await self._store.get(records.namespace_key(name.namespace))
+        if namespace is None:
+            raise _unknown_namespace(name.namespace)
+        await self._deletion.finish(name)
+        key = records.topic_key(name)
+        record = records.TopicRecord(
+            id=await self._store.allocate_id("topic"),
+            shards=shards,
+            dispatch=dispatch,
+            created_ms=self._clock.wall_us() // 1000,
+            node=self._options.node,
+            policies=policies,
+        )
+        done = await self._store.txn(
+            [Absent(key), AtRevision(records.namespace_key(name.namespace), namespace.mod_revision)],
+            [Put(key, records.encode(record))],
+        )
+        if not done.held:
+            raise errors.AlreadyExists(f"topic {name} was created, or its namespace changed, at the same moment")
+        return self._serve(name, record)
+
+    async def delete(self, name: TopicName) -> None:
+        """From the decision on nobody sends to it or gets anything of it; then everything it left goes."""
+        topic = self.get(name)
+        await self._deletion.decide(name, topic.record)
+        del self._topics[name]
+        topic.delete(f"topic {name} was deleted")
+        await self._deletion.finish(name)
+
+    async def set_policies(self, name: TopicName, policies: records.Policies) -> None:
+        topic = self.get(name)
+        record = msgspec.structs.replace(topic.record, policies=policies)
+        await self._store.put(records.topic_key(name), records.encode(record))
+        topic.set_policies(record, policies.over(self.namespaces[name.namespace].policies))
+
+
+def _unknown_namespace(name: str) -> errors.UnknownNamespace:
+    return errors.UnknownNamespace(
+        f"there is no namespace {name}", hint=f"create it: icestream namespace create {name}"
+    )

@@ -1,0 +1,246 @@
+"""`icestream doctor`: is this machine fit for a broker, and is the one on it well? It changes nothing.
+
+One line per check; what can be judged from values is judged in findings.py. Nothing is created but a file of 4 KiB
+beside the data, for the cost of a sync, and it is removed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from icestream import errors
+from icestream.cli import findings
+from icestream.cli.connection import EVERYWHERE, NAME, Target, http_get
+from icestream.cli.findings import Finding, State
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Output, OutputFormat
+from icestream.client.connect import connect
+from icestream.runtime.files import open_directory
+from icestream.settings import Settings
+from icestream.storage.native import native
+from icestream.wal.admission import default_quota
+from icestream.wal.inspect import view_log
+from icestream.wal.log_file import SYNC_FAILED_NAME, is_of_a_log
+
+SYNCS: Final = 9
+SYNC_BYTES: Final = 4096
+
+
+def doctor(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = OutputFormat.TABLE) -> None:
+    """Check this machine, the data and the running broker; exit code 1 when there is a problem.
+
+    Example: icestream doctor --config broker.yml --output json
+    """
+    found = list(examine(Target(None, None, config, sets)))
+    answer = Output(output)
+    answer.table(
+        ("check", "state", "finding", "fix"), [(one.check, str(one.state), one.text, one.fix) for one in found]
+    )
+    problems = sum(one.state is State.PROBLEM for one in found)
+    answer.say("")
+    answer.say(f"{len(found)} checks, {problems} problems")
+    if problems:
+        raise typer.Exit(1)
+
+
+def examine(target: Target) -> Iterator[Finding]:
+    yield _versions()
+    yield _native()
+    yield findings.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    try:
+        settings = target.settings()
+    except errors.ConfigurationError as error:
+        yield Finding("settings", State.PROBLEM, error.message, error.hint)
+        yield findings.clock(time.time(), None)
+        return
+    yield Finding("settings", State.OK, f"{target.config or 'defaults'}, data_dir {settings.data_dir}")
+    if settings.storage.type == "memory":
+        yield Finding("data", State.WARNING, "storage.type is memory: everything is forgotten at the end")
+    else:
+        yield from _data(settings)
+    yield from _network(settings)
+
+
+def _versions() -> Finding:
+    try:
+        own = version("icestream")
+    except PackageNotFoundError:
+        own = "(not installed as a package)"
+    where = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
+    return Finding("versions", State.OK, f"icestream {own}, {where}")
+
+
+def _native() -> Finding:
+    if native is not None:
+        return Finding("native part", State.OK, "built")
+    return Finding("native part", State.WARNING, "not built: everything works, slower", "make native")
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def _data(settings: Settings) -> Iterator[Finding]:
+    place = _existing(settings.wal.base_path)
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        yield Finding("data", State.PROBLEM, f"{place} cannot be written", "use the account that runs the broker")
+        return
+    is_there = Path(settings.wal.base_path).is_dir()
+    made = "" if is_there else f" (in it, {settings.wal.base_path} will be made)"
+    yield Finding("data", State.OK, f"{place} can be written{made}")
+    yield _sync(place, settings.wal.sync_mode)
+    yield from _log(Path(settings.wal.base_path), place, settings)
+
+
+def _existing(path: Path | str) -> Path:
+    """It, or the nearest directory above it that is there."""
+    found = Path(path).absolute()
+    while not found.exists() and found != found.parent:
+        found = found.parent
+    return found
+
+
+def _sync(place: Path, mode: str) -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            return findings.sync_cost(statistics.median(_sync_seconds(file.fileno()) for _ in range(SYNCS)), mode)
+    except OSError as error:
+        return Finding("sync", State.PROBLEM, f"a sync in {place} failed: {error}", "check the disk and its free space")
+
+
+def _sync_seconds(number: int) -> float:
+    os.pwrite(number, os.urandom(SYNC_BYTES), 0)
+    start = time.perf_counter()
+    os.fdatasync(number)
+    return time.perf_counter() - start
+
+
+def _log(path: Path, place: Path, settings: Settings) -> Iterator[Finding]:
+    names = [one for one in path.iterdir() if is_of_a_log(one.name)] if path.is_dir() else []
+    sizes, times = [], []
+    for one in names:
+        with contextlib.suppress(FileNotFoundError):  # renamed by a running broker
+            sizes.append(one.stat().st_size)
+            times.append(one.stat().st_mtime)
+    free, used = shutil.disk_usage(place).free, sum(sizes)
+    quota = settings.wal.quota or default_quota(free, used)
+    yield findings.free_disk(free, used, quota, settings.wal.max_file_size)
+    yield findings.clock(time.time(), max(times, default=None))
+    if not names:
+        yield Finding("log", State.OK, "there is none yet")
+        return
+    yield findings.log_share(used, quota)
+    yield from _log_health(path)
+
+
+def _log_health(path: Path) -> Iterator[Finding]:
+    if (path / SYNC_FAILED_NAME).exists():
+        yield Finding(
+            "log sync", State.WARNING, "a sync failed in the last run", "check the disk, then start the broker"
+        )
+    try:
+        with contextlib.closing(open_directory(path, read_only=True)) as directory:
+            view = view_log(directory)
+    except (errors.IcestreamError, OSError) as error:
+        yield Finding("log", State.PROBLEM, f"it cannot be read: {error}", "icestream wal inspect says more")
+        return
+    if view.damage is not None:
+        yield Finding("log", State.PROBLEM, view.damage.message, view.damage.hint)
+        return
+    gaps = sum(len(shard.gaps) for shard in view.shards)
+    text = f"{len(view.files)} files, {len(view.shards)} shards, {gaps} declared gaps, last record {view.last_lsn}"
+    yield Finding("log", State.OK, text)
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+def _network(settings: Settings) -> Iterator[Finding]:
+    host, ports = settings.node.bind_host, settings.ports
+    native_port = _native_port(host, ports.native)
+    yield native_port
+    yield _http_port("ports.broker_http", host, ports.broker_http, "/livez")
+    if settings.lake.managed:
+        yield _http_port("ports.lake", host, ports.lake, "/api/v1/health")
+    if ports.broker_http and not _is_free(host, ports.broker_http):
+        yield from _broker(host, ports.broker_http)
+    elif native_port.text.endswith("answers"):
+        fix = "wait for its start, or look at its log messages"
+        yield Finding("broker", State.PROBLEM, "it answers, but its HTTP does not", fix)
+    else:
+        yield Finding("broker", State.WARNING, "none is running here", "icestream serve")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _native_port(host: str, port: int) -> Finding:
+    if not port or _is_free(host, port):
+        return Finding("ports.native", State.OK, f"{port} is free" if port else "any free port")
+
+    async def shake_hands() -> None:
+        address = EVERYWHERE.get(host, host)
+        async with connect(f"[{address}]:{port}" if ":" in address else f"{address}:{port}", name=NAME):
+            pass
+
+    try:
+        asyncio.run(shake_hands())
+    except errors.IcestreamError as error:
+        return _taken("ports.native", port, error)
+    return Finding("ports.native", State.OK, f"{port}: an Icestream answers")
+
+
+def _http_port(check: str, host: str, port: int, path: str) -> Finding:
+    if not port or _is_free(host, port):
+        return Finding(check, State.OK, f"{port} is free" if port else "any free port")
+    try:
+        http_get(host, port, path)
+    except errors.ConnectionLost as error:
+        return _taken(check, port, error)
+    return Finding(check, State.OK, f"{port} answers")
+
+
+def _taken(check: str, port: int, error: errors.IcestreamError) -> Finding:
+    fix = f"stop the other one, or set {check} to a free port"
+    return Finding(check, State.PROBLEM, f"{port} is taken, and not by an Icestream: {error.message}", fix)
+
+
+def _broker(host: str, port: int) -> Iterator[Finding]:
+    """What the running broker says of itself."""
+    try:
+        _, body = http_get(host, port, "/readyz?verbose", "application/json")
+        document = json.loads(body)
+        checks = [(one["name"], one["ok"], one["reason"], one["is_needed"]) for one in document["checks"]]
+    except (errors.ConnectionLost, ValueError, KeyError, TypeError) as error:
+        fix = "set ports.broker_http to a free port"
+        yield Finding("broker", State.PROBLEM, f"what answers at port {port} is no Icestream: {error!r}", fix)
+        return
+    for name, is_ok, reason, is_needed in checks:
+        if not is_ok:
+            state = State.PROBLEM if is_needed else State.WARNING
+            yield Finding(f"broker {name}", state, reason, "look at the broker's own log messages")
+    is_ready = bool(document["ready"])
+    text = f"ready, {len(checks)} parts" if is_ready else "not ready"
+    yield Finding("broker", State.OK if is_ready else State.PROBLEM, text)

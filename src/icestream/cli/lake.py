@@ -1,0 +1,47 @@
+"""`icestream lake`: the process beside the broker that serves the API. Its modules are loaded only when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from icestream.cli.options import ConfigFile, Sets, load_settings
+from icestream.cli.output import say_aside
+from icestream.observability.log import set_up_logging
+from icestream.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="The process that serves the API; a broker starts it by itself.")
+
+
+@app.callback()
+def lake() -> None:
+    """The process that serves the API; a broker starts it by itself."""
+
+
+@app.command()
+def serve(
+    socket: Annotated[
+        Path | None, typer.Option("--socket", metavar="FILE", help="The broker's local socket; else that of data_dir.")
+    ] = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+) -> None:
+    """Serve the API in the foreground, for a broker with lake.managed=false; Ctrl-C stops it.
+
+    Example: icestream lake serve --socket icestream-data/broker.sock --set ports.lake=8181
+    """
+    from icestream.lake.options import LakeOptions
+    from icestream.lake.serving import serve as serve_lake
+
+    settings = load_settings(config, sets).settings
+    set_up_logging(settings.log.level, settings.log.format)
+    options = LakeOptions(socket or settings.local_socket, settings.node.bind_host, settings.ports.lake)
+    asyncio.run(serve_lake(options, lambda port: _greet(settings, port)))
+
+
+def _greet(settings: Settings, port: int) -> None:
+    say_aside(f"The API listens: http://{settings.node.bind_host}:{port}/api/v1")
+    say_aside("Stop with Ctrl-C.")

@@ -1,0 +1,109 @@
+"""`icestream namespace`: what topics are grouped by, with policies for all of a group. Over the local socket only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from icestream.cli.confirm import Yes, confirm
+from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Output, OutputFormat
+from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
+
+app = typer.Typer(no_args_is_help=True, help="List, make, change and delete namespaces.")
+
+Name = Annotated[str, typer.Argument(metavar="NAMESPACE", help="Such as default.")]
+
+
+@app.command("list")
+def list_namespaces(
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the namespaces with their policies.
+
+    Example: icestream namespace list
+    """
+
+    async def listed(broker: BrokerCalls) -> list[Document]:
+        return await broker.items("list_namespaces")
+
+    found = ask(Target(None, socket, config, sets), listed)
+    rows = [(one["namespace"], policies_cell(one["policies"])) for one in found]
+    Output(output).table(("namespace", "policies"), rows)
+
+
+@app.command()
+def create(
+    namespace: Name,
+    policy: PolicyOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Make a namespace.
+
+    Example: icestream namespace create shop --policy max_producers=100
+    """
+    policies = changes_of(policy or (), TOPIC_KEYS)
+
+    async def created(broker: BrokerCalls) -> Document:
+        return await broker.call("create_namespace", namespace=namespace, policies=policies)
+
+    _show(ask(Target(None, socket, config, sets), created), Output(output))
+
+
+@app.command()
+def delete(
+    namespace: Name,
+    yes: Yes = False,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Delete a namespace that has no topics.
+
+    Example: icestream namespace delete shop --yes
+    """
+    confirm(f"delete namespace {namespace}", is_sure=yes)
+
+    async def deleted(broker: BrokerCalls) -> None:
+        await broker.call("delete_namespace", namespace=namespace)
+
+    ask(Target(None, socket, config, sets), deleted)
+    Output(output).record({"deleted": namespace})
+
+
+@app.command()
+def policy(
+    namespace: Name,
+    changes: Changes = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show or change the policies of a namespace; they count for its topics that have none of their own.
+
+    Example: icestream namespace policy shop max_publish_rate=1000
+    """
+    wanted = changes_of(changes or (), TOPIC_KEYS)
+
+    async def changed(broker: BrokerCalls) -> Document:
+        found = await broker.call("describe_namespace", namespace=namespace)
+        if not wanted:
+            return found
+        policies = {**found["policies"], **wanted}
+        return await broker.call("set_namespace_policies", namespace=namespace, policies=policies)
+
+    _show(ask(Target(None, socket, config, sets), changed), Output(output))
+
+
+def _show(found: Document, answer: Output) -> None:
+    answer.record({"namespace": found["namespace"], "policies": policies_cell(found["policies"])})

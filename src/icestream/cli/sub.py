@@ -1,0 +1,198 @@
+"""`icestream sub`: subscriptions of a topic, where they stand, and how they treat messages that fail."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from icestream.cli.confirm import Yes, confirm
+from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.cli.places import place_of, time_text
+from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
+from icestream.client.whence import arguments_of
+
+app = typer.Typer(no_args_is_help=True, help="List, make, move, change and delete subscriptions.")
+
+_LINE = ("subscription", "type", "consumers", "lag")
+_POSITION = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Such as /default/orders.")]
+Name = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Such as billing.")]
+
+
+@app.command("list")
+def list_subscriptions(
+    topic: TopicName,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the subscriptions of a topic with their lag; over an --address, their names only.
+
+    Example: icestream sub list /default/orders
+    """
+
+    async def listed(broker: BrokerCalls) -> list[Document]:
+        if broker.is_local:
+            return await broker.items("page_subscriptions", topic=topic)
+        names = (await broker.call("describe_topic", topic=topic))["subscriptions"]
+        return [{"subscription": name} for name in names]
+
+    found = ask(Target(address, socket, config, sets), listed)
+    columns = [name for name in _LINE if not found or name in found[0]]
+    Output(output).table(columns, [[line[name] for name in columns] for line in found])
+
+
+@app.command()
+def create(
+    topic: TopicName,
+    subscription: Name,
+    kind: Annotated[str, typer.Option("--type", help="exclusive, shared, failover or key-shared.")] = "exclusive",
+    start: Annotated[str, typer.Option("--from", help="earliest, latest, an offset, a time, or -10m.")] = "latest",
+    policy: PolicyOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Make a subscription that nobody consumes yet: messages wait for it.
+
+    Example: icestream sub create /default/orders billing --type shared --from earliest --policy poison=drop
+    """
+    failure = changes_of(policy or (), FAILURE_KEYS)
+    arguments: Document = {"topic": topic, "subscription": subscription, "type": kind, **arguments_of(place_of(start))}
+    if failure:
+        arguments["failure"] = {key: value for key, value in failure.items() if value is not None}
+
+    async def created(broker: BrokerCalls) -> Document:
+        return await broker.call("create_subscription", **arguments)
+
+    _show(ask(Target(None, socket, config, sets), created), Output(output))
+
+
+@app.command()
+def describe(
+    topic: TopicName,
+    subscription: Name,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show where a subscription stands in each shard, who consumes it, and its policy.
+
+    Example: icestream sub describe /default/orders billing
+    """
+
+    async def described(broker: BrokerCalls) -> Document:
+        found = await broker.call("inspect_subscription", topic=topic, subscription=subscription)
+        consumers = await broker.items("page_consumers", topic=topic, subscription=subscription)
+        return found | {"connected": consumers}
+
+    _show(ask(Target(None, socket, config, sets), described), Output(output))
+
+
+def _show(found: Document, answer: Output) -> None:
+    if not answer.for_people:
+        answer.record(found)
+        return
+    shards, connected = found.pop("shard_positions"), found.pop("connected", [])
+    found["created"] = time_text(found.pop("created_ms") * 1000)
+    found["failure"] = ", ".join(f"{key}={value}" for key, value in found["failure"].items() if value is not None)
+    answer.record({name: _cell(value) for name, value in found.items()})
+    answer.say("")
+    answer.table(_POSITION, [[_cell(shard[name]) for name in _POSITION] for shard in shards])
+    if connected:
+        answer.say("")
+        columns = ("consumer", "peer", "is_active", "credit", "delivered_messages")
+        answer.table(columns, [[_cell(one[name]) for name in columns] for one in connected])
+
+
+def _cell(value: object) -> Cell:
+    return Cell(value, "-" if value is None else str(value))
+
+
+@app.command()
+def seek(
+    topic: TopicName,
+    subscription: Name,
+    to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, a time, or -10m.")],
+    shard: Annotated[int | None, typer.Option("--shard", min=0, help="Only in this shard.")] = None,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Move a subscription, whether it is consumed or not: everything from there on is delivered.
+
+    Example: icestream sub seek /default/orders billing --to 2026-07-01T12:00
+    """
+    arguments: Document = {"topic": topic, "subscription": subscription, **arguments_of(place_of(to))}
+    if shard is not None:
+        arguments["shard"] = shard
+
+    async def sought(broker: BrokerCalls) -> list[int]:
+        positions: list[int] = (await broker.call("seek", **arguments))["positions"]
+        return positions
+
+    Output(output).table(("shard", "position"), list(enumerate(ask(Target(address, socket, config, sets), sought))))
+
+
+@app.command()
+def policy(
+    topic: TopicName,
+    subscription: Name,
+    changes: Changes = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show or change what happens to messages that fail, and how fast messages are sent.
+
+    Example: icestream sub policy /default/orders billing max_redelivery_count=3 poison=dead-letter
+    """
+    wanted = changes_of(changes or (), (*FAILURE_KEYS, DISPATCH_RATE))
+    place = {"topic": topic, "subscription": subscription}
+
+    async def changed(broker: BrokerCalls) -> Document:
+        found = await broker.call("inspect_subscription", **place)
+        if not wanted:
+            return found
+        arguments: Document = {DISPATCH_RATE: wanted.pop(DISPATCH_RATE)} if DISPATCH_RATE in wanted else {}
+        if wanted:
+            arguments["failure"] = changed_failure(found["failure"], wanted)
+        return await broker.call("change_subscription", **place, **arguments)
+
+    found = ask(Target(None, socket, config, sets), changed)
+    values = {**found["failure"], DISPATCH_RATE: found[DISPATCH_RATE]}
+    Output(output).record({key: _cell(value) for key, value in values.items()})
+
+
+@app.command()
+def delete(
+    topic: TopicName,
+    subscription: Name,
+    yes: Yes = False,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Delete a subscription: its consumers are closed, its position is forgotten, messages stay.
+
+    Example: icestream sub delete /default/orders billing --yes
+    """
+    confirm(f"delete subscription {subscription} of {topic}", is_sure=yes)
+
+    async def deleted(broker: BrokerCalls) -> None:
+        await broker.call("delete_subscription", topic=topic, subscription=subscription)
+
+    ask(Target(address, socket, config, sets), deleted)
+    Output(output).record({"deleted": subscription, "topic": topic})

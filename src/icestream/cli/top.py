@@ -1,0 +1,200 @@
+"""`icestream top`: what the broker does at the moment, topic by topic, refreshed until Ctrl-C.
+
+Two looks at the broker make rates. A look asks for the topics over the local socket, and for the counters of the whole
+broker over its HTTP (`ports.broker_http`), where it has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from icestream import errors
+from icestream.cli.connection import (
+    BrokerCalls,
+    SocketOption,
+    Target,
+    broker_calls,
+    http_get,
+    interruptible,
+    unless_stopped,
+)  # fmt: skip
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Cell, Output, OutputFormat, size_text
+from icestream.runtime.clock import Clock, SystemClock
+
+COLUMNS: Final = (
+    "topic", "messages_per_second", "bytes_per_second", "lag", "producers", "consumers", "subscriptions",
+)  # fmt: skip
+# Each row costs the broker two calls at each look.
+TOPICS_MAX: Final = 200
+# Counters of the broker that are shown as rates, and gauges as they are.
+RATES: Final = {
+    "icestream_publish_messages_total": "published/s",
+    "icestream_delivery_messages_total": "delivered/s",
+    "icestream_delivery_acked_messages_total": "acked/s",
+}
+GAUGES: Final = ("icestream_topics", "icestream_connections", "icestream_subscriptions_lag_messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A topic at one look."""
+
+    messages: int
+    bytes: int
+    lag: int
+    producers: int
+    consumers: int
+    subscriptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    at_ns: int
+    topics: dict[str, Line]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show one table and end; always so into a pipe.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between looks.")] = 1.0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=TOPICS_MAX, help="Topics at most.")] = 50,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show rates, lag and connections of the topics, the busiest first; Ctrl-C ends.
+
+    Example: icestream top --once --output json
+    """
+    target = Target(None, socket, config, sets)
+    is_live = not once and output is OutputFormat.TABLE and sys.stdout.isatty()
+    asyncio.run(_top(target, interval, limit, Output(output), is_live=is_live))
+
+
+async def _top(target: Target, interval: float, limit: int, answer: Output, *, is_live: bool) -> None:
+    with interruptible() as stop:
+        async with broker_calls(target) as broker:
+            looks = _looks(broker, target, interval, limit, stop)
+            if not is_live:
+                async for before, now in looks:
+                    answer.table(COLUMNS, rows(before, now))
+                    return
+            with Live(console=Console(), screen=True, auto_refresh=False) as live:
+                async for before, now in looks:
+                    live.update(_screen(before, now), refresh=True)
+
+
+async def _looks(
+    broker: BrokerCalls, target: Target, interval: float, limit: int, stop: asyncio.Event
+) -> AsyncIterator[tuple[Look, Look]]:
+    """Each look with the one before it, until somebody stops it."""
+    clock: Clock = SystemClock()
+    before = await _look(broker, target, limit, clock)
+    while await unless_stopped(_slept(clock, interval), stop):
+        now = await _look(broker, target, limit, clock)
+        yield before, now
+        before = now
+
+
+async def _slept(clock: Clock, seconds: float) -> bool:
+    await clock.sleep(seconds)
+    return True
+
+
+async def _look(broker: BrokerCalls, target: Target, limit: int, clock: Clock) -> Look:
+    page = (await broker.call("page_topics", limit=limit))["items"]
+    found = await asyncio.gather(*(_line(broker, topic["topic"]) for topic in page))
+    metrics = await asyncio.to_thread(_metrics, target)
+    return Look(clock.monotonic_ns(), {name: line for name, line in found if line is not None}, metrics)
+
+
+async def _line(broker: BrokerCalls, topic: str) -> tuple[str, Line | None]:
+    """None: it was deleted in the meantime."""
+    with contextlib.suppress(errors.UnknownTopic):
+        one = await broker.call("inspect_topic", topic=topic)
+        lag = sum(sub["lag"] for sub in await broker.items("page_subscriptions", topic=topic))
+        return topic, Line(
+            one["published_messages"], one["published_bytes"], lag, one["producers"], one["consumers"],
+            one["subscriptions"],
+        )  # fmt: skip
+    return topic, None
+
+
+def _metrics(target: Target) -> dict[str, float]:
+    """Empty where the broker of these settings has no HTTP, or none that answers."""
+    settings = target.settings()
+    if not settings.ports.broker_http or not settings.metrics.enable:
+        return {}
+    try:
+        status, body = http_get(settings.node.bind_host, settings.ports.broker_http, "/metrics")
+        return metrics_of(body.decode()) if status == 200 else {}
+    except (errors.ConnectionLost, ValueError):
+        return {}
+
+
+def metrics_of(text: str) -> dict[str, float]:
+    """Those that are shown; the values of all labels together."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in RATES or sample.name in GAUGES:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def rows(before: Look, now: Look) -> list[tuple[object, ...]]:
+    """The busiest first, then by lag, then by name."""
+    seconds = max((now.at_ns - before.at_ns) / 1e9, 1e-9)
+    nothing = Line(0, 0, 0, 0, 0, 0)
+    found = []
+    for name, line in now.topics.items():
+        was = before.topics.get(name, nothing)
+        # counted anew when it was made anew
+        messages = max(line.messages - was.messages, 0) / seconds
+        size = max(line.bytes - was.bytes, 0) / seconds
+        found.append((-messages, -line.lag, name, size, line))
+    return [
+        (
+            name, Cell(round(-messages, 1), f"{-messages:,.0f}"), Cell(round(size), f"{size_text(round(size))}/s"),
+            line.lag, line.producers, line.consumers, line.subscriptions,
+        )
+        for messages, _, name, size, line in sorted(found, key=lambda one: one[:3])
+    ]  # fmt: skip
+
+
+def summary(before: Look, now: Look) -> str:
+    """The whole broker in a line; empty where its HTTP says nothing."""
+    seconds = max((now.at_ns - before.at_ns) / 1e9, 1e-9)
+    words = [
+        f"{max(now.metrics[name] - before.metrics[name], 0) / seconds:,.0f} {text}"
+        for name, text in RATES.items()
+        if name in now.metrics and name in before.metrics
+    ]
+    words += [f"{now.metrics[name]:,.0f} {name.removeprefix('icestream_')}" for name in GAUGES if name in now.metrics]
+    return ", ".join(words)
+
+
+def _screen(before: Look, now: Look) -> Group:
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column.replace("_per_second", "/s"), justify="right" if number else "left")
+    for row in rows(before, now):
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return Group(Text(summary(before, now)), table, Text("Ctrl-C ends", style="dim"))

@@ -1,0 +1,170 @@
+"""`icestream topic`: what topics there are, and what they are like."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from icestream.cli.confirm import Yes, confirm
+from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Cell, Output, OutputFormat, size_text
+from icestream.cli.places import time_text
+from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
+
+app = typer.Typer(no_args_is_help=True, help="List, make, change and delete topics.")
+
+_LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions")
+_SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")
+_SUBSCRIPTION = ("subscription", "type", "consumers", "lag")
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Such as /default/orders.")]
+
+
+@app.command("list")
+def list_topics(
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Only of this one.")] = None,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the topics; over an --address, their names only.
+
+    Example: icestream topic list --namespace default
+    """
+
+    async def listed(broker: BrokerCalls) -> list[Document]:
+        if broker.is_local:
+            return await broker.items("page_topics", namespace=namespace or "")
+        names = (await broker.call("list_topics"))["topics"]
+        return [{"topic": name} for name in names if not namespace or name.startswith(f"/{namespace}/")]
+
+    found = ask(Target(address, socket, config, sets), listed)
+    columns = [name for name in _LINE if not found or name in found[0]]
+    Output(output).table(columns, [[line[name] for name in columns] for line in found])
+
+
+@app.command()
+def create(
+    topic: TopicName,
+    shards: Annotated[int, typer.Option("--shards", min=1, help="How many; it cannot be changed.")] = 1,
+    non_reliable: Annotated[
+        bool, typer.Option("--non-reliable", help="Deliver once, to whoever has room at that moment.")
+    ] = False,
+    policy: PolicyOption = None,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Make a topic.
+
+    Example: icestream topic create /default/orders --shards 4 --policy max_message_bytes=100000
+    """
+    policies = changes_of(policy or (), TOPIC_KEYS)
+    dispatch = "non-reliable" if non_reliable else "reliable"
+
+    async def created(broker: BrokerCalls) -> Document:
+        return await broker.call("create_topic", topic=topic, shards=shards, dispatch=dispatch, policies=policies)
+
+    found = ask(Target(address, socket, config, sets), created)
+    Output(output).record({name: found[name] for name in ("topic", "id", "shards", "dispatch")})
+
+
+@app.command()
+def delete(
+    topic: TopicName,
+    yes: Yes = False,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Delete a topic with its messages and subscriptions.
+
+    Example: icestream topic delete /default/orders --yes
+    """
+    confirm(f"delete {topic} with all its messages and subscriptions", is_sure=yes)
+
+    async def deleted(broker: BrokerCalls) -> None:
+        await broker.call("delete_topic", topic=topic)
+
+    ask(Target(address, socket, config, sets), deleted)
+    Output(output).record({"deleted": topic})
+
+
+@app.command()
+def describe(
+    topic: TopicName,
+    address: AddressOption = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show everything about a topic; over an --address, the outline only.
+
+    Example: icestream topic describe /default/orders --output json
+    """
+
+    async def described(broker: BrokerCalls) -> Document:
+        if not broker.is_local:
+            return await broker.call("describe_topic", topic=topic)
+        found = await broker.call("inspect_topic", topic=topic)
+        return found | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
+
+    _show(ask(Target(address, socket, config, sets), described), Output(output))
+
+
+def _show(found: Document, answer: Output) -> None:
+    if not answer.for_people:
+        answer.record(found)
+        return
+    subscriptions, shards = found.pop("subscriptions"), found.pop("shard_offsets", None)
+    if shards is None:
+        answer.record(found | {"subscriptions": ", ".join(subscriptions) or "none"})
+        return
+    found["created"] = time_text(found.pop("created_ms") * 1000)
+    found |= {name: policies_cell(found[name]) for name in ("policies", "effective_policies")}
+    found |= {name: size_text(found[name]) for name in ("published_bytes", "held_bytes")}
+    answer.record(found)
+    answer.say("")
+    answer.table(_SHARD, [[shard[name] for name in _SHARD] for shard in shards])
+    if subscriptions:
+        answer.say("")
+        answer.table(_SUBSCRIPTION, [[one[name] for name in _SUBSCRIPTION] for one in subscriptions])
+
+
+@app.command()
+def policy(
+    topic: TopicName,
+    changes: Changes = None,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show or change the policies of a topic; the namespace's count where it has none.
+
+    Example: icestream topic policy /default/orders max_publish_rate=1000 max_producers=none
+    """
+    wanted = changes_of(changes or (), TOPIC_KEYS)
+
+    async def changed(broker: BrokerCalls) -> Document:
+        found = await broker.call("inspect_topic", topic=topic)
+        if not wanted:
+            return found
+        return await broker.call("set_topic_policies", topic=topic, policies={**found["policies"], **wanted})
+
+    found = ask(Target(None, socket, config, sets), changed)
+    effective: Document = found["effective_policies"]
+    rows = [(key, _policy_cell(value), _policy_cell(effective[key])) for key, value in found["policies"].items()]
+    Output(output).table(("policy", "topic", "effective"), rows)
+
+
+def _policy_cell(value: int | None) -> Cell:
+    return Cell(value, "-" if value is None else "no bound" if value == 0 else str(value))

@@ -1,0 +1,212 @@
+"""Messages as Arrow: the columns of the topic's Iceberg table, in the same order, whatever a message has of them.
+
+Columns of large blocks are taken as they stand in memory and checked as a whole; nothing is done for each message.
+pyarrow is imported when the first batch is asked for: a client that does not ask does not need it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from icestream import errors
+from icestream.client.columns import values_of
+from icestream.client.delivered import BlockRows
+from icestream.client.inbox import Chunk
+from icestream.client.message import NOTED, Noted
+from icestream.model import envelope
+from icestream.model.block import CONSTANT, FIXED, NULLS, Value
+from icestream.model.envelope import Column, ColumnKind
+
+if TYPE_CHECKING:
+    from icestream.client.subscription import Subscription
+
+# Below so many rows for each block it is cheaper to make the values one by one.
+_ROWS_PER_BLOCK_MIN: Final = 16
+_FIRST: Final = (envelope.PUBLISH_TIME,)  # then `append_time`, which is none of a block's columns
+_REST: Final = tuple(column for column in envelope.COLUMNS if column.in_table and column not in _FIRST)
+_NUMBERS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
+
+
+@cache
+def pyarrow() -> Any:
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+    except ImportError:
+        raise errors.ConfigurationError(
+            "batches() needs pyarrow, which is not installed", hint="install icestream[arrow]"
+        ) from None
+    return pa
+
+
+@cache
+def _types() -> dict[ColumnKind, Any]:
+    pa = pyarrow()
+    return {
+        ColumnKind.INT32: pa.int32(),
+        ColumnKind.INT64: pa.int64(),
+        ColumnKind.TIMESTAMP_US: pa.timestamp("us", tz="UTC"),
+        ColumnKind.BOOLEAN: pa.bool_(),
+        ColumnKind.BINARY: pa.binary(),
+        ColumnKind.STRING: pa.utf8(),
+        ColumnKind.HEADERS: pa.map_(pa.utf8(), pa.utf8()),
+    }
+
+
+@cache
+def schema() -> Any:
+    """Of every batch."""
+    pa, types = pyarrow(), _types()
+    fields = [("shard", pa.int32()), ("offset", pa.int64())]
+    fields += [(column.name, types[column.kind]) for column in _FIRST]
+    fields.append(("append_time", types[ColumnKind.TIMESTAMP_US]))
+    fields += [(column.name, types[column.kind]) for column in _REST]
+    return pa.schema(fields)
+
+
+class ArrowBatch:
+    """Messages as a pyarrow.RecordBatch (`data`). Whatever takes Arrow takes it as it is: DuckDB, Polars, pyarrow."""
+
+    __slots__ = ("_chunks", "data")
+
+    def __init__(self, data: Any, chunks: list[Chunk]) -> None:
+        self.data = data
+        self._chunks = chunks
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        found: tuple[object, object] = self.data.__arrow_c_array__(requested_schema)
+        return found
+
+    def ack(self) -> Noted:
+        """All messages of the batch are done with."""
+        for delivered, first, end in self._chunks:
+            delivered.subscription.ack_rows(delivered, first, end)
+        return NOTED
+
+    def nack(self, delay: float = 0.0) -> Noted:
+        """All messages of the batch come again, after `delay` seconds or later."""
+        for delivered, first, end in self._chunks:
+            delivered.subscription.nack_rows(delivered, first, end, delay)
+        return NOTED
+
+
+async def arrow_batches(subscription: Subscription, max_messages: int) -> AsyncIterator[ArrowBatch]:
+    """Each has what was there when it was asked for, at least one message."""
+    if max_messages < 1:
+        raise errors.InvalidInput(f"batches of {max_messages} messages")
+    pyarrow()
+    while (chunk := await subscription.take_chunk(max_messages)) is not None:
+        chunks = [chunk]
+        left = max_messages - (chunk.end - chunk.first)
+        while left and (chunk := subscription.take_waiting(left)) is not None:
+            chunks.append(chunk)
+            left -= chunk.end - chunk.first
+        yield ArrowBatch(_record_batch(chunks), chunks)
+
+
+def _record_batch(chunks: list[Chunk]) -> Any:
+    pa = pyarrow()
+    parts = [part for chunk in chunks for part in _parts(chunk)]
+    time = _types()[ColumnKind.TIMESTAMP_US]
+    counts = [(chunk.delivered, chunk.first, chunk.end - chunk.first) for chunk in chunks]
+    arrays = [
+        _joined([_repeated(delivered.shard, pa.int32(), rows) for delivered, _, rows in counts]),
+        _joined([_counted(delivered.start + first, rows) for delivered, first, rows in counts]),
+        *(_column(parts, column) for column in _FIRST),
+        _joined([_repeated(delivered.append_time_us, time, rows) for delivered, _, rows in counts]),
+        *(_column(parts, column) for column in _REST),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+def _parts(chunk: Chunk) -> Iterator[BlockRows]:
+    """The rows of the chunk, block by block."""
+    delivered, first, end = chunk
+    for block in delivered.blocks():
+        low, high = max(first, block.at), min(end, block.at + block.end - block.first)
+        if low < high:
+            shifted = block.first - block.at
+            yield BlockRows(block.block, low + shifted, high + shifted, low)
+
+
+def _column(parts: list[BlockRows], column: Column) -> Any:
+    kind = _types()[column.kind]
+    rows = sum(part.end - part.first for part in parts)
+    if column in _NUMBERS:
+        return _joined([_numbers(part, column) for part in parts])
+    if all(part.block.stored(column) is None for part in parts):
+        return pyarrow().nulls(rows, kind)
+    if rows < _ROWS_PER_BLOCK_MIN * len(parts):
+        return _array(
+            column, [value for part in parts for value in values_of(part.block, column, part.first, part.end)]
+        )
+    return _joined([_taken(part, column) for part in parts])
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else pyarrow().concat_arrays(arrays)
+
+
+def _repeated(value: Value, kind: Any, rows: int) -> Any:
+    pa = pyarrow()
+    return pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _counted(start: int, rows: int) -> Any:
+    """Rising by one."""
+    pa = pyarrow()
+    return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(array("q", range(start, start + rows)))])
+
+
+def _array(column: Column, values: list[Value]) -> Any:
+    pairs = [list(value.items()) if isinstance(value, dict) else value for value in values]
+    return pyarrow().array(pairs, _types()[column.kind])
+
+
+def _numbers(part: BlockRows, column: Column) -> Any:
+    """Who numbered the rows, or with which numbers: both are in the head of a block."""
+    pa, numbering, rows = pyarrow(), part.block.numbering, part.end - part.first
+    if numbering is None:
+        return pa.nulls(rows, pa.int64())
+    if column is envelope.PRODUCER_ID:
+        return _repeated(numbering.producer_id, pa.int64(), rows)
+    return _counted(numbering.first_sequence + part.first, rows)
+
+
+def _taken(part: BlockRows, column: Column) -> Any:
+    """The column of one block, as it stands in memory where that is possible."""
+    pa, kind = pyarrow(), _types()[column.kind]
+    rows = part.end - part.first
+    stored = part.block.stored(column)
+    if stored is None:
+        return pa.nulls(rows, kind)
+    encoding, flags, data = stored
+    if column.kind in (ColumnKind.HEADERS, ColumnKind.BOOLEAN):
+        return _array(column, list(values_of(part.block, column, part.first, part.end)))
+    if encoding == CONSTANT:
+        return _repeated(part.block.values(column)[0], kind, rows)
+    try:
+        whole = pa.Array.from_buffers(kind, part.block.rows, _buffers(column, encoding, flags, data, part.block.rows))
+        whole.validate(full=True)
+    except pa.ArrowException as error:
+        raise errors.DecodeError(f"column {column.name}: {error}") from None
+    return whole.slice(part.first, rows)
+
+
+def _buffers(column: Column, encoding: int, flags: int, data: memoryview, rows: int) -> list[Any]:
+    pa = pyarrow()
+    validity = None
+    if flags & NULLS:
+        bitmap_bytes = (rows + 63) // 64 * 8
+        validity, data = pa.py_buffer(data[:bitmap_bytes]), data[bitmap_bytes:]
+    if encoding == FIXED:
+        return [validity, pa.py_buffer(data)]
+    ends_bytes = 4 * (rows + 1)
+    if len(data) < ends_bytes:
+        raise errors.DecodeError(f"column {column.name}: ends cut off")
+    return [validity, pa.py_buffer(data[:ends_bytes]), pa.py_buffer(data[ends_bytes:])]

@@ -1,0 +1,57 @@
+"""What a subscription is asked for, and the gaps that it tells of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from icestream import errors, limits
+from icestream.client.connection import Document
+from icestream.client.whence import Whence, arguments_of
+from icestream.model.shard import GapState
+from icestream.model.subscription import SubscriptionType
+from icestream.model.topic_name import TopicName, check_name
+
+TypeName = Literal["exclusive", "shared", "failover", "key-shared"]
+
+
+class Gap(NamedTuple):
+    """Offsets [start, end) of a shard that hold no message, and why."""
+
+    shard: int
+    start: int
+    end: int
+    state: GapState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionAsked:
+    """What `Client.subscribe` was asked for."""
+
+    topic: str
+    subscription: str
+    type: TypeName
+    start: Whence
+    consumer: str | None
+    prefetch: int
+    buffer_bytes: int
+    take_timeout: float | None
+    dedup: bool
+    key_patterns: tuple[str, ...]
+    failure: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        TopicName.parse(self.topic)
+        check_name("subscription", self.subscription)
+        if self.type not in [kind.value for kind in SubscriptionType]:
+            raise errors.InvalidInput(f"{self.type!r} is not a type of subscriptions")
+        if not 0 < self.prefetch <= limits.CREDIT_MAX:
+            raise errors.InvalidInput(f"prefetch {self.prefetch} is not between 1 and {limits.CREDIT_MAX}")
+        if self.buffer_bytes < 1 or (self.take_timeout is not None and not self.take_timeout > 0):
+            raise errors.InvalidInput("buffer_bytes and take_timeout must be above 0")
+
+    def arguments(self, consumer: str) -> Document:
+        found: Document = {"topic": self.topic, "subscription": self.subscription, "consumer": consumer}
+        found |= {"type": self.type, "key_patterns": list(self.key_patterns), **arguments_of(self.start)}
+        return found if self.failure is None else {**found, "failure": self.failure}

@@ -1,0 +1,346 @@
+"""One connection to a broker (protocol/frame.py), from its handshake to its end.
+
+    opening   HELLO was sent               a good WELCOME -> open; anything else -> lost
+    open      frames go to whom they name  bytes that do not add up, silence, an end -> lost
+    lost      every call under way is answered with ConnectionLost; nothing is sent any more
+
+What the broker says is not trusted: an answer that nobody asked for, more messages than were asked for, a frame that is
+none end the connection. What is not answered then is not known; whether it may be repeated is known to whoever sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from icestream import errors, limits
+from icestream.client.address import Address
+from icestream.client.batch import Batch
+from icestream.protocol import document, frame, handshake
+from icestream.protocol.compression import Compression
+from icestream.protocol.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Done, Frame, Kind
+from icestream.protocol.stream import FrameStream
+from icestream.runtime.clock import Clock
+
+Document = dict[str, Any]
+_HANDLE_MAX: Final = 2**32 - 1
+_CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that takes no more
+
+
+class Publishes(Protocol):
+    """Who sent batches and waits for what became of them."""
+
+    def answered(self, batch: Batch, done: Done) -> None: ...
+
+
+class Consumes(Protocol):
+    """Who gets the messages of a subscription."""
+
+    def delivered(self, delivery: frame.Delivery) -> None: ...
+
+    def gap_seen(self, gap: frame.GapSeen) -> None: ...
+
+    def event(self, found: Document) -> None: ...
+
+
+class Owner(Protocol):
+    def drained(self) -> None:
+        """The socket takes more again."""
+
+    def lost(self, connection: Connection, error: errors.IcestreamError) -> None: ...
+
+
+class _Sent(NamedTuple):
+    """A PUBLISH without an answer."""
+
+    number: int
+    producer: Publishes
+    batches: Sequence[Batch]
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Open one with `open_connection`."""
+
+    def __init__(self, address: Address, hello: handshake.Hello, owner: Owner) -> None:
+        self.address = address
+        self._loop = asyncio.get_running_loop()
+        self._hello = hello
+        self._owner = owner
+        self._compression = Compression() if hello.compression else None
+        self._stream = FrameStream(limits.HELLO_BYTES_MAX, FIRST_FROM_BROKER)
+        self._agreed: handshake.Agreed | None = None
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._number = 0
+        self._reads = 0
+        self._answers: dict[int, asyncio.Future[Document]] = {}  # of calls and pings
+        self._published: deque[_Sent] = deque()
+        self._consumers: dict[int, Consumes | None] = {}  # None: closed, and something may be on its way
+        self._early: list[tuple[int, Frame]] = []
+        self.opened: asyncio.Future[handshake.Welcome] = self._loop.create_future()
+        self._closed = asyncio.Event()
+        self.is_full = False
+        self.error: errors.IcestreamError | None = None
+
+    # --- the socket ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self._transport.set_write_buffer_limits(high=limits.SOCKET_WRITE_BYTES_MAX)
+        self._transport.write(frame.encode_frame(Kind.HELLO, 1, handshake.encode_hello(self._hello)))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._stream.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        self._reads += 1
+        try:
+            for one in self._stream.received(count):
+                self._receive(one)
+        except errors.IcestreamError as error:
+            self.end(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._closed.set()
+        why = str(error) if error is not None else "it was closed"
+        self.end(errors.ConnectionLost(f"the connection to {self.address} broke: {why}"))
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._owner.drained()
+
+    @property
+    def is_lost(self) -> bool:
+        return self.error is not None
+
+    def end(self, error: errors.IcestreamError) -> None:
+        """The first reason counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self._transport is not None:
+            self._transport.abort()
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # whoever waited for it may have gone
+            return
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(self.lost_error())
+                answer.exception()
+        self._answers.clear()
+        self._published.clear()
+        self._owner.lost(self, error)
+
+    async def close(self) -> None:
+        """What was written is sent first."""
+        self.write()
+        if self.error is None:
+            self.error = errors.ClientClosed("the client was closed")
+        if self._transport is not None:
+            self._transport.close()
+            try:
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._closed.wait()
+            except TimeoutError:
+                self._transport.abort()
+
+    def lost_error(self) -> errors.ConnectionLost:
+        if isinstance(self.error, errors.ConnectionLost):
+            return self.error
+        return errors.ConnectionLost(f"the connection to {self.address} ended: {self.error}")
+
+    async def watch(self, clock: Clock, heartbeat_seconds: float) -> None:
+        """Asks for a sign of life when nothing came for a while, and ends the connection when none comes."""
+        while self.error is None:
+            reads = self._reads
+            await clock.sleep(heartbeat_seconds)
+            if self._reads == reads and self.error is None:
+                self.ping()
+                await clock.sleep(heartbeat_seconds)
+                if self._reads == reads:
+                    self.end(errors.ConnectionLost(f"{self.address} was silent for {2 * heartbeat_seconds:g} s"))
+
+    # --- out ---
+
+    @property
+    def send_bytes_max(self) -> int:
+        """The largest block that fits a frame."""
+        assert self._agreed is not None
+        return self._agreed.send_bytes_max - SIZE_MIN - PART.size
+
+    def push(self, *pieces: bytes) -> None:
+        """Leaves with the next `write`."""
+        self._out += pieces
+
+    def write(self) -> None:
+        out, self._out = self._out, []
+        if out and self._transport is not None and self.error is None:
+            self._transport.writelines(out)
+
+    def call(self, method: str, arguments: Document) -> asyncio.Future[Document]:
+        return self._ask(Kind.CALL, document.encode_call(method, arguments))
+
+    def ping(self) -> asyncio.Future[Document]:
+        """Answered when everything in front of it was carried out."""
+        return self._ask(Kind.PING, b"")
+
+    def _ask(self, kind: Kind, body: bytes) -> asyncio.Future[Document]:
+        if self.error is not None:
+            raise self.lost_error()
+        if len(self._answers) >= limits.CLIENT_CALLS_MAX:
+            raise errors.InFlightFull(f"{len(self._answers)} calls wait for an answer", hint="make fewer at once")
+        self._number += 1
+        answer = self._answers[self._number] = self._loop.create_future()
+        self.push(frame.encode_frame(kind, self._number, body))
+        self.write()
+        return answer
+
+    def publish(self, handle: int, producer: Publishes, batches: Sequence[Batch]) -> None:
+        """As few frames as possible."""
+        first, size = 0, 0
+        for at, batch in enumerate(batches):
+            added = PART.size + len(batch.block)
+            is_full = size + added > limits.RECORD_BYTES_TARGET or at - first == limits.PUBLISH_PARTS_MAX
+            if at > first and is_full:
+                self._publish(handle, producer, batches[first:at], size)
+                first, size = at, 0
+            size += added
+        self._publish(handle, producer, batches[first:], size)
+
+    def _publish(self, handle: int, producer: Publishes, batches: Sequence[Batch], size: int) -> None:
+        assert self._agreed is not None
+        self._number += 1
+        number = self._number
+        self._published.append(_Sent(number, producer, batches))
+        pieces = [b""]
+        for batch in batches:  # a block is a multiple of 8 long: nothing is padded
+            pieces.append(PART.pack(handle, batch.shard, len(batch.block), 0))
+            pieces.append(batch.block)
+        if self._agreed.compression is not None:
+            self._out.append(handshake.sealed(Kind.PUBLISH, number, b"".join(pieces), self._agreed))
+            return
+        pieces[0] = HEAD.pack(SIZE_MIN + size, Kind.PUBLISH, 0, 0, number)
+        self._out += pieces
+
+    # --- in ---
+
+    def _receive(self, one: Frame) -> None:
+        if self.error is not None:
+            return
+        if self._agreed is None:
+            self._agreed, welcome = handshake.welcomed(self._hello, one, self._compression)
+            self._stream.frame_bytes_max = self._agreed.frame_bytes_max
+            self._stream.kinds = FROM_BROKER
+            self.opened.set_result(welcome)
+            return
+        one = handshake.opened(one, self._agreed)
+        match one.kind:
+            case Kind.PUBLISHED:
+                self._settle(one)
+            case Kind.DELIVER:
+                self._deliver(frame.decode_delivery(one.body))
+            case Kind.GAP | Kind.EVENT:
+                self._inform(one)
+            case _:
+                self._answer(one)
+
+    def _settle(self, one: Frame) -> None:
+        if not self._published or self._published[0].number != one.number:
+            raise errors.DecodeError(f"PUBLISHED {one.number} answers nothing that is next")
+        _, producer, batches = self._published.popleft()
+        answers = frame.decode_done(one.body)
+        if len(answers) != len(batches):
+            raise errors.DecodeError(f"PUBLISHED {one.number} has {len(answers)} answers to {len(batches)} parts")
+        for batch, done in zip(batches, answers, strict=True):
+            producer.answered(batch, done)
+
+    def _answer(self, one: Frame) -> None:
+        if one.kind == Kind.ERROR and not one.number:
+            raise document.decode_error(one.body)  # its last word
+        answer = self._answers.pop(one.number, None)
+        if answer is None:
+            raise errors.DecodeError(f"a frame of kind {one.kind} answers {one.number}, which was not asked")
+        if answer.done():
+            return  # whoever asked has gone
+        if one.kind == Kind.ERROR:
+            answer.set_exception(document.decode_error(one.body))
+        else:
+            answer.set_result({} if one.kind == Kind.PONG else document.decode(one.body))
+
+    # --- consumers ---
+
+    def join(self, handle: int, consumer: Consumes) -> None:
+        """What came for it before the answer to its `subscribe` was looked at is handed over now."""
+        self._consumers[handle] = consumer
+        early, self._early = self._early, []
+        for number, one in early:
+            if number == handle:
+                self._inform(one)
+            else:
+                self._early.append((number, one))
+
+    def leave(self, handle: int) -> None:
+        """It takes no more; something may be on its way to it, until the broker says that it knows (`forget`)."""
+        if handle in self._consumers:
+            self._consumers[handle] = None
+
+    def forget(self, handle: int) -> None:
+        self._consumers.pop(handle, None)
+
+    def _deliver(self, delivery: frame.Delivery) -> None:
+        if delivery.consumer not in self._consumers:
+            raise errors.DecodeError(f"messages for consumer {delivery.consumer}, which is none")
+        consumer = self._consumers[delivery.consumer]
+        if consumer is not None:
+            consumer.delivered(delivery)
+
+    def _inform(self, one: Frame) -> None:
+        gap = frame.decode_gap(one.body) if one.kind == Kind.GAP else None
+        handle = one.number if gap is None else gap.consumer
+        if handle not in self._consumers:
+            if len(self._early) >= limits.CLIENT_EARLY_FRAMES_MAX or handle > _HANDLE_MAX:
+                raise errors.DecodeError(f"too much for consumer {handle}, which is not there")
+            self._early.append((handle, one))
+            return
+        consumer = self._consumers[handle]
+        if consumer is None:
+            return
+        if gap is not None:
+            consumer.gap_seen(gap)
+        else:
+            consumer.event(document.decode(one.body))
+
+
+async def open_connection(
+    address: Address, hello: handshake.Hello, owner: Owner, connect_seconds: float
+) -> tuple[Connection, handshake.Welcome]:
+    """Connects and shakes hands. Raises ConnectionLost with the address and what to do, or the broker's refusal."""
+    loop = asyncio.get_running_loop()
+    connection = Connection(address, hello, owner)
+    try:
+        async with asyncio.timeout(connect_seconds):
+            if address.path:
+                await loop.create_unix_connection(lambda: connection, address.path)
+            else:
+                await loop.create_connection(lambda: connection, address.host, address.port)
+            return connection, await connection.opened
+    except OSError as error:  # a timeout is one, too
+        why = str(error) or f"no answer in {connect_seconds:g} s"
+        connection.end(errors.ConnectionLost(why))
+        raise errors.ConnectionLost(
+            f"cannot connect to {address}: {why}",
+            hint="start a broker with `icestream serve`, or name the address of one that runs",
+        ) from None
+    except BaseException as error:
+        connection.end(errors.ConnectionLost(f"the connection to {address} was not opened: {error}"))
+        raise

@@ -1,0 +1,112 @@
+"""Messages as they came: some rows of the blocks of one DELIVER. Columns are decoded once, when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from icestream import errors
+from icestream.client.columns import rows_of, values_of
+from icestream.model import envelope
+from icestream.model.block import Block, Value
+from icestream.model.envelope import Column
+from icestream.protocol.frame import Delivery
+
+if TYPE_CHECKING:
+    from icestream.client.connection import Connection
+    from icestream.client.subscription import Subscription
+
+
+class BlockRows(NamedTuple):
+    """Rows [first, end) of one block; the first of them is row `at` of what was delivered."""
+
+    block: Block
+    first: int
+    end: int
+    at: int
+
+
+class Delivered:
+    """Rows are counted from 0 and have the offsets `start` to `end`, without a hole."""
+
+    __slots__ = (
+        "_blocks", "_body", "_columns", "_first_row", "append_time_us", "arrived_ns", "attempt", "bytes", "connection",
+        "generation", "payloads", "rows", "shard", "start", "subscription",
+    )  # fmt: skip
+
+    def __init__(
+        self, subscription: Subscription, connection: Connection | None, delivery: Delivery, arrived_ns: int
+    ) -> None:
+        """Of a delivery that was checked (`check`)."""
+        self.subscription = subscription
+        self.connection = connection  # on which it came
+        self.shard = delivery.shard
+        self.generation = delivery.generation
+        self.attempt = delivery.attempt
+        self.append_time_us = delivery.append_time_us
+        self.arrived_ns = arrived_ns
+        self.start = delivery.base_offset + delivery.first_row
+        self.rows = delivery.rows
+        self.bytes = len(delivery.body)
+        self._body = delivery.body
+        self._first_row = delivery.first_row
+        self.payloads: list[bytes] | None = None  # as soon as somebody has looked at one
+        self._blocks: list[BlockRows] | None = None
+        self._columns: dict[Column, Sequence[Value]] = {}
+
+    def part(self, start: int, end: int) -> Delivered:
+        """The messages with the offsets [start, end) alone."""
+        part = copy(self)
+        part.start, part.rows = start, end - start
+        part.bytes = max(1, self.bytes * part.rows // self.rows)
+        part._first_row = self._first_row + start - self.start
+        part.payloads, part._blocks, part._columns = None, None, {}
+        return part
+
+    @property
+    def end(self) -> int:
+        return self.start + self.rows
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the connection on which it came still lives: the broker waits for an answer to it there."""
+        return self.connection is not None and not self.connection.is_lost
+
+    def values(self, column: Column) -> Sequence[Value]:
+        """Of each row. Raises DecodeError when the broker sent what is none."""
+        found = self._columns.get(column)
+        if found is None:
+            found = [value for block, first, end, _ in self.blocks() for value in values_of(block, column, first, end)]
+            self._columns[column] = found
+        return found
+
+    def load_payloads(self) -> list[bytes]:
+        """Nothing else is looked at as often. A message without one has an empty one."""
+        found = [value if isinstance(value, bytes) else b"" for value in self.values(envelope.PAYLOAD)]
+        self.payloads = found
+        return found
+
+    def blocks(self) -> list[BlockRows]:
+        if self._blocks is None:
+            counts = rows_of(self._body)
+            before = accumulate((rows for rows, _ in counts), initial=0)
+            low, high = self._first_row, self._first_row + self.rows
+            self._blocks = [
+                BlockRows(
+                    Block(memoryview(self._body)[at:]),
+                    max(low - first, 0),
+                    min(high - first, rows),
+                    max(first - low, 0),
+                )
+                for (rows, at), first in zip(counts, before, strict=False)
+                if first < high and first + rows > low
+            ]
+        return self._blocks
+
+
+def check(delivery: Delivery) -> None:
+    """The blocks hold the rows that are meant. Raises DecodeError."""
+    if sum(rows for rows, _ in rows_of(delivery.body)) < delivery.first_row + delivery.rows:
+        raise errors.DecodeError("a DELIVER names rows that its blocks do not have")

@@ -1,0 +1,164 @@
+"""What came for a subscription and was not taken yet: bounded by the credit that was given. Pure.
+
+A generation belongs to each shard (hazard 48). A delivery of an older one is passed over; one of a newer one, or the
+answer to a seek, forgets everything of the shard that came before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from icestream import errors
+from icestream.client.credit import CreditWindow
+from icestream.client.delivered import Delivered
+from icestream.client.handled import Handled
+
+
+class Chunk(NamedTuple):
+    """Rows [first, end) of what was delivered."""
+
+    delivered: Delivered
+    first: int
+    end: int
+
+
+class Inbox:
+    def __init__(self, prefetch: int, buffer_bytes: int, *, deduplicates: bool) -> None:
+        self.credit = CreditWindow(prefetch, buffer_bytes)
+        self._deduplicates = deduplicates
+        self._shards: list[Handled] = []
+        self._queue: deque[Delivered] = deque()
+        self._at = 0  # the first row of the first in the queue that was not taken
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    # --- its life ---
+
+    def begin(self, generations: Sequence[int], *, is_same: bool) -> None:
+        """On a new connection. `is_same`: it is the subscription that it was, with the same offsets."""
+        self.clear()
+        self.credit.restart()
+        if not is_same or len(generations) != len(self._shards):
+            self._shards = [Handled(generation, deduplicates=self._deduplicates) for generation in generations]
+        else:
+            self.sought(generations, is_new=True)
+
+    def clear(self) -> None:
+        """What waits is given up: it comes again."""
+        if self._queue:
+            first = self._queue[0]
+            self._give_up(first, first.start + self._at)
+            for delivered in list(self._queue)[1:]:
+                self._give_up(delivered, delivered.start)
+        self._queue.clear()
+        self._at = 0
+        self.credit.held = self.credit.held_bytes = 0
+
+    def sought(self, generations: Sequence[int], *, is_new: bool = False) -> None:
+        """What the broker says now; an answer that was overtaken by a newer delivery changes nothing."""
+        for shard, generation in enumerate(generations):
+            known = self.generation(shard)
+            if generation > known or (is_new and generation != known):
+                self._renew(shard, generation)
+
+    def generation(self, shard: int) -> int:
+        return self._shards[shard].generation if shard < len(self._shards) else -1
+
+    def _renew(self, shard: int, generation: int) -> None:
+        self._shards[shard] = Handled(generation, deduplicates=self._deduplicates)
+        kept: deque[Delivered] = deque()
+        at = self._at if self._queue and self._queue[0].shard != shard else 0
+        for number, delivered in enumerate(self._queue):
+            if delivered.shard != shard:
+                kept.append(delivered)
+                continue
+            first = self._at if number == 0 else 0
+            self.credit.took(delivered.rows - first, _size(delivered, first, delivered.rows))
+        self._queue, self._at = kept, at
+
+    def _give_up(self, delivered: Delivered, start: int) -> None:
+        handled = self._of(delivered)
+        if handled is not None and start < delivered.end:
+            handled.given_up(start, delivered.end)
+
+    def _of(self, delivered: Delivered) -> Handled | None:
+        """None: it belongs to a generation that is over."""
+        if delivered.shard >= len(self._shards):
+            return None
+        handled = self._shards[delivered.shard]
+        return handled if handled.generation == delivered.generation else None
+
+    # --- in ---
+
+    def arrive(self, delivered: Delivered) -> list[tuple[int, int]]:
+        """Offsets that are to be acked again. Raises DecodeError for what was not asked for."""
+        shard = delivered.shard
+        if shard >= len(self._shards):
+            raise errors.DecodeError(f"messages of shard {shard}, which is none")
+        if not self.credit.came(delivered.rows, delivered.bytes):
+            raise errors.DecodeError(f"{delivered.rows} messages, and {self.credit.credit} were asked for")
+        if delivered.generation > self.generation(shard):
+            self._renew(shard, delivered.generation)
+        handled = self._of(delivered)
+        if handled is None:
+            self.credit.took(delivered.rows, delivered.bytes)
+            return []
+        fresh, acked = handled.arrived(delivered.start, delivered.end)
+        if fresh == [(delivered.start, delivered.end)]:
+            self._queue.append(delivered)
+            return acked
+        self.credit.took(delivered.rows, delivered.bytes)
+        for start, end in fresh:
+            part = delivered.part(start, end)
+            self.credit.held += part.rows
+            self.credit.held_bytes += part.bytes
+            self._queue.append(part)
+        return acked
+
+    # --- out ---
+
+    def take(self, rows_max: int, now_ns: int) -> Chunk | None:
+        """The next messages, at most so many, all of one delivery. They count as held until they are finished."""
+        if not self._queue:
+            return None
+        delivered, first = self._queue[0], self._at
+        end = min(delivered.rows, first + rows_max)
+        self._at = end
+        if end == delivered.rows:
+            self._queue.popleft()
+            self._at = 0
+        self.credit.adapt(end - first, now_ns - delivered.arrived_ns, now_ns)
+        return Chunk(delivered, first, end)
+
+    def finish(self, chunk: Chunk, row: int) -> None:
+        """The application has the rows up to `row`; the others are given up and come again."""
+        delivered, first, end = chunk
+        self.credit.took(end - first, _size(delivered, first, end))
+        handled, start = self._of(delivered), delivered.start
+        if handled is not None and first < row:
+            handled.handed_out(start + first, start + row)
+        if handled is not None and row < end:
+            handled.given_up(start + row, start + end)
+
+    # --- what becomes of messages ---
+
+    def acked(self, shard: int, generation: int, ranges: Sequence[tuple[int, int]]) -> None:
+        if generation == self.generation(shard):
+            for start, end in ranges:
+                self._shards[shard].acked(start, end)
+
+    def acked_through(self, shard: int, generation: int, end: int) -> None:
+        if generation == self.generation(shard):
+            self._shards[shard].acked_through(end)
+
+    def nacked(self, shard: int, generation: int, start: int, end: int) -> None:
+        if generation == self.generation(shard):
+            self._shards[shard].nacked(start, end)
+
+
+def _size(delivered: Delivered, first: int, end: int) -> int:
+    """The bytes of some rows; those of all parts are exactly those of the whole."""
+    return delivered.bytes * end // delivered.rows - delivered.bytes * first // delivered.rows

@@ -1,0 +1,285 @@
+"""A producer: `send` returns a future for each message; all sends of a loop tick leave together, one block per shard.
+
+opening   not known to the broker yet
+open      messages go out as their lanes (lane.py) let them; a lost connection only pauses it
+failed    another one took its name, its topic is gone: everything pending fails, and so does every `send`
+closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import zlib
+from collections.abc import Generator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final
+
+from icestream import errors, limits
+from icestream.client.batch import Batch, MessageId, headers_of
+from icestream.client.connection import Connection
+from icestream.client.endpoint import Session
+from icestream.client.instant import microseconds
+from icestream.client.publishing import Publishing
+from icestream.model.topic_name import TopicName, check_name
+
+Payload = bytes | bytearray | memoryview
+_Future: Final = asyncio.Future
+_MESSAGE_BYTES: Final = limits.CLIENT_MESSAGE_BYTES
+_BLOCK_BYTES: Final = 256  # head, directory and padding of a block
+_PATIENCE_SHARE: Final = 0.9  # of the time that every message has
+
+
+class Producer:
+    """`Client.producer` makes one; it is opened by `async with` or `await`."""
+
+    def __init__(
+        self, session: Session, topic: str, name: str | None, create: bool, shards: int, pending_bytes: int
+    ) -> None:
+        self.topic = str(TopicName.parse(topic))
+        given = name if name is not None else f"{socket.gethostname()}-{session.randomness.token(8).hex()}"
+        self.name = check_name("producer", given)
+        self.error: errors.IcestreamError | None = None
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._out = Publishing(session, self, self.topic, self.name, create, shards)
+        self._send_ns = int(session.options.send_seconds * 1e9)
+        self._is_closing = False
+        self._batch: Batch | None = None  # where a message without a key goes now
+        self._turn = 0
+        self._is_planned = False
+        self._is_watched = False
+        self._pending_max = pending_bytes
+        self._pending_bytes = 0
+        self._room: list[asyncio.Future[None]] = []
+        self._batch_bytes = limits.CLIENT_BATCH_BYTES_MAX
+        self._fixed_bytes = _BLOCK_BYTES + len(self.name.encode()) + len(self.topic.encode())
+
+    # --- what a user calls ---
+
+    def send(
+        self,
+        payload: Payload,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        publish_time: datetime | int | None = None,
+    ) -> asyncio.Future[MessageId]:
+        """Leaves at the end of this tick of the loop; await the future to know that it is stored, and where.
+
+        Messages with the same key go to the same shard, by CRC-32 of the key; those without a key go to one shard after
+        the other, all of a tick to the same. `publish_time` is now, or a time with a zone, or microseconds since 1970.
+        Raises InFlightFull when too much is pending: `await ready()` first.
+        """
+        if self._pending_bytes >= self._pending_max:
+            raise self._full()
+        if type(payload) is not bytes:
+            payload = _bytes_of(payload)
+        size = len(payload) + _MESSAGE_BYTES
+        if key is not None or headers or publish_time is not None:
+            return self._send_with(payload, size, key, headers, publish_time)
+        batch = self._batch
+        if batch is None or batch.bytes + size > self._batch_bytes:
+            batch = self._batch = self._batch_of(self._turn, size)
+        self._pending_bytes += size
+        batch.bytes += size
+        future: asyncio.Future[MessageId] = _Future(loop=self._loop)
+        batch.payloads.append(payload)
+        batch.futures.append(future)
+        if not self._is_planned:
+            self.plan()
+        return future
+
+    async def ready(self) -> None:
+        """Until there is room for another message."""
+        while self._pending_bytes >= self._pending_max:
+            self._check_open()
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._room.append(waiting)
+            await waiting
+        self._check_open()
+
+    async def flush(self) -> None:
+        """Until every message sent so far is stored or has failed; its future says which."""
+        waiting: list[asyncio.Future[None]] = []
+        for lane in self._out.lanes:
+            for batch in list(lane)[-1:]:
+                if batch.futures:
+                    waiting.append(self._loop.create_future())
+                    batch.settled.append(waiting[-1])
+        if waiting:
+            await asyncio.wait(waiting)
+
+    @property
+    def pending_bytes(self) -> int:
+        """What is sent and has no answer, and what it costs to remember it."""
+        return self._pending_bytes
+
+    @property
+    def shards(self) -> int:
+        return len(self._out.lanes)
+
+    async def close(self) -> None:
+        """Waits until everything is stored or has failed, then leaves."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._batch = None
+        try:
+            await self.flush()
+        finally:
+            self._session.forget(self)
+            await self._out.leave()
+            self._end(errors.ClientClosed(f"producer {self.name} was closed"))
+
+    async def __aenter__(self) -> Producer:
+        if not self._out.was_open:
+            await self._session.open(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Producer]:
+        return self.__aenter__().__await__()
+
+    # --- collecting ---
+
+    def _send_with(
+        self,
+        payload: bytes,
+        size: int,
+        key: bytes | str | None,
+        headers: Mapping[str, str] | None,
+        publish_time: datetime | int | None,
+    ) -> asyncio.Future[MessageId]:
+        key_bytes = key if type(key) is bytes else _key_of(key)
+        checked = headers_of(headers) if headers else None
+        time_us = None if publish_time is None else microseconds(publish_time)
+        shard, lanes = self._turn, self._out.lanes
+        if key_bytes is not None and lanes:
+            size += len(key_bytes)
+            shard = zlib.crc32(key_bytes) % len(lanes)
+        if checked:
+            size += sum(len(name.encode()) + len(value.encode()) + 8 for name, value in checked.items())
+        batch = lanes[shard].collecting if self._is_planned and lanes else None
+        if batch is None or batch.bytes + size > self._batch_bytes:
+            batch = self._batch_of(shard, size)
+        self._pending_bytes += size
+        future: asyncio.Future[MessageId] = _Future(loop=self._loop)
+        batch.add(payload, future, size)
+        batch.add_extra(key_bytes, checked, time_us)
+        if not self._is_planned:
+            self.plan()
+        return future
+
+    def _batch_of(self, shard: int, size: int) -> Batch:
+        """The batch of a shard that has room for so many bytes; a new one where that is needed."""
+        self._check_open()
+        allowed = self._out.message_bytes_max or limits.MESSAGE_BYTES_MAX
+        if (own := size - _MESSAGE_BYTES) > allowed:
+            raise errors.MessageTooLarge(f"a message of {own} bytes", hint=f"{allowed} bytes are allowed")
+        lane = self._out.lanes[shard]
+        batch, now_ns = lane.collecting, self._session.clock.monotonic_ns()
+        if batch is None or batch.bytes + size > self._batch_bytes:
+            batch = self._begin(shard, now_ns)
+            lane.begin(batch)
+        elif batch.deadline_ns - now_ns < _PATIENCE_SHARE * self._send_ns:
+            batch = self._begin(shard, now_ns)  # what comes late must not fail with what came first
+            lane.begin(batch)
+        return batch
+
+    def _begin(self, shard: int, now_ns: int) -> Batch:
+        batch = Batch(shard, self._session.clock.wall_us(), now_ns + self._send_ns)
+        if not self._is_watched:
+            self._is_watched = True
+            self._session.tasks.start(self._watch(), f"producer-{self.name}-watch")
+        return batch
+
+    async def _watch(self) -> None:
+        try:
+            await self._out.watch(self._session.options.send_seconds)
+        finally:
+            self._is_watched = False
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self._is_closing or not self._out.was_open:
+            state = "closed" if self._is_closing else "not open yet"
+            raise errors.ClientClosed(f"producer {self.name} is {state}", hint="use it inside `async with`")
+
+    def _full(self) -> errors.IcestreamError:
+        return errors.InFlightFull(
+            f"{self._pending_bytes} bytes of producer {self.name} wait for an answer",
+            hint="await producer.ready() before send(), or raise pending_bytes",
+        )
+
+    # --- as an endpoint of the client ---
+
+    def plan(self) -> None:
+        if not self._is_planned:
+            self._is_planned = True
+            self._session.plan(self)
+
+    def flush_on(self, connection: Connection | None) -> None:
+        self._is_planned = False
+        self._batch = None
+        if lanes := self._out.lanes:
+            self._turn = (self._turn + 1) % len(lanes)
+        self._out.flush_on(connection)
+
+    def released(self, batch: Batch) -> None:
+        self._pending_bytes -= batch.bytes
+        if self._room and self._pending_bytes < self._pending_max:
+            self._wake()
+
+    def _wake(self) -> None:
+        room, self._room = self._room, []
+        for waiting in room:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def lanes_changed(self) -> None:
+        self._batch = None
+        self._turn %= len(self._out.lanes)
+        self._batch_bytes = self._out.batch_bytes_max - self._fixed_bytes
+
+    async def open_on(self, connection: Connection) -> None:
+        await self._out.open_on(connection)
+
+    def detach(self, error: errors.IcestreamError) -> None:
+        self._out.detach()
+
+    def fail(self, error: errors.IcestreamError) -> None:
+        if self.error is None:
+            self.error = error
+        self._session.forget(self)
+        self._end(error)
+
+    def _end(self, error: errors.IcestreamError) -> None:
+        self._batch = None
+        self._out.fail_pending(error)
+        self._wake()
+
+
+def _bytes_of(payload: object) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise errors.InvalidInput(f"a payload is bytes, not {type(payload).__name__}", hint="text.encode() makes bytes")
+
+
+def _key_of(key: bytes | str | None) -> bytes | None:
+    if key is None or type(key) is bytes:
+        return key
+    if isinstance(key, str):
+        try:
+            return key.encode()
+        except UnicodeEncodeError:
+            raise errors.InvalidInput("a key is not valid Unicode") from None
+    if isinstance(key, bytes):
+        return bytes(key)
+    raise errors.InvalidInput(f"a key is bytes or text, not {type(key).__name__}")

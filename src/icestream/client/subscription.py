@@ -1,0 +1,403 @@
+"""A subscription, as one consumer of it: an async iterator of messages.
+
+    opening   not known to the broker yet
+    open      messages come as credit asks for them; a lost connection only pauses it: what was not handed out is
+              dropped and comes again, acks are kept and sent later
+    failed    deleted, taken by another consumer of its name, or too slow: the iteration raises
+    closed    the iteration ends
+
+Acks, nacks and credit of a loop tick leave together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from icestream import errors, limits
+from icestream.client.acks import AckBook
+from icestream.client.asked import Gap, SubscriptionAsked
+from icestream.client.connection import Connection, Document
+from icestream.client.delivered import Delivered, check
+from icestream.client.endpoint import Session
+from icestream.client.inbox import Chunk, Inbox
+from icestream.client.message import NOTED, Message, Noted
+from icestream.client.whence import Whence, arguments_of
+from icestream.model.shard import GapState
+from icestream.model.topic_name import check_name
+from icestream.protocol import document, frame
+from icestream.protocol.frame import CUMULATIVE, Kind, Ranges
+
+if TYPE_CHECKING:
+    from icestream.client.arrow import ArrowBatch
+
+_CUMULATIVE: Final = ("exclusive", "failover")
+
+
+class Subscription:
+    """`Client.subscribe` makes one; it is opened by `async with` or `await`."""
+
+    def __init__(self, session: Session, asked: SubscriptionAsked) -> None:
+        self.topic = asked.topic
+        self.name = asked.subscription
+        given = asked.consumer
+        self.consumer = f"{socket.gethostname()}-{session.randomness.token(8).hex()}" if given is None else given
+        check_name("consumer", self.consumer)
+        self.is_active = False  # of a failover subscription: it is this consumer's turn
+        self.error: errors.IcestreamError | None = None
+        self.gaps: deque[Gap] = deque(maxlen=limits.CLIENT_GAPS_MAX)
+        self._asked = asked
+        self._arguments = asked.arguments(self.consumer)
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._inbox = Inbox(asked.prefetch, asked.buffer_bytes, deduplicates=asked.dedup)
+        self._acks = AckBook()
+        self._connection: Connection | None = None
+        self._handle = 0
+        self._identity: tuple[int, int] | None = None
+        self._is_closed = self._is_planned = self._is_watched = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._chunk: Chunk | None = None  # what is being handed out
+        self._row = self._end = 0  # of it
+        self._chunks = 0
+
+    # --- messages ---
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        while True:
+            row = self._row
+            if row < self._end:
+                self._row = row + 1
+                return Message(self._chunk.delivered, row)  # type: ignore[union-attr]  # there is one while rows are left
+            if not await self._next_chunk(max(1, self._inbox.credit.window // 4)):
+                raise StopAsyncIteration
+
+    async def take(self, max_messages: int, kind: type[Message] = Message) -> list[Message]:
+        """Waits for messages; what is there, at most so many. None: the subscription was closed."""
+        chunk = await self.take_chunk(max_messages)
+        return [kind(chunk.delivered, row) for row in range(chunk.first, chunk.end)] if chunk is not None else []
+
+    def batches(self, max_messages: int = 10_000) -> AsyncIterator[ArrowBatch]:
+        """Messages as Arrow, with the columns of the topic's table; each batch has `ack()`. Needs pyarrow."""
+        from icestream.client.arrow import arrow_batches
+
+        return arrow_batches(self, max_messages)
+
+    async def take_chunk(self, max_messages: int) -> Chunk | None:
+        """Rows of one delivery, all of which count as handed out."""
+        if self._row >= self._end and not await self._next_chunk(max_messages):
+            return None
+        assert self._chunk is not None
+        delivered, row, end = self._chunk.delivered, self._row, min(self._end, self._row + max_messages)
+        self._row = end
+        return Chunk(delivered, row, end)
+
+    def take_waiting(self, max_messages: int) -> Chunk | None:
+        """The same, of what is here already."""
+        if self._row >= self._end and not self._start_chunk(max_messages):
+            return None
+        assert self._chunk is not None
+        delivered, row, end = self._chunk.delivered, self._row, min(self._end, self._row + max_messages)
+        self._row = end
+        return Chunk(delivered, row, end)
+
+    async def _next_chunk(self, rows_max: int) -> bool:
+        """Waits until there is something to hand out. False: closed."""
+        while not self._start_chunk(rows_max):
+            if self._row < self._end:
+                return True  # another task has come before us
+            if self._is_closed:
+                return False
+            self._check_was_open()
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+        return True
+
+    def _check_was_open(self) -> None:
+        if self._identity is None:
+            raise errors.ClientClosed(f"subscription {self.name} is not open yet", hint="use `async with`")
+
+    def _start_chunk(self, rows_max: int) -> bool:
+        if self.error is not None:
+            raise self.error
+        if self._row < self._end:
+            return False
+        if self._chunk is not None:
+            self._finish_chunk()
+            self.plan()  # there is room for more
+        chunk = self._inbox.take(rows_max, self._session.clock.monotonic_ns())
+        if chunk is None:
+            return False
+        self._chunk, self._row, self._end = chunk, chunk.first, chunk.end
+        self._chunks += 1
+        return True
+
+    def _finish_chunk(self) -> None:
+        """What was handed out of the chunk is noted, the rest comes again."""
+        if self._chunk is not None:
+            self._inbox.finish(self._chunk, self._row)
+        self._chunk, self._row, self._end = None, 0, 0
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    # --- acks ---
+
+    def ack_row(self, delivered: Delivered, row: int) -> None:
+        offset = delivered.start + row
+        self._acks.ack(delivered.shard, delivered.generation, offset, offset + 1)
+        if not self._is_planned:
+            self._plan_ack()
+
+    def ack_rows(self, delivered: Delivered, first: int, end: int) -> None:
+        self._acks.ack(delivered.shard, delivered.generation, delivered.start + first, delivered.start + end)
+        self._plan_ack()
+
+    def ack_through(self, message: Message) -> Noted:
+        """This message and everything before it in its shard. Only where one consumer gets everything in order."""
+        if self._asked.type not in _CUMULATIVE:
+            raise errors.InvalidInput(
+                f"subscription {self.name} is {self._asked.type}: it has no cumulative ack",
+                hint="ack each message, or subscribe as exclusive or failover",
+            )
+        delivered, offset = message.place
+        self._acks.ack_through(delivered.shard, delivered.generation, offset + 1)
+        self._plan_ack()
+        return NOTED
+
+    def nack_row(self, delivered: Delivered, row: int, delay_seconds: float) -> None:
+        self.nack_rows(delivered, row, row + 1, delay_seconds)
+
+    def nack_rows(self, delivered: Delivered, first: int, end: int, delay_seconds: float) -> None:
+        delay_ms = round(delay_seconds * 1000)
+        if not 0 <= delay_ms <= limits.FAILURE_POLICY_VALUE_MAX:
+            raise errors.InvalidInput(f"a delay of {delay_seconds} s", hint="0 seconds to a week are allowed")
+        start, stop = delivered.start + first, delivered.start + end
+        self._finish_rows(delivered, start, stop)
+        if delivered.connection is self._connection:  # of another one it comes again by itself
+            self._acks.nack(delivered.shard, delivered.generation, delay_ms, start, stop)
+        self._plan_ack()
+
+    def _finish_rows(self, delivered: Delivered, start: int, stop: int) -> None:
+        """Messages that were handed out are asked for again: they may be of the chunk that is being handed out."""
+        if self._chunk is not None and self._chunk.delivered is delivered:
+            self._inbox.finish(self._chunk._replace(end=self._row), self._row)
+            self._chunk = self._chunk._replace(first=self._row)
+        self._inbox.nacked(delivered.shard, delivered.generation, start, stop)
+
+    def _plan_ack(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self._is_closed:
+            raise errors.ClientClosed(f"subscription {self.name} is closed", hint="ack inside `async with`")
+        self.plan()
+
+    async def flush(self) -> None:
+        """Until the broker has counted every ack so far. Raises ConnectionLost when it did not say so."""
+        connection = self._connection
+        if connection is None:
+            raise errors.ConnectionLost(
+                f"subscription {self.name} is not connected", hint="acks are kept and sent later"
+            )
+        self.flush_on(connection)
+        await connection.ping()
+
+    # --- where it stands ---
+
+    async def seek(self, start: Whence, *, shard: int | None = None) -> None:
+        """Everything from there on is delivered again, or for the first time, to all consumers of the subscription."""
+        self._check_was_open()
+        arguments = {"topic": self.topic, "subscription": self.name, **arguments_of(start)}
+        if shard is not None:
+            arguments["shard"] = shard
+        found = await self._session.call("seek", arguments, repeats=True)
+        self._inbox.sought(_numbers(found, "generations"))
+        self._drop_old_chunk()
+        self.plan()
+
+    def _drop_old_chunk(self) -> None:
+        """What is being handed out may belong to a time before a seek."""
+        if self._chunk is not None:
+            delivered = self._chunk.delivered
+            if delivered.generation != self._inbox.generation(delivered.shard):
+                self._finish_chunk()
+
+    @property
+    def waiting_messages(self) -> int:
+        """What came and was not taken yet."""
+        taken = self._row - self._chunk.first if self._chunk is not None else 0
+        return self._inbox.credit.held - taken
+
+    async def close(self) -> None:
+        """Sends the acks, then leaves: what was not acked goes to others."""
+        if self._is_closed:
+            return
+        connection = self._connection
+        if connection is not None:
+            self.flush_on(connection)
+        self._is_closed = True
+        self._session.forget(self)
+        self._leave()
+        self._wake()
+        if connection is not None:
+            connection.leave(self._handle)
+            await self._session.tell(connection, "close_consumer", {"handle": self._handle})
+            connection.forget(self._handle)
+
+    def _leave(self) -> None:
+        self._connection = None
+        self.is_active = False
+        self._finish_chunk()
+        self._inbox.clear()
+
+    async def __aenter__(self) -> Subscription:
+        if self._identity is None:
+            await self._session.open(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Subscription]:
+        return self.__aenter__().__await__()
+
+    # --- from the broker ---
+
+    def delivered(self, delivery: frame.Delivery) -> None:
+        check(delivery)
+        came = Delivered(self, self._connection, delivery, self._session.clock.monotonic_ns())
+        for start, end in self._inbox.arrive(came):
+            self._acks.ack(came.shard, came.generation, start, end)
+        self._drop_old_chunk()
+        if self._acks or not self._inbox:
+            self.plan()
+        if self._inbox.credit.is_over and self._inbox.credit.held > delivery.rows:
+            self._too_slow(f"more than {self._asked.buffer_bytes} bytes wait")
+        if self._asked.take_timeout is not None and not self._is_watched:
+            self._is_watched = True
+            self._session.tasks.start(self._watch(self._asked.take_timeout), f"subscription-{self.name}-watch")
+        self._wake()
+
+    async def _watch(self, take_seconds: float) -> None:
+        """Ends the subscription when something waits and nothing was taken for so long."""
+        while self._connection is not None and self.waiting_messages:
+            seen = (self._chunks, self._row)
+            await self._session.clock.sleep(take_seconds)
+            if seen == (self._chunks, self._row) and self.waiting_messages:
+                self._too_slow(f"no message was taken in {take_seconds:g} s")
+        self._is_watched = False
+
+    def _too_slow(self, why: str) -> None:
+        connection = self._connection
+        count = self.waiting_messages
+        self.fail(
+            errors.SlowConsumer(
+                f"subscription {self.name} is too slow: {why}, {count} messages were not taken",
+                hint="lower prefetch, raise buffer_bytes or take_timeout, or add consumers",
+            )
+        )
+        if connection is not None:
+            connection.leave(self._handle)
+            leaving = self._session.tell(connection, "close_consumer", {"handle": self._handle})
+            self._session.tasks.start(leaving, f"subscription-{self.name}-leave")
+
+    def gap_seen(self, gap: frame.GapSeen) -> None:
+        try:
+            state = GapState(gap.state)
+        except ValueError:
+            raise errors.DecodeError(f"a GAP of state {gap.state}") from None
+        self.gaps.append(Gap(gap.shard, gap.start, gap.end, state, gap.reason))
+
+    def event(self, found: Document) -> None:
+        match found.get("event"):
+            case "active":
+                self.is_active = True
+            case "closed":
+                connection = self._connection
+                reason = document.text_of(found, "reason", limits.ERROR_MESSAGE_BYTES_MAX, "")
+                self.fail(errors.ConsumerClosed(f"the broker closed consumer {self.consumer}: {reason}"))
+                if connection is not None:
+                    connection.forget(self._handle)
+
+    # --- as an endpoint of the client ---
+
+    def plan(self) -> None:
+        if not self._is_planned:
+            self._is_planned = True
+            self._session.plan(self)
+
+    def flush_on(self, connection: Connection | None) -> None:
+        self._is_planned = False
+        if connection is None or connection is not self._connection:
+            return
+        for shard, generation, ranges in self._acks.take_acks():
+            self._push(connection, Kind.ACK, shard, generation, 0, ranges)
+            self._inbox.acked(shard, generation, ranges)
+        for shard, generation, end in self._acks.take_through():
+            self._push(connection, Kind.ACK, shard, generation, CUMULATIVE, [(0, end)])
+            self._inbox.acked_through(shard, generation, end)
+        for shard, generation, delay_ms, ranges in self._acks.take_nacks():
+            self._push(connection, Kind.NACK, shard, generation, delay_ms, ranges)
+        if count := self._inbox.credit.grant():
+            connection.push(frame.encode_frame(Kind.CREDIT, 0, frame.encode_credit(self._handle, count)))
+
+    def _push(
+        self, connection: Connection, kind: Kind, shard: int, generation: int, extra: int, ranges: list[tuple[int, int]]
+    ) -> None:
+        body = frame.encode_ranges(Ranges(self._handle, shard, generation, extra, ranges))
+        connection.push(frame.encode_frame(kind, 0, body))
+
+    async def open_on(self, connection: Connection) -> None:
+        found = await self._session.ask(connection, "subscribe", self._arguments, undo="close_consumer")
+        if connection.is_lost:
+            return
+        if self._is_closed:
+            await self._session.tell(connection, "close_consumer", {"handle": found.get("handle")})
+            return
+        generations = _numbers(found, "generations")
+        identity = (
+            document.number_of(found, "subscription_id", 0, 2**63 - 1, 0),
+            document.number_of(found, "created_ms", 0, 2**63 - 1, 0),
+        )
+        ack_timeout_ms = document.number_of(found, "ack_timeout_ms", 1, 2**63 - 1, 30_000)
+        self._inbox.credit.drain_ns = int(ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
+        self._inbox.begin(generations, is_same=identity == self._identity)
+        self._identity = identity
+        self._handle = document.number_of(found, "handle", 1, 2**32 - 1)
+        self._connection = connection
+        self.is_active = self._asked.type != "failover"
+        connection.join(self._handle, self)
+        self.plan()
+
+    def detach(self, error: errors.IcestreamError) -> None:
+        """What was not handed out comes again; acks are sent on the next connection."""
+        self._leave()
+        self._acks.forget_nacks()
+
+    def fail(self, error: errors.IcestreamError) -> None:
+        if self.error is None:
+            self.error = error
+        self._session.forget(self)
+        self._leave()
+        self._wake()
+
+
+def _numbers(found: Document, key: str) -> list[int]:
+    numbers = found.get(key)
+    is_list = isinstance(numbers, list) and 0 < len(numbers) <= limits.SHARDS_PER_TOPIC_MAX
+    if not is_list or not all(type(number) is int and 0 <= number < 2**32 for number in numbers or ()):
+        raise errors.DecodeError(f"{key} are not numbers of shards")
+    return list(numbers or ())

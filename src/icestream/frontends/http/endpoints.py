@@ -1,0 +1,51 @@
+"""What the broker answers over its own HTTP.
+
+/livez              200 while the loop turns: whoever gets it may conclude no more than that
+/readyz             200 when the broker serves, 503 when not; the first reason in words
+/readyz?verbose     a line for each part: [+] it is well, [-] the broker needs it, [!] it is shown only
+                    (as JSON where the request accepts application/json)
+/metrics            Prometheus text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from icestream.frontends.http.listener import Response
+from icestream.frontends.http.request import Request
+from icestream.observability.health import Check
+
+
+class Endpoints:
+    """`metrics` is None where the settings say so."""
+
+    def __init__(
+        self, checks: Callable[[], Sequence[Check]], metrics: Callable[[], Awaitable[bytes]] | None = None
+    ) -> None:
+        self._checks = checks
+        self._metrics = metrics
+
+    async def __call__(self, request: Request) -> Response:
+        match request.path:
+            case "/livez":
+                return Response(HTTPStatus.OK, b"ok\n")
+            case "/readyz":
+                return self._ready(request)
+            case "/metrics" if self._metrics is not None:
+                return Response(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE_LATEST)
+        return Response(HTTPStatus.NOT_FOUND, b"there are /livez, /readyz, /readyz?verbose and /metrics\n")
+
+    def _ready(self, request: Request) -> Response:
+        checks = self._checks()
+        failed = next((check for check in checks if check.is_needed and not check.ok), None)
+        status = HTTPStatus.OK if failed is None else HTTPStatus.SERVICE_UNAVAILABLE
+        if "application/json" in request.headers.get("accept", ""):
+            found = {"ready": failed is None, "checks": [check._asdict() for check in checks]}
+            return Response(status, msgspec.json.encode(found), "application/json")
+        lines = [check.line for check in checks] if "verbose" in request.query else []
+        lines.append("ready" if failed is None else f"not ready: {failed.name}: {failed.reason}")
+        return Response(status, "".join(f"{line}\n" for line in lines).encode())

@@ -1,0 +1,76 @@
+"""The numbers that the broker knows anyway, collected when somebody asks: nothing is counted for them all the time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from icestream import limits
+from icestream.broker.service import Broker
+from icestream.metadata.state_machine import StateMachine
+from icestream.observability import metrics
+from icestream.observability.exposition import exposition
+from icestream.wal.log import Log
+
+
+@dataclass(slots=True)
+class Population:
+    """Who and what there is, over all topics."""
+
+    producers: int = 0
+    subscriptions: int = 0
+    consumers: int = 0
+    lag: int = 0
+
+
+async def population(broker: Broker) -> Population:
+    """Adds up in slices: a broker may have many thousand topics, and somebody waits for an ack."""
+    found = Population()
+    for number, topic in enumerate(broker.topics, 1):
+        found.producers += len(topic.producers)
+        found.subscriptions += len(topic.subscriptions)
+        for subscription in topic.subscriptions.values():
+            found.consumers += len(subscription.consumers)
+            found.lag += subscription.lag
+        if not number % limits.METRICS_SLICE_TOPICS:
+            await asyncio.sleep(0)
+    return found
+
+
+async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
+    found = await population(broker)
+    return [
+        metrics.READY.family(int(broker.is_ready)),
+        metrics.NAMESPACES.family(len(broker.topics.namespaces)),
+        metrics.TOPICS.family(len(broker.topics)),
+        metrics.PRODUCERS.family(found.producers),
+        metrics.SUBSCRIPTIONS.family(found.subscriptions),
+        metrics.CONSUMERS.family(found.consumers),
+        metrics.LAG.family(found.lag),
+    ]
+
+
+def log_families(log: Log) -> list[GaugeMetricFamily]:
+    return [
+        metrics.WAL_USED.family(log.upkeep.used_bytes),
+        metrics.WAL_QUOTA.family(log.quota.node_bytes),
+        metrics.WAL_IN_FLIGHT.family(log.in_flight_bytes),
+        metrics.WAL_SYNCED_LSN.family(log.appender.synced_lsn),
+        metrics.WAL_TAIL.family(log.tail.held_bytes),
+    ]
+
+
+def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
+    return [
+        metrics.METADATA_REVISION.family(machine.revision),
+        metrics.METADATA_KEYS.family(len(machine.entries)),
+        metrics.METADATA_BYTES.family(machine.size_bytes),
+    ]
+
+
+def with_counters(families: list[GaugeMetricFamily]) -> bytes:
+    """These, and everything that is counted (observability/metrics.py), as Prometheus text."""
+    return exposition(families) + generate_latest(REGISTRY)

@@ -1,0 +1,62 @@
+"""The head of an HTTP/1.x request, as far as the broker's own HTTP takes one. Pure.
+
+    GET /readyz?verbose HTTP/1.1\\r\\n        a method, a path from `/` on, a version 1.x
+    Host: 127.0.0.1:9040\\r\\n                names are tokens, values visible text; nothing is folded
+    \\r\\n                                    no body follows: a request that announces one is refused, and its
+                                            connection closed, so nobody can disagree with us about where it ends
+
+Whatever is not exactly so is InvalidInput. Of a header that comes twice both values are kept, joined by a comma.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+from icestream import errors
+
+END: Final = b"\r\n\r\n"
+_LINE: Final = re.compile(r"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
+_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]  # by lower-case name
+    version: int  # the minor one
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether another request may follow on the same connection."""
+        asked = {word.strip() for word in self.headers.get("connection", "").lower().split(",")}
+        return "close" not in asked and (self.version == 1 or "keep-alive" in asked)
+
+
+def parse(head: bytes) -> Request:
+    """`head` ends with the empty line."""
+    line, *fields = head.removesuffix(END).decode("latin-1").split("\r\n")
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise errors.InvalidInput("this is not a request of HTTP/1.0 or HTTP/1.1")
+    method, target, version = found.groups()
+    headers = _headers(fields)
+    if version == "1" and "host" not in headers:
+        raise errors.InvalidInput("a request of HTTP/1.1 needs a Host header")
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+        raise errors.InvalidInput("a body has no meaning here")
+    path, _, query = target.partition("?")
+    return Request(method, unquote(path), parse_qs(query, keep_blank_values=True), headers, int(version))
+
+
+def _headers(fields: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for field in fields:
+        found = _HEADER.fullmatch(field)
+        if found is None:
+            raise errors.InvalidInput("a header of the request is not one")
+        name, value = found[1].lower(), found[2]
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

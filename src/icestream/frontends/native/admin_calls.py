@@ -1,0 +1,300 @@
+"""What an operator may ask, over the local socket: the methods behind the API (docs/api.md) and the command line.
+
+They stand beside the public ones (calls.py) and those of the metadata store (metadata_calls.py). Arguments are checked
+here, rules are kept by the broker. A listing takes `after` and `limit`, and answers with `items` and `next`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.broker.online_settings import OnlineSettings, setting
+from icestream.broker.service import Broker
+from icestream.broker.storage import ShardStream
+from icestream.broker.subscription import Subscription
+from icestream.broker.topic import Topic
+from icestream.frontends.native import descriptions
+from icestream.frontends.native.calls import CALLS, Document, Offered, TopicAndSubscription, TopicOnly, arguments_of
+from icestream.frontends.native.metadata_calls import METADATA_CALLS
+from icestream.frontends.native.pages import Page, page_of
+from icestream.model.subscription import Start, StartAt, SubscriptionType
+from icestream.model.topic_name import TopicName, check_namespace
+from icestream.observability.health import Check
+from icestream.runtime.clock import Clock
+from icestream.settings import KEYS
+from icestream.wal.log import Log
+from icestream.wal.log_file import log_name
+
+if TYPE_CHECKING:
+    from icestream.frontends.native.connection import NativeConnection
+
+METHODS: Final = (
+    "list_namespaces", "describe_namespace", "create_namespace", "delete_namespace", "set_namespace_policies",
+    "page_topics", "inspect_topic", "set_topic_policies", "page_subscriptions", "inspect_subscription",
+    "create_subscription", "change_subscription", "page_producers", "disconnect_producer", "page_consumers",
+    "disconnect_consumer", "inspect_wal", "page_wal_files", "list_settings", "describe_setting", "set_setting",
+    "unset_setting", "health",
+)  # fmt: skip
+
+
+class NamespaceOnly(msgspec.Struct):
+    namespace: str
+
+
+class NamespacePolicies(msgspec.Struct):
+    namespace: str
+    policies: records.Policies = records.Policies()
+
+
+class TopicPolicies(msgspec.Struct):
+    topic: str
+    policies: records.Policies
+
+
+class PageTopics(Page):
+    namespace: str = ""
+
+
+class PageOfTopic(Page):
+    topic: str = ""
+
+
+class PageOfSubscription(PageOfTopic):
+    subscription: str = ""
+
+
+class CreateSubscription(msgspec.Struct):
+    topic: str
+    subscription: str
+    type: SubscriptionType = SubscriptionType.EXCLUSIVE
+    start: StartAt = StartAt.LATEST
+    start_value: int = 0
+    failure: records.FailurePolicyRecord | None = None
+
+
+class ChangeSubscription(msgspec.Struct):
+    topic: str
+    subscription: str
+    failure: records.FailurePolicyRecord | UnsetType = UNSET
+    max_dispatch_rate: int | UnsetType | None = UNSET
+
+
+class ProducerOnly(msgspec.Struct):
+    topic: str
+    producer: str
+
+
+class ConsumerOnly(msgspec.Struct):
+    topic: str
+    subscription: str
+    consumer: str
+
+
+class SettingOnly(msgspec.Struct):
+    key: str
+
+
+class SetSetting(msgspec.Struct):
+    key: str
+    value: str | int | bool | None
+
+
+class Administration:
+    """`log` is None for a broker in memory. Its methods have the names of METHODS."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        log: Log | None,
+        online: OnlineSettings,
+        clock: Clock,
+        checks: Callable[[], Sequence[Check]],
+    ) -> None:
+        self._broker = broker
+        self._log = log
+        self._online = online
+        self._clock = clock
+        self._checks = checks
+
+    def offered(self) -> Offered:
+        """Everything that the local socket offers."""
+        mine = {name: getattr(self, name) for name in METHODS}
+        return Offered({**CALLS, **METADATA_CALLS, **mine}, limits.LOCAL_CALL_BYTES_MAX)
+
+    def _topic(self, name: str) -> Topic:
+        return self._broker.topics.get(TopicName.parse(name))
+
+    # --- namespaces ---
+
+    async def list_namespaces(self, connection: NativeConnection, given: Document) -> Document:
+        found = self._broker.topics.namespaces
+        return page_of(
+            ((name, name) for name in found),
+            arguments_of(Page, given),
+            lambda name: descriptions.namespace(name, found[name]),
+        )
+
+    async def describe_namespace(self, connection: NativeConnection, given: Document) -> Document:
+        name = check_namespace(arguments_of(NamespaceOnly, given).namespace)
+        record = self._broker.topics.namespaces.get(name)
+        if record is None:
+            raise errors.UnknownNamespace(f"there is no namespace {name}")
+        return descriptions.namespace(name, record)
+
+    async def create_namespace(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(NamespacePolicies, given)
+        await self._broker.create_namespace(asked.namespace, asked.policies)
+        return await self.describe_namespace(connection, {"namespace": asked.namespace})
+
+    async def delete_namespace(self, connection: NativeConnection, given: Document) -> Document:
+        await self._broker.delete_namespace(arguments_of(NamespaceOnly, given).namespace)
+        return {}
+
+    async def set_namespace_policies(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(NamespacePolicies, given)
+        await self._broker.set_namespace_policies(asked.namespace, asked.policies)
+        return await self.describe_namespace(connection, {"namespace": asked.namespace})
+
+    # --- topics ---
+
+    async def page_topics(self, connection: NativeConnection, given: Document) -> Document:
+        """Of one namespace, or of all. By the order of the metadata store: a page costs a page, however many exist."""
+        asked = arguments_of(PageTopics, given)
+        prefix = records.TOPICS
+        if asked.namespace:
+            await self.describe_namespace(connection, {"namespace": asked.namespace})
+            prefix += f"{asked.namespace}/"
+        after = records.topic_key(TopicName.parse(asked.after)) if asked.after else ""
+        found = await self._broker.store.list(prefix, after, asked.limit + 1)
+        names = [TopicName(*key.removeprefix(records.TOPICS).split("/")) for key, _ in found]
+        page = [topic for name in names[: asked.limit] if (topic := self._broker.topics.find(name)) is not None]
+        return {
+            "items": [descriptions.topic_line(topic) for topic in page],
+            "next": str(names[asked.limit - 1]) if len(names) > asked.limit else None,
+        }
+
+    async def inspect_topic(self, connection: NativeConnection, given: Document) -> Document:
+        topic = self._topic(arguments_of(TopicOnly, given).topic)
+        # read as a subscription that nobody has: the facade is the one way to what is stored
+        stream = await self._broker.storage.create_subscription_stream(topic.name.namespace, topic.name.name, "")
+        usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
+        return descriptions.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
+
+    async def set_topic_policies(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(TopicPolicies, given)
+        await self._broker.set_topic_policies(TopicName.parse(asked.topic), asked.policies)
+        return await self.inspect_topic(connection, {"topic": asked.topic})
+
+    # --- subscriptions ---
+
+    async def page_subscriptions(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(PageOfTopic, given)
+        topic = self._topic(asked.topic)
+        return page_of(topic.subscriptions.items(), asked, lambda one: descriptions.subscription_line(topic, one))
+
+    async def inspect_subscription(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(TopicAndSubscription, given)
+        topic = self._topic(asked.topic)
+        found = self._broker.subscription(topic.name, asked.subscription)
+        return await self._details(topic, found)
+
+    async def _details(self, topic: Topic, found: Subscription) -> Document:
+        places = [(one.stream, one.dispatcher.acked.position) for one in found.deliveries]
+        ages_ms = [await self._age_ms(stream, position) for stream, position in places]
+        return descriptions.subscription_details(topic, found, ages_ms)
+
+    async def _age_ms(self, stream: ShardStream, position: int) -> int | None:
+        """How long ago the message at a position was stored; None when there is none."""
+        if position >= stream.visible:
+            return None
+        try:
+            sections = stream.read_hot(position, 1) or (await stream.read(position, 1)).sections
+        except (errors.PositionGone, errors.StaleRead):
+            return None
+        if not sections:
+            return None
+        return max(self._clock.wall_us() - sections[0].append_time_us, 0) // 1000
+
+    async def create_subscription(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(CreateSubscription, given)
+        failure = asked.failure.policy() if asked.failure is not None else None
+        start = Start(asked.start, asked.start_value)
+        topic = self._topic(asked.topic)
+        found = await self._broker.create_subscription(topic.name, asked.subscription, asked.type, start, failure)
+        return await self._details(topic, found)
+
+    async def change_subscription(self, connection: NativeConnection, given: Document) -> Document:
+        """Only what is named changes."""
+        asked = arguments_of(ChangeSubscription, given)
+        topic = self._topic(asked.topic)
+        if asked.failure is not UNSET:
+            await self._broker.set_failure_policy(topic.name, asked.subscription, asked.failure.policy())
+        if asked.max_dispatch_rate is not UNSET:
+            await self._broker.set_dispatch_rate(topic.name, asked.subscription, asked.max_dispatch_rate)
+        return await self._details(topic, self._broker.subscription(topic.name, asked.subscription))
+
+    # --- producers and consumers ---
+
+    async def page_producers(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(PageOfTopic, given)
+        topic = self._topic(asked.topic)
+        return page_of(((one.name, one) for one in topic.producers), asked, descriptions.producer)
+
+    async def disconnect_producer(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(ProducerOnly, given)
+        self._broker.disconnect_producer(TopicName.parse(asked.topic), asked.producer)
+        return {}
+
+    async def page_consumers(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(PageOfSubscription, given)
+        found = self._broker.subscription(TopicName.parse(asked.topic), asked.subscription)
+        return page_of(found.consumers.items(), asked, lambda one: descriptions.consumer(found, one))
+
+    async def disconnect_consumer(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(ConsumerOnly, given)
+        self._broker.disconnect_consumer(TopicName.parse(asked.topic), asked.subscription, asked.consumer)
+        return {}
+
+    # --- the log ---
+
+    def _log_on_disk(self) -> Log:
+        if self._log is None:
+            raise errors.InvalidInput("this broker keeps its messages in memory: it has no log")
+        return self._log
+
+    async def inspect_wal(self, connection: NativeConnection, given: Document) -> Document:
+        return descriptions.wal(self._log_on_disk(), self._online.current.wal.sync_mode)
+
+    async def page_wal_files(self, connection: NativeConnection, given: Document) -> Document:
+        files = self._log_on_disk().upkeep.files
+        named = ((log_name(one.number), one) for one in files)
+        return page_of(named, arguments_of(Page, given), descriptions.wal_file)
+
+    # --- settings and health ---
+
+    async def list_settings(self, connection: NativeConnection, given: Document) -> Document:
+        return {"items": [descriptions.setting(self._online, key) for key in KEYS.values()], "next": None}
+
+    async def describe_setting(self, connection: NativeConnection, given: Document) -> Document:
+        return descriptions.setting(self._online, setting(arguments_of(SettingOnly, given).key))
+
+    async def set_setting(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(SetSetting, given)
+        await self._online.set(asked.key, asked.value)
+        return await self.describe_setting(connection, {"key": asked.key})
+
+    async def unset_setting(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(SettingOnly, given)
+        await self._online.unset(asked.key)
+        return await self.describe_setting(connection, {"key": asked.key})
+
+    async def health(self, connection: NativeConnection, given: Document) -> Document:
+        found = self._checks()
+        checks: list[dict[str, Any]] = [check._asdict() for check in found]
+        return {"ready": all(check.ok for check in found if check.is_needed), "checks": checks}

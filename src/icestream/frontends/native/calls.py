@@ -1,0 +1,243 @@
+"""The methods of a CALL: arguments checked, the broker asked, a document back. docs/protocol.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.broker.topic import Producer, Topic
+from icestream.frontends.native.consuming import NativeConsumer
+from icestream.model.subscription import Dispatch, Start, StartAt, SubscriptionType
+from icestream.model.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from icestream.frontends.native.connection import NativeConnection
+
+Document = dict[str, Any]
+Arguments = TypeVar("Arguments", bound=msgspec.Struct)
+
+
+class OpenProducer(msgspec.Struct):
+    topic: str
+    producer: str
+    create: bool | None = None
+    shards: int = 1
+    instance: str = ""
+    resumes: bool = False
+
+
+class Handle(msgspec.Struct):
+    handle: int
+
+
+class ResetProducer(msgspec.Struct):
+    handle: int
+    shard: int
+
+
+class Subscribe(msgspec.Struct):
+    topic: str
+    subscription: str
+    consumer: str
+    type: SubscriptionType = SubscriptionType.EXCLUSIVE
+    start: StartAt = StartAt.LATEST
+    start_value: int = 0
+    key_patterns: list[str] = []
+    failure: records.FailurePolicyRecord | None = None
+
+
+class Seek(msgspec.Struct):
+    topic: str
+    subscription: str
+    start: StartAt
+    start_value: int = 0
+    shard: int | None = None
+
+
+class CreateTopic(msgspec.Struct):
+    topic: str
+    shards: int = 1
+    dispatch: Dispatch = Dispatch.RELIABLE
+    policies: records.Policies = records.Policies()
+
+
+class TopicOnly(msgspec.Struct):
+    topic: str
+
+
+class TopicAndSubscription(msgspec.Struct):
+    topic: str
+    subscription: str
+
+
+def arguments_of(kind: type[Arguments], given: Document) -> Arguments:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"the arguments do not fit: {error}", hint="docs/protocol.md lists them") from None
+
+
+async def open_producer(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(OpenProducer, given)
+    if len(asked.instance.encode()) > limits.NAME_BYTES_MAX:
+        raise errors.InvalidInput("the instance of a producer is too long", hint=f"{limits.NAME_BYTES_MAX} bytes fit")
+    connection.check_room()
+    broker = connection.broker
+    producer = await broker.open_producer(
+        TopicName.parse(asked.topic),
+        asked.producer,
+        create=asked.create,
+        shards=asked.shards,
+        instance=asked.instance,
+        resumes=asked.resumes,
+    )
+    producer.peer = connection.peer
+    try:
+        if producer.epoch > 1:  # what its life before has in flight is stored or not before we tell which
+            await broker.storage.settle()
+    except BaseException:
+        broker.close_producer(producer)
+        raise
+    handle = connection.keep_producer(producer)
+    shards = range(producer.topic.record.shards)
+    return {
+        "handle": handle,
+        "producer_id": producer.id,
+        "producer_epoch": producer.epoch,
+        "shards": len(shards),
+        "last_sequences": [broker.last_sequence(producer, shard) for shard in shards],
+        "recent": [recent(connection, producer, shard) for shard in shards] if asked.resumes else [],
+        "max_message_bytes": producer.topic.policies.max_message_bytes or 0,
+        "max_batch_bytes": broker.storage.batch_bytes_max,
+    }
+
+
+def recent(connection: NativeConnection, producer: Producer, shard: int) -> list[int]:
+    """First number, messages, base offset of its last batches in the shard, one behind the other."""
+    found = connection.broker.storage.recent_batches(producer.topic.shard_key(shard), producer.id)
+    return [number for batch in found[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]
+
+
+async def close_producer(connection: NativeConnection, given: Document) -> Document:
+    producer = connection.producers.pop(arguments_of(Handle, given).handle, None)
+    if producer is not None:
+        connection.broker.close_producer(producer)
+    return {}
+
+
+async def reset_producer(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(ResetProducer, given)
+    producer = connection.producers.get(asked.handle)
+    if producer is None:
+        raise errors.UnknownHandle(f"this connection has no producer {asked.handle}")
+    connection.broker.reset_producer(producer, asked.shard)
+    return {
+        "last_sequence": connection.broker.last_sequence(producer, asked.shard),
+        "recent": recent(connection, producer, asked.shard),
+    }
+
+
+async def subscribe(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(Subscribe, given)
+    connection.check_room()
+    sink = NativeConsumer(connection)
+    subscription, consumer = await connection.broker.subscribe(
+        TopicName.parse(asked.topic),
+        asked.subscription,
+        asked.type,
+        asked.consumer,
+        sink,
+        Start(asked.start, asked.start_value),
+        asked.key_patterns,
+        asked.failure.policy() if asked.failure else None,
+    )
+    sink.joined(subscription, consumer)
+    return {
+        "handle": sink.handle,
+        "consumer_id": consumer.id,
+        "type": subscription.record.type.value,
+        "subscription_id": subscription.record.id,
+        "created_ms": subscription.record.created_ms,
+        "ack_timeout_ms": subscription.record.failure.ack_timeout_ms,
+        "shards": len(subscription.deliveries),
+        "generations": [delivery.generation for delivery in subscription.deliveries],
+        "positions": [delivery.dispatcher.acked.position for delivery in subscription.deliveries],
+    }
+
+
+async def close_consumer(connection: NativeConnection, given: Document) -> Document:
+    consumer = connection.consumers.get(arguments_of(Handle, given).handle)
+    if consumer is not None:
+        consumer.leave()
+    return {}
+
+
+async def seek(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(Seek, given)
+    name, start = TopicName.parse(asked.topic), Start(asked.start, asked.start_value)
+    await connection.broker.seek(name, asked.subscription, start, asked.shard)
+    found = connection.broker.subscription(name, asked.subscription)
+    return {
+        "generations": [delivery.generation for delivery in found.deliveries],
+        "positions": [delivery.dispatcher.acked.position for delivery in found.deliveries],
+    }
+
+
+async def create_topic(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(CreateTopic, given)
+    name = TopicName.parse(asked.topic)
+    return describe(await connection.broker.create_topic(name, asked.shards, asked.dispatch, asked.policies))
+
+
+async def delete_topic(connection: NativeConnection, given: Document) -> Document:
+    await connection.broker.delete_topic(TopicName.parse(arguments_of(TopicOnly, given).topic))
+    return {}
+
+
+async def describe_topic(connection: NativeConnection, given: Document) -> Document:
+    return describe(connection.broker.topics.get(TopicName.parse(arguments_of(TopicOnly, given).topic)))
+
+
+async def list_topics(connection: NativeConnection, given: Document) -> Document:
+    return {"topics": sorted(str(topic.name) for topic in connection.broker.topics)}
+
+
+async def delete_subscription(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(TopicAndSubscription, given)
+    await connection.broker.delete_subscription(TopicName.parse(asked.topic), asked.subscription)
+    return {}
+
+
+def describe(topic: Topic) -> Document:
+    return {
+        "topic": str(topic.name),
+        "id": topic.record.id,
+        "shards": topic.record.shards,
+        "dispatch": topic.record.dispatch.value,
+        "producers": len(topic.producers),
+        "subscriptions": sorted(topic.subscriptions),
+    }
+
+
+Call = Callable[["NativeConnection", Document], Awaitable[Document]]
+CALLS: Final[dict[Any, Call]] = {
+    call.__name__: call
+    for call in (
+        open_producer, close_producer, reset_producer, subscribe, close_consumer, seek, create_topic, delete_topic,
+        describe_topic, list_topics, delete_subscription,
+    )
+}  # fmt: skip
+
+
+class Offered(NamedTuple):
+    """What the connections of one listener may ask for. The local socket offers more (metadata_calls, admin_calls)."""
+
+    calls: Mapping[Any, Call]
+    call_bytes_max: int = limits.CALL_BYTES_MAX
+
+
+PUBLIC: Final = Offered(CALLS)

@@ -1,0 +1,397 @@
+"""One connection of the native protocol (protocol/frame.py): bytes in, use cases of the broker, bytes out.
+
+    greeting   nothing was said yet           a good HELLO -> open; anything else, or nothing in time -> ERROR, closed
+    open       frames are carried out         a frame that does not add up -> ERROR, closed
+    leaving    nothing is read any more       the answers that are due have left -> ERROR, closed
+    closed     producers are closed, consumers leave; what they had in flight goes to others
+
+Frames are carried out in order. When one has to wait (for room in the log, for answers that are due, for calls under
+way), the connection stops reading its socket and goes on from that frame later: the client is slowed, nothing is
+refused. All that leaves in a loop tick leaves in one write. A consumer is full while the socket does not take what was
+written; all connections share one budget for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final, cast
+
+from icestream import errors, limits
+from icestream.broker.service import Broker
+from icestream.broker.topic import Producer
+from icestream.frontends.native.answers import Answer, Answers
+from icestream.frontends.native.calls import PUBLIC, Offered
+from icestream.frontends.native.consuming import NativeConsumer
+from icestream.frontends.native.pulse import Pulse
+from icestream.observability.log import get_logger
+from icestream.protocol import document, frame, handshake
+from icestream.protocol.frame import Frame, Kind, Part
+from icestream.protocol.stream import FrameStream
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("native")
+_KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.KEEP_ALIVE_SECONDS),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.KEEP_ALIVE_SECONDS // 3),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+class _Publish:
+    """A PUBLISH that is being carried out."""
+
+    __slots__ = ("answer", "at", "late_ms", "parts")
+
+    def __init__(self, answer: Answer, parts: list[Part]) -> None:
+        self.answer = answer
+        self.parts = parts
+        self.at = 0
+        self.late_ms = 0
+
+
+class NativeConnection(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        broker: Broker,
+        welcome: handshake.Server,
+        connections: set[NativeConnection],
+        offered: Offered = PUBLIC,
+    ) -> None:
+        self.broker = broker
+        self._welcome = welcome
+        self._offered = offered
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
+        self._agreed: handshake.Agreed | None = None
+        self._transport: asyncio.Transport | None = None
+        self._hello_due: asyncio.TimerHandle | None = None
+        self._tasks = Tasks(self._task_failed)
+        self._publishing: _Publish | None = None
+        self._held: deque[Frame] = deque()  # frames behind one that waits
+        self._is_waiting = False
+        self._is_leaving = False
+        self._calls = 0
+        self._call_ended = Pulse()
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._write_planned = False
+        self._is_paused = False
+        self.can_write = asyncio.Event()
+        self.can_write.set()
+        self.lost = asyncio.Event()
+        self.peer = ""
+        self.producers: dict[int, Producer] = {}
+        self.consumers: dict[int, NativeConsumer] = {}
+        self.watches: dict[int, asyncio.Task[None]] = {}
+        self._handles = 0
+        self.answers = Answers(self.send_frame)
+
+    # --- the socket ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self.peer = str(transport.get_extra_info("peername") or "local")
+        if len(self._connections) >= limits.CONNECTIONS_MAX:
+            self.close(errors.Refused(f"{len(self._connections)} connections are open", hint="close some of them"))
+            return
+        self._connections.add(self)
+        self._transport.set_write_buffer_limits(high=self._share)
+        self._hello_due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
+        found = transport.get_extra_info("socket")
+        if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
+            for option in _KEEP_ALIVE:  # a peer whose machine is gone would hold its consumers for ever
+                found.setsockopt(*option)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._stream.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        try:
+            for one in self._stream.received(count):
+                self._receive(one)
+        except errors.IcestreamError as error:
+            self._give_up(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.discard(self)
+        self._transport = None
+        self.lost.set()
+        if self._hello_due is not None:
+            self._hello_due.cancel()
+        self._held.clear()
+        self._publishing = None
+        self.answers.close()
+        for producer in self.producers.values():
+            self.broker.close_producer(producer)
+        for consumer in list(self.consumers.values()):
+            consumer.leave()
+        for watching in self.watches.values():
+            watching.cancel()
+        self.producers.clear()
+        self.consumers.clear()
+        self.watches.clear()
+        self._ending = self._loop.create_task(self._tasks.stop())
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self.can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.can_write.set()
+        self._tell_consumers()
+
+    # --- out ---
+
+    @property
+    def _share(self) -> int:
+        """Its part of the bytes that may wait for all sockets."""
+        fair = limits.SEND_BYTES_TOTAL // (len(self._connections) or 1)
+        return max(limits.SOCKET_WRITE_BYTES_MIN, min(fair, limits.SOCKET_WRITE_BYTES_MAX))
+
+    @property
+    def is_full(self) -> bool:
+        return self._is_paused or self._is_leaving or self._out_bytes >= self._share
+
+    @property
+    def agreed(self) -> handshake.Agreed:
+        assert self._agreed is not None
+        return self._agreed
+
+    def send(self, *pieces: bytes) -> None:
+        """Leaves at the end of this tick, with everything else."""
+        if self._transport is None:
+            return
+        self._out += pieces
+        self._out_bytes += sum(map(len, pieces))
+        if not self._write_planned:
+            self._write_planned = True
+            self._loop.call_soon(self._write)
+
+    def send_frame(self, kind: int, number: int, body: bytes) -> None:
+        if self._agreed is None or self._agreed.compression is None:
+            self.send(frame.encode_frame(kind, number, body))
+        else:
+            self.send(handshake.sealed(kind, number, body, self._agreed))
+
+    def _write(self) -> None:
+        self._write_planned = False
+        out, self._out = self._out, []
+        was_full, self._out_bytes = self.is_full, 0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(out)
+        if was_full and not self.is_full:
+            self._tell_consumers()
+
+    def _tell_consumers(self) -> None:
+        for consumer in list(self.consumers.values()):
+            consumer.drained()
+
+    def close(self, error: errors.IcestreamError | None = None) -> None:
+        """Says why, and goes."""
+        if error is not None:
+            self.send_frame(Kind.ERROR, 0, document.encode_error(error))
+        self._write()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Goes at once, whatever the client did not read yet."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def leave(self, error: errors.IcestreamError) -> None:
+        """Reads nothing more, answers what was taken, says why, and goes. Ends when the client has read it all."""
+        self._is_leaving = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._held.clear()
+        if self._publishing is not None:
+            self.answers.abandon(self._publishing.answer)
+            self._publishing = None
+        await self.answers.finish()
+        self.close(error)
+        await self.lost.wait()
+
+    def _give_up(self, error: errors.IcestreamError) -> None:
+        _log.info("a connection is closed", peer=self.peer, reason=str(error))
+        self.close(error)
+
+    def _is_silent(self) -> None:
+        self._give_up(errors.DecodeError("nobody said HELLO", hint="is the other side speaking the native protocol?"))
+
+    def _task_failed(self, error: BaseException) -> None:
+        self._loop.call_exception_handler({"message": "a task of a connection failed", "exception": error})
+
+    # --- in ---
+
+    def _receive(self, one: Frame) -> None:
+        if self._transport is None or self._transport.is_closing() or self._is_leaving:
+            return
+        if self._agreed is None:
+            self._greet(one)
+        elif self._is_waiting:
+            self._held.append(one)
+        else:
+            self._carry_out(handshake.opened(one, self._agreed))
+
+    def _greet(self, one: Frame) -> None:
+        agreed, body = self._welcome.agree(one)
+        self._stream.frame_bytes_max = agreed.frame_bytes_max
+        self._stream.kinds = frame.FROM_CLIENT
+        self.send_frame(Kind.WELCOME, one.number, body)
+        self._agreed = agreed
+        if self._hello_due is not None:
+            self._hello_due.cancel()
+
+    def _carry_out(self, one: Frame) -> None:
+        match one.kind:
+            case Kind.PUBLISH:
+                self._publish(one)
+            case Kind.ACK | Kind.NACK:
+                is_ack = one.kind == Kind.ACK
+                ranges = frame.decode_ack(one.body) if is_ack else frame.decode_nack(one.body)
+                if (consumer := self._consumer(ranges.consumer)) is not None:
+                    consumer.settle(ranges, is_ack=is_ack)
+            case Kind.CREDIT:
+                handle, messages = frame.decode_credit(one.body)
+                if (consumer := self._consumer(handle)) is not None:
+                    consumer.give_credit(messages)
+            case Kind.CALL:
+                self._call(one)
+            case _:
+                frame.check_ping(one.body)
+                self.send_frame(Kind.PONG, one.number, one.body)
+
+    def _consumer(self, handle: int) -> NativeConsumer | None:
+        """None: it was closed, and the client could not know that yet."""
+        found = self.consumers.get(handle)
+        if found is None:
+            self._check_handle(handle)
+        return found
+
+    def _check_handle(self, handle: int) -> None:
+        if not 0 < handle <= self._handles:
+            raise errors.UnknownHandle(f"this connection has no producer or consumer {handle}")
+
+    def _wait(self, until: Coroutine[Any, Any, None], *, has_turn: bool = False) -> None:
+        """Reads no more until then, then goes on. `has_turn`: what waits is let in at once then."""
+        self._is_waiting = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._tasks.start(self._go_on(until, has_turn=has_turn), "native-wait")
+
+    async def _go_on(self, until: Coroutine[Any, Any, None], *, has_turn: bool) -> None:
+        try:
+            await until
+            self._is_waiting = False
+            if self._publishing is not None:
+                self._publish_parts(self._publishing, has_turn=has_turn)
+            while self._held and not self._is_waiting:
+                self._carry_out(handshake.opened(self._held.popleft(), self.agreed))
+        except errors.IcestreamError as error:
+            self._give_up(error)
+            return
+        if not self._is_waiting and not self._is_leaving and self._transport is not None:
+            self._transport.resume_reading()
+
+    # --- publishing ---
+
+    def _publish(self, one: Frame) -> None:
+        parts = frame.decode_parts(one.body)
+        for part in parts:
+            self._check_handle(part.producer)
+        self._publishing = _Publish(self.answers.begin(one.number, len(one.body)), parts)
+        self._publish_parts(self._publishing, has_turn=False)
+
+    def _publish_parts(self, publish: _Publish, *, has_turn: bool) -> None:
+        """As many parts as can be taken now, in order; then it waits."""
+        while publish.at < len(publish.parts):
+            part = publish.parts[publish.at]
+            producer = self.producers.get(part.producer)
+            if not has_turn and producer is not None and self._must_wait(producer, part):
+                return
+            has_turn = False
+            publish.at += 1
+            self._store(publish, producer, part)
+        self._publishing = None
+        self.answers.end(publish.answer, publish.late_ms)
+
+    def _must_wait(self, producer: Producer, part: Part) -> bool:
+        size = len(part.block)
+        if self.answers.is_full or producer.is_full(part.shard):
+            self._wait(self.answers.settled.wait())
+        elif not self.broker.storage.has_room(size):
+            self._wait(self.broker.storage.wait_for_room(size), has_turn=True)
+        else:
+            return False
+        return True
+
+    def _store(self, publish: _Publish, producer: Producer | None, part: Part) -> None:
+        try:
+            if producer is None:
+                raise errors.UnknownHandle(f"producer {part.producer} was closed", hint="open it again")
+            stored, late_ms = self.broker.publish(producer, part.shard, part.block)
+        except errors.IcestreamError as error:
+            self.answers.add(publish.answer, Answers.refused(error))
+        else:
+            publish.late_ms = max(publish.late_ms, late_ms)
+            self.answers.add(publish.answer, stored)
+
+    # --- calls ---
+
+    def _call(self, one: Frame) -> None:
+        if self._calls >= limits.CALLS_IN_FLIGHT_MAX:
+            self._held.appendleft(one)
+            self._wait(self._call_ended.wait())
+            return
+        method, arguments = document.decode_call(one.body, self._offered.call_bytes_max)
+        self._calls += 1
+        self._tasks.start(self._answer(one.number, method, arguments), "native-call")
+
+    async def _answer(self, number: int, method: str, arguments: dict[str, Any]) -> None:
+        """Every call is answered, also one that runs into a mistake of ours: the other side waits for it."""
+        try:
+            call = self._offered.calls.get(method)
+            if call is None:
+                raise errors.InvalidInput(f"there is no method {method!r}", hint="docs/protocol.md lists them")
+            answer = document.encode(await call(self, arguments))
+        except errors.IcestreamError as error:
+            self.send_frame(Kind.ERROR, number, document.encode_error(error))
+        except Exception:
+            failed = errors.IcestreamError("the broker could not carry out this call", hint="its log says why")
+            self.send_frame(Kind.ERROR, number, document.encode_error(failed))
+            raise
+        else:
+            self.send_frame(Kind.RESULT, number, answer)
+        finally:
+            self._calls -= 1
+            self._call_ended.beat()
+
+    # --- handles ---
+
+    def new_handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+    def check_room(self) -> None:
+        """Before a producer or consumer is opened."""
+        if len(self.producers) + len(self.consumers) + self._calls > limits.HANDLES_PER_CONNECTION_MAX:
+            raise errors.Refused("this connection has too many producers and consumers", hint="close some of them")
+
+    def keep_producer(self, producer: Producer) -> int:
+        """A handle for it. Whoever is gone by now has none."""
+        if self.lost.is_set():
+            self.broker.close_producer(producer)
+            raise errors.ConnectionLost("the client is gone")
+        handle = self.new_handle()
+        self.producers[handle] = producer
+        return handle

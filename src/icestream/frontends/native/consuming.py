@@ -1,0 +1,143 @@
+"""A consumer of the native protocol: deliveries as frames, and what the client says about them.
+
+Nothing is sent before the client knows the handle: what happens until then waits until the answer of `subscribe` has
+left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from icestream import errors, limits
+from icestream.broker.consumer import Consumer
+from icestream.broker.subscription import Subscription
+from icestream.model.shard import Gap
+from icestream.protocol import document, frame
+from icestream.protocol.frame import CUMULATIVE, DELIVER, SIZE_MIN, GapSeen, Kind, Ranges
+from icestream.storage.block_check import select_rows
+from icestream.wal.tail import SectionRead
+
+if TYPE_CHECKING:
+    from icestream.frontends.native.connection import NativeConnection
+
+
+class NativeConsumer:
+    def __init__(self, connection: NativeConnection) -> None:
+        self._connection = connection
+        self.handle = connection.new_handle()
+        self._subscription: Subscription | None = None
+        self._consumer: Consumer | None = None
+        self._early: list[tuple[Kind, int, bytes]] | None = []
+        self._is_closed = False
+
+    def joined(self, subscription: Subscription, consumer: Consumer) -> None:
+        """Whoever is gone by now leaves at once."""
+        self._subscription, self._consumer = subscription, consumer
+        if self._connection.lost.is_set():
+            subscription.leave(consumer)
+            raise errors.ConnectionLost("the client is gone")
+        if not self._is_closed:
+            self._connection.consumers[self.handle] = self
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        early, self._early = self._early or [], None
+        for one in early:
+            self._connection.send_frame(*one)
+        self.drained()
+
+    def leave(self) -> None:
+        if self._subscription is not None and self._consumer is not None:
+            self._subscription.leave(self._consumer)
+        self._connection.consumers.pop(self.handle, None)
+
+    # --- to the client ---
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    @property
+    def is_full(self) -> bool:
+        return self._connection.is_full or self._early is not None
+
+    def drained(self) -> None:
+        if self._consumer is not None:
+            self._consumer.drained()
+
+    def deliver(
+        self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
+    ) -> None:
+        """The section itself is sent from where it stands, shared by all consumers that get it."""
+        if len(section.body) > self._connection.agreed.send_bytes_max - SIZE_MIN - DELIVER.size:
+            self._deliver_parts(shard, generation, attempt, section, first_row, rows)
+            return
+        head = DELIVER.pack(
+            self.handle, shard, generation, attempt, section.base_offset, section.append_time_us, first_row, rows
+        )
+        if self._connection.agreed.compression is not None:
+            self._connection.send_frame(Kind.DELIVER, 0, head + section.body)
+            return
+        size = len(head) + len(section.body)
+        self._connection.send(frame.encode_head(Kind.DELIVER, 0, size) + head, section.body)
+
+    def _deliver_parts(
+        self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
+    ) -> None:
+        """The client takes less at once: only the rows that are meant, or each half of them."""
+        if first_row or rows < section.rows:
+            body = select_rows(section.body, first_row, rows)
+            base = section.base_offset + first_row
+            part = SectionRead(base, rows, section.append_time_us, section.epoch, body)
+            self.deliver(shard, generation, attempt, part, 0, rows)
+        elif rows > 1:
+            half = rows // 2
+            self._deliver_parts(shard, generation, attempt, section, 0, half)
+            self._deliver_parts(shard, generation, attempt, section, half, rows - half)
+        else:
+            asyncio.get_running_loop().call_soon(self._refuse_too_large, section)
+
+    def _refuse_too_large(self, section: SectionRead) -> None:
+        """It cannot get this message, so it must not go on without it."""
+        allowed = self._connection.agreed.send_bytes_max
+        self.event("closed", {"reason": f"offset {section.base_offset} does not fit a frame of {allowed} bytes"})
+        self.leave()
+
+    def gap(self, shard: int, generation: int, gap: Gap) -> None:
+        seen = GapSeen(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
+        self._send(Kind.GAP, 0, frame.encode_gap(seen))
+
+    def event(self, event: str, details: dict[str, object]) -> None:
+        self._send(Kind.EVENT, self.handle, document.encode({"event": event, **details}))
+        if event == "closed":
+            self._is_closed = True
+            self._connection.consumers.pop(self.handle, None)
+
+    def _send(self, kind: Kind, number: int, body: bytes) -> None:
+        if self._early is None:
+            self._connection.send_frame(kind, number, body)
+        else:
+            self._early.append((kind, number, body))
+
+    # --- from the client ---
+
+    def give_credit(self, messages: int) -> None:
+        if self._subscription is not None and self._consumer is not None:
+            self._subscription.give_credit(self._consumer, min(messages, limits.CREDIT_MAX))
+
+    def settle(self, ranges: Ranges, *, is_ack: bool) -> None:
+        subscription = self._subscription
+        assert subscription is not None
+        delivery = subscription.delivery(ranges.shard)
+        if not is_ack:
+            delivery.nack(ranges.ranges, ranges.generation, ranges.extra)
+        elif not ranges.extra & CUMULATIVE:
+            delivery.ack(ranges.ranges, ranges.generation)
+        elif subscription.allows_cumulative_ack:
+            delivery.ack_through(max(end for _, end in ranges.ranges) - 1, ranges.generation)
+        else:
+            raise errors.InvalidInput(
+                f"subscription {subscription.name} is {subscription.record.type.value}: it has no cumulative ack",
+                hint="ack each message, or ranges of them",
+            )

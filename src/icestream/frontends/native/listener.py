@@ -1,0 +1,60 @@
+"""Listens for connections of the native protocol, on TCP or on a local socket."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from icestream import errors, limits
+from icestream.broker.service import Broker
+from icestream.frontends.native.calls import PUBLIC, Offered
+from icestream.frontends.native.connection import NativeConnection
+from icestream.protocol import handshake
+from icestream.runtime import local_socket
+
+
+class NativeListener:
+    def __init__(self, broker: Broker, welcome: handshake.Server, offered: Offered = PUBLIC) -> None:
+        self._broker = broker
+        self._welcome = welcome
+        self._offered = offered
+        self._connections: set[NativeConnection] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    def _connection(self) -> NativeConnection:
+        return NativeConnection(self._broker, self._welcome, self._connections, self._offered)
+
+    async def listen(self, host: str, port: int) -> None:
+        try:
+            self._server = await asyncio.get_running_loop().create_server(self._connection, host, port, backlog=1024)
+        except OSError as error:
+            raise errors.ConfigurationError(
+                f"cannot listen on {host}:{port}: {error}",
+                hint="set ports.native to a free port, or stop the other one",
+            ) from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def listen_locally(self, path: Path) -> None:
+        """Only for processes of this account. A file that a dead broker left is replaced, a live broker is not."""
+        found = local_socket.bind(path)
+        self._server = await asyncio.get_running_loop().create_unix_server(self._connection, sock=found)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    async def close(self) -> None:
+        """Lets nobody in any more, finishes the answers that are due, and says goodbye. Not for long: whoever does not
+        read his answers is cut off."""
+        if self._server is not None:
+            self._server.close()
+        reason = errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
+        leaving = [asyncio.ensure_future(connection.leave(reason)) for connection in self._connections]
+        if leaving:
+            await asyncio.wait(leaving, timeout=limits.CLOSE_SECONDS_MAX)
+        for connection in list(self._connections):
+            connection.abort()
+        for one in leaving:
+            one.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)

@@ -1,0 +1,56 @@
+"""The lake process as a child of its broker: `python -m icestream.lake`. People use `icestream lake serve`.
+
+Without the command line around it, which is half of the time of a start. It ties its life to its parent's before it
+loads anything that takes time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from icestream.runtime.parent import die_with_parent
+
+FORMATS = ("console", "json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m icestream.lake", description="The lake process, as a child.")
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", choices=FORMATS, default="console")
+    given = parser.parse_args(arguments)
+    die_with_parent(given.parent)
+    return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    import asyncio
+
+    from icestream import errors
+    from icestream.lake.options import LakeOptions
+    from icestream.lake.serving import serve
+    from icestream.observability.log import get_logger, set_up_logging
+
+    set_up_logging(given.log_level, given.log_format)
+    try:
+        asyncio.run(serve(LakeOptions(given.socket, given.host, given.port, is_child=True), say_port))
+    except errors.IcestreamError as error:
+        get_logger("lake").error("the lake process cannot serve", reason=str(error))
+        return errors.exit_code(error)
+    return 0
+
+
+def say_port(port: int) -> None:
+    """The one line that the parent waits for."""
+    sys.stdout.write(f'{{"port": {port}}}\n')
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The HTTP of the lake process: the API, its description, and how the process itself is doing.
+
+/api/v1/…                   lake/routes; docs/api.md shows them to people
+/api/v1/openapi.json        the same for programs, made of the routes and lake/models.py
+/livez, /readyz, /metrics   of this process: ready means connected to the broker
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from starlette.responses import PlainTextResponse
+
+from icestream.lake import problems
+from icestream.lake.broker import PREFIX, BrokerCalls
+from icestream.lake.guard import Guard
+from icestream.lake.models import Problem
+from icestream.lake.routes import namespaces, node, subscriptions, topics
+from icestream.observability import metrics
+from icestream.observability.exposition import exposition
+from icestream.runtime.link_keeper import LinkKeeper
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def build_app(keeper: LinkKeeper, host: str) -> FastAPI:
+    """`host`: what the process listens on; on a loopback address only this machine may ask."""
+    # without the pages that fetch their scripts from elsewhere
+    app = FastAPI(
+        title="Icestream",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # an answer is what was asked for, or a problem
+    )
+    app.state.broker = BrokerCalls(keeper)
+    problems.install(app)
+    for router in (namespaces.router, topics.everywhere, topics.router, subscriptions.router, node.router):
+        app.include_router(router)
+    counted = Requests()
+    app.middleware("http")(counted.count)
+    _add_process_routes(app, keeper, counted)
+    app.add_middleware(Guard, host=host)
+    app.openapi = lambda: described(app)  # type: ignore[method-assign]  # the way that FastAPI documents
+    return app
+
+
+class Requests:
+    """What was asked, by route and status."""
+
+    def __init__(self) -> None:
+        self.requests: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self.seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
+
+    async def count(self, request: Request, ask: Callable[[Request], Awaitable[Response]]) -> Response:
+        began = time.monotonic()
+        response = await ask(request)
+        route = getattr(request.scope.get("route"), "path", "none")
+        method = request.method if request.method in METHODS else "other"
+        key = (method, route, str(response.status_code))
+        self.requests[key] += 1
+        self.seconds[key] += time.monotonic() - began
+        return response
+
+
+def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> None:
+    own = CollectorRegistry()
+    ProcessCollector(registry=own)
+
+    @app.get("/livez", include_in_schema=False)
+    async def live() -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    @app.get("/readyz", include_in_schema=False)
+    async def ready() -> PlainTextResponse:
+        if keeper.is_here:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not ready: the broker is away\n", 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def show_metrics() -> Response:
+        families = [
+            metrics.API_CONNECTED.family(int(keeper.is_here)),
+            metrics.API_REQUESTS.family(counted.requests),
+            metrics.API_SECONDS.family(counted.seconds),
+        ]
+        return Response(exposition(families) + generate_latest(own), media_type=CONTENT_TYPE_LATEST)
+
+
+def described(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI, with one form for everything that is not 2xx: FastAPI knows only its own."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title,
+            version="1",
+            routes=app.routes,
+            description="Everything that an operator may ask of a node.",
+        )
+        schemas = found["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["Problem"] = Problem.model_json_schema()
+        refused = {"$ref": "#/components/schemas/Problem"}
+        for path in found["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = {
+                    "description": "A problem; errors.py and docs/api.md list the codes.",
+                    "content": {problems.MEDIA_TYPE: {"schema": refused}},
+                }
+        app.openapi_schema = found
+    return app.openapi_schema

@@ -1,0 +1,58 @@
+"""/api/v1/topics, /api/v1/namespaces/{namespace}/topics, and who produces to a topic"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Response
+
+from icestream.lake.broker import PREFIX, Broker, Page
+from icestream.lake.models import Listing, NewTopic, Policies, Producer, Topic, TopicLine
+
+everywhere = APIRouter(prefix=PREFIX, tags=["topics"])
+router = APIRouter(prefix=PREFIX + "/namespaces/{namespace}/topics", tags=["topics"])
+
+
+@everywhere.get("/topics", response_model=Listing[TopicLine], summary="List the topics of all namespaces")
+async def list_all_topics(broker: Broker, page: Page) -> Any:
+    return await broker("page_topics", **page)
+
+
+@router.get("", response_model=Listing[TopicLine], summary="List the topics of a namespace")
+async def list_topics(broker: Broker, namespace: str, page: Page) -> Any:
+    return await broker("page_topics", namespace=namespace, **page)
+
+
+@router.post("", response_model=Topic, status_code=201, summary="Create a topic")
+async def create_topic(broker: Broker, namespace: str, new: NewTopic, response: Response) -> Any:
+    topic = f"/{namespace}/{new.name}"
+    asked = new.model_dump(exclude={"name"})
+    await broker("create_topic", topic=topic, **asked)
+    response.headers["Location"] = f"{PREFIX}/namespaces/{quote(namespace)}/topics/{quote(new.name)}"
+    return await broker("inspect_topic", topic=topic)
+
+
+@router.get("/{topic}", response_model=Topic, summary="Show a topic: policies, offsets, gaps, who uses it")
+async def inspect_topic(broker: Broker, namespace: str, topic: str) -> Any:
+    return await broker("inspect_topic", topic=f"/{namespace}/{topic}")
+
+
+@router.delete("/{topic}", status_code=204, summary="Delete a topic, its messages and subscriptions")
+async def delete_topic(broker: Broker, namespace: str, topic: str) -> None:
+    await broker("delete_topic", topic=f"/{namespace}/{topic}")
+
+
+@router.put("/{topic}/policies", response_model=Topic, summary="Set the policies of a topic")
+async def set_topic_policies(broker: Broker, namespace: str, topic: str, policies: Policies) -> Any:
+    return await broker("set_topic_policies", topic=f"/{namespace}/{topic}", policies=policies.model_dump())
+
+
+@router.get("/{topic}/producers", response_model=Listing[Producer], summary="List the producers that are connected")
+async def list_producers(broker: Broker, namespace: str, topic: str, page: Page) -> Any:
+    return await broker("page_producers", topic=f"/{namespace}/{topic}", **page)
+
+
+@router.delete("/{topic}/producers/{producer}", status_code=204, summary="Disconnect a producer: it must open again")
+async def disconnect_producer(broker: Broker, namespace: str, topic: str, producer: str) -> None:
+    await broker("disconnect_producer", topic=f"/{namespace}/{topic}", producer=producer)

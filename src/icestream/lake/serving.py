@@ -1,0 +1,101 @@
+"""Runs the lake process until somebody ends it: a signal, or its parent.
+
+uvicorn serves, without the two habits that do not fit here: it looks ten times in a second whether it should end, and
+it takes the signals for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from icestream import errors, limits
+from icestream.lake.app import build_app
+from icestream.lake.options import LakeOptions
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.link_keeper import LinkKeeper
+from icestream.runtime.parent_pipe import watch_parent
+
+_log = get_logger("lake")
+
+
+class StillServer(uvicorn.Server):
+    """Waits without looking."""
+
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def main_loop(self) -> None:
+        await self._stop.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
+    """`on_ready` is told the port. Whether the broker is there is another matter: the API says so while it is not."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    parent = await watch_parent(stop.set) if options.is_child else None
+    keeper = LinkKeeper(options.socket, "lake", SystemClock())
+    keeping = asyncio.create_task(keeper.run())
+    try:
+        await _serve_http(keeper, options, stop, on_ready)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        if parent is not None:
+            parent.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _serve_http(
+    keeper: LinkKeeper, options: LakeOptions, stop: asyncio.Event, on_ready: Callable[[int], None]
+) -> None:
+    found = bound(options.host, options.port)
+    port = found.getsockname()[1]
+    config = uvicorn.Config(
+        build_app(keeper, options.host),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        limit_concurrency=limits.API_CONNECTIONS_MAX,
+        timeout_keep_alive=limits.API_IDLE_SECONDS,
+        timeout_graceful_shutdown=limits.API_STOP_SECONDS,
+        h11_max_incomplete_event_size=limits.HTTP_HEAD_BYTES_MAX,
+    )
+    server = StillServer(config, stop)
+    _log.info("the API listens", host=options.host, port=port)
+    on_ready(port)  # the socket listens already: who comes before the server is up waits a moment
+    await server.serve([found])
+
+
+def bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(limits.API_CONNECTIONS_MAX)
+    except OSError as error:
+        found.close()
+        raise errors.ConfigurationError(
+            f"cannot listen on {host}:{port}: {error}", hint="set ports.lake to a free port, or stop the other one"
+        ) from None
+    found.setblocking(False)
+    return found

@@ -1,0 +1,142 @@
+"""Which commands have a meaning at all, whatever the state is. Asked at the door, and again by every state machine.
+
+What is refused here is never written to the log: names that are empty, too long or no text, values and transactions
+that are too large, times and numbers that do not fit. What the state decides (budget, comparisons) is not asked here.
+"""
+
+from __future__ import annotations
+
+from icestream import limits
+from icestream.metadata import command as cmd
+
+_NUMBER_MAX = 2**63 - 1
+_SHOWN_CHARACTERS = 60
+
+
+def refusal(command: cmd.Command) -> cmd.Rejected | None:
+    """Why the command can not be carried out, None when it can."""
+    if (
+        isinstance(command, cmd.Put)
+        and _is_plain(command.key)
+        and len(command.value) <= limits.METADATA_VALUE_BYTES_MAX
+    ):
+        return None  # the most frequent one, the short way
+    match command:
+        case cmd.Txn():
+            reason = _txn(command)
+        case cmd.CompareAndSwap(compare, value, ttl_ms):
+            reason = _compare(compare) or _write(cmd.PutWithTtl(compare.key, value, ttl_ms or 1))
+        case cmd.AllocateMonotonicId(counter, count):
+            reason = _allocate(counter, count)
+        case cmd.ExpireTtlKeys(keys):
+            reason = _expire(keys)
+        case _:
+            reason = _write(command)
+    return cmd.Rejected("invalid", reason) if reason else None
+
+
+def _is_plain(key: str) -> bool:
+    return key.isascii() and 0 < len(key) <= limits.METADATA_KEY_BYTES_MAX and not key.startswith(cmd.COUNTERS)
+
+
+def refused_identity(client: bytes, sequence: int) -> cmd.Rejected | None:
+    if len(client) > limits.METADATA_CLIENT_BYTES_MAX:
+        return cmd.Rejected("invalid", f"a client of {len(client)} bytes, at most {limits.METADATA_CLIENT_BYTES_MAX}")
+    if not 0 <= sequence <= _NUMBER_MAX:
+        return cmd.Rejected("invalid", "a sequence that is no 63-bit number")
+    return None
+
+
+def key_bytes(key: str) -> int:
+    """The length of a key as it is stored, 0 for one that can not be: empty, or half a character."""
+    if key.isascii():
+        return len(key)
+    try:
+        return len(key.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
+def shown(key: str) -> str:
+    """A key as messages name it: short, and text whatever it holds."""
+    text = key if len(key) <= _SHOWN_CHARACTERS else f"{key[:_SHOWN_CHARACTERS]}…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _key(key: str) -> str:
+    """A sentence about what is wrong with it, empty when nothing is."""
+    if 0 < key_bytes(key) <= limits.METADATA_KEY_BYTES_MAX:
+        return ""
+    return f"the key {shown(key)!r} is not 1 to {limits.METADATA_KEY_BYTES_MAX} bytes of text"
+
+
+def _write(command: cmd.Operation) -> str:
+    if isinstance(command, cmd.DeletePrefix):
+        prefix = command.prefix
+        return _key(prefix) or _reserved(prefix, covers=cmd.COUNTERS.startswith(prefix))
+    reason = _key(command.key) or _reserved(command.key, covers=False)
+    if reason or isinstance(command, cmd.Delete):
+        return reason
+    if len(command.value) > limits.METADATA_VALUE_BYTES_MAX:
+        size, most = len(command.value), limits.METADATA_VALUE_BYTES_MAX
+        return f"{shown(command.key)}: a value of {size} bytes, at most {most} fit"
+    if isinstance(command, cmd.PutWithTtl) and not 0 < command.ttl_ms <= limits.METADATA_TTL_MS_MAX:
+        return f"{shown(command.key)}: a time to live that is not 1 to {limits.METADATA_TTL_MS_MAX} ms"
+    return ""
+
+
+def _reserved(key: str, *, covers: bool) -> str:
+    if covers or key.startswith(cmd.COUNTERS):
+        return f"{shown(key)}: only AllocateMonotonicId writes below {cmd.COUNTERS}"
+    return ""
+
+
+def _compare(compare: cmd.Compare) -> str:
+    if isinstance(compare, cmd.AtRevision) and not 0 <= compare.revision <= _NUMBER_MAX:
+        return f"{shown(compare.key)}: a revision that is no 63-bit number"
+    if isinstance(compare, cmd.HasValue) and len(compare.value) > limits.METADATA_VALUE_BYTES_MAX:
+        return f"{shown(compare.key)}: compared with {len(compare.value)} bytes, which no value has"
+    return _key(compare.key)
+
+
+def _txn(txn: cmd.Txn) -> str:
+    count = len(txn.compare) + len(txn.then) + len(txn.otherwise)
+    if count > limits.METADATA_TXN_OPERATIONS_MAX:
+        return f"a transaction of {count} operations, at most {limits.METADATA_TXN_OPERATIONS_MAX}"
+    if sum(isinstance(one, cmd.DeletePrefix) for one in (*txn.then, *txn.otherwise)) > limits.METADATA_TXN_PREFIXES_MAX:
+        return f"a transaction deletes at most {limits.METADATA_TXN_PREFIXES_MAX} prefixes"
+    size = 0
+    for compare in txn.compare:
+        if reason := _compare(compare):
+            return reason
+        size += key_bytes(compare.key) + (len(compare.value) if isinstance(compare, cmd.HasValue) else 0)
+    for operation in (*txn.then, *txn.otherwise):
+        if reason := _write(operation):
+            return reason
+        size += _operation_bytes(operation)
+    if size > limits.METADATA_TXN_BYTES_MAX:
+        return f"a transaction of {size} bytes, at most {limits.METADATA_TXN_BYTES_MAX} fit"
+    return ""
+
+
+def _operation_bytes(operation: cmd.Operation) -> int:
+    match operation:
+        case cmd.DeletePrefix(name) | cmd.Delete(name):
+            return key_bytes(name)
+        case _:
+            return key_bytes(operation.key) + len(operation.value)
+
+
+def _allocate(counter: str, count: int) -> str:
+    if not 0 < count <= limits.METADATA_IDS_PER_COMMAND_MAX:
+        return f"1 to {limits.METADATA_IDS_PER_COMMAND_MAX} ids can be allocated at once"
+    return _key(counter) or _key(cmd.COUNTERS + counter)
+
+
+def _expire(keys: list[tuple[str, int]]) -> str:
+    if len(keys) > limits.METADATA_EXPIRE_KEYS_MAX:
+        return f"{len(keys)} keys to expire at once, at most {limits.METADATA_EXPIRE_KEYS_MAX}"
+    for key, revision in keys:
+        if reason := _compare(cmd.AtRevision(key, revision)):
+            return reason
+    return ""

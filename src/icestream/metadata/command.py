@@ -1,0 +1,171 @@
+"""The commands of the metadata store: what is written to its log and applied by every node alike.
+
+An envelope is one msgpack array: version, client, sequence, time_ms, command. `time_ms` is stamped by whoever leads
+when the command is proposed; `client` and `sequence` make a repeat harmless, for a client that has one command under
+way at a time. A version that is not known is never skipped: the node stops, because the others may understand it.
+
+Seed 004's commands are Put, PutWithTTL, Delete, DeletePrefix, CompareAndSwap, AllocateMonotonicId and ExpireTTLKeys.
+Txn (hazard 10) is ours: all of `then` when every comparison holds, else all of `otherwise`; one revision, one batch of
+events. Its operations see those before them. bounds.py says which commands have a meaning at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from icestream import errors
+
+VERSION: Final = 1
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="put"):
+    key: str
+    value: bytes
+
+
+class PutWithTtl(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="put_ttl"):
+    """The key goes away `ttl_ms` after the time of the command, unless it is put again before."""
+
+    key: str
+    value: bytes
+    ttl_ms: int
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="delete"):
+    key: str
+
+
+class DeletePrefix(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="delete_prefix"):
+    """Every key that begins with `prefix`: the first METADATA_DELETE_KEYS_MAX of them, `Done.more` when some are left.
+
+    In a Txn all of them, or the Txn is rejected.
+    """
+
+    prefix: str
+
+
+class Absent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="absent"):
+    """The key does not exist."""
+
+    key: str
+
+
+class AtRevision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="revision"):
+    """The key was last changed at this revision: the recommended comparison."""
+
+    key: str
+    revision: int
+
+
+class HasValue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="value"):
+    key: str
+    value: bytes
+
+
+Compare = Absent | AtRevision | HasValue
+
+
+class CompareAndSwap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="cas"):
+    compare: Compare
+    value: bytes
+    ttl_ms: int = 0  # 0: for ever
+
+
+class AllocateMonotonicId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="allocate"):
+    """The next `count` numbers of a counter, from 1. A counter is the key COUNTERS + its name; no other command may
+    write there, so that no number is given twice."""
+
+    counter: str
+    count: int = 1
+
+
+class ExpireTtlKeys(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="expire"):
+    """Deletes those keys that are past their deadline and were not changed since: a key that was renewed has another
+    revision, and stays."""
+
+    keys: list[tuple[str, int]]
+
+
+Operation = Put | PutWithTtl | Delete | DeletePrefix
+
+
+class Txn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="txn"):
+    compare: list[Compare]
+    then: list[Operation]
+    otherwise: list[Operation] = []
+
+
+Command = Put | PutWithTtl | Delete | DeletePrefix | CompareAndSwap | AllocateMonotonicId | ExpireTtlKeys | Txn
+
+COUNTERS: Final = "/counters/"
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    version: int
+    client: bytes  # empty: a repeat is harmless anyway
+    sequence: int
+    time_ms: int
+    command: Command
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="done"):
+    """It was carried out (`held`: the comparisons held) and is in force at this revision."""
+
+    revision: int
+    held: bool = True
+    more: bool = False  # DeletePrefix: keys are left
+    first_id: int = 0  # AllocateMonotonicId
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="rejected"):
+    """It would break a bound or has no meaning. Nothing changed. `code` as in errors.py."""
+
+    code: str
+    message: str
+
+
+Answer = Done | Rejected
+
+# What msgspec raises for bytes that are not what they should be; text that is no UTF-8 is a ValueError.
+NOT_MSGPACK: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+_encoder = msgspec.msgpack.Encoder()
+_envelopes = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """Raises FormatUnknown for another version, DecodeError for anything that is not an envelope."""
+    try:
+        found = _envelopes.decode(data)
+    except NOT_MSGPACK as error:
+        version = _version_of(data)
+        if version is not None and version > VERSION:
+            raise _unknown(version) from None
+        raise errors.DecodeError(f"not a command of the metadata store: {error}") from None
+    if found.version != VERSION:
+        raise _unknown(found.version)
+    return found
+
+
+def _version_of(data: bytes) -> int | None:
+    try:
+        array = msgspec.msgpack.decode(data)
+    except NOT_MSGPACK:
+        return None
+    return array[0] if isinstance(array, list) and array and isinstance(array[0], int) else None
+
+
+def _unknown(version: int) -> errors.FormatUnknown:
+    return errors.FormatUnknown(
+        f"a command of version {version} is in the log of the metadata store",
+        hint="use the version of Icestream that wrote it",
+    )

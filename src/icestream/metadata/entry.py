@@ -1,0 +1,25 @@
+"""What is kept for a key, and what is told when it changes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Not tracked by the garbage collector: a million of them would make each full collection a stall (hazard 28)."""
+
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int  # how many revisions have put it since its creation, from 1
+    deadline_ms: int  # 0: for ever
+
+
+class Event(NamedTuple):
+    """One key changed. `value` is None when it was deleted."""
+
+    key: str
+    value: bytes | None
+    revision: int

@@ -1,0 +1,186 @@
+"""The messages of the `raft` crate (eraftpb.proto, proto3) that are stored: Entry, ConfState, Snapshot.
+
+    Entry             1 entry_type (0 normal, 1 conf change, 2 conf change v2)   2 term   3 index   4 data   6 context
+    ConfState         1 voters   2 learners   3 voters_outgoing   4 learners_next (all repeated u64)   5 auto_leave
+    Snapshot          1 data   2 metadata
+    SnapshotMetadata  1 conf_state   2 index   3 term
+
+Written as the crate writes them: fields in the order of their numbers, zeros left out, repeated numbers packed. Read as
+protobuf asks for: any order, packed or not, unknown fields stepped over. Bytes that are none of it: DecodeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from icestream import errors
+
+NORMAL: Final = 0
+CONF_CHANGE: Final = 1
+CONF_CHANGE_V2: Final = 2
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_NUMBER_MAX = 2**64 - 1
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    index: int
+    term: int
+    kind: int
+    data: bytes
+    context: bytes
+
+
+class Membership(NamedTuple):
+    """ConfState, in the order of ids: the crate does not sort them (trap 5)."""
+
+    voters: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+    voters_outgoing: tuple[int, ...] = ()
+    learners_next: tuple[int, ...] = ()
+    auto_leave: bool = False
+
+
+class SnapshotParts(msgspec.Struct, frozen=True):
+    index: int
+    term: int
+    conf: bytes
+    data: bytes
+
+
+def encode_entry(index: int, term: int, kind: int, data: bytes, context: bytes = b"") -> bytes:
+    parts = [b"\x08" + _varint(kind)] if kind else []
+    parts.append(b"\x10" + _varint(term) + b"\x18" + _varint(index))
+    if data:
+        parts += (b"\x22", _varint(len(data)), data)
+    if context:
+        parts += (b"\x32", _varint(len(context)), context)
+    return b"".join(parts)
+
+
+def decode_entry(data: bytes) -> LogEntry:
+    numbers = {1: 0, 2: 0, 3: 0}
+    texts = {4: b"", 6: b""}
+    for field, value in _fields(data):
+        if field in numbers and isinstance(value, int):
+            numbers[field] = value
+        elif field in texts and isinstance(value, bytes):
+            texts[field] = value
+        elif field in numbers or field in texts:
+            raise errors.DecodeError(f"field {field} of a log entry has another type")
+    if not numbers[2] or not numbers[3]:
+        raise errors.DecodeError("a log entry without term or index")
+    return LogEntry(numbers[3], numbers[2], numbers[1], texts[4], texts[6])
+
+
+def encode_conf(conf: Membership) -> bytes:
+    parts = []
+    for field, ids in enumerate(conf[:4], 1):
+        packed = b"".join(_varint(one) for one in ids)
+        if packed:
+            parts.append(bytes([field << 3 | _LENGTH]) + _varint(len(packed)) + packed)
+    if conf.auto_leave:
+        parts.append(b"\x28\x01")
+    return b"".join(parts)
+
+
+def decode_conf(data: bytes) -> Membership:
+    ids: dict[int, list[int]] = {1: [], 2: [], 3: [], 4: []}
+    auto_leave = False
+    for field, value in _fields(data):
+        if field in ids:
+            ids[field] += _packed(value) if isinstance(value, bytes) else [value]
+        elif field == 5:
+            auto_leave = bool(value)
+    voters, learners, outgoing, coming = (tuple(sorted(found)) for found in ids.values())
+    return Membership(voters, learners, outgoing, coming, auto_leave)
+
+
+def encode_snapshot(parts: SnapshotParts) -> bytes:
+    metadata = b"\x0a" + _varint(len(parts.conf)) + parts.conf
+    if parts.index:
+        metadata += b"\x10" + _varint(parts.index)
+    if parts.term:
+        metadata += b"\x18" + _varint(parts.term)
+    data = b"\x0a" + _varint(len(parts.data)) + parts.data if parts.data else b""
+    return data + b"\x12" + _varint(len(metadata)) + metadata
+
+
+def decode_snapshot(data: bytes) -> SnapshotParts:
+    content = metadata = conf = b""
+    index = term = 0
+    for field, value in _fields(data):
+        if field == 1 and isinstance(value, bytes):
+            content = value
+        elif field == 2 and isinstance(value, bytes):
+            metadata = value
+    for field, value in _fields(metadata):
+        if field == 1 and isinstance(value, bytes):
+            conf = value
+        elif field == 2 and isinstance(value, int):
+            index = value
+        elif field == 3 and isinstance(value, int):
+            term = value
+    return SnapshotParts(index, term, conf, content)
+
+
+# --- protobuf ---------------------------------------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    if number < 128:
+        return bytes((number,))
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends."""
+    number = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            if number > _NUMBER_MAX:
+                break
+            return number, at
+    raise errors.DecodeError("a number of a Raft message is cut off or too large")
+
+
+def _packed(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(data):
+        number, at = _read_varint(data, at)
+        found.append(number)
+    return found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers with their numbers or bytes."""
+    at = 0
+    while at < len(data):
+        key, at = _read_varint(data, at)
+        field, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, at = _read_varint(data, at)
+            yield field, value
+            continue
+        if kind == _LENGTH:
+            size, at = _read_varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise errors.DecodeError(f"wire type {kind} of a Raft message is not known")
+        if not field or at + size > len(data):
+            raise errors.DecodeError("a field of a Raft message is cut off")
+        yield field, data[at : at + size]
+        at += size

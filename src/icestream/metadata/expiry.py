@@ -1,0 +1,74 @@
+"""Proposes that keys expire when their deadline has passed. Sleeps exactly until then: an idle store does nothing.
+
+`look` is called after applied commands and costs a comparison; it wakes the task when a deadline came that is earlier
+than the one it sleeps for. A key that is renewed only moves its deadline: the task finds that out when it wakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.store_time import StoreTime
+from icestream.runtime.clock import Clock
+
+# Milliseconds are rounded down: this much more, and the deadline has passed when the sleep is over.
+_ROUNDING_SECONDS = 0.0005
+
+
+class Expiry:
+    def __init__(
+        self,
+        machine: StateMachine,
+        clock: Clock,
+        time: StoreTime,
+        submit: Callable[[cmd.Command], Awaitable[cmd.Answer]],
+    ) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._time = time
+        self._submit = submit
+        self._waits_for_ms: int | None = None
+        self._news = asyncio.Event()
+
+    def look(self) -> None:
+        deadline_ms = self._machine.next_deadline_ms
+        if deadline_ms is not None and (self._waits_for_ms is None or deadline_ms < self._waits_for_ms):
+            self._news.set()
+
+    async def run(self) -> None:
+        """Until the store is closed or has stopped."""
+        with contextlib.suppress(errors.IcestreamError):
+            await self._run()
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            self._waits_for_ms = deadline_ms = self._machine.next_deadline_ms
+            if deadline_ms is None:
+                await self._news.wait()
+                continue
+            left_ms = deadline_ms - self._time.now_ms()
+            if left_ms > 0:
+                await self._news_or(left_ms / 1000 + _ROUNDING_SECONDS)
+            else:
+                await self._expire()
+
+    async def _expire(self) -> None:
+        keys = self._machine.expired(self._time.now_ms(), limits.METADATA_EXPIRE_KEYS_MAX)
+        try:
+            await self._submit(cmd.ExpireTtlKeys(keys))
+        except (errors.Refused, errors.OutcomeUnknown):
+            await self._clock.sleep(limits.METADATA_RETRY_SECONDS)
+
+    async def _news_or(self, seconds: float) -> None:
+        waits = {asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(self._clock.sleep(seconds))}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()

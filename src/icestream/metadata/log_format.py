@@ -1,0 +1,154 @@
+"""The bytes of the metadata log. It is a log of its own, in a directory of its own, made of the records of the WAL.
+
+Why those records: header with CRC over every length, generation, LSN, `synced_through`, and the rule that tells the end
+of the log from damage are proven there (icestream.wal.format; hazards 5, 6), with a native encoder and scanner.
+
+THE DIRECTORY
+    LOCK                           flock by the one process that may write
+    log-<number, 16 digits>.wal    a log file: header and seal sectors as in icestream.wal.log_file, records from 4096
+    snapshot-<index>-<sha256>      the whole state (snapshot_file.py); the newest two are kept
+    *.tmp                          unfinished work of a process that died: removed at start, never read
+    sync-failed                    a sync failed here; the next start says so
+
+A RECORD is one write of the node: kind DATA, LSN one more than the record before it. Its sections, in this order:
+    kind 66 IDENTITY   u64 node_id | 16 bytes cluster_id | u16 size | ConfState of the newest snapshot (or the first)
+    kind 64 STATE      u64 term | u64 vote | u64 commit
+    kind 65 ENTRIES    base_offset: index of the first; rows: how many; per entry u32 size | eraftpb Entry
+    The first record of a file has IDENTITY and STATE, whatever else it has: older files may go. Later ones have STATE
+    when term or vote changed. The commit index is never a reason to write (A7, rule 4).
+    An unknown kind without the OPTIONAL flag stops the start. The numbers are none of the WAL's, which would stop too.
+
+WHAT COUNTS
+    The last STATE. Of entries with one index the last one: a record whose first index is not the next one replaces
+    everything from there on. Entries behind the newest good snapshot are given to the core.
+
+FILES
+    All of its space is written and synced before a file gets its name. When a record does not fit: sync, seal the file,
+    sync, then the first record of the next one. A failed write or sync stops the node; nothing is taken back.
+    A file goes when it is sealed and both kept snapshots cover all its entries, oldest first.
+
+A START
+    loads the newest good snapshot, walks all files, and judges the first record that is not good by the rule of
+    hazard 5. It is damage when it is known to have been synced: a later record or the header of a file says so, a later
+    file holds records, the file is sealed, or a snapshot covers an index beyond it. Else it is the tail. Damage stops
+    the start and changes nothing. The records of the unsealed file are copied into a fresh one and synced before they
+    count (hazard 6).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from icestream import errors
+from icestream.metadata.core import HardState
+from icestream.wal import format as wire
+
+_STATE = struct.Struct("<QQQ")
+_IDENTITY = struct.Struct("<Q16sH")
+_SIZE = struct.Struct("<I")
+
+# Header, three section entries, identity and state at their largest, padding.
+RECORD_OVERHEAD_BYTES: Final = 1024
+ENTRY_OVERHEAD_BYTES: Final = 40  # size, type, term, index and length of an entry around its data, at their longest
+
+
+class SectionKind(IntEnum):
+    STATE = 64
+    ENTRIES = 65
+    IDENTITY = 66
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    node_id: int
+    cluster_id: bytes
+    conf: bytes
+
+
+@dataclass(slots=True)
+class LogRecord:
+    """What one record says."""
+
+    identity: Identity | None = None
+    state: HardState | None = None
+    first_index: int = 0
+    entries: list[bytes] = field(default_factory=list)
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + len(self.entries) - 1
+
+
+def sections(record: LogRecord) -> list[wire.Section]:
+    found = []
+    if record.identity is not None:
+        one = record.identity
+        found.append(
+            _section(SectionKind.IDENTITY, _IDENTITY.pack(one.node_id, one.cluster_id, len(one.conf)) + one.conf)
+        )
+    if record.state is not None:
+        found.append(_section(SectionKind.STATE, _STATE.pack(*record.state)))
+    if record.entries:
+        parts = [part for entry in record.entries for part in (_SIZE.pack(len(entry)), entry)]
+        found.append(_section(SectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
+    return found
+
+
+def _section(kind: int, body: bytes, first: int = 0, rows: int = 0) -> wire.Section:
+    return wire.Section(0, 0, kind, 0, 0, first, 0, rows, 0, body)
+
+
+def record_bytes(found: Sequence[wire.Section]) -> int:
+    """The size of a record with these sections."""
+    return sum([wire.padded(len(one.body)) for one in found], wire.HEADER_BYTES + wire.ENTRY_BYTES * len(found))
+
+
+def decode_record(data: bytes, at: int, position: int, section_count: int) -> LogRecord:
+    """The record at `data[at:]`, which a scan has found good. Raises FormatUnknown, DecodeError."""
+    record = LogRecord()
+    for entry in wire.entries_at(data, at, position, section_count):
+        start = at + entry.body_position - position
+        _decode_section(record, entry, data[start : start + entry.body_bytes])
+    return record
+
+
+def _decode_section(record: LogRecord, entry: wire.Entry, body: bytes) -> None:
+    try:
+        match entry.kind:
+            case SectionKind.IDENTITY:
+                record.identity = _decode_identity(body)
+            case SectionKind.STATE:
+                record.state = HardState(*_STATE.unpack(body))
+            case SectionKind.ENTRIES:
+                record.first_index, record.entries = entry.base_offset, _decode_entries(body, entry.rows)
+            case kind if not entry.flags & wire.OPTIONAL:
+                raise errors.FormatUnknown(
+                    f"a section of kind {kind} is in the metadata log",
+                    hint="use the version of Icestream that wrote it",
+                )
+    except struct.error as error:
+        raise errors.DecodeError(f"a section of the metadata log does not add up: {error}") from None
+
+
+def _decode_identity(body: bytes) -> Identity:
+    node_id, cluster_id, size = _IDENTITY.unpack_from(body)
+    if _IDENTITY.size + size != len(body):
+        raise errors.DecodeError("the identity in the metadata log does not add up")
+    return Identity(node_id, cluster_id, body[_IDENTITY.size :])
+
+
+def _decode_entries(body: bytes, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    at = 0
+    while at < len(body):
+        (size,) = _SIZE.unpack_from(body, at)
+        at += _SIZE.size
+        found.append(body[at : at + size])
+        at += size
+    if at != len(body) or len(found) != count:
+        raise errors.DecodeError("the entries of a record do not add up")
+    return found

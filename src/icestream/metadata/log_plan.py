@@ -1,0 +1,167 @@
+"""Where the next record of the metadata log goes, without any I/O: entries in, writes out; completions in.
+
+    append(entries, state)   plans one record, in the present file or, when it does not fit, in the next one, after the
+                             seal of the present
+    take_writes()            the planned writes. They must be carried out in this order
+    synced(ticket)           everything up to this ticket is on disk
+    file_ready(…)            the next file is prepared
+
+Invariants: LSNs have no hole; a file's first record carries identity and state; nothing is planned for a file before
+the seal of the one before it; a file never grows beyond its capacity. A file may go only when the present one holds a
+synced record: else nothing would tell term and vote.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from icestream.metadata.core import HardState
+from icestream.metadata.log_format import (
+    ENTRY_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Identity,
+    LogRecord,
+    record_bytes,
+    sections,
+)
+from icestream.wal import format as wire
+from icestream.wal.appender import Write
+from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
+
+
+class LogFile(NamedTuple):
+    """A file that gets no more records."""
+
+    number: int
+    last_index: int  # the highest index of an entry in it, 0 when it has none
+
+
+@dataclass(slots=True)
+class OpenFile:
+    number: int
+    capacity: int
+    position: int = wire.RECORDS_START
+    first_lsn: int = 0
+    last_index: int = 0
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.position
+
+
+class LogPlan:
+    def __init__(self, identity: Identity, state: HardState, lsn: int) -> None:
+        self.identity = identity
+        self.lsn = self.synced_lsn = lsn
+        self.file: OpenFile | None = None
+        self.next_file: OpenFile | None = None
+        self.planned_bytes = 0  # of records, since the start
+        self._state = state
+        self._ticket = 0
+        self._writes: list[Write] = []
+        self._unsynced: deque[tuple[int, int]] = deque()  # ticket, lsn
+        self._sealing: deque[tuple[int, LogFile]] = deque()
+
+    def file_ready(self, number: int, capacity: int) -> None:
+        assert self.next_file is None
+        self.next_file = OpenFile(number, capacity)
+        if self.file is None:
+            self.file, self.next_file = self.next_file, None
+
+    @property
+    def wants_file(self) -> bool:
+        """The present file is half full, and there is none behind it."""
+        return self.next_file is None and (self.file is None or 2 * self.file.position > self.file.capacity)
+
+    def room_for(self, size: int, count: int) -> bool:
+        """Whether a record with this many bytes in this many entries can be planned."""
+        needed = size + count * ENTRY_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
+        if self.file is not None and needed <= self.file.room:
+            return True
+        return self.next_file is not None and needed <= self.next_file.room
+
+    # --- writes ---
+
+    def append(self, entries: Sequence[tuple[int, bytes]], state: HardState | None, now_us: int) -> int:
+        """The ticket whose sync makes them durable. There must be room."""
+        file = self.file
+        assert file is not None
+        record = LogRecord(entries=[entry for _, entry in entries], first_index=entries[0][0] if entries else 0)
+        if state is not None:
+            record.state = state if state[:2] != self._state[:2] else None
+            self._state = state
+        found = self._sections(record, is_first=not file.first_lsn)
+        if record_bytes(found) > file.room:
+            file = self._rotate()
+            found = self._sections(record, is_first=True)
+        self.lsn += 1
+        file.first_lsn = file.first_lsn or self.lsn
+        if entries:
+            file.last_index = max(file.last_index, entries[-1][0])
+        data = wire.encode_record(
+            wire.RecordKind.DATA, self.lsn, file.number, self.synced_lsn, now_us, file.position, wire.ALIGN, found
+        )
+        ticket = self._plan(file.number, file.position, data)
+        file.position += len(data)
+        self.planned_bytes += len(data)
+        self._unsynced.append((ticket, self.lsn))
+        return ticket
+
+    def _sections(self, record: LogRecord, *, is_first: bool) -> list[wire.Section]:
+        if is_first:
+            record.identity, record.state = self.identity, self._state
+        return sections(record)
+
+    def _rotate(self) -> OpenFile:
+        assert self.next_file is not None
+        self.seal()
+        self.file, self.next_file = self.next_file, None
+        return self.file
+
+    def seal(self) -> None:
+        """Ends the present file; a file without a record just stays as it is."""
+        file = self.file
+        if file is not None and file.first_lsn:
+            seal = Seal(file.number, file.first_lsn, self.lsn, file.position, 0, 0)
+            ticket = self._plan(file.number, SEAL_POSITION, encode_seal(seal))
+            self._sealing.append((ticket, LogFile(file.number, file.last_index)))
+        self.file = None
+
+    def _plan(self, number: int, position: int, data: bytes) -> int:
+        self._ticket += 1
+        self._writes.append(Write(self._ticket, number, position, data, sync=True))
+        return self._ticket
+
+    def take_writes(self) -> list[Write]:
+        writes, self._writes = self._writes, []
+        return writes
+
+    # --- completions ---
+
+    def synced(self, ticket: int) -> list[LogFile]:
+        """Everything up to this ticket is on disk; the files that are sealed by that."""
+        while self._unsynced and self._unsynced[0][0] <= ticket:
+            self.synced_lsn = self._unsynced.popleft()[1]
+        sealed = []
+        while self._sealing and self._sealing[0][0] <= ticket:
+            sealed.append(self._sealing.popleft()[1])
+        return sealed
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is on its way to the disk."""
+        return not (self._writes or self._unsynced or self._sealing)
+
+    def coverable(self, files: Sequence[LogFile], covered: int) -> list[LogFile]:
+        """The oldest files that nobody needs when every entry up to `covered` is in both snapshots."""
+        if self.file is None or not 0 < self.file.first_lsn <= self.synced_lsn:
+            return []
+        found = []
+        for file in files:
+            if file.last_index > covered:
+                break
+            found.append(file)
+        return found

@@ -1,0 +1,285 @@
+"""Opens a metadata log that may have ended in any way. The rules are in log_format.py.
+
+    look        files, seals and snapshots; nothing changed
+    walk        every record of every file, in the order of LSNs: hard state and entries
+    judge       the first record that is not good: tail or damage (hazard 5)
+    settle      only now the directory changes: the unsealed file is copied into a fresh one and synced (hazard 6)
+
+A start that finds damage raises LogDamaged before anything is changed. A crash anywhere in `settle` leaves a directory
+from which the same recovery gives the same result. Blocking: runs off the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from icestream import errors
+from icestream.metadata.core import HardState
+from icestream.metadata.log_format import Identity, LogRecord, decode_record
+from icestream.metadata.log_plan import LogFile
+from icestream.metadata.snapshot_file import FoundSnapshots, StoredSnapshot, find_snapshots, open_snapshot
+from icestream.metadata.state_machine import StateMachine
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory
+from icestream.wal import format as wire
+from icestream.wal import log_file
+from icestream.wal.log_file import FileHeader, Seal
+from icestream.wal.rewrite import restamped
+from icestream.wal.scan import find_headers, good_header, scan_records
+from icestream.wal.survey import Survey, SurveyedFile, survey
+
+HINT = "nothing was changed; bring this directory back from a backup, or move it away to begin without metadata"
+
+
+@dataclass(slots=True)
+class MetadataReport:
+    """What a start found and did, for the log and for a person."""
+
+    files: int = 0
+    records: int = 0
+    snapshot_index: int = 0
+    last_index: int = 0
+    tail_file: str = ""
+    tail_position: int = 0
+    tail_bytes: int = 0
+    rewritten_file: str = ""
+    sync_failed_before: bool = False
+    bad_snapshots: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    log_id: bytes
+    identity: Identity | None  # None: a new log
+    state: HardState
+    entries: list[bytes]  # behind the snapshot
+    machine: StateMachine  # as of the snapshot
+    snapshots: list[StoredSnapshot]  # newest first
+    files: list[LogFile]
+    lsn: int
+    next_number: int
+    report: MetadataReport
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The unsealed file: its good records, to be copied."""
+
+    file: SurveyedFile
+    data: bytes
+    records: list[tuple[int, int, int, int, int, int, int, int]]
+    last_index: int
+
+
+class Walk:
+    """Goes through the files in order and gathers what they say."""
+
+    def __init__(self, directory: Directory, found: Survey, snapshots: FoundSnapshots, report: MetadataReport) -> None:
+        self._directory = directory
+        self._found = found
+        self._snapshots = snapshots
+        self.report = report
+        self._covered = snapshots.good[0].head.index if snapshots.good else 0
+        self.identity: Identity | None = None
+        self.state = HardState(0, 0, 0)
+        self.entries: list[bytes] = []  # behind the newest good snapshot
+        self.first_index = self.last_index = 0  # of all entries of the log
+        self.lsn = 0
+        self.files: list[LogFile] = []
+        self.empty: list[SurveyedFile] = []
+        self.tail: _Tail | None = None
+
+    def run(self) -> None:
+        if self._found.bad_headers:
+            name, why = self._found.bad_headers[0]
+            raise errors.LogDamaged(f"{self._directory.describe(name)} is damaged at position 0: {why}", hint=HINT)
+        files = self._found.files
+        for number, file in enumerate(files):
+            self._walk_file(file, files[number + 1 :])
+        self._check_whole()
+
+    def _records_of(self, file: SurveyedFile) -> bytes:
+        handle = self._directory.open(file.name)
+        try:
+            return handle.read_at(wire.RECORDS_START, max(file.size - wire.RECORDS_START, 0))
+        finally:
+            handle.close()
+
+    def _walk_file(self, file: SurveyedFile, later: Sequence[SurveyedFile]) -> None:
+        data = self._records_of(file)
+        first = good_header(data, 0, wire.RECORDS_START, file.number)
+        begins = first.lsn if first else file.header.synced_through + 1
+        expected = self.lsn + 1 if self.lsn else begins
+        if file.size < file.header.file_bytes:
+            # it had all its space before its name: somebody cut it, and with it records that were synced
+            raise self._damage(file, file.size, expected, f"the file was {file.header.file_bytes} bytes long")
+        if first and begins != expected:
+            raise self._damage(file, wire.RECORDS_START, expected, f"record {begins} stands there")
+        if file.seal is not None:
+            data = data[: max(file.seal.end_position - wire.RECORDS_START, 0)]
+        records, end, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, expected)
+        is_end = False
+        if file.seal is None:
+            is_end = self._judge(file, data, end, next_lsn, later)
+        elif (end, next_lsn - 1) != (file.seal.end_position, file.seal.last_lsn):
+            raise self._damage(file, end, next_lsn, "the file is sealed")
+        if not records:
+            self.empty.append(file)
+            return
+        last_index = self._take(data, records)
+        self.lsn = next_lsn - 1
+        if is_end:
+            self.tail = _Tail(file, data, records, last_index)
+        else:
+            self.files.append(LogFile(file.number, last_index))
+
+    def _judge(self, file: SurveyedFile, data: bytes, end: int, lsn: int, later: Sequence[SurveyedFile]) -> bool:
+        """Record `lsn` should stand at `end` and does not: damage when it is known to have been synced (hazard 5).
+
+        True when the log ends here, False when it goes on in a later file and only the seal is missing.
+        """
+        begins = [first for first in map(self._begins_with, later) if first]
+        if begins:
+            if begins[0] != lsn:
+                raise self._damage(file, end, lsn, f"a later file holds record {begins[0]}")
+            return False
+        rest = data[end - wire.RECORDS_START :]
+        for position, later_lsn, synced_through in find_headers(rest, end, file.number, lsn):
+            if synced_through >= lsn:
+                raise self._damage(file, end, lsn, f"record {later_lsn} at position {position} says that it was synced")
+        if cut := len(rest.rstrip(b"\0")):
+            self.report.tail_file, self.report.tail_position, self.report.tail_bytes = file.name, end, cut
+        return True
+
+    def _begins_with(self, file: SurveyedFile) -> int:
+        """The lowest LSN in a file, 0 when it holds no record."""
+        if file.seal is not None:
+            return file.seal.first_lsn
+        headers = find_headers(self._records_of(file), wire.RECORDS_START, file.number, 1)
+        return min((lsn for _, lsn, _ in headers), default=0)
+
+    def _damage(self, file: SurveyedFile, position: int, lsn: int, evidence: str) -> errors.LogDamaged:
+        return errors.LogDamaged(
+            f"{self._directory.describe(file.name)} is damaged at position {position}: "
+            f"record {lsn} cannot be read, and {evidence}",
+            hint=HINT,
+        )
+
+    def _take(self, data: bytes, records: Sequence[tuple[int, ...]]) -> int:
+        """What the records say; the highest index among them."""
+        highest = 0
+        for found in records:
+            record = decode_record(data, found[0] - wire.RECORDS_START, found[0], found[7])
+            self.identity = record.identity or self.identity
+            self.state = record.state or self.state
+            if record.entries:
+                self._take_entries(record, found[1])
+                highest = max(highest, record.last_index)
+        self.report.records += len(records)
+        return highest
+
+    def _take_entries(self, record: LogRecord, lsn: int) -> None:
+        first, entries = record.first_index, record.entries
+        self.first_index = self.first_index or first
+        if self.last_index and first > self.last_index + 1:
+            raise errors.LogDamaged(
+                f"record {lsn} begins with entry {first}, expected {self.last_index + 1}: entries are missing",
+                hint=HINT,
+            )
+        self.last_index = record.last_index
+        if self.last_index <= self._covered:
+            self.entries.clear()
+            return
+        start = max(first, self._covered + 1)
+        del self.entries[start - self._covered - 1 :]
+        self.entries += entries[start - first :]
+
+    def _check_whole(self) -> None:
+        """Snapshot and entries together must reach from the beginning to the end of all that is known."""
+        where = self._directory.describe("")
+        reached = max(self._covered, self.last_index)
+        synced_through = max((file.header.synced_through for file in self._found.files), default=0)
+        if synced_through > self.lsn:
+            raise errors.LogDamaged(
+                f"the log in {where} ends at record {self.lsn}, but the header of a file says that record "
+                f"{synced_through} was synced",
+                hint=f"log files are missing. {HINT}",
+            )
+        if self._snapshots.index_max > self.last_index:
+            raise errors.LogDamaged(
+                f"the log in {where} ends at entry {self.last_index}, but there is a snapshot of entry "
+                f"{self._snapshots.index_max}",
+                hint=f"log files are missing or cut. {HINT}",
+            )
+        if reached and not 0 < self.first_index <= self._covered + 1:
+            raise errors.LogDamaged(
+                f"the log in {where} begins with entry {self.first_index}, and no good snapshot reaches it",
+                hint=f"a snapshot is missing or damaged. {HINT}",
+            )
+        if self.lsn and self.identity is None:
+            raise errors.LogDamaged(f"no record in {where} says whose log it is", hint=HINT)
+
+
+# --- settle -----------------------------------------------------------------------------------------------------------
+
+
+def recover(directory: Directory, clock: Clock, new_log_id: bytes) -> RecoveredLog:
+    """Opens what is in the directory. `new_log_id` is for a log that does not exist yet."""
+    found = survey(directory)
+    snapshots = find_snapshots(directory)
+    report = MetadataReport(files=len(found.files), sync_failed_before=found.sync_failed)
+    report.bad_snapshots = list(snapshots.bad)
+    walk = Walk(directory, found, snapshots, report)
+    walk.run()
+    log_id = found.log_id or new_log_id
+    if any(one.head.log_id != log_id for one in snapshots.good):
+        raise errors.LogDamaged(
+            f"{directory.describe('')} holds snapshots of another log",
+            hint="move the files that do not belong here out of the directory",
+        )
+    machine = open_snapshot(directory, snapshots.good[0]) if snapshots.good else StateMachine()
+    report.snapshot_index = snapshots.good[0].head.index if snapshots.good else 0
+    report.last_index = walk.last_index
+    number = _settle(directory, clock, found, walk, log_id)
+    return RecoveredLog(
+        log_id, walk.identity, walk.state, walk.entries, machine, snapshots.good, walk.files, walk.lsn, number, report
+    )
+
+
+def _settle(directory: Directory, clock: Clock, found: Survey, walk: Walk, log_id: bytes) -> int:
+    """Makes the directory agree with what was decided; the next file number. A crash may follow on each step."""
+    # first what only takes room: a full disk must be able to start
+    for name in [*found.unfinished, *found.replaced, *(file.name for file in walk.empty)]:
+        directory.remove(name)
+    number = found.number_max + 1
+    tail = walk.tail
+    if tail is not None:
+        header = FileHeader(log_id, number, tail.file.number, walk.lsn, clock.wall_us(), 0)
+        _write_copy(directory, header, tail)
+        walk.files.append(LogFile(number, tail.last_index))
+        directory.remove(tail.file.name)
+        walk.report.rewritten_file = tail.file.name
+        number += 1
+    if found.sync_failed:
+        directory.remove(log_file.SYNC_FAILED_NAME)
+    directory.sync()
+    return number
+
+
+def _write_copy(directory: Directory, header: FileHeader, tail: _Tail) -> None:
+    """The records as those of another file, header and seal, synced; then its name, which makes the copy count."""
+    first, last = tail.records[0], tail.records[-1]
+    position = last[0] + last[6]
+    content = bytes(restamped(tail.data[: position - wire.RECORDS_START], tail.records, header.number))
+    seal = Seal(header.number, first[1], last[1], position, 0, 0)
+    name = f"copy-{header.number:016d}.tmp"
+    file = directory.create(name)
+    try:
+        file.write_at(0, log_file.encode_header(replace(header, file_bytes=position)) + log_file.encode_seal(seal))
+        file.write_at(wire.RECORDS_START, content)
+        file.sync()
+    finally:
+        file.close()
+    directory.rename(name, log_file.log_name(header.number))
+    directory.sync()

@@ -1,0 +1,178 @@
+"""The metadata log on disk: the shell around log_plan.py. Files, sink, snapshots, and what may go.
+
+Appends are planned and handed to the sink, which has a thread of its own, not the one of the WAL (hazard 28). Making,
+naming and removing files is blocking work: it goes through `offload`, one piece at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from icestream import limits
+from icestream.metadata.core import HardState
+from icestream.metadata.log_format import Identity
+from icestream.metadata.log_plan import LogFile, LogPlan
+from icestream.metadata.log_recovery import RecoveredLog
+from icestream.metadata.snapshot_file import SnapshotHead, SnapshotWriter, StoredSnapshot, remove_others
+from icestream.runtime.clock import Clock
+from icestream.runtime.files import Directory, File
+from icestream.runtime.tasks import Offload
+from icestream.wal import format as wire
+from icestream.wal import log_file
+from icestream.wal.log_file import FileHeader
+from icestream.wal.sink import Progress, Sink
+
+
+class LogMark(NamedTuple):
+    planned_bytes: int
+    sealed_files: int
+
+
+class LogStore:
+    def __init__(
+        self,
+        directory: Directory,
+        clock: Clock,
+        sink: Sink,
+        offload: Offload,
+        file_bytes: int,
+        identity: Identity,
+        recovered: RecoveredLog,
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._sink = sink
+        self._offload = offload
+        self._file_bytes = file_bytes
+        self.log_id = recovered.log_id
+        self.plan = LogPlan(identity, recovered.state, recovered.lsn)
+        self.files: list[LogFile] = recovered.files  # oldest first
+        self.snapshots: list[StoredSnapshot] = recovered.snapshots  # newest first
+        self.preparing = False
+        self.prepare_error: OSError | None = None
+        self._handles: dict[int, File] = {}
+        self._next_number = recovered.next_number
+        # what lies behind the newest snapshot since before the start counts too
+        self._covered = LogMark(-sum(map(len, recovered.entries)), 0)
+        self._sealed = sum(file.last_index > self.covered_index for file in self.files)
+
+    # --- files ---
+
+    async def prepare(self) -> None:
+        """Makes the next file; `prepare_error` says why there is none."""
+        self.preparing = True
+        number, synced_lsn = self._next_number, self.plan.synced_lsn
+        self._next_number += 1
+        try:
+            self._handles[number] = await self._offload.run(lambda: self._make_file(number, synced_lsn))
+            self.prepare_error = None
+            self.plan.file_ready(number, self._file_bytes)
+        except OSError as error:
+            self.prepare_error = error
+        finally:
+            self.preparing = False
+
+    def _make_file(self, number: int, synced_lsn: int) -> File:
+        """All of its space, written and synced, then its name: a full disk shows here, and appends sync faster."""
+        temporary, name = f"prepare-{number:016d}.tmp", log_file.log_name(number)
+        file = self._directory.create(temporary)
+        try:
+            header = FileHeader(self.log_id, number, 0, synced_lsn, self._clock.wall_us(), self._file_bytes)
+            file.write_at(0, log_file.encode_first_page(header))
+            for position in range(wire.RECORDS_START, self._file_bytes, limits.ZERO_SLICE_BYTES):
+                file.write_at(position, bytes(min(limits.ZERO_SLICE_BYTES, self._file_bytes - position)))
+            file.sync()
+            self._directory.rename(temporary, name)
+            self._directory.sync()
+        except OSError:
+            file.close()
+            for made in (temporary, name):
+                with contextlib.suppress(OSError):
+                    self._directory.remove(made)
+            raise
+        return file
+
+    # --- appends ---
+
+    def append(self, entries: Sequence[tuple[int, bytes]], state: HardState | None) -> int:
+        """Plans one record; the ticket whose sync makes it durable."""
+        return self.plan.append(entries, state, self._clock.wall_us())
+
+    def carry_out(self) -> bool:
+        """Hands the planned writes to the sink; True when there is news already."""
+        writes = self.plan.take_writes()
+        return bool(writes) and self._sink.submit(writes, self._handles)
+
+    def progress(self) -> Progress:
+        """How far the disk is. After an error nothing later is written."""
+        progress = self._sink.progress()
+        for sealed in self.plan.synced(progress.synced):
+            self.files.append(sealed)
+            self._sealed += 1
+            self._handles.pop(sealed.number).close()
+        return progress
+
+    def fileno(self) -> int:
+        return self._sink.fileno()
+
+    def note_failed_sync(self) -> None:
+        """The next start says so (hazard 6)."""
+        with contextlib.suppress(OSError):
+            self._directory.create(log_file.SYNC_FAILED_NAME).close()
+            self._directory.sync()
+
+    # --- snapshots ---
+
+    @property
+    def covered_index(self) -> int:
+        return self.snapshots[0].head.index if self.snapshots else 0
+
+    def mark(self) -> LogMark:
+        """Where the log stands now: what a snapshot that begins here will cover."""
+        return LogMark(self.plan.planned_bytes, self._sealed)
+
+    def is_snapshot_due(self, every_bytes: int) -> bool:
+        """The log behind the last snapshot takes as much room as that one, within bounds."""
+        size = self.snapshots[0].state_bytes if self.snapshots else 0
+        most = max(every_bytes, limits.METADATA_SNAPSHOT_EVERY_BYTES_MAX)
+        behind = max(
+            self.plan.planned_bytes - self._covered.planned_bytes,
+            self._file_bytes * (self._sealed - self._covered.sealed_files),
+        )
+        return behind >= min(max(every_bytes, size), most)
+
+    async def begin_snapshot(self, head: SnapshotHead) -> SnapshotWriter:
+        return await self._offload.run(lambda: SnapshotWriter(self._directory, head))
+
+    async def finish_snapshot(self, writer: SnapshotWriter, mark: LogMark) -> None:
+        """The snapshot gets its name; then older ones and the files that both kept ones cover may go."""
+        stored = await self._offload.run(writer.finish)
+        self._covered = mark
+        others = [one for one in self.snapshots if one.name != stored.name]
+        self.snapshots = [stored, *others][: limits.METADATA_SNAPSHOTS_KEPT]
+        kept = {one.name for one in self.snapshots}
+        await self._offload.run(lambda: remove_others(self._directory, kept))
+        if len(self.snapshots) == limits.METADATA_SNAPSHOTS_KEPT:
+            covered = self.plan.coverable(self.files, self.snapshots[-1].head.index)
+            await self._offload.run(lambda: self._remove(covered))
+            self.files = [file for file in self.files if file not in covered]
+
+    def _remove(self, files: Sequence[LogFile]) -> None:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # an earlier attempt failed behind it
+                self._directory.remove(log_file.log_name(file.number))
+        self._directory.sync()
+
+    # --- end ---
+
+    async def close(self) -> None:
+        """After the last file is sealed, or after the node has stopped."""
+        self._sink.close()
+        for handle in self._handles.values():
+            handle.close()
+        unused = self.plan.next_file
+        if unused is not None:
+            with contextlib.suppress(OSError):
+                await self._offload.run(lambda: self._directory.remove(log_file.log_name(unused.number)))

@@ -1,0 +1,168 @@
+"""The metadata store of this node, as another process of it sees it: over the broker's local socket.
+
+A write is sent under a name and a number (`client`, `sequence`), so when the connection breaks before its answer came
+it is sent again, to the same broker or to the one that was started in its place, and is carried out once. Each command
+under way has a name of its own: a name has one command at a time. Reads are asked again.
+
+    no link       calls wait for the broker, METADATA_REMOTE_SECONDS_MAX at most; before the first link: NotReady
+    no answer     in that time a write that was sent has an unknown outcome, one that was not is refused
+
+A watch goes on behind the last revision that it told; what it may have missed meanwhile it is told, or to read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata.bounds import refusal, refused_identity
+from icestream.metadata.entry import Entry
+from icestream.metadata.remote_watch import RemoteWatch
+from icestream.metadata.store import Entries, MetadataStore
+from icestream.metadata.watch import Changes, Resync
+from icestream.runtime.clock import Clock
+from icestream.runtime.link import Document
+from icestream.runtime.link_keeper import LinkKeeper
+from icestream.runtime.randomness import Randomness
+
+Found = TypeVar("Found")
+_answers: Final = msgspec.msgpack.Decoder(cmd.Answer)
+
+
+class RemoteStore(MetadataStore):
+    """Whoever makes the keeper runs it, and ends it after the store is closed."""
+
+    def __init__(self, keeper: LinkKeeper, clock: Clock, randomness: Randomness) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        name = randomness.token(16)
+        self._names = deque(Name(name + bytes([number])) for number in range(limits.METADATA_REMOTE_COMMANDS_MAX))
+        self._free_names = asyncio.Semaphore(len(self._names))
+
+    async def ready(self) -> None:
+        while True:
+            await self._unless_closed(self._keeper.until_here())
+            try:
+                await self._unless_closed(self._keeper.call("metadata_revision", {}))
+                return
+            except (errors.ConnectionLost, errors.Refused):
+                await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
+
+    async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
+        self._check_open()
+        rejected = refused_identity(client, sequence) or refusal(command)
+        if rejected is not None:
+            return rejected
+        if client:
+            return await self._submit(cmd.Envelope(cmd.VERSION, client, sequence, 0, command))
+        async with self._free_names:
+            name = self._names.popleft()
+            name.sequence += 1
+            try:
+                return await self._submit(cmd.Envelope(cmd.VERSION, name.client, name.sequence, 0, command))
+            finally:
+                self._names.append(name)
+
+    async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
+        found = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)
+        answer: cmd.Answer = _decoded(_answers.decode, found.get("answer"))
+        return answer
+
+    async def get(self, key: str) -> Entry | None:
+        found = (await self._ask("metadata_get", {"key": key})).get("entry")
+        return None if found is None else _decoded(_entry, found)
+
+    async def list(self, prefix: str, after: str = "", limit: int = limits.METADATA_LIST_MAX) -> Entries:
+        """The broker cuts a page that is too large for an answer: then the rest is asked for."""
+        left = min(limit, limits.METADATA_LIST_MAX)
+        page: Entries = []
+        while True:
+            found = await self._ask("metadata_list", {"prefix": prefix, "after": after, "limit": left - len(page)})
+            page += _decoded(_entries, found.get("entries"))
+            if not found.get("more") or len(page) >= left:
+                return page
+            after = page[-1][0]
+
+    def watch(self, prefix: str, after: int) -> AsyncIterator[Changes | Resync]:
+        self._check_open()
+        return RemoteWatch(self._keeper, self._clock, self._unless_closed, prefix, after)
+
+    async def revision(self) -> int:
+        return int((await self._ask("metadata_revision", {}))["revision"])
+
+    async def close(self) -> None:
+        if not self._closed.done():
+            self._closed.set_exception(errors.LogClosed("the metadata store is closed"))
+            self._closed.exception()
+
+    # --- asking ---
+
+    async def _ask(self, method: str, arguments: Document, *, is_write: bool = False) -> Document:
+        """Again and again while the broker is away, within the time that is allowed."""
+        self._check_open()
+        if not self._keeper.links_opened:
+            raise errors.NotReady("the broker was not reached yet", hint="wait until the store is ready")
+        was_sent = False
+        try:
+            async with asyncio.timeout(limits.METADATA_REMOTE_SECONDS_MAX):
+                while True:
+                    await self._unless_closed(self._keeper.until_here())
+                    try:
+                        was_sent = True
+                        return await self._unless_closed(self._keeper.call(method, arguments))
+                    except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
+                        await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
+        except TimeoutError:
+            if was_sent and is_write:
+                raise errors.OutcomeUnknown(
+                    "the broker went away before it answered", hint="read what the command would have changed"
+                ) from None
+            raise errors.NotReady("the broker is away", hint="it is tried again by itself") from None
+
+    async def _unless_closed(self, coming: Awaitable[Found]) -> Found:
+        """The answer, or LogClosed when the store is closed before it comes."""
+        task: asyncio.Future[Any] = asyncio.ensure_future(coming)
+        either: set[asyncio.Future[Any]] = {task, self._closed}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            self._check_open()
+            found: Found = await task
+            return found
+        finally:
+            task.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed.done():
+            self._closed.result()
+
+
+class Name:
+    """A client of the store, with one command under way at most."""
+
+    __slots__ = ("client", "sequence")
+
+    def __init__(self, client: bytes) -> None:
+        self.client = client
+        self.sequence = 0
+
+
+def _entry(found: Any) -> Entry:
+    return Entry(*found)
+
+
+def _entries(found: Any) -> Entries:
+    return [(key, _entry(entry)) for key, entry in found]
+
+
+def _decoded(decode: Callable[[Any], Found], found: Any) -> Found:
+    try:
+        return decode(found)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise errors.DecodeError(f"the broker's answer is none of the metadata store: {error}") from None

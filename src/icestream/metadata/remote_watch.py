@@ -1,0 +1,100 @@
+"""A watch of the metadata store from another process: what the broker tells, in order, over one link after the other.
+
+Changes wait here until they are taken, METADATA_WATCH_QUEUE_MAX of them; beyond that, and whatever was missed between
+two links that the store no longer keeps, becomes one Resync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from icestream import errors, limits
+from icestream.metadata.entry import Event
+from icestream.metadata.watch import Changes, Resync
+from icestream.runtime.clock import Clock
+from icestream.runtime.link import LOST, Document
+from icestream.runtime.link_keeper import LinkKeeper
+
+UnlessClosed = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
+
+
+class RemoteWatch(AsyncIterator[Changes | Resync]):
+    """Close it when nobody takes from it any more: until then the broker goes on telling."""
+
+    def __init__(self, keeper: LinkKeeper, clock: Clock, unless_closed: UnlessClosed, prefix: str, after: int) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._unless_closed = unless_closed
+        self._prefix = prefix
+        self._told = after  # the last revision that is here, taken or not
+        self._queue: deque[Changes | Resync] = deque()
+        self._news = asyncio.Event()
+        self._handle: int | None = None  # of the watch on the present link
+        self._error: errors.IcestreamError | None = None
+
+    async def __anext__(self) -> Changes | Resync:
+        while not self._queue:
+            if self._error is not None:
+                raise self._error
+            if self._handle is None:
+                await self._unless_closed(self._begin())
+                continue
+            self._news.clear()
+            await self._unless_closed(self._news.wait())
+        return self._queue.popleft()
+
+    async def _begin(self) -> None:
+        await self._keeper.until_here()
+        link = self._keeper.link
+        try:
+            if link is not None:
+                arguments = {"prefix": self._prefix, "after": self._told}
+                found = await link.call("metadata_watch", arguments, self._on_event)
+                self._handle = None if link.lost.is_set() else int(found["handle"])
+        except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
+            await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
+
+    def _on_event(self, event: Document) -> None:
+        try:
+            self._take(event)
+        except (KeyError, TypeError, ValueError) as error:
+            self._error = errors.DecodeError(f"an event of the broker does not add up: {error}")
+        self._news.set()
+
+    def _take(self, event: Document) -> None:
+        kind = event["event"]
+        if kind == LOST:
+            self._handle = None
+        elif kind == "changes":
+            revision = int(event["revision"])
+            self._put(Changes(revision, [Event(key, value, revision) for key, value in event["changes"]]))
+        elif kind == "resync":
+            self._put(Resync(int(event["revision"])))
+        elif kind == "ended":
+            self._end(event)
+
+    def _put(self, change: Changes | Resync) -> None:
+        self._told = change.revision
+        if isinstance(change, Resync) or len(self._queue) >= limits.METADATA_WATCH_QUEUE_MAX:
+            self._queue.clear()
+            change = Resync(change.revision)
+        self._queue.append(change)
+
+    def _end(self, event: Document) -> None:
+        """A broker that closes its store goes away: the next link brings the next one."""
+        kind = errors.BY_CODE.get(str(event.get("code")), errors.IcestreamError)
+        if not issubclass(kind, errors.LogClosed):
+            self._error = kind(str(event.get("message", "")))
+
+    async def close(self) -> None:
+        handle, self._handle = self._handle, None
+        self._error = errors.LogClosed("the watch is closed")
+        self._news.set()
+        if handle is not None and self._keeper.link is not None:
+            self._keeper.link.forget(handle)
+            with contextlib.suppress(errors.IcestreamError):
+                await self._keeper.call("metadata_unwatch", {"handle": handle})

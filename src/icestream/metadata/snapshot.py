@@ -1,0 +1,213 @@
+"""The whole state as bytes: the same commands give the same bytes, and so the same SHA-256, on every node.
+
+A SNAPSHOT
+    0   8 bytes  magic "ICESMETA"
+    8   u32      version, 1
+    12  chunks, one after the other, up to and including END:
+            u32  size of the body
+            u32  kind
+            body: one msgpack value
+        1 HEAD     array: revision, time_ms, number of entries, number of clients
+        2 ENTRIES  array of arrays: key (str), array: value (bin), create_revision, mod_revision, version, deadline_ms;
+                   keys rise over all chunks. A chunk ends at 512 entries, or behind the entry that brings its keys and
+                   values to 1 MiB: where it ends follows from the entries alone
+        3 CLIENTS  array of arrays: client (bin), sequence, time_ms, answer (command.py), at most 512;
+                   least recently used first
+        4 END      nil
+
+`Frozen` gives it out in slices while commands go on being applied. It visits the keys in order and remembers the last
+one; a key behind that which changes in the meantime leaves what it was (its preimage). Keys up to the last one need
+nothing. A slice visits at most 512 keys or 1 MiB of values, whatever happens beside it (hazard 28).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from heapq import merge
+from typing import Any, Final
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry
+from icestream.metadata.ordered_map import OrderedMap, ordered_map
+from icestream.metadata.state_machine import Budget, Remembered, StateMachine
+
+MAGIC: Final = b"ICESMETA"
+VERSION: Final = 1
+_FRONT = struct.Struct("<8sI")
+_CHUNK = struct.Struct("<II")
+_HEAD, _ENTRIES, _CLIENTS, _END = 1, 2, 3, 4
+_NIL: Final = b"\xc0"
+
+_SLICE_ENTRIES: Final = limits.METADATA_SNAPSHOT_SLICE_ENTRIES
+_SLICE_BYTES: Final = limits.METADATA_SNAPSHOT_SLICE_BYTES
+# A full chunk, and what msgpack puts around each of its values.
+_CHUNK_BYTES_MAX: Final = (
+    _SLICE_BYTES + limits.METADATA_VALUE_BYTES_MAX + limits.METADATA_KEY_BYTES_MAX + 1024 * _SLICE_ENTRIES
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_entries_decoder = msgspec.msgpack.Decoder(list[tuple[str, Entry]])
+_clients_decoder = msgspec.msgpack.Decoder(list[tuple[bytes, int, int, cmd.Answer]])
+_head_decoder = msgspec.msgpack.Decoder(tuple[int, int, int, int])
+
+
+class Frozen:
+    """The state as it is at this moment. One at a time; `end` must be called when it is not needed any more."""
+
+    def __init__(self, machine: StateMachine) -> None:
+        assert machine.keep_preimage is None
+        self._machine = machine
+        self._entries = machine.entries
+        self._clients = list(machine.clients.items())
+        self._head = (machine.revision, machine.time_ms, len(machine.entries), len(self._clients))
+        self._preimages: OrderedMap[str, Entry | None] = ordered_map()
+        self._passed = ""  # no key is empty: everything is behind it
+        self.visited_most = 0  # keys visited by the largest slice
+        machine.keep_preimage = self._keep
+
+    def end(self) -> None:
+        self._machine.keep_preimage = None
+
+    def _keep(self, key: str, old: Entry | None) -> None:
+        if key > self._passed and key not in self._preimages:
+            self._preimages[key] = old
+
+    def slices(self) -> Iterator[bytes]:
+        """The snapshot, one slice of work for each step. Some steps give no bytes."""
+        yield _FRONT.pack(MAGIC, VERSION) + _chunk(_HEAD, self._head)
+        yield from self._entry_slices()
+        for start in range(0, len(self._clients), _SLICE_ENTRIES):
+            rows = [(client, *last) for client, last in self._clients[start : start + _SLICE_ENTRIES]]
+            yield _chunk(_CLIENTS, rows)
+        yield _chunk(_END, None)
+
+    def _entry_slices(self) -> Iterator[bytes]:
+        rows: list[tuple[str, Entry]] = []
+        size = 0
+        is_last = False
+        while not is_last:
+            found: list[bytes] = []
+            visited = 0
+            is_last = True
+            for key in self._coming():
+                visited += 1
+                self._passed = key
+                entry = self._preimages[key] if key in self._preimages else self._entries[key]
+                if entry is not None:
+                    rows.append((key, entry))
+                    size += len(key) + len(entry.value)
+                    if len(rows) == _SLICE_ENTRIES or size >= _SLICE_BYTES:
+                        found.append(_chunk(_ENTRIES, rows))
+                        rows, size = [], 0
+                if found or visited == _SLICE_ENTRIES:
+                    is_last = False
+                    break
+            self._drop_passed()
+            self.visited_most = max(self.visited_most, visited)
+            if is_last and rows:
+                found.append(_chunk(_ENTRIES, rows))
+            yield b"".join(found)
+
+    def _coming(self) -> Iterator[str]:
+        """The keys behind the last one: those of the map, and those that were there and are deleted."""
+        present = self._entries.irange(self._passed, inclusive=(False, True))
+        if not self._preimages:
+            return present
+        return _without_repeats(merge(present, self._preimages.irange(self._passed, inclusive=(False, True))))
+
+    def _drop_passed(self) -> None:
+        while self._preimages and self._preimages.peekitem(0)[0] <= self._passed:
+            self._preimages.popitem(0)
+
+
+def _without_repeats(keys: Iterator[str]) -> Iterator[str]:
+    last = ""
+    for key in keys:
+        if key != last:
+            yield key
+        last = key
+
+
+def _chunk(kind: int, value: Any) -> bytes:
+    body = _encoder.encode(value)
+    return _CHUNK.pack(len(body), kind) + body
+
+
+def encode_snapshot(machine: StateMachine) -> bytes:
+    """All of it at once."""
+    frozen = Frozen(machine)
+    try:
+        return b"".join(frozen.slices())
+    finally:
+        frozen.end()
+
+
+# --- back again -------------------------------------------------------------------------------------------------------
+
+
+def load_snapshot(read: Callable[[int], bytes], budget: Budget = Budget()) -> StateMachine:  # noqa: B008 (a constant)
+    """The machine that a snapshot describes. `read` gives the next bytes, fewer than asked only at the end.
+
+    Raises DecodeError for what is not a whole snapshot, FormatUnknown for one of another version.
+    """
+    try:
+        return _load(_chunks(read), budget)
+    except (*cmd.NOT_MSGPACK, StopIteration) as error:
+        raise errors.DecodeError(f"a snapshot does not add up: {error}") from None
+
+
+def _load(chunks: Iterator[tuple[int, bytes]], budget: Budget) -> StateMachine:
+    kind, body = next(chunks)
+    if kind != _HEAD:
+        raise errors.DecodeError("a snapshot without a head")
+    revision, time_ms, entry_count, client_count = _head_decoder.decode(body)
+    machine = StateMachine(budget)
+    rows: list[tuple[str, Entry]] = []
+    last = ""
+    for kind, body in chunks:
+        if kind == _ENTRIES and not machine.clients:
+            found = _entries_decoder.decode(body)
+            for key, entry in found:
+                _check_entry(key, last, entry, revision)
+                last = key
+            rows += found
+        elif kind == _CLIENTS:
+            for client, sequence, used_ms, answer in _clients_decoder.decode(body):
+                machine.clients[client] = Remembered(sequence, used_ms, answer)
+        else:
+            raise errors.DecodeError(f"a chunk of kind {kind} where none belongs")
+    if (len(rows), len(machine.clients)) != (entry_count, client_count):
+        raise errors.DecodeError(f"a snapshot of {entry_count} entries holds {len(rows)}")
+    machine.restore(revision, time_ms, rows)
+    return machine
+
+
+def _check_entry(key: str, last: str, entry: Entry, revision: int) -> None:
+    if key <= last:
+        raise errors.DecodeError("the keys of a snapshot do not rise")
+    if not 0 < entry.create_revision <= entry.mod_revision <= revision or entry.version < 1 or entry.deadline_ms < 0:
+        raise errors.DecodeError(f"the numbers of {key[:60]!r} in a snapshot do not add up")
+
+
+def _chunks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
+    """Kind and body of each chunk up to END, which must be the last thing there is."""
+    front = read(_FRONT.size)
+    if len(front) < _FRONT.size or _FRONT.unpack(front)[0] != MAGIC:
+        raise errors.DecodeError("not a snapshot of the metadata store")
+    version = _FRONT.unpack(front)[1]
+    if version != VERSION:
+        raise errors.FormatUnknown(f"snapshot version {version} is not known", hint="use the version that wrote it")
+    while len(front := read(_CHUNK.size)) == _CHUNK.size:
+        size, kind = _CHUNK.unpack(front)
+        if size > _CHUNK_BYTES_MAX or len(body := read(size)) < size:
+            break
+        if kind == _END:
+            if body != _NIL or read(1):
+                raise errors.DecodeError("a snapshot goes on behind its end")
+            return
+        yield kind, body
+    raise errors.DecodeError("a snapshot is cut off")

@@ -1,0 +1,208 @@
+"""Snapshots on disk. The name is given last, so a file that has it is whole.
+
+A SNAPSHOT FILE          snapshot-<index, 20 digits>-<SHA-256 of the state, 64 hex digits>
+    0    8 bytes  magic "ICESSNAP"
+    8    u32      version, 1
+    12   u32      zero
+    16   u64      index: of the last entry that is in the state
+    24   u64      term: of that entry
+    32   16 bytes log_id: as in the log files beside it
+    48   u32      size of the ConfState
+    52   ConfState at that index, then zeros
+    508  u32      CRC of bytes [0, 508)
+    512  the state (snapshot.py)
+
+Written under a name that ends in .tmp, synced, renamed, and the directory synced. What its name says is a proof that
+the log had reached that index, even when its content can not be read any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.metadata.snapshot import load_snapshot
+from icestream.metadata.state_machine import StateMachine
+from icestream.runtime.files import Directory, File
+from icestream.storage.checksum import crc32
+
+_MAGIC: Final = b"ICESSNAP"
+_VERSION: Final = 1
+_SECTOR: Final = 512
+_HEADER = struct.Struct("<8sIIQQ16sI")
+_CRC = struct.Struct("<I")
+_NAME = re.compile(r"snapshot-([0-9]{20})-([0-9a-f]{64})")
+_CONF_BYTES_MAX: Final = _SECTOR - _HEADER.size - _CRC.size
+_READ_BYTES: Final = limits.MIB
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHead:
+    index: int
+    term: int
+    log_id: bytes
+    conf: bytes
+
+
+class StoredSnapshot(NamedTuple):
+    """A whole snapshot on disk."""
+
+    name: str
+    head: SnapshotHead
+    state_bytes: int
+
+    @property
+    def descriptor(self) -> bytes:
+        """What a Raft snapshot carries instead of the state: where to find it."""
+        return f"{self.name} {self.state_bytes}".encode()
+
+
+def snapshot_name(index: int, digest: str) -> str:
+    return f"snapshot-{index:020d}-{digest}"
+
+
+def snapshot_index(name: str) -> int | None:
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def encode_head(head: SnapshotHead) -> bytes:
+    if len(head.conf) > _CONF_BYTES_MAX:
+        raise errors.InvalidInput(f"a membership of {len(head.conf)} bytes, at most {_CONF_BYTES_MAX} fit")
+    front = _HEADER.pack(_MAGIC, _VERSION, 0, head.index, head.term, head.log_id, len(head.conf)) + head.conf
+    front = front.ljust(_SECTOR - _CRC.size, b"\0")
+    return front + _CRC.pack(crc32(front))
+
+
+def decode_head(data: bytes) -> SnapshotHead:
+    if len(data) < _SECTOR:
+        raise errors.DecodeError("the head of a snapshot is cut off")
+    if crc32(data[: _SECTOR - _CRC.size]) != _CRC.unpack_from(data, _SECTOR - _CRC.size)[0]:
+        raise errors.DecodeError("the CRC of a snapshot's head does not match")
+    magic, version, _, index, term, log_id, size = _HEADER.unpack_from(data)
+    if magic != _MAGIC or size > _CONF_BYTES_MAX:
+        raise errors.DecodeError("not a snapshot file")
+    if version != _VERSION:
+        raise errors.FormatUnknown(
+            f"snapshot file version {version} is not known", hint="use the version that wrote it"
+        )
+    return SnapshotHead(index, term, log_id, data[_HEADER.size : _HEADER.size + size])
+
+
+class SnapshotWriter:
+    """A snapshot file that is being made. Blocking: runs off the loop."""
+
+    def __init__(self, directory: Directory, head: SnapshotHead) -> None:
+        self._directory = directory
+        self._head = head
+        self._temporary = f"snapshot-{head.index:020d}.tmp"
+        self._digest = hashlib.sha256()
+        self._size = self._unsynced = 0
+        if self._temporary in directory.names():
+            directory.remove(self._temporary)
+        self._file = directory.create(self._temporary)
+        try:
+            self._file.write_at(0, encode_head(head))
+        except OSError:
+            self.give_up()
+            raise
+
+    def add(self, data: bytes) -> None:
+        self._file.write_at(_SECTOR + self._size, data)
+        self._digest.update(data)
+        self._size += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= limits.WRITE_BACK_BYTES:
+            # in parts: one sync of everything at the end would hold up the log's own syncs
+            self._file.sync()
+            self._unsynced = 0
+
+    def finish(self) -> StoredSnapshot:
+        self._file.sync()
+        self._file.close()
+        name = snapshot_name(self._head.index, self._digest.hexdigest())
+        self._directory.rename(self._temporary, name)
+        self._directory.sync()
+        return StoredSnapshot(name, self._head, self._size)
+
+    def give_up(self) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._directory.remove(self._temporary)
+
+
+def verify_snapshot(directory: Directory, name: str) -> StoredSnapshot:
+    """What is in the file, when all of it is good. Raises DecodeError."""
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    file = directory.open(name)
+    try:
+        head = decode_head(file.read_at(0, _SECTOR))
+        digest, read = hashlib.sha256(), _reader(file)
+        size = 0
+        while data := read(_READ_BYTES):
+            digest.update(data)
+            size += len(data)
+    finally:
+        file.close()
+    if head.index != int(match[1]) or digest.hexdigest() != match[2]:
+        raise errors.DecodeError(f"{directory.describe(name)}: name and content differ")
+    return StoredSnapshot(name, head, size)
+
+
+def open_snapshot(directory: Directory, stored: StoredSnapshot) -> StateMachine:
+    """The state in a file that was verified."""
+    file = directory.open(stored.name)
+    try:
+        return load_snapshot(_reader(file))
+    finally:
+        file.close()
+
+
+def _reader(file: File) -> Callable[[int], bytes]:
+    at = _SECTOR
+
+    def read(size: int) -> bytes:
+        nonlocal at
+        data = file.read_at(at, size)
+        at += len(data)
+        return data
+
+    return read
+
+
+@dataclass(slots=True)
+class FoundSnapshots:
+    """What a start finds."""
+
+    good: list[StoredSnapshot]  # newest first
+    bad: list[str]
+    index_max: int  # of all names: the log had reached it
+
+
+def find_snapshots(directory: Directory) -> FoundSnapshots:
+    found = FoundSnapshots([], [], 0)
+    for name in sorted(directory.names(), reverse=True):
+        index = snapshot_index(name)
+        if index is None:
+            continue
+        found.index_max = max(found.index_max, index)
+        try:
+            found.good.append(verify_snapshot(directory, name))
+        except errors.DecodeError:
+            found.bad.append(name)
+    return found
+
+
+def remove_others(directory: Directory, kept: Collection[str]) -> None:
+    """Every snapshot but these, good or not."""
+    for name in directory.names():
+        if snapshot_index(name) is not None and name not in kept:
+            directory.remove(name)
+    directory.sync()

@@ -1,0 +1,227 @@
+"""What the metadata store holds, as a function of the commands applied. Pure: no clock, no chance, no I/O.
+
+Every node applies the same envelopes in the same order and gets the same state, answers, events and snapshot bytes.
+
+    map        key -> value, revision of its creation and of its last change, how often it was changed, deadline
+    revision   one number, +1 for each command that changes something; each event carries the revision that made it
+    time_ms    the highest stamp seen: deadlines are measured by it, never by a clock
+    clients    the last sequence of each client and its answer: a repeat gets that answer and changes nothing
+
+Every command is answered, whatever it holds: carried out as a whole, or rejected as a whole. bounds.py has what is
+rejected always; here stands what depends on the state: the budget (hazard 28) and the keys that one command deletes.
+A command that makes nothing larger is let through at the limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from icestream import limits
+from icestream.metadata import command as cmd
+from icestream.metadata.bounds import key_bytes, refusal, refused_identity, shown
+from icestream.metadata.entry import Entry, Event
+from icestream.metadata.ordered_map import OrderedMap, ordered_map
+from icestream.metadata.plan import Plan
+
+
+class Applied(NamedTuple):
+    answer: cmd.Answer
+    events: list[Event]  # all of one revision, one for each key
+
+
+class Remembered(NamedTuple):
+    """The last command of a client."""
+
+    sequence: int
+    time_ms: int
+    answer: cmd.Answer
+
+
+class Budget(NamedTuple):
+    """What fits. The same on every node, or their states would differ."""
+
+    keys: int = limits.METADATA_KEYS_MAX
+    size_bytes: int = limits.METADATA_BYTES_MAX
+
+
+class StateMachine:
+    def __init__(self, budget: Budget = Budget()) -> None:  # noqa: B008 (a constant)
+        self.entries: OrderedMap[str, Entry] = ordered_map()
+        self.revision = 0
+        self.time_ms = 0
+        self.size_bytes = 0  # keys and values
+        self.clients: dict[bytes, Remembered] = {}  # least recently used first
+        self._budget = budget
+        self._deadlines: OrderedMap[tuple[int, str], int] = ordered_map()  # -> mod_revision
+        # told what a key was before it changes, while a snapshot is taken (snapshot.py)
+        self.keep_preimage: Callable[[str, Entry | None], None] | None = None
+
+    # --- commands ---
+
+    def apply(self, envelope: cmd.Envelope) -> Applied:
+        client, sequence, command = envelope.client, envelope.sequence, envelope.command
+        self.time_ms = max(self.time_ms, min(envelope.time_ms, limits.METADATA_TIME_MS_MAX))
+        if not client:
+            return self._carry_out(command)
+        known = refused_identity(client, sequence) or self._repeated(client, sequence)
+        if known is not None:
+            return Applied(known, [])
+        applied = self._carry_out(command)
+        self._remember(client, Remembered(sequence, self.time_ms, applied.answer))
+        return applied
+
+    def _repeated(self, client: bytes, sequence: int) -> cmd.Answer | None:
+        known = self.clients.get(client)
+        if known is None or sequence > known.sequence:
+            return None
+        if sequence == known.sequence:
+            return known.answer
+        return cmd.Rejected("out_of_order", f"sequence {sequence} came after {known.sequence}")
+
+    def _remember(self, client: bytes, last: Remembered) -> None:
+        self.clients.pop(client, None)
+        self.clients[client] = last
+        while True:
+            oldest = next(iter(self.clients))
+            is_old = self.clients[oldest].time_ms < self.time_ms - limits.METADATA_CLIENT_AGE_MS
+            if not is_old and len(self.clients) <= limits.METADATA_CLIENTS_MAX:
+                return
+            del self.clients[oldest]
+
+    def _carry_out(self, command: cmd.Command) -> Applied:
+        if (rejected := refusal(command)) is not None:
+            return Applied(rejected, [])
+        match command:
+            case cmd.CompareAndSwap(compare, value, ttl_ms):
+                put = cmd.PutWithTtl(compare.key, value, ttl_ms) if ttl_ms else cmd.Put(compare.key, value)
+                held = self._holds(compare)
+                return self._change([put] if held else [], held=held)
+            case cmd.Txn(comparisons, then, otherwise):
+                held = all(self._holds(one) for one in comparisons)
+                return self._change(then if held else otherwise, held=held, whole=True)
+            case cmd.AllocateMonotonicId(counter, count):
+                return self._allocate(cmd.COUNTERS + counter, count)
+            case cmd.ExpireTtlKeys(keys):
+                return self._change([cmd.Delete(key) for key, revision in keys if self._is_due(key, revision)])
+            case _:
+                return self._change([command])
+
+    def _holds(self, compare: cmd.Compare) -> bool:
+        entry = self.entries.get(compare.key)
+        match compare:
+            case cmd.Absent():
+                return entry is None
+            case cmd.AtRevision(_, revision):
+                return entry is not None and entry.mod_revision == revision
+            case cmd.HasValue(_, value):
+                return entry is not None and entry.value == value
+
+    def _is_due(self, key: str, revision: int) -> bool:
+        entry = self.entries.get(key)
+        return entry is not None and entry.mod_revision == revision and 0 < entry.deadline_ms <= self.time_ms
+
+    def _allocate(self, key: str, count: int) -> Applied:
+        entry = self.entries.get(key)
+        last = _counter(entry.value) if entry else 0
+        if last is None or last + count > limits.METADATA_COUNTER_MAX:
+            return Applied(cmd.Rejected("invalid", f"{shown(key)} holds no number that can be counted up"), [])
+        applied = self._change([cmd.Put(key, b"%d" % (last + count))])
+        if isinstance(applied.answer, cmd.Rejected):
+            return applied
+        return Applied(cmd.Done(self.revision, first_id=last + 1), applied.events)
+
+    def _change(self, operations: Sequence[cmd.Operation], *, held: bool = True, whole: bool = False) -> Applied:
+        """All of them, or none. A command that changes nothing takes no revision."""
+        plan = Plan(self.entries, self.revision + 1, self.time_ms)
+        for operation in operations:
+            plan.add(operation)
+        if whole and plan.more:
+            return Applied(
+                cmd.Rejected("invalid", f"a transaction deletes at most {limits.METADATA_DELETE_KEYS_MAX} keys"), []
+            )
+        if (rejected := self._over_budget(plan)) is not None:
+            return Applied(rejected, [])
+        if plan.changes:
+            self._commit(plan)
+        events = [
+            Event(key, None if entry is None else entry.value, self.revision) for key, entry in plan.changes.items()
+        ]
+        return Applied(cmd.Done(self.revision, held, plan.more), events)
+
+    def _over_budget(self, plan: Plan) -> cmd.Rejected | None:
+        keys, size_bytes = len(self.entries) + plan.grown_keys, self.size_bytes + plan.grown_bytes
+        if plan.grown_keys > 0 and keys > self._budget.keys:
+            return cmd.Rejected("metadata_full", f"{keys} keys, at most {self._budget.keys} fit")
+        if plan.grown_bytes > 0 and size_bytes > self._budget.size_bytes:
+            return cmd.Rejected("metadata_full", f"{size_bytes} bytes, at most {self._budget.size_bytes} fit")
+        return None
+
+    def _commit(self, plan: Plan) -> None:
+        self.revision += 1
+        self.size_bytes += plan.grown_bytes
+        entries, deadlines = self.entries, self._deadlines
+        for key, entry in plan.changes.items():
+            old = entries.get(key)
+            if self.keep_preimage is not None:
+                self.keep_preimage(key, old)
+            if old is not None and old.deadline_ms:
+                del deadlines[old.deadline_ms, key]
+            if entry is None:
+                del entries[key]
+                continue
+            entries[key] = entry
+            if entry.deadline_ms:
+                deadlines[entry.deadline_ms, key] = entry.mod_revision
+
+    # --- reads ---
+
+    def get(self, key: str) -> Entry | None:
+        return self.entries.get(key)
+
+    def keys(self, prefix: str, limit: int) -> Iterator[str]:
+        """Keys that begin with `prefix`, in order."""
+        for key in islice(self.entries.irange(prefix), limit):
+            if not key.startswith(prefix):
+                return
+            yield key
+
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, Entry]]:
+        """Entries whose keys begin with `prefix` and lie behind `after`, in order."""
+        start = max(prefix, after)
+        found: list[tuple[str, Entry]] = []
+        for key in islice(self.entries.irange(start, inclusive=(start != after, True)), max(limit, 0)):
+            if not key.startswith(prefix):
+                break
+            found.append((key, self.entries[key]))
+        return found
+
+    def expired(self, now_ms: int, limit: int) -> list[tuple[str, int]]:
+        """Keys whose deadline has passed, with their revisions: what a leader proposes to expire."""
+        found: list[tuple[str, int]] = []
+        for (deadline_ms, key), revision in islice(self._deadlines.items(), limit):
+            if deadline_ms > now_ms:
+                break
+            found.append((key, revision))
+        return found
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._deadlines.peekitem(0)[0][0] if self._deadlines else None
+
+    # --- from a snapshot ---
+
+    def restore(self, revision: int, time_ms: int, entries: Iterable[tuple[str, Entry]]) -> None:
+        """Fills an empty machine. The entries come in the order of their keys."""
+        self.revision, self.time_ms = revision, time_ms
+        self.entries = ordered_map(entries)
+        self.size_bytes = sum(key_bytes(key) + len(entry.value) for key, entry in self.entries.items())
+        self._deadlines = ordered_map(
+            ((entry.deadline_ms, key), entry.mod_revision) for key, entry in self.entries.items() if entry.deadline_ms
+        )
+
+
+def _counter(value: bytes) -> int | None:
+    """The number in a counter's value, None when it holds none."""
+    return int(value) if value.isdigit() and len(value) <= len(str(limits.METADATA_COUNTER_MAX)) else None

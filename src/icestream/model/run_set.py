@@ -1,0 +1,117 @@
+"""Disjoint ranges of offsets in rising order, each with a value: what is in flight, what waits, and who has it.
+
+A dispatcher knows millions of offsets by a few ranges, so nothing here is per message. Neighbours with equal values are
+one run; values that must stay apart compare by identity.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Run(NamedTuple, Generic[Value]):
+    """Offsets [start, end)."""
+
+    start: int
+    end: int
+    value: Value
+
+
+class RunSet(Generic[Value]):
+    """Runs never overlap. A lookup costs the logarithm of their number, a change also the move of two short lists."""
+
+    __slots__ = ("_runs", "_starts", "size")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._runs: list[Run[Value]] = []
+        self.size = 0  # offsets in all runs
+
+    def __iter__(self) -> Iterator[Run[Value]]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        """How many runs."""
+        return len(self._runs)
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def first(self) -> Run[Value]:
+        return self._runs[0]
+
+    def add(self, start: int, end: int, value: Value) -> None:
+        """The offsets must not be in any run."""
+        runs = self._runs
+        assert start < end
+        if not runs or runs[-1].end < start:  # the most frequent case
+            self._starts.append(start)
+            runs.append(Run(start, end, value))
+            self.size += end - start
+            return
+        low = bisect_left(self._starts, start)
+        assert low == 0 or runs[low - 1].end <= start, "runs overlap"
+        assert low == len(runs) or end <= runs[low].start, "runs overlap"
+        self.size += end - start
+        high = low
+        if low and runs[low - 1].end == start and runs[low - 1].value == value:
+            low -= 1
+            start = runs[low].start
+        if high < len(runs) and runs[high].start == end and runs[high].value == value:
+            end = runs[high].end
+            high += 1
+        self._starts[low:high] = [start]
+        runs[low:high] = [Run(start, end, value)]
+
+    def within(self, start: int, end: int) -> list[Run[Value]]:
+        """The parts of runs that lie in [start, end)."""
+        if start >= end:
+            return []
+        touched = self._runs[self._first_touching(start) : bisect_left(self._starts, end)]
+        return [Run(max(run.start, start), min(run.end, end), run.value) for run in touched]
+
+    def first_within(self, start: int, end: int) -> Run[Value] | None:
+        """The first part of a run that lies in [start, end)."""
+        at = self._first_touching(start)
+        if start >= end or at == len(self._runs) or self._runs[at].start >= end:
+            return None
+        run = self._runs[at]
+        return Run(max(run.start, start), min(run.end, end), run.value)
+
+    def take(self, start: int, end: int) -> list[Run[Value]]:
+        """Removes and returns the parts of runs that lie in [start, end)."""
+        low = self._first_touching(start)
+        if start >= end or low == len(self._runs):
+            return []
+        run = self._runs[low]
+        if run.start == start and run.end == end:  # the most frequent case
+            del self._runs[low], self._starts[low]
+            self.size -= end - start
+            return [run]
+        high = bisect_left(self._starts, end, low)
+        touched = self._runs[low:high]
+        if not touched:
+            return []
+        left: list[Run[Value]] = []
+        if touched[0].start < start:
+            left.append(Run(touched[0].start, start, touched[0].value))
+        if touched[-1].end > end:
+            left.append(Run(end, touched[-1].end, touched[-1].value))
+        if left or len(touched) > 1:
+            touched = [Run(max(run.start, start), min(run.end, end), run.value) for run in touched]
+        self._runs[low:high] = left
+        self._starts[low:high] = [run.start for run in left]
+        self.size -= sum([run.end - run.start for run in touched])
+        return touched
+
+    def clear(self) -> None:
+        self._starts, self._runs, self.size = [], [], 0
+
+    def _first_touching(self, offset: int) -> int:
+        """Index of the first run that ends behind `offset`."""
+        at = bisect_right(self._starts, offset)
+        return at - 1 if at and self._runs[at - 1].end > offset else at

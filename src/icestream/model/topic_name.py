@@ -1,0 +1,87 @@
+"""Names of topics: `/namespace/name`, and what Danube's clients call the shards of one.
+
+A part of a name has letters and digits of any script, `_` and `-`. Danube knows a topic of several shards as several
+topics `name-part-0`, `name-part-1`, …: that is how its shards are called outside (`shard_name`), so no topic may itself
+be called that (`parse` refuses it, `parse_shard` reads it).
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass
+from typing import Final
+
+from icestream import errors, limits
+
+_PART: Final = re.compile(r"[\w-]+", re.UNICODE)
+_SHARD: Final = re.compile(r"(?P<name>.+)-part-(?P<shard>0|[1-9][0-9]{0,9})")
+_RULE: Final = "a topic is called /namespace/name, of letters, digits, _ and -, for example /default/orders"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        return _checked(_split(text))
+
+    def __str__(self) -> str:
+        return f"/{self.namespace}/{self.name}"
+
+    def shard_name(self, shard: int, shards: int) -> str:
+        """What the shard is called outside: the topic's own name where it is the only one."""
+        return f"{self}-part-{shard}" if shards > 1 else str(self)
+
+
+def parse_shard(text: str) -> tuple[TopicName, int | None]:
+    """The topic, and which shard of it is meant; None: the name has no shard in it."""
+    found = _split(text)
+    match = _SHARD.fullmatch(found.name)
+    if match is None:
+        return _checked(found), None
+    return _checked(TopicName(found.namespace, match["name"])), int(match["shard"])
+
+
+def check_namespace(text: str) -> str:
+    if not _PART.fullmatch(text) or len(text.encode()) > limits.NAME_BYTES_MAX:
+        raise errors.InvalidInput(
+            f"namespace {reprlib.repr(text)} is not a name",
+            hint=f"letters, digits, _ and -, at most {limits.NAME_BYTES_MAX} bytes",
+        )
+    return text
+
+
+def check_name(kind: str, text: str) -> str:
+    """Names of subscriptions, producers and consumers: clients make them of host names, times and the like."""
+    if not text or not text.isprintable() or "/" in text or len(text.encode()) > limits.NAME_BYTES_MAX:
+        raise errors.InvalidInput(
+            f"{reprlib.repr(text)} is not the name of a {kind}",
+            hint=f"printable characters without /, at most {limits.NAME_BYTES_MAX} bytes",
+        )
+    return text
+
+
+def _split(text: str) -> TopicName:
+    parts = text.split("/", 3)
+    if len(parts) != 3 or parts[0] or not all(_PART.fullmatch(part) for part in parts[1:]):
+        raise errors.InvalidInput(f"{reprlib.repr(text)} is not the name of a topic", hint=_RULE)
+    return TopicName(parts[1], parts[2])
+
+
+def _checked(found: TopicName) -> TopicName:
+    """The name of a topic, not of one of its shards, and not too long."""
+    if _SHARD.fullmatch(found.name):
+        raise errors.InvalidInput(
+            f"{reprlib.repr(str(found))} is the name of a shard",
+            hint="leave -part-N away and say how many shards the topic has",
+        )
+    size = max(len(found.namespace.encode()), len(found.name.encode()))
+    if size > limits.NAME_BYTES_MAX:
+        raise errors.InvalidInput(
+            f"topic name {reprlib.repr(str(found))} has a part of {size} bytes",
+            hint=f"at most {limits.NAME_BYTES_MAX} bytes each",
+        )
+    return found

@@ -1,0 +1,343 @@
+"""The bytes of the native protocol. This page is the contract; docs/protocol.md shows it to people.
+
+All integers are little-endian. A connection is a stream of frames, in both directions, on TCP or on a local socket.
+
+A FRAME
+    0   u32  size: bytes behind this field, 12 to the bound that the other side announced
+    4   u8   kind (Kind)
+    5   u8   flags: bit 0 COMPRESSED, the body is one zstd frame (only where both sides said so in the handshake)
+    6   u16  zero
+    8   u64  number: chosen by the side that asks, repeated by the side that answers
+    16  body
+
+THE HANDSHAKE       The client speaks first, and then waits. Anything else, no version in common, or a bound that cannot
+                    be kept is answered with ERROR, and the connection is closed.
+    HELLO    ->     body: MAGIC (8 bytes), then a document {version, version_min, client, frame_bytes_max, compression}
+    WELCOME  <-     a document {version, node, frame_bytes_max, compression, time_us}
+A document is msgpack: a map with text keys. Keys that are not known are ignored: they come with later versions.
+
+RARE THINGS         one answer each, in any order; the number tells which
+    CALL     ->     a document {method, arguments}
+    RESULT   <-     a document: what the method returns
+    ERROR    <-     a document {code, message, hint, retryable}; `code` as in errors.py
+    PING     ->     PONG <- with the same number and body
+
+PUBLISHING          Frames of one connection have rising numbers. Their acks come back in this order, each once.
+    PUBLISH    ->   parts, one behind the other, each at a multiple of 8:
+                        u32 producer (the handle that `open_producer` gave) | u32 shard | u32 block bytes | u32 zero |
+                        block (model/block.py), padded to 8
+    PUBLISHED  <-   number: of the frame it answers. For each of its parts:
+                        u16 outcome (Outcome) | u16 text bytes | u32 zero | i64 base offset, -1 for none | text,
+                        padded to 8
+                    An outcome that is not STORED or a duplicate is a refusal: nothing of the part was stored, and later
+                    parts of that producer and shard are refused with AFTER_REFUSED until it is opened again or reset
+                    (hazard 37). The text is a document as in ERROR.
+
+CONSUMING           A consumer gets as many messages as it gave credit for. Acks have no answer of their own; a PING
+                    behind them is answered when they count.
+    CREDIT     ->   u32 consumer (the handle that `subscribe` gave) | u32 messages: so many more
+    DELIVER    <-   u32 consumer | u32 shard | u32 generation | u32 attempt | i64 base offset | i64 append time (us) |
+                    u32 first row | u32 rows | blocks (model/block.py), one behind the other
+                    The blocks hold rows from `base offset` on; the rows [first row, first row + rows) are meant.
+                    `attempt`: how many deliveries of them failed before
+    ACK        ->   u32 consumer | u32 shard | u32 generation | u32 flags: bit 0 CUMULATIVE | (i64 start | i64 end) …
+                    CUMULATIVE: one range, and everything below its end that was delivered
+    NACK       ->   u32 consumer | u32 shard | u32 generation | u32 delay ms | (i64 start | i64 end) …
+    GAP        <-   u32 consumer | u32 shard | u32 generation | u32 state (GapState) | i64 start | i64 end | reason text
+                    offsets that hold no message: they count as acked
+    EVENT      <-   number: of the consumer or watch. A document {event, …}: what happened to it
+
+WHAT IS VALID       Sizes, counts and ranges fit, fields called zero are zero, flags, kinds, outcomes are known, text is
+                    UTF-8, offsets are 0 to OFFSET_MAX. Padding is not looked at. Anything else is a DecodeError:
+                    nothing of the frame was done, and the connection ends. Whether handles, shards and blocks make
+                    sense is judged behind the codec.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+
+MAGIC: Final = b"ICESTRM1"
+VERSION: Final = 1
+VERSION_MIN: Final = 1
+COMPRESSED: Final = 1
+CUMULATIVE: Final = 1
+
+HEAD: Final = struct.Struct("<IBBHQ")
+PART: Final = struct.Struct("<IIII")
+DONE: Final = struct.Struct("<HHIq")
+CREDIT: Final = struct.Struct("<II")
+DELIVER: Final = struct.Struct("<IIIIqqII")
+RANGES: Final = struct.Struct("<IIII")
+RANGE: Final = struct.Struct("<qq")
+GAP: Final = struct.Struct("<IIIIqq")
+assert HEAD.size == 16
+assert DELIVER.size % 8 == 0
+SIZE_FIELD_BYTES: Final = 4
+SIZE_MIN: Final = HEAD.size - SIZE_FIELD_BYTES
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    CALL = 3
+    RESULT = 4
+    ERROR = 5
+    PING = 6
+    PONG = 7
+    PUBLISH = 16
+    PUBLISHED = 17
+    CREDIT = 18
+    DELIVER = 19
+    ACK = 20
+    NACK = 21
+    GAP = 22
+    EVENT = 23
+
+
+# What each side may say after the handshake; anything else is refused before its body is read.
+FROM_CLIENT: Final = frozenset({Kind.CALL, Kind.PING, Kind.PUBLISH, Kind.CREDIT, Kind.ACK, Kind.NACK})
+FROM_BROKER: Final = frozenset(
+    {Kind.RESULT, Kind.ERROR, Kind.PONG, Kind.PUBLISHED, Kind.DELIVER, Kind.GAP, Kind.EVENT},
+)
+FIRST_FROM_CLIENT: Final = frozenset({Kind.HELLO})
+FIRST_FROM_BROKER: Final = frozenset({Kind.WELCOME, Kind.ERROR})
+ANY_KIND: Final = frozenset(Kind)
+
+
+class Outcome(IntEnum):
+    """What became of one part of a PUBLISH."""
+
+    STORED = 0
+    DUPLICATE = 1  # stored before; the base offset is the one it got then
+    DUPLICATE_FORGOTTEN = 2  # stored before; its offset is no longer known
+    REFUSED = 3  # the text says why; nothing was stored
+    AFTER_REFUSED = 4  # an earlier part of the same producer and shard was refused
+    UNKNOWN = 5  # the disk failed in between: it may or may not be stored
+
+
+_OUTCOMES: Final = frozenset(Outcome)
+_WITH_OFFSET: Final = frozenset({Outcome.STORED, Outcome.DUPLICATE})
+
+
+class Frame(NamedTuple):
+    kind: int
+    flags: int
+    number: int
+    body: bytes
+
+
+class Part(NamedTuple):
+    """One batch of a PUBLISH."""
+
+    producer: int
+    shard: int
+    block: bytes
+
+
+class Done(NamedTuple):
+    """The answer to one part."""
+
+    outcome: int
+    base_offset: int
+    text: bytes = b""
+
+
+class Delivery(NamedTuple):
+    consumer: int
+    shard: int
+    generation: int
+    attempt: int
+    base_offset: int
+    append_time_us: int
+    first_row: int
+    rows: int
+    body: bytes
+
+
+class Ranges(NamedTuple):
+    """An ACK or a NACK. `extra`: the flags of an ACK, the delay of a NACK in milliseconds."""
+
+    consumer: int
+    shard: int
+    generation: int
+    extra: int
+    ranges: list[tuple[int, int]]
+
+
+class GapSeen(NamedTuple):
+    consumer: int
+    shard: int
+    generation: int
+    state: int
+    start: int
+    end: int
+    reason: str
+
+
+def padded(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def encode_frame(kind: int, number: int, body: bytes = b"", flags: int = 0) -> bytes:
+    return HEAD.pack(SIZE_MIN + len(body), kind, flags, 0, number) + body
+
+
+def encode_head(kind: int, number: int, body_bytes: int, flags: int = 0) -> bytes:
+    """For a body that is sent from where it stands."""
+    return HEAD.pack(SIZE_MIN + body_bytes, kind, flags, 0, number)
+
+
+def check_ping(body: bytes) -> None:
+    if len(body) > limits.PING_BYTES_MAX:
+        raise errors.DecodeError(f"a PING of {len(body)} bytes; {limits.PING_BYTES_MAX} are allowed")
+
+
+# --- publishing -------------------------------------------------------------------------------------------------------
+
+
+def encode_parts(parts: Iterable[Part]) -> bytes:
+    pieces: list[bytes] = []
+    for producer, shard, block in parts:
+        pieces.append(PART.pack(producer, shard, len(block), 0))
+        pieces.append(block)
+        if padding := -len(block) % 8:
+            pieces.append(bytes(padding))
+    return b"".join(pieces)
+
+
+def decode_parts(body: bytes) -> list[Part]:
+    parts: list[Part] = []
+    at, size = 0, len(body)
+    while at < size:
+        if at + PART.size > size or len(parts) == limits.PUBLISH_PARTS_MAX:
+            raise errors.DecodeError(f"part {len(parts)} of a PUBLISH is cut off, or one too many")
+        producer, shard, block_bytes, zero = PART.unpack_from(body, at)
+        at += PART.size
+        end = at + padded(block_bytes)
+        if zero or not block_bytes or end > size:
+            raise errors.DecodeError(f"part {len(parts)} of a PUBLISH does not add up")
+        parts.append(Part(producer, shard, body[at : at + block_bytes]))
+        at = end
+    if not parts:
+        raise errors.DecodeError("a PUBLISH without a part")
+    return parts
+
+
+def encode_done(done: Iterable[Done]) -> bytes:
+    pieces: list[bytes] = []
+    for outcome, base_offset, text in done:
+        pieces.append(DONE.pack(outcome, len(text), 0, base_offset))
+        if text:
+            pieces.append(text.ljust(padded(len(text)), b"\0"))
+    return b"".join(pieces)
+
+
+def decode_done(body: bytes) -> list[Done]:
+    found: list[Done] = []
+    at, size = 0, len(body)
+    while at < size:
+        if at + DONE.size > size or len(found) == limits.PUBLISH_PARTS_MAX:
+            raise errors.DecodeError(f"answer {len(found)} of a PUBLISHED is cut off, or one too many")
+        outcome, text_bytes, zero, base_offset = DONE.unpack_from(body, at)
+        at += DONE.size
+        end = at + padded(text_bytes)
+        if zero or end > size or not _is_outcome(outcome, base_offset):
+            raise errors.DecodeError(f"answer {len(found)} of a PUBLISHED does not add up")
+        found.append(Done(outcome, base_offset, body[at : at + text_bytes]))
+        at = end
+    if not found:
+        raise errors.DecodeError("a PUBLISHED without an answer")
+    return found
+
+
+def _is_outcome(outcome: int, base_offset: int) -> bool:
+    if outcome in _WITH_OFFSET:
+        return 0 <= base_offset <= limits.OFFSET_MAX
+    return outcome in _OUTCOMES and base_offset == -1
+
+
+# --- consuming --------------------------------------------------------------------------------------------------------
+
+
+def encode_credit(consumer: int, messages: int) -> bytes:
+    return CREDIT.pack(consumer, messages)
+
+
+def decode_credit(body: bytes) -> tuple[int, int]:
+    if len(body) != CREDIT.size:
+        raise errors.DecodeError(f"a CREDIT of {len(body)} bytes")
+    consumer, messages = CREDIT.unpack(body)
+    return consumer, messages
+
+
+def encode_delivery_head(delivery: Delivery) -> bytes:
+    """All of it but the blocks, which are sent from where they stand."""
+    return DELIVER.pack(*delivery[:8])
+
+
+def encode_delivery(delivery: Delivery) -> bytes:
+    return encode_delivery_head(delivery) + delivery.body
+
+
+def decode_delivery(body: bytes) -> Delivery:
+    """The blocks are not looked at, so neither is whether they hold the rows."""
+    if len(body) <= DELIVER.size:
+        raise errors.DecodeError("a DELIVER is cut off")
+    found = Delivery._make((*DELIVER.unpack_from(body), body[DELIVER.size :]))
+    if not found.rows or not 0 <= found.base_offset <= limits.OFFSET_MAX - found.first_row - found.rows:
+        raise errors.DecodeError("a DELIVER names rows that are none")
+    return found
+
+
+def encode_ranges(message: Ranges) -> bytes:
+    head = RANGES.pack(message.consumer, message.shard, message.generation, message.extra)
+    return head + b"".join(RANGE.pack(*one) for one in message.ranges)
+
+
+def decode_ranges(body: bytes) -> Ranges:
+    """What an ACK and a NACK have in common; `extra` is not looked at."""
+    count, rest = divmod(len(body) - RANGES.size, RANGE.size)
+    if rest or not 0 < count <= limits.ACK_RANGES_MAX:
+        raise errors.DecodeError(f"an ACK or NACK of {len(body)} bytes does not add up")
+    ranges: list[tuple[int, int]] = list(RANGE.iter_unpack(body[RANGES.size :]))
+    for start, end in ranges:
+        if not 0 <= start < end <= limits.OFFSET_MAX:
+            raise errors.DecodeError(f"an ACK or NACK names offsets [{start}, {end})")
+    consumer, shard, generation, extra = RANGES.unpack_from(body)
+    return Ranges(consumer, shard, generation, extra, ranges)
+
+
+def decode_ack(body: bytes) -> Ranges:
+    found = decode_ranges(body)
+    if found.extra & ~CUMULATIVE or (found.extra and len(found.ranges) > 1):
+        raise errors.DecodeError(f"an ACK of {len(found.ranges)} ranges with flags {found.extra:#x}")
+    return found
+
+
+def decode_nack(body: bytes) -> Ranges:
+    found = decode_ranges(body)
+    if found.extra > limits.FAILURE_POLICY_VALUE_MAX:
+        raise errors.DecodeError(f"a NACK with a delay of {found.extra} ms")
+    return found
+
+
+def encode_gap(gap: GapSeen) -> bytes:
+    return GAP.pack(*gap[:6]) + gap.reason.encode()
+
+
+def decode_gap(body: bytes) -> GapSeen:
+    if len(body) < GAP.size:
+        raise errors.DecodeError("a GAP is cut off")
+    try:
+        found = GapSeen._make((*GAP.unpack_from(body), body[GAP.size :].decode()))
+    except UnicodeDecodeError:
+        raise errors.DecodeError("the reason of a GAP is not UTF-8") from None
+    if not 0 <= found.start < found.end <= limits.OFFSET_MAX:
+        raise errors.DecodeError(f"a GAP names offsets [{found.start}, {found.end})")
+    return found

@@ -1,0 +1,140 @@
+"""One broker process: its components, started in order and stopped in reverse.
+
+    HTTP               before everything: it says what the start waits for (surroundings.py)
+    metadata store     it knows the positions that the log must not fall behind
+    log, storage       recovery happens here
+    broker             every topic and subscription that was there before
+    settings that change, local socket
+    native listener    whoever connects finds everything ready
+    lake process       nobody waits for it
+
+A stop goes the other way: nobody is let in, the acks that are due leave, cursors are written, the log is closed, then
+the metadata store. When the disk of either log cannot be trusted any more, `failed` has the reason and the node must
+stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from icestream import errors
+from icestream.broker import records
+from icestream.broker.iceberg_storage import IcebergStorage
+from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.service import Broker
+from icestream.broker.storage import PersistentStorage
+from icestream.frontends.native.listener import NativeListener
+from icestream.metadata.node_store import NodeStore
+from icestream.metadata.open import open_metadata
+from icestream.metadata.store import MemoryStore, MetadataStore
+from icestream.model.shard import ShardKey
+from icestream.model.topic_name import parse_shard
+from icestream.protocol import handshake
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.server.options import broker_options, log_options
+from icestream.server.surroundings import Surroundings
+from icestream.settings import Origin, Settings
+from icestream.wal.log import Log
+from icestream.wal.open import open_log, open_log_on
+from icestream.wal.sink import InlineSink
+
+
+async def open_configured_log(settings: Settings, positions: dict[ShardKey, int] | None = None) -> Log:
+    """The log that the settings describe; in memory when the storage is."""
+    options = log_options(settings)
+    if settings.storage.type == "memory":
+        disk = SimulatedDisk(seed=0)
+        return await open_log_on(disk, options, {}, SystemClock(), SystemRandomness(), InlineSink())
+    return await open_log(Path(settings.wal.base_path), options, positions)
+
+
+async def stored_positions(store: MetadataStore) -> dict[ShardKey, int]:
+    """The highest offset of each shard that some cursor knows: the log must go on behind it (hazard 3)."""
+    found: dict[ShardKey, int] = {}
+    for key, entry in await store.list_all(records.CURSORS):
+        cursor = records.decode(records.CursorRecord, key, entry.value)
+        _, shard = parse_shard("/" + "/".join(key.split("/")[-2:]))
+        place = ShardKey(cursor.topic_id, shard or 0)
+        found[place] = max(found.get(place, 0), cursor.end)
+    return found
+
+
+class Node:
+    """Open one with `Node.start`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: MetadataStore,
+        storage: PersistentStorage,
+        log: Log | None,
+        around: Surroundings | None = None,
+    ) -> None:
+        clock = SystemClock()
+        self.settings = settings
+        self.around = around or Surroundings(settings)
+        self.store = store
+        self.log = log
+        self.broker = Broker(broker_options(settings), store, storage, clock)
+        self.native = NativeListener(self.broker, handshake.Server(settings.node.name, clock.wall_us))
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if log is not None:
+            log.on_stop = self._fail
+        if isinstance(store, NodeStore):
+            store.node.on_stop = self._fail
+
+    def _fail(self, error: errors.IcestreamError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    @classmethod
+    async def start(cls, settings: Settings, origins: Mapping[str, Origin] | None = None) -> Node:
+        """`origins`: where the settings came from, for those who ask."""
+        around = Surroundings(settings, origins)
+        await around.open_http()
+        try:
+            node = await cls._open(settings, around)
+        except BaseException:
+            await around.close_http()
+            raise
+        try:
+            await node.broker.start()
+            await around.attach(node)
+            await node.native.listen(settings.node.bind_host, settings.ports.native)
+        except BaseException:
+            await node.stop()
+            raise
+        around.start_children()
+        return node
+
+    @classmethod
+    async def _open(cls, settings: Settings, around: Surroundings) -> Node:
+        if settings.storage.type == "memory":
+            store = MemoryStore()
+            storage = MemoryStorage(store, SystemClock(), settings.broker.cursor_flush_ms)
+            return cls(settings, store, storage, None, around)
+        return await cls._open_on_disk(settings, around)
+
+    @classmethod
+    async def _open_on_disk(cls, settings: Settings, around: Surroundings) -> Node:
+        store = await open_metadata(settings.meta_store.data_dir)
+        try:
+            await store.ready()
+            log = await open_configured_log(settings, await stored_positions(store))
+        except BaseException:
+            await store.close()
+            raise
+        storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms)
+        return cls(settings, store, storage, log, around)
+
+    async def stop(self) -> None:
+        try:
+            await self.native.close()
+            await self.around.close()
+            await self.broker.shutdown()
+        finally:
+            await self.around.close_http()

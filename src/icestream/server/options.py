@@ -1,0 +1,37 @@
+"""What each component needs to know of the settings."""
+
+from __future__ import annotations
+
+from icestream.broker.options import BrokerOptions
+from icestream.model.sync_mode import SyncMode
+from icestream.settings import Settings
+from icestream.wal.options import LogOptions
+
+
+def log_options(settings: Settings) -> LogOptions:
+    wal = settings.wal
+    return LogOptions(
+        mode=SyncMode(wal.sync_mode),
+        sync_interval_ms=wal.sync_interval_ms,
+        file_bytes=wal.max_file_size,
+        message_bytes_max=wal.max_message_bytes,
+        align_bytes=wal.align_bytes,
+        quota_bytes=wal.quota,
+        topic_quota_bytes=wal.topic_quota,
+        in_flight_bytes=wal.in_flight_bytes,
+        spare_files=wal.spare_files,
+        inline_sync_below_us=wal.inline_sync_below_us,
+        tail_bytes=settings.broker.tail_bytes,
+        checkpoint_every_bytes=wal.checkpoint_every_bytes,
+    )
+
+
+def broker_options(settings: Settings) -> BrokerOptions:
+    broker = settings.broker
+    return BrokerOptions(
+        node=settings.node.name,
+        address=f"{settings.node.bind_host}:{settings.ports.danube}",
+        auto_create_topics=broker.auto_create_topics,
+        cursor_flush_ms=broker.cursor_flush_ms,
+        unacked_max=broker.max_unacked_messages,
+    )

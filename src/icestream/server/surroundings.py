@@ -1,0 +1,127 @@
+"""What stands around the broker: its HTTP, the local socket, settings that change, the lake process.
+
+    HTTP             before everything else: it says what the start waits for
+    settings         what was stored counts before anybody connects; then they are watched
+    local socket     for processes of this node; not where nothing of the node is on disk and nobody needs it
+    lake process     last, and nobody waits for it
+
+They end in reverse, before the broker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from icestream.broker.online_settings import OnlineSettings
+from icestream.frontends.http import readings
+from icestream.frontends.http.endpoints import Endpoints
+from icestream.frontends.http.listener import HttpListener
+from icestream.frontends.native.admin_calls import Administration
+from icestream.frontends.native.listener import NativeListener
+from icestream.lake.options import LakeOptions
+from icestream.metadata.node_store import NodeStore
+from icestream.observability import metrics
+from icestream.observability.health import Check
+from icestream.observability.log import get_logger
+from icestream.protocol import handshake
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.tasks import Tasks
+from icestream.server.children import Child
+from icestream.server.health import checks
+from icestream.server.online import apply_settings
+from icestream.settings import Origin, Settings
+
+if TYPE_CHECKING:
+    from icestream.server.node import Node
+
+_log = get_logger("server")
+
+
+class Surroundings:
+    def __init__(self, settings: Settings, origins: Mapping[str, Origin] | None = None) -> None:
+        self._settings = settings
+        self._origins = origins or {}
+        self._clock = SystemClock()
+        self._tasks = Tasks(self._task_failed)
+        self._node: Node | None = None
+        self.http = HttpListener(Endpoints(self.checks, self.exposition if settings.metrics.enable else None))
+        self.online: OnlineSettings | None = None
+        self.local: NativeListener | None = None
+        self.lake: Child | None = None
+
+    def _task_failed(self, error: BaseException) -> None:
+        _log.error("a task around the broker failed", error=repr(error))
+
+    @property
+    def children(self) -> list[Child]:
+        return [self.lake] if self.lake is not None else []
+
+    # --- what is said ---
+
+    def checks(self) -> list[Check]:
+        return checks(self._node, self.children)
+
+    async def exposition(self) -> bytes:
+        return readings.with_counters(await self._families())
+
+    async def _families(self) -> list[GaugeMetricFamily]:
+        node = self._node
+        if node is None:
+            return [metrics.READY.family(0)]
+        listeners = {"native": node.native.connections, "local": self.local.connections if self.local else 0}
+        found = await readings.broker_families(node.broker)
+        found.append(metrics.CONNECTIONS.family({name: float(count) for name, count in listeners.items()}))
+        found.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
+        found.append(metrics.CHILD_RESTARTS.family({child.name: float(child.restarts) for child in self.children}))
+        if node.log is not None:
+            found += readings.log_families(node.log)
+        if isinstance(node.store, NodeStore):
+            found += readings.metadata_families(node.store.node.machine)
+        return found
+
+    # --- life ---
+
+    async def open_http(self) -> None:
+        await self.http.listen(self._settings.node.bind_host, self._settings.ports.broker_http)
+
+    async def attach(self, node: Node) -> None:
+        """The broker has started, and nobody is connected yet."""
+        self._node = node
+        self.online = OnlineSettings(
+            self._settings, self._origins, node.store, partial(apply_settings, node.broker, node.log)
+        )
+        revision = await self.online.load()
+        self._tasks.start(self.online.follow(revision), "settings")
+        if self._settings.storage.type != "memory" or self._settings.lake.managed:
+            await self._listen_locally(node, self.online)
+
+    async def _listen_locally(self, node: Node, online: OnlineSettings) -> None:
+        self._settings.data_dir.mkdir(parents=True, exist_ok=True)
+        administration = Administration(node.broker, node.log, online, self._clock, self.checks)
+        welcome = handshake.Server(self._settings.node.name, self._clock.wall_us)
+        listener = NativeListener(node.broker, welcome, administration.offered())
+        await listener.listen_locally(self._settings.local_socket)
+        self.local = listener  # not before: a socket of somebody else is not ours to remove
+
+    def start_children(self) -> None:
+        settings = self._settings
+        if settings.lake.managed:
+            options = LakeOptions(settings.local_socket.absolute(), settings.node.bind_host, settings.ports.lake)
+            self.lake = Child("lake", options.command(settings.log.level, settings.log.format), self._clock)
+            self._tasks.start(self.lake.run(), "lake")
+
+    async def close(self) -> None:
+        for child in self.children:
+            await child.stop()
+        if self.local is not None:
+            await self.local.close()
+            self._settings.local_socket.unlink(missing_ok=True)
+        await self._tasks.stop()
+
+    async def close_http(self) -> None:
+        """At the very end: until then it says that the broker is shutting down."""
+        await self.http.close()

@@ -1,0 +1,40 @@
+"""`broker`: topics, subscriptions, delivery."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StrictBool
+
+from icestream import limits
+from icestream.settings import units
+from icestream.settings.section import ONLINE, Section
+
+_SIZE = units.size(0)
+
+
+class BrokerSection(Section):
+    """Topics, subscriptions and delivery."""
+
+    auto_create_topics: StrictBool = Field(
+        default=True,
+        description="A producer that opens a topic which is not there makes it, with one shard. Consumers never do: a "
+        "misspelt name would wait for ever.",
+        json_schema_extra=ONLINE,
+    )
+    cursor_flush_ms: Annotated[int, units.duration("ms", 1, limits.CURSOR_FLUSH_MS_MAX)] = Field(
+        default=limits.CURSOR_FLUSH_MS_DEFAULT,
+        description="How long after a change the cursors of subscriptions are written. After a crash, what was acked "
+        "in this time is delivered again; an orderly stop writes them all. The seed's variable "
+        "`DANUBE_SUB_CURSOR_FLUSH_MS` sets it too.",
+    )
+    max_unacked_messages: Annotated[int, units.count(1, limits.UNACKED_MAX)] = Field(
+        default=limits.UNACKED_MAX_DEFAULT,
+        description="Messages of a subscription, in each shard, that may be delivered and not acked. At the bound "
+        "nothing new is delivered until an ack comes.",
+    )
+    tail_bytes: Annotated[int, _SIZE] = Field(
+        default=limits.TAIL_BYTES_DEFAULT,
+        description="Memory for the newest messages of all topics, from which consumers that are caught up are served "
+        "without reading the disk.",
+    )

@@ -1,0 +1,148 @@
+"""A broker of one's own for tests: alone, on a free port, gone afterwards.
+
+    async with icestream.testing.broker() as broker:          in the loop of the test
+        async with icestream.connect(broker.address) as client: ...
+
+    with icestream.testing.broker() as broker:                in a thread of its own, for code that blocks
+        with icestream.connect_sync(broker.address) as client: ...
+
+It keeps its messages in memory, or with `storage="disk"` in a directory that is removed at the end. `restart()` stops
+it in order and starts it again under the same address; what was on disk is there again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from icestream import errors
+from icestream.client.blocking import LoopThread
+from icestream.server.node import Node
+from icestream.settings import Settings
+from icestream.settings.tree import Ports
+
+# Small files, none of them zeroed in the background: a start takes milliseconds.
+_SMALL_LOG: Final = {"max_file_size": "16MiB", "max_message_bytes": 1_000_000, "spare_files": 0}
+
+
+class TestBroker:
+    """`broker` makes one. It is started by `async with` or `with`."""
+
+    __test__ = False  # for pytest: not a test
+
+    def __init__(self, storage: Literal["memory", "disk"], settings: Mapping[str, Any]) -> None:
+        self._storage = storage
+        self._given = settings
+        self._folder: Path | None = None
+        self._node: Node | None = None
+        self._thread: LoopThread | None = None
+        self._port = 0
+
+    @property
+    def address(self) -> str:
+        """For `icestream.connect`."""
+        if not self._port:
+            raise errors.ClientClosed("the broker is not running", hint="use it inside `with` or `async with`")
+        return f"icestream://127.0.0.1:{self._port}"
+
+    @property
+    def node(self) -> Node:
+        """The broker itself, for a look inside. It belongs to the loop that it runs on."""
+        if self._node is None:
+            raise errors.ClientClosed("the broker is not running")
+        return self._node
+
+    # --- in the loop of whoever uses it ---
+
+    async def start(self) -> None:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="icestream-"))
+        self._node = await Node.start(self._settings(self._folder))
+        self._port = self._node.native.port
+
+    async def stop(self) -> None:
+        """In order; `start` starts it again under the same address."""
+        node, self._node = self._node, None
+        if node is not None:
+            await node.stop()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    def _settings(self, folder: Path) -> Settings:
+        tree: dict[str, Any] = {
+            "data_dir": str(folder),
+            "ports": {**dict.fromkeys(Ports.model_fields, 0), "native": self._port},
+            "lake": {"managed": False},
+            "storage": {
+                "type": "memory" if self._storage == "memory" else "iceberg",
+                "iceberg_config": {"wal": dict(_SMALL_LOG)},
+            },
+        }
+        return Settings.model_validate(_merged(tree, self._given))
+
+    async def __aenter__(self) -> TestBroker:
+        try:
+            await self.start()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.stop()
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder, self._port = None, 0
+
+    # --- in a thread of its own ---
+
+    def __enter__(self) -> TestBroker:
+        self._thread = LoopThread()
+        try:
+            self._thread.run(self.__aenter__())
+        except BaseException:
+            self._thread.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with contextlib.closing(thread):
+                thread.run(self.__aexit__(None, None, None))
+
+    def restart_sync(self) -> None:
+        """`restart` of a broker in a thread of its own."""
+        if self._thread is None:
+            raise errors.ClientClosed("the broker does not run in a thread", hint="use it inside `with`")
+        self._thread.run(self.restart())
+
+
+def broker(storage: Literal["memory", "disk"] = "memory", settings: Mapping[str, Any] | None = None) -> TestBroker:
+    """A broker for tests. `settings`: keys of the settings tree over those that it starts with."""
+    return TestBroker(storage, settings or {})
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(below)
+    for key, value in above.items():
+        nested = found.get(key)
+        is_section = isinstance(nested, dict) and isinstance(value, Mapping)
+        found[key] = _merged(nested or {}, value) if is_section else value
+    return found

@@ -1,0 +1,377 @@
+"""The storage facade: what IcebergStorage on a simulated disk and MemoryStorage promise alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors
+from icestream.broker import records
+from icestream.broker.records import CursorRecord, as_steps
+from icestream.broker.storage import PersistentStorage
+from icestream.metadata.command import Absent, Delete, Put
+from icestream.model import SyncMode, envelope
+from icestream.model.block import Numbering, blocks_of, encode_block
+from icestream.model.shard import ShardKey, Topic
+from icestream.model.subscription import Dispatch
+from icestream.model.topic_name import TopicName
+from icestream.wal.appender import Placed, Result
+from icestream.wal.producers import Duplicate
+from tests.support.broker_machine import BrokerMachine, quiet
+
+pytestmark = pytest.mark.asyncio
+
+NAME = TopicName("default", "a")
+A0, A1 = ShardKey(1, 0), ShardKey(1, 1)
+KEY = records.cursor_key(NAME, "s", 0, 2)
+
+
+@pytest.fixture(params=["log", "log-periodic", "memory"])
+def machine(request: pytest.FixtureRequest) -> BrokerMachine:
+    mode = SyncMode.PERIODIC if request.param == "log-periodic" else SyncMode.ALWAYS
+    return BrokerMachine(mode=mode, in_memory=request.param == "memory")
+
+
+@pytest_asyncio.fixture
+async def storage(machine: BrokerMachine) -> AsyncIterator[PersistentStorage]:
+    found = await machine.open_storage()
+    record = records.TopicRecord(1, 2, Dispatch.RELIABLE, 0, "node")
+    await machine.store.put(records.topic_key(NAME), records.encode(record))
+    found.declare_topic(Topic(1, str(NAME)), 2)
+    yield found
+    await found.shutdown()
+
+
+@dataclass
+class Source:
+    """A cursor that a test moves by hand."""
+
+    offset: int = 0
+    acked: list[tuple[int, int]] = field(default_factory=list)
+    is_deleted: bool = False
+    asked: int = 0
+    cursor_key: str = KEY
+
+    def delete(self) -> None:
+        self.is_deleted = True
+
+    def cursor(self) -> CursorRecord:
+        self.asked += 1
+        return CursorRecord(0, self.offset, 1, 0, 3, as_steps(self.offset, self.acked))
+
+
+def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:
+    return encode_block(len(payloads), {envelope.PAYLOAD: payloads}, numbering)
+
+
+async def store(
+    storage: PersistentStorage, key: ShardKey, *payloads: bytes, numbering: Numbering | None = None
+) -> Result:
+    (result,) = await storage.store_messages(key, block(*payloads, numbering=numbering))
+    return result
+
+
+async def read_all(storage: PersistentStorage, key: ShardKey, offset: int = 0) -> dict[int, bytes]:
+    stream = (await storage.create_subscription_stream("default", "a", "s")).shards[key.shard]
+    found: dict[int, bytes] = {}
+    while offset < stream.visible:
+        result = await stream.read(offset, 1)
+        assert result.next_offset > offset
+        for section in result.sections:
+            payloads = [value for one in blocks_of(section.body) for value in one.values(envelope.PAYLOAD)]
+            for at, payload in enumerate(payloads, section.base_offset):
+                if at >= offset:
+                    assert isinstance(payload, bytes)
+                    found[at] = payload
+        offset = result.next_offset
+    return found
+
+
+# --- in ---
+
+
+async def test_offsets_of_a_shard_are_dense_and_in_order_whatever_the_other_shards_do(
+    storage: PersistentStorage,
+) -> None:
+    sent = [storage.store_messages((A0, A1)[at % 2], block(b"%d" % at, b"x")) for at in range(8)]
+    answers = [await one for one in sent]
+    assert [one[0][0] for one in answers if isinstance(one[0], Placed)] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert await read_all(storage, A0) == {0: b"0", 1: b"x", 2: b"2", 3: b"x", 4: b"4", 5: b"x", 6: b"6", 7: b"x"}
+    assert await read_all(storage, A1, 5) == {5: b"x", 6: b"7", 7: b"x"}
+
+
+async def test_a_numbered_batch_that_comes_again_is_the_one_from_before(storage: PersistentStorage) -> None:
+    storage.open_producer(7, 1)
+    first = await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
+    again = await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
+    assert isinstance(first, Placed)
+    assert isinstance(again, Duplicate)
+    assert (first.base_offset, again.base_offset) == (0, 0)
+    assert storage.last_sequence(A0, 7) == 1
+    assert storage.last_sequence(A1, 7) is None
+    assert storage.recent_batches(A0, 7) == [(0, 2, 0)]
+    assert await read_all(storage, A0) == {0: b"a", 1: b"b"}
+
+
+@pytest.mark.parametrize(
+    ("numbering", "refusal"),
+    [
+        (Numbering(7, 2, 5), errors.OutOfOrderSequence),
+        (Numbering(7, 1, 1), errors.ProducerFenced),
+        (Numbering(8, 1, 0), errors.UnknownProducer),
+    ],
+)
+async def test_a_batch_whose_numbers_do_not_fit_is_refused_and_nothing_is_stored(
+    storage: PersistentStorage, numbering: Numbering, refusal: type[errors.IcestreamError]
+) -> None:
+    storage.open_producer(7, 1)
+    await store(storage, A0, b"a", numbering=Numbering(7, 1, 0))
+    storage.open_producer(7, 2)
+    await store(storage, A0, b"b", numbering=Numbering(7, 2, 1))
+    assert isinstance(await store(storage, A0, b"c", numbering=numbering), refusal)
+    assert await read_all(storage, A0) == {0: b"a", 1: b"b"}
+
+
+async def test_what_is_not_a_batch_is_refused_at_once_in_the_same_words(machine: BrokerMachine) -> None:
+    said: list[list[str]] = []
+    for in_memory in (False, True):
+        machine.in_memory = in_memory
+        storage = await machine.open_storage()
+        storage.declare_topic(Topic(1, str(NAME)), 1)
+        large = [block(bytes(200_000)), block(bytes(16_000), bytes(16_000)), block(b"a") + bytes(8), b"", b"short"]
+        said.append([])
+        for bad in large:
+            with pytest.raises(errors.IcestreamError) as raised:
+                storage.store_messages(A0, bad)
+            said[-1].append(f"{type(raised.value).__name__}: {raised.value}")
+        with pytest.raises(errors.UnknownTopic) as unknown:
+            storage.store_messages(ShardKey(1, 1), block(b"a"))
+        said[-1].append(str(unknown.value))
+        await storage.shutdown()
+    assert said[0] == said[1]
+
+
+async def test_batches_are_as_large_as_it_says(storage: PersistentStorage) -> None:
+    empty = len(block(b"", b""))
+    largest = block(b"", bytes(storage.batch_bytes_max - empty))
+    assert len(largest) == storage.batch_bytes_max
+    (result,) = await storage.store_messages(A0, largest)
+    assert isinstance(result, Placed)
+    with pytest.raises(errors.MessageTooLarge):
+        storage.store_messages(A0, block(b"", bytes(storage.batch_bytes_max - empty + 8)))
+
+
+async def test_a_topic_that_is_forgotten_takes_nothing_any_more(storage: PersistentStorage) -> None:
+    await store(storage, A0, b"a")
+    under_way = storage.store_messages(A1, block(b"b"))
+    await storage.forget_topic(1, 2)
+    assert isinstance((await under_way)[0], Placed), "what was taken is stored"
+    for key in (A0, A1):
+        with pytest.raises(errors.UnknownTopic):
+            storage.store_messages(key, block(b"c"))
+    await storage.forget_topic(1, 2)
+    await storage.forget_topic(99, 3)
+
+
+async def test_a_storage_that_is_closed_takes_nothing_any_more(storage: PersistentStorage) -> None:
+    await store(storage, A0, b"a")
+    await storage.shutdown()
+    with pytest.raises(errors.LogClosed):
+        storage.store_messages(A0, block(b"b"))
+
+
+async def test_there_is_room_for_whoever_waits_for_it(storage: PersistentStorage) -> None:
+    assert storage.has_room(1000)
+    await asyncio.wait_for(storage.wait_for_room(1000), 5)
+    assert storage.pause_ms(A0) == 0
+
+
+# --- out ---
+
+
+async def test_a_stream_begins_where_nothing_was_and_follows_what_comes(storage: PersistentStorage) -> None:
+    shards, cursors = await storage.create_subscription_stream("default", "a", "s")
+    told: list[int] = []
+    shards[0].follow(lambda: told.append(shards[0].visible))
+    assert cursors == [None, None]
+    assert [(one.key, one.visible, one.earliest(), list(one.gaps())) for one in shards] == [
+        (A0, 0, 0, []),
+        (A1, 0, 0, []),
+    ]
+    assert shards[0].read_hot(0, 1000) == []
+    await store(storage, A0, b"a", b"b")
+    await store(storage, A1, b"c")
+    await quiet()
+    assert told == [2]
+    await storage.settle()
+    assert shards[0].synced == 2
+
+
+async def test_whoever_does_not_follow_any_more_is_not_told(storage: PersistentStorage) -> None:
+    stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
+    told: list[str] = []
+
+    def first() -> None:
+        told.append("first")
+
+    def second() -> None:
+        told.append("second")
+
+    stream.follow(first)
+    stream.follow(second)
+    stream.unfollow(first)
+    await store(storage, A0, b"a")
+    await quiet()
+    stream.unfollow(second)
+    await store(storage, A0, b"b")
+    await quiet()
+    assert told == ["second"]
+
+
+async def test_reads_give_whole_sections_and_at_least_one(storage: PersistentStorage) -> None:
+    for at in range(5):
+        await store(storage, A0, b"%d" % at * 100, b"%d" % at * 100)
+    stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
+    size = len(block(b"0" * 100, b"0" * 100))
+    for sections in (stream.read_hot(3, 2 * size), (await stream.read(3, 2 * size)).sections):
+        assert [(one.base_offset, one.rows) for one in sections] == [(2, 2), (4, 2)]
+    assert [one.base_offset for one in stream.read_hot(9, 1)] == [8]
+    assert (await stream.read(10, 1)).sections == []
+    assert (await stream.read(10, 1)).next_offset == 10
+
+
+async def test_a_time_is_found_by_the_clock_of_the_broker(machine: BrokerMachine, storage: PersistentStorage) -> None:
+    stream = (await storage.create_subscription_stream("default", "a", "s")).shards[0]
+    times = []
+    for step in (0.0, 10.0, -3.0, 20.0):
+        if step >= 0:
+            machine.clock.advance(step)
+        else:
+            machine.clock.step(step)  # a small step back is not one: the section gets the time of the one before
+        times.append(machine.clock.wall_us())
+        await store(storage, A0, b"x", b"y")
+    found = [section.append_time_us for section in (await stream.read(0, 10**6)).sections]
+    assert found == [times[0], times[1], times[1], times[3]]
+    starts = {times[0] - 1: 0, times[0]: 0, times[0] + 1: 2, times[1]: 2, times[1] + 1: 6, times[3] + 1: 8}
+    assert {time: await stream.offset_for_time(time) for time in starts} == starts
+
+
+async def test_an_unknown_topic_has_no_stream(storage: PersistentStorage) -> None:
+    with pytest.raises(errors.UnknownTopic):
+        await storage.create_subscription_stream("default", "b", "s")
+
+
+# --- cursors ---
+
+
+async def stored(machine: BrokerMachine, key: str = KEY) -> CursorRecord | None:
+    entry = await machine.store.get(key)
+    return records.decode(CursorRecord, key, entry.value) if entry else None
+
+
+async def test_a_changed_cursor_is_written_once_an_interval_with_its_value_of_that_moment(
+    machine: BrokerMachine, storage: PersistentStorage
+) -> None:
+    source = Source()
+    for offset in range(1, 100):
+        source.offset = offset
+        storage.update_subscription_cursor(source)
+    await quiet()
+    assert await stored(machine) is None
+    await machine.pass_time(10)
+    found = await stored(machine)
+    assert found is not None
+    assert (found.offset, source.asked) == (99, 1)
+    revision = await machine.store.revision()
+    await machine.pass_time(60)
+    assert await machine.store.revision() == revision, "nothing changed: nothing is written"
+
+
+async def test_a_stored_cursor_comes_back_with_its_stream_and_only_to_its_topic(
+    machine: BrokerMachine, storage: PersistentStorage
+) -> None:
+    source = Source(offset=5, acked=[(7, 9), (12, 13)])
+    assert await storage.write_cursors([source])
+    cursors = (await storage.create_subscription_stream("default", "a", "s")).cursors
+    assert cursors[0] is not None
+    assert (cursors[0].offset, cursors[0].ranges, cursors[0].generation) == (5, [(7, 9), (12, 13)], 3)
+    assert cursors[1] is None
+    record = records.TopicRecord(2, 2, Dispatch.RELIABLE, 0, "node")
+    await machine.store.put(records.topic_key(NAME), records.encode(record))
+    storage.declare_topic(Topic(2, str(NAME), 2), 2)
+    assert (await storage.create_subscription_stream("default", "a", "s")).cursors == [None, None]
+
+
+async def test_cursors_are_written_in_one_step_with_what_belongs_to_them(
+    machine: BrokerMachine, storage: PersistentStorage
+) -> None:
+    other = records.cursor_key(NAME, "s", 1, 2)
+    sources = [Source(offset=1), Source(offset=2, cursor_key=other)]
+    before = await machine.store.revision()
+    assert await storage.write_cursors(sources, [Absent("/x")], [Put("/x", b"1")])
+    assert await machine.store.revision() == before + 1
+    assert not await storage.write_cursors([Source(offset=9)], [Absent("/x")], [Put("/x", b"2")])
+    found = await stored(machine), await stored(machine, other)
+    assert [one.offset for one in found if one is not None] == [1, 2]
+
+
+async def test_more_cursors_than_fit_one_transaction_are_written_in_several(
+    machine: BrokerMachine, storage: PersistentStorage
+) -> None:
+    acked = [(at, at + 1) for at in range(100, 8000, 2)]
+    sources = [Source(1, acked, cursor_key=f"/äöü/{number}") for number in range(120)]
+    for source in sources:
+        storage.update_subscription_cursor(source)
+    await storage.flush_cursors()
+    found = [await stored(machine, source.cursor_key) for source in sources]
+    assert all(one is not None and one.ranges == acked for one in found)
+
+
+async def test_a_deleted_cursor_does_not_come_back(machine: BrokerMachine, storage: PersistentStorage) -> None:
+    source = Source(offset=1)
+    await storage.write_cursors([source])
+    await machine.store.put("/record", b"")
+    source.offset = 2
+    storage.update_subscription_cursor(source)
+    flushing = asyncio.ensure_future(storage.flush_cursors())
+    writing = asyncio.ensure_future(storage.write_cursors([source]))
+    deleting = asyncio.ensure_future(storage.delete_cursors([KEY], [Delete("/record")], source.delete))
+    late = asyncio.ensure_future(storage.write_cursors([source]))
+    await asyncio.gather(deleting, flushing, writing, late)
+    storage.update_subscription_cursor(source)
+    await storage.flush_cursors()
+    assert await stored(machine) is None
+    assert await machine.store.get("/record") is None
+
+
+async def test_cursors_that_could_not_be_written_are_written_later(
+    machine: BrokerMachine, storage: PersistentStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(offset=4)
+    with monkeypatch.context() as patched:
+
+        async def refuse(*arguments: object) -> None:
+            raise errors.NotReady("no leader")
+
+        patched.setattr(machine.store, "txn", refuse)
+        storage.update_subscription_cursor(source)
+        await machine.pass_time(25)
+        with pytest.raises(errors.NotReady):
+            await storage.write_cursors([source])
+    assert await stored(machine) is None
+    await machine.pass_time(10)
+    found = await stored(machine)
+    assert found is not None
+    assert found.offset == 4
+
+
+async def test_a_shutdown_writes_the_cursors(machine: BrokerMachine, storage: PersistentStorage) -> None:
+    storage.update_subscription_cursor(Source(offset=8))
+    await storage.shutdown()
+    found = await stored(machine)
+    assert found is not None
+    assert found.offset == 8

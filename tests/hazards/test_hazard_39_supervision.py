@@ -1,0 +1,114 @@
+"""Hazard 39: kill -9 of `serve` leaves children alive, with their memory and their ports.
+
+A child has two reasons to end with its parent: the kernel kills it, and its stdin comes to an end. Here both together
+and each of them alone, on real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from icestream.lake.options import LakeOptions
+from tests.support.lake_run import LakeRun, children_of, is_running, until
+
+GONE_SECONDS = 5.0
+# Starts a child that inherits this process's stdin, says its id, and waits to be killed.
+PARENT = """
+import os, subprocess, sys, time
+command = [str(os.getpid()) if part == "PARENT" else part for part in sys.argv[1:]]
+child = subprocess.Popen(command, stdin=sys.stdin, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def lake_command(folder: Path, parent: str | None = None) -> list[str]:
+    command = list(LakeOptions(folder / "none.sock", "127.0.0.1", 0).command("error", "console"))
+    if parent is not None:
+        command[command.index("--parent") + 1] = parent
+    return command
+
+
+def check_gone(pid: int) -> None:
+    until(lambda: not is_running(pid), GONE_SECONDS)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["it works", "it hangs"])
+def test_hazard_39_kill_9_of_the_broker_leaves_no_process_and_no_port(tmp_path: Path, stopped: bool) -> None:
+    """A child that hangs (here: SIGSTOP) can neither read its stdin nor handle a signal, and is gone all the same."""
+    with LakeRun(tmp_path / "data") as run:
+        run.until_api()
+        lake = run.lake_pid
+        if stopped:
+            os.kill(lake, signal.SIGSTOP)
+        os.kill(run.process.pid, signal.SIGKILL)
+        check_gone(run.process.pid)
+        check_gone(lake)
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", run.lake_port))
+
+
+@pytest.mark.parametrize("after_seconds", [0.0, 0.2])
+def test_hazard_39_kill_9_while_the_child_still_starts(tmp_path: Path, after_seconds: float) -> None:
+    with LakeRun(tmp_path / "data") as run:
+        (lake,) = until(lambda: children_of(run.process.pid))
+        time.sleep(after_seconds)
+        os.kill(run.process.pid, signal.SIGKILL)
+        check_gone(lake)
+
+
+def test_hazard_39_a_child_whose_parent_is_gone_before_it_could_ask_does_not_start(tmp_path: Path) -> None:
+    command = lake_command(tmp_path, parent="1")  # as if it had been handed over to the first process of the machine
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.read() == b""
+        assert child.wait(GONE_SECONDS) == 0
+
+
+def test_hazard_39_the_end_of_stdin_alone_ends_it_in_order(tmp_path: Path) -> None:
+    with subprocess.Popen(lake_command(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert json.loads(child.stdout.readline())["port"] > 0
+        child.stdin.close()
+        assert child.wait(GONE_SECONDS) == 0
+
+
+def test_hazard_39_the_kernel_alone_ends_it(tmp_path: Path) -> None:
+    """Its stdin stays open: this test holds the other end, too."""
+    reading, writing = os.pipe()
+    try:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, *lake_command(tmp_path, "PARENT")],
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            assert is_running(child)
+            parent.kill()
+            parent.wait(GONE_SECONDS)
+            check_gone(child)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_hazard_39_a_child_that_nobody_holds_does_not_start(tmp_path: Path) -> None:
+    done = subprocess.run(
+        lake_command(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, b"")

@@ -1,0 +1,103 @@
+"""Hazard 50: the look-ahead of a key-shared subscription is bounded, and a window full of one key is to be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from icestream import limits
+from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.dispatcher import Pause
+from icestream.broker.dispatch.instruction import Instruction
+from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.model.cursor import Acked
+from icestream.model.subscription import FailurePolicy, Poison
+
+WINDOW = limits.KEY_LOOK_AHEAD_MAX
+
+
+def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int = 0) -> list[Instruction]:
+    out: list[Instruction] = []
+    while dispatcher.wanted[0] < dispatcher.wanted[1]:
+        start, end = dispatcher.wanted
+        out += dispatcher.read(start, keys[start:end], now_ms)
+        assert dispatcher.lanes.messages <= WINDOW
+    return out
+
+
+def started(keys: list[bytes], policy: FailurePolicy) -> KeySharedDispatcher:
+    dispatcher = KeySharedDispatcher(policy, Acked())
+    dispatcher.readable(len(keys), 0)
+    dispatcher.join(Credit(1, 10**9), 0)
+    return dispatcher
+
+
+BLOCK = FailurePolicy(max_redelivery_count=0, poison=Poison.BLOCK)
+
+
+def test_hazard_50_a_window_full_of_one_blocked_key_pauses_visibly_and_goes_on() -> None:
+    keys = [b"stuck"] * (2 * WINDOW) + [b"other"]
+    dispatcher = started(keys, BLOCK)
+    assert [(one.start, one.end) for one in look_ahead(dispatcher, keys)] == [(0, 1)]
+    dispatcher.nack([(0, 1)], 0, 0)
+    assert dispatcher.pause is Pause.KEYS_WAIT
+    assert dispatcher.wanted == (WINDOW, WINDOW)
+    assert dispatcher.blocked.size == 1
+    dispatcher.set_policy(FailurePolicy(max_redelivery_count=0, poison=Poison.DROP), 0)
+    offset = 1
+    while offset < 2 * WINDOW:
+        dispatcher.ack([(offset, offset + 1)], 0, 0)
+        look_ahead(dispatcher, keys)
+        offset += 1
+    assert dispatcher.in_flight.size == 1
+    assert dispatcher.ack([(2 * WINDOW, 2 * WINDOW + 1)], 0, 0) == []
+    assert dispatcher.acked.position == len(keys)
+
+
+def test_hazard_50_other_keys_go_on_behind_a_blocked_one_as_far_as_the_window_reaches() -> None:
+    keys = [b"stuck" if offset % 2 == 0 else b"%d" % offset for offset in range(4 * WINDOW)]
+    dispatcher = started(keys, BLOCK)
+    out, delivered = look_ahead(dispatcher, keys), set[int]()
+    dispatcher.nack([(0, 1)], 0, 0)
+    while out:
+        delivered |= {one.start for one in out}
+        for one in out:
+            dispatcher.ack([(one.start, one.end)], 0, 0)
+        out = look_ahead(dispatcher, keys)
+    assert delivered == {0, *range(1, 2 * WINDOW, 2)}
+    assert dispatcher.pause is Pause.KEYS_WAIT
+    assert dispatcher.lanes.messages == WINDOW
+    assert len(dispatcher.acked) <= limits.ACKED_RANGES_MAX
+
+
+@pytest.mark.parametrize("poison", [Poison.DROP, Poison.DEAD_LETTER])
+def test_hazard_50_poison_holds_its_key_only_until_it_is_settled(poison: Poison) -> None:
+    keys = [b"stuck"] * 3
+    dispatcher = started(keys, FailurePolicy(0, poison=poison, dead_letter_topic="/default/dead"))
+    look_ahead(dispatcher, keys)
+    out = dispatcher.nack([(0, 1)], 0, 0)
+    if poison is Poison.DEAD_LETTER:
+        assert len(out) == 1
+        out = dispatcher.settled(0, 1, 0)
+    assert [one.start for one in out][-1] == 1
+
+
+def test_hazard_50_a_dead_consumer_s_messages_go_to_others_and_none_is_lost() -> None:
+    """Danube counts them as acked. Here they are the first of their keys again, in order."""
+    keys = [b"%d" % (offset % 50) for offset in range(500)]
+    dispatcher = started(keys, FailurePolicy())
+    dispatcher.join(Credit(2, 10**9), 0)
+    dispatcher.join(Credit(3, 10**9), 0)
+    out, acked, last = look_ahead(dispatcher, keys), set[int](), dict[bytes, int]()
+    for step in range(10_000):
+        if step in (60, 90):
+            out += dispatcher.leave(3 if step == 60 else 2, 0)
+        if not out:
+            break
+        one = out.pop(0)
+        if any(run.start == one.start for run in dispatcher.in_flight):
+            assert last.get(keys[one.start], -1) < one.start
+            last[keys[one.start]] = one.start
+            acked.add(one.start)
+            out += dispatcher.ack([(one.start, one.end)], 0, 0)
+    assert acked == set(range(500))
+    assert dispatcher.acked.position == 500

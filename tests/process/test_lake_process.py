@@ -1,0 +1,126 @@
+"""The broker and its lake process together: started at once, restarted, stopped in order, and idle when nobody asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.process.test_idle import usage
+from tests.support.lake_run import LakeRun, get, is_running, request, until
+from tests.support.serve_process import COMMAND, ServeProcess
+
+MEASURED_SECONDS = 2.0
+CPU_SHARE_MAX = 0.02
+
+
+def test_the_api_is_there_and_a_stop_ends_both_in_order(tmp_path: Path) -> None:
+    with LakeRun(tmp_path / "data") as run:
+        assert "lake: it is being started" in run.health() or "lake: listens" in run.health()
+        assert get(run.http_port, "/readyz")[0] == 200, "the broker waits for nobody"
+        run.until_api()
+        status, made = request(
+            run.lake_port, "POST", "/api/v1/namespaces/default/topics", {"name": "orders", "shards": 3}
+        )
+        assert (status, json.loads(made)["shards"]) == (201, 3)
+        assert 'icestream_child_up{process="lake"} 1.0' in get(run.http_port, "/metrics")[1]
+        lake = run.lake_pid
+        assert os.getpriority(os.PRIO_PROCESS, lake) > os.getpriority(os.PRIO_PROCESS, run.process.pid)
+        began = time.monotonic()
+        assert run.stop() == (0, "stopped in order: the next start needs no recovery\n")
+        assert time.monotonic() - began < 10
+        assert not is_running(lake)
+    assert not (tmp_path / "data" / "broker.sock").exists()
+
+
+def test_a_lake_process_that_dies_is_started_again_and_the_broker_stays_ready(tmp_path: Path) -> None:
+    with LakeRun(tmp_path / "data") as run:
+        run.until_api()
+        first = run.lake_pid
+        os.kill(first, signal.SIGKILL)
+        said = until(lambda: found if "started again" in (found := run.health()) else "")
+        assert "[!] lake: it ended with code -9; it is started again after 0.5 s" in said
+        assert said.endswith("ready\n")
+        run.until_api()
+        assert run.lake_pid != first
+        assert 'icestream_child_restarts{process="lake"} 1.0' in get(run.http_port, "/metrics")[1]
+
+
+def test_a_port_that_is_taken_is_said_and_disturbs_nobody(tmp_path: Path) -> None:
+    with LakeRun(tmp_path / "first") as first:
+        taken = first.until_lake()
+        with LakeRun(tmp_path / "second", "--set", f"ports.lake={taken}") as second:
+            until(lambda: "[!] lake: it ended with code 3" in second.health())
+            assert get(second.http_port, "/readyz")[0] == 200
+
+
+def test_neither_uses_any_cpu_while_nobody_asks(tmp_path: Path) -> None:
+    with LakeRun(tmp_path / "data") as run:
+        run.until_api()
+        pids = (run.process.pid, run.lake_pid)
+        until(lambda: all(is_quiet(pid) for pid in pids))
+        before = [usage(pid) for pid in pids]
+        switches = [context_switches(pid) for pid in pids]
+        time.sleep(MEASURED_SECONDS)
+        for pid, was, switched in zip(pids, before, switches, strict=True):
+            now = usage(pid)
+            assert (now[0] - was[0]) / MEASURED_SECONDS < CPU_SHARE_MAX
+            assert now[1:] == was[1:], "it writes"
+            assert context_switches(pid) - switched <= 4, "it wakes up again and again"
+
+
+def is_quiet(pid: int) -> bool:
+    before = context_switches(pid)
+    time.sleep(0.2)
+    return context_switches(pid) == before
+
+
+def context_switches(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
+
+
+def test_a_broker_in_memory_has_a_lake_process_only_when_asked(tmp_path: Path) -> None:
+    memory = ("--set", "storage.type=memory")
+    with ServeProcess(tmp_path / "a", *memory) as process:
+        assert not [line for line in process.greeting() if "lake" in line]
+    assert not (tmp_path / "a").exists()
+    with LakeRun(tmp_path / "b", *memory) as run:
+        run.until_api()
+        assert get(run.lake_port, "/api/v1/topics")[0] == 200
+        status, problem = get(run.lake_port, "/api/v1/wal")
+        assert (status, json.loads(problem)["detail"]) == (
+            400,
+            "this broker keeps its messages in memory: it has no log",
+        )
+
+
+def test_it_can_be_run_by_hand_before_and_after_its_broker(tmp_path: Path) -> None:
+    """`icestream lake serve` beside a broker that does not manage it."""
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    lake = subprocess.Popen(
+        [*COMMAND, "lake", "serve", "--socket", str(data_dir / "broker.sock"), "--set", "ports.lake=0"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert lake.stderr is not None
+        line = next(line for line in lake.stderr if line.startswith("The API listens: "))
+        port = int(line.rpartition(":")[2].partition("/")[0])
+        assert (get(port, "/livez")[0], get(port, "/readyz")[0], get(port, "/api/v1/topics")[0]) == (200, 503, 503)
+        for _ in range(2):
+            with ServeProcess(data_dir) as process:
+                process.greeting()
+                until(lambda: get(port, "/api/v1/topics")[0] == 200)
+                process.stop(signal.SIGTERM)
+            until(lambda: get(port, "/api/v1/topics")[0] == 503)
+        lake.send_signal(signal.SIGINT)
+        assert lake.wait(20) == 0
+    finally:
+        lake.kill()
+        lake.communicate()

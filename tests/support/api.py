@@ -1,0 +1,43 @@
+"""The API in front of a real node, over its local socket, without the second process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from icestream.lake.app import build_app
+from icestream.server import Node
+from tests.support.asgi import Asker
+from tests.support.local_broker import kept_link
+from tests.support.node_settings import node_settings
+
+
+class Api:
+    def __init__(self, node: Node, ask: Asker) -> None:
+        self.node = node
+        self.ask = ask
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer to a request that must succeed."""
+        answer = await self.ask(method, f"/api/v1{path}", body)
+        assert answer.status in (200, 201, 204), (answer.status, answer.body)
+        return answer.json if answer.body else None
+
+    async def problem(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        answer = await self.ask(method, f"/api/v1{path}", body)
+        assert answer.is_problem, answer
+        found: dict[str, Any] = answer.json
+        assert found["status"] == answer.status
+        return found
+
+
+@contextlib.asynccontextmanager
+async def served_api(data_dir: Path, **sections: Any) -> AsyncIterator[Api]:
+    node = await Node.start(node_settings(data_dir, **sections))
+    try:
+        async with kept_link(node.settings.local_socket) as keeper:
+            yield Api(node, Asker(build_app(keeper, "127.0.0.1")))
+    finally:
+        await node.stop()

@@ -1,0 +1,99 @@
+"""A broker with its lake process, as a person starts them, and what can be seen of both from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.support.serve_process import ServeProcess
+
+Found = TypeVar("Found")
+WAIT_SECONDS = 60.0
+
+
+class LakeRun:
+    def __init__(self, data_dir: Path, *arguments: str) -> None:
+        self.process = ServeProcess(data_dir, "--set", "lake.managed=true", *arguments)
+        self.said = "\n".join(self.process.greeting())
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/readyz", self.said)
+        assert found is not None, self.said
+        self.http_port = int(found[1])
+        self.lake_port = 0
+
+    def health(self) -> str:
+        return get(self.http_port, "/readyz?verbose")[1]
+
+    def until_lake(self) -> int:
+        """The port of the lake process, when it listens."""
+
+        def look() -> int:
+            found = re.search(r"\[\+\] lake: listens on port (\d+)", self.health())
+            return int(found[1]) if found is not None else 0
+
+        self.lake_port = until(look)
+        return self.lake_port
+
+    def until_api(self) -> None:
+        self.until_lake()
+        until(lambda: get(self.lake_port, "/readyz")[0] == 200)
+
+    @property
+    def lake_pid(self) -> int:
+        (found,) = children_of(self.process.pid)
+        return found
+
+    def __enter__(self) -> LakeRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.__exit__()
+
+    def stop(self) -> tuple[int, str]:
+        return self.process.stop(signal.SIGTERM)
+
+
+def until(look: Callable[[], Found], seconds: float = WAIT_SECONDS) -> Found:
+    """What `look` finds once it finds something."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+    return found
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    return request(port, "GET", path)
+
+
+def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, str]:
+    raw = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", raw, {"Content-Type": "application/json"})
+    asked.get_method = lambda: method  # type: ignore[method-assign]
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def is_running(pid: int) -> bool:
+    """Not gone, and not merely waiting for somebody to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(child) for child in text.split() if is_running(int(child))]

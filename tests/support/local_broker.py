@@ -1,0 +1,73 @@
+"""A broker in memory with its local socket, in this process, and whoever talks to it as another process would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from icestream import limits
+from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.options import BrokerOptions
+from icestream.broker.service import Broker
+from icestream.frontends.native.calls import CALLS, Offered
+from icestream.frontends.native.connection import NativeConnection
+from icestream.frontends.native.listener import NativeListener
+from icestream.frontends.native.metadata_calls import METADATA_CALLS
+from icestream.metadata.store import MetadataStore
+from icestream.protocol import handshake
+from icestream.runtime.clock import Clock, SystemClock
+from icestream.runtime.link_keeper import LinkKeeper
+
+LOCAL = Offered({**CALLS, **METADATA_CALLS}, limits.LOCAL_CALL_BYTES_MAX)
+
+
+class LocalBroker:
+    """It can go away and come again, as a process does; its store stays."""
+
+    def __init__(self, path: Path, store: MetadataStore, clock: Clock | None, offered: Offered) -> None:
+        self.path = path
+        self._offered = offered
+        self.store = store
+        self._clock = clock or SystemClock()
+        self.broker = Broker(BrokerOptions(), store, MemoryStorage(store, self._clock, 10_000), self._clock)
+        self.listener: NativeListener | None = None
+
+    async def listen(self) -> None:
+        self.listener = NativeListener(self.broker, handshake.Server("test", self._clock.wall_us), self._offered)
+        await self.listener.listen_locally(self.path)
+
+    @property
+    def connections(self) -> list[NativeConnection]:
+        return list(self.listener._connections) if self.listener is not None else []
+
+    async def go_away(self) -> None:
+        if self.listener is not None:
+            await self.listener.close()
+        self.listener = None
+
+
+@contextlib.asynccontextmanager
+async def local_broker(
+    path: Path, store: MetadataStore, clock: Clock | None = None, offered: Offered = LOCAL
+) -> AsyncIterator[LocalBroker]:
+    found = LocalBroker(path, store, clock, offered)
+    await found.listen()
+    try:
+        yield found
+    finally:
+        await found.go_away()
+        await found.broker.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def kept_link(path: Path) -> AsyncIterator[LinkKeeper]:
+    keeper = LinkKeeper(path, "test", SystemClock())
+    running = asyncio.create_task(keeper.run())
+    try:
+        await keeper.until_here(10)
+        yield keeper
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,20 @@
+"""Settings of a small node for tests: on the disk of the test, on free ports, without children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from icestream.settings import Settings
+
+
+def node_settings(data_dir: Path, storage: str = "iceberg", *, managed: bool = False, **sections: Any) -> Settings:
+    wal = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0}
+    tree: dict[str, Any] = {
+        "data_dir": str(data_dir),
+        "storage": {"type": storage, "iceberg_config": {"wal": wal | sections.pop("wal", {})}},
+        "ports": {"native": 0, "broker_http": 0, "lake": 0},
+        "lake": {"managed": managed},
+        **sections,
+    }
+    return Settings.model_validate(tree)

@@ -1,0 +1,66 @@
+"""HTTP by hand: exactly these bytes go out, exactly those come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import NamedTuple
+
+WAIT_SECONDS = 10.0
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class RawHttp:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def reply(self, *, has_body: bool = True) -> Reply:
+        async with asyncio.timeout(WAIT_SECONDS):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            line, *fields = head.strip().split("\r\n")
+            headers = {name.lower(): value for name, value in (field.split(": ", 1) for field in fields)}
+            size = int(headers["content-length"]) if has_body else 0
+            return Reply(int(line.split()[1]), headers, await self._reader.readexactly(size))
+
+    async def get(self, target: str, headers: str = "") -> Reply:
+        await self.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+        return await self.reply()
+
+    async def is_closed(self) -> bool:
+        """Whether the other side has nothing more to say."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+class Connecting:
+    """Opens connections, and closes them all."""
+
+    def __init__(self) -> None:
+        self._open: list[RawHttp] = []
+
+    async def __call__(self, port: int) -> RawHttp:
+        found = RawHttp(*await asyncio.open_connection("127.0.0.1", port))
+        self._open.append(found)
+        return found
+
+    async def close(self) -> None:
+        for one in self._open:
+            await one.close()

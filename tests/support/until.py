@@ -1,0 +1,14 @@
+"""Waits for something that only another part of the program can make true, and that tells nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+WAIT_SECONDS = 60.0
+
+
+async def until(is_reached: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not is_reached():  # noqa: ASYNC110  # there is no event to wait for
+            await asyncio.sleep(0.001)

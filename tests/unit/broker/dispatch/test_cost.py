@@ -1,0 +1,170 @@
+"""What an event costs, counted in calls and not in time: work per range, and none for those who only stand by.
+
+Each case is run at a size and at four times that size. What must not depend on it costs the same; what goes through all
+of them once costs four times as much, and never sixteen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.dispatcher import Dispatcher
+from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.dispatch.ring import KeyFilter
+from icestream.model.cursor import Acked
+from icestream.model.subscription import FailurePolicy, SubscriptionType
+
+
+def calls(work: Callable[[], object]) -> int:
+    count = 0
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def check_constant(cost: Callable[[int], int], size: int) -> None:
+    small, large = cost(size), cost(4 * size)
+    assert large <= 1.2 * small + 20, f"{small} calls at {size}, {large} at {4 * size}"
+
+
+def check_linear(cost: Callable[[int], int], size: int) -> None:
+    small, large = cost(size), cost(4 * size)
+    assert large <= 5 * small + 100, f"{small} calls at {size}, {large} at {4 * size}"
+
+
+def shared(consumers: int, credit: int = 0) -> Dispatcher:
+    dispatcher = Dispatcher(SubscriptionType.SHARED, FailurePolicy(), Acked())
+    for number in range(consumers):
+        dispatcher.join(Credit(number, credit), 0)
+    return dispatcher
+
+
+def test_the_size_of_a_range_costs_nothing() -> None:
+    def cost(size: int) -> int:
+        dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, FailurePolicy(), Acked())
+        dispatcher.join(Credit(1, size), 0)
+        return calls(lambda: dispatcher.readable(size, 0)) + calls(lambda: dispatcher.ack([(0, size)], 0, 0))
+
+    check_constant(cost, 1_000)
+
+
+def test_consumers_without_credit_cost_nothing() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(size)
+        dispatcher.join(Credit(-1, 10**6), 0)
+        dispatcher.readable(1, 0)  # now it knows who has none
+        return calls(lambda: [dispatcher.readable(end, 0) for end in range(2, 200)])
+
+    check_constant(cost, 250)
+
+
+def test_credit_for_one_of_many_costs_the_same() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(size)
+        dispatcher.readable(1_000, 0)
+        return calls(lambda: [dispatcher.give_credit(7, 1, 0) for _ in range(100)])
+
+    check_constant(cost, 250)
+
+
+def test_a_round_over_many_consumers_costs_one_step_each() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(size, 10)
+        return calls(lambda: dispatcher.readable(size, 0))
+
+    check_linear(cost, 250)
+
+
+def test_a_consumer_that_dies_costs_what_it_had() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(size, 4)
+        for end in range(1, 4 * size + 2):
+            dispatcher.readable(end, 0)  # with the last one it learns that nobody has credit any more
+        return calls(lambda: dispatcher.leave(3, 0))
+
+    check_constant(cost, 250)
+
+
+def test_single_acks_behind_a_hole_cost_the_same_however_many_ranges_there_are() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(1, 10**6)
+        dispatcher.readable(2 * size + 200, 0)
+        dispatcher.ack([(offset, offset + 1) for offset in range(1, 2 * size, 2)], 0, 0)
+        assert len(dispatcher.acked) == size
+        return calls(lambda: [dispatcher.ack([(2 * size + step, 2 * size + step + 1)], 0, 0) for step in range(100)])
+
+    check_constant(cost, 900)
+
+
+def test_a_batch_of_acks_costs_one_step_for_each_range() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(1, 10**6)
+        dispatcher.readable(2 * size, 0)
+        ranges = [(offset, offset + 1) for offset in range(1, 2 * size, 2)]
+        return calls(lambda: dispatcher.ack(ranges, 0, 0))
+
+    check_linear(cost, 900)
+
+
+def test_many_deadlines_at_once_cost_one_step_each() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(10, 10**6)
+        for end in range(1, size + 1):
+            dispatcher.readable(end, end)
+        return calls(lambda: dispatcher.tick(10**6))
+
+    check_linear(cost, 1_000)
+
+
+def test_the_next_wake_up_costs_nothing_however_torn_the_deliveries_are() -> None:
+    def cost(size: int) -> int:
+        dispatcher = shared(1, 10**6)
+        dispatcher.readable(size, 0)
+        dispatcher.ack([(offset, offset + 1) for offset in range(1, size, 2)], 0, 0)
+        return calls(lambda: [dispatcher.wake_ms for _ in range(100)])
+
+    check_constant(cost, 1_000)
+
+
+def test_a_long_lane_costs_nothing_for_each_of_its_acks() -> None:
+    def cost(size: int) -> int:
+        dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+        dispatcher.readable(size, 0)
+        dispatcher.join(Credit(1, 10**6), 0)
+        dispatcher.read(0, [b"same"] * size, 0)
+        return calls(lambda: [dispatcher.ack([(offset, offset + 1)], 0, 0) for offset in range(100)])
+
+    check_constant(cost, 1_000)
+
+
+def test_idle_consumers_of_keys_cost_nothing() -> None:
+    def cost(size: int) -> int:
+        dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+        for number in range(size):
+            dispatcher.join(Credit(number, 10), 0)
+        dispatcher.readable(100, 0)
+        return calls(lambda: dispatcher.read(0, [b"%d" % number for number in range(100)], 0))
+
+    check_constant(cost, 50)
+
+
+def test_filters_are_tried_once_for_each_kind_of_them() -> None:
+    def cost(size: int) -> int:
+        dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+        for number in range(size):
+            dispatcher.join_with(Credit(number, 10), KeyFilter(["a*"]), 0)
+        dispatcher.readable(100, 0)
+        return calls(lambda: dispatcher.read(0, [b"b%d" % number for number in range(100)], 0))
+
+    check_constant(cost, 50)

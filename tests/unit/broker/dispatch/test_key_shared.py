@@ -1,0 +1,160 @@
+"""The rules of a key-shared dispatcher that the model (test_key_shared_model.py) is too small for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from icestream import limits
+from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.dispatcher import Pause
+from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
+from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.dispatch.ring import KeyFilter
+from icestream.broker.rate import TokenBucket
+from icestream.model.cursor import Acked
+from icestream.model.subscription import FailurePolicy, Poison
+
+DROP = FailurePolicy(max_redelivery_count=0, poison=Poison.DROP)
+
+
+def look_ahead(dispatcher: KeySharedDispatcher, keys: list[bytes], now_ms: int = 0) -> list[Instruction]:
+    """Shows keys as long as some are wanted."""
+    out: list[Instruction] = []
+    while dispatcher.wanted[0] < dispatcher.wanted[1]:
+        start, end = dispatcher.wanted
+        out += dispatcher.read(start, keys[start:end], now_ms)
+        assert dispatcher.wanted[0] > start
+    return out
+
+
+def started(keys: list[bytes], *, credit: int = 10**6, policy: FailurePolicy | None = None) -> KeySharedDispatcher:
+    dispatcher = KeySharedDispatcher(policy or FailurePolicy(), Acked())
+    dispatcher.readable(len(keys), 0)
+    dispatcher.join(Credit(1, credit), 0)
+    return dispatcher
+
+
+def test_a_thousand_keys_go_out_together() -> None:
+    keys = [b"%d" % (number % 1_000) for number in range(5_000)]
+    dispatcher = started(keys)
+    assert len(look_ahead(dispatcher, keys)) == 1_000
+    assert dispatcher.unacked == 1_000
+
+
+def test_consumers_take_turns_where_the_rate_is_the_bound() -> None:
+    keys = [b"%d" % number for number in range(1_000)]
+    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked(), rate=TokenBucket(1_000))
+    dispatcher.readable(len(keys), 0)
+    for number in range(4):
+        dispatcher.join(Credit(number, 1_000), 0)
+    got = Counter(one.consumer for one in look_ahead(dispatcher, keys) if isinstance(one, Deliver))
+    assert sum(got.values()) == 100
+    assert set(got.values()) == {25}
+    assert dispatcher.pause is Pause.RATE_REACHED
+    assert dispatcher.wake_ms == 10
+
+
+def test_large_keys_are_bounded_by_their_bytes() -> None:
+    keys = [b"%d" % number + bytes(limits.MIB) for number in range(100)]
+    dispatcher = started(keys, credit=0)
+    look_ahead(dispatcher, keys)
+    assert dispatcher.lanes.messages == 16
+    assert dispatcher.lanes.key_bytes < limits.KEY_LOOK_AHEAD_BYTES_MAX + 2 * limits.MIB
+    out = dispatcher.give_credit(1, 100, 0)
+    assert len(out) == 16
+    for one in out:
+        dispatcher.ack([(one.start, one.end)], 0, 0)
+    assert dispatcher.lanes.key_bytes == 0
+    assert len(look_ahead(dispatcher, keys)) == 16
+
+
+def test_one_large_key_is_held_once() -> None:
+    keys = [bytes(limits.MIB)] * 1_000
+    dispatcher = started(keys)
+    look_ahead(dispatcher, keys)
+    assert dispatcher.lanes.messages == 1_000
+    assert dispatcher.lanes.key_bytes == limits.MIB
+
+
+def test_many_poisoned_messages_of_one_key_after_a_restart() -> None:
+    """Each is given up when its key comes to it, one after the other and not inside of one another."""
+    keys = [b"same"] * 4_000
+    dispatcher = KeySharedDispatcher(DROP, Acked(), [(0, 4_000, 1)])
+    dispatcher.readable(4_000, 0)
+    dispatcher.join(Credit(1, 10), 0)
+    out = look_ahead(dispatcher, keys)
+    assert len(out) == 4_000
+    assert {type(one) for one in out} == {Dropped}
+    assert dispatcher.acked.position == 4_000
+
+
+def test_a_poisoned_message_after_a_restart_waits_for_those_before_it() -> None:
+    keys = [b"same"] * 3
+    policy = FailurePolicy(max_redelivery_count=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/default/dead")
+    dispatcher = KeySharedDispatcher(policy, Acked(), [(1, 2, 1)])
+    dispatcher.readable(3, 0)
+    dispatcher.join(Credit(1, 10), 0)
+    assert look_ahead(dispatcher, keys) == [Deliver(1, 0, 1, 0)]
+    assert dispatcher.attempts == [(1, 2, 1)]
+    assert dispatcher.ack([(0, 1)], 0, 0) == [DeadLetter(1, 2, 1, "failed too often before")]
+    assert dispatcher.settled(1, 2, 0) == [Deliver(1, 2, 3, 0)]
+
+
+def test_a_policy_that_allows_less_gives_up_what_waits_for_a_consumer() -> None:
+    dispatcher = started([b"a", b"a"], credit=1, policy=FailurePolicy(base_delay_ms=0))
+    assert look_ahead(dispatcher, [b"a", b"a"]) == [Deliver(1, 0, 1, 0)]
+    assert dispatcher.nack([(0, 1)], 0, 0) == []
+    assert dispatcher.set_policy(DROP, 0) == [Dropped(0, 1, 1, "failed too often before")]
+    assert dispatcher.give_credit(1, 1, 0) == [Deliver(1, 1, 2, 0)]
+
+
+def test_a_wide_ack_acks_only_what_was_delivered() -> None:
+    keys = [b"a", b"a", b"b", b"a"]
+    dispatcher = started(keys)
+    look_ahead(dispatcher, keys)
+    assert dispatcher.ack([(-10, 2**62)], 0, 0) == [Deliver(1, 1, 2, 0)]
+    assert (dispatcher.acked.position, dispatcher.acked.ranges) == (1, [(2, 3)])
+
+
+def test_what_cannot_be_read_any_more_leaves_its_lane() -> None:
+    keys = [b"a"] * 10
+    dispatcher = started(keys)
+    look_ahead(dispatcher, keys)
+    assert dispatcher.skip(2, 5, 0) == []
+    assert dispatcher.skip(0, 1, 0) == [Deliver(1, 1, 2, 0)]
+    assert dispatcher.ack([(1, 2)], 0, 0) == [Deliver(1, 5, 6, 0)]
+
+
+def test_a_gap_in_front_of_the_look_ahead_is_stepped_over() -> None:
+    dispatcher = started([b"a"] * 10)
+    dispatcher.skip(0, 4, 0)
+    assert dispatcher.wanted == (4, 10)
+    dispatcher.skip(6, 8, 0)
+    assert dispatcher.wanted == (4, 6)
+    assert len(dispatcher.read(4, [b"a", b"b"], 0)) == 2
+    assert dispatcher.wanted == (8, 10)
+
+
+def test_nothing_is_looked_at_without_a_consumer() -> None:
+    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher.readable(10, 0)
+    assert dispatcher.wanted == (0, 0)
+
+
+@pytest.mark.parametrize("patterns", [["nobody"], ["no*", "n?"]])
+def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> None:
+    """After the grace, one look-ahead after the other, without waiting again."""
+    keys = [b"%d" % number for number in range(20_000)]
+    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    dispatcher.readable(len(keys), 0)
+    dispatcher.join_with(Credit(1, 10), KeyFilter(patterns), 0)
+    assert look_ahead(dispatcher, keys) == []
+    assert dispatcher.pause is Pause.KEYS_WAIT
+    assert dispatcher.wake_ms == limits.KEY_UNWANTED_GRACE_MS
+    now = limits.KEY_UNWANTED_GRACE_MS
+    out = dispatcher.tick(now) + look_ahead(dispatcher, keys, now)
+    assert sum(one.end - one.start for one in out if isinstance(one, Dropped)) == 20_000
+    assert len(out) <= 6, "neighbours are one instruction"
+    assert dispatcher.acked.position == 20_000

@@ -1,0 +1,57 @@
+"""`icestream bench`: its figures add up, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from icestream import connect_sync, testing
+from icestream.cli.bench import Load, Measured, figures, percentile
+from tests.support.command_line import icestream
+
+SHORT = ("--messages", "3000", "--acks", "20", "--size", "10")
+
+
+def test_with_a_broker_of_its_own() -> None:
+    ran = icestream("bench", "--memory", *SHORT, "--output", "json")
+    assert (ran.code, ran.err) == (0, "")
+    found = ran.document
+    assert (found["broker"], found["messages"], found["payload_bytes"]) == ("memory", 3000, 10)
+    assert 0 < found["ack_p50_seconds"] <= found["ack_p99_seconds"]
+    assert found["publish_messages_per_second"] > 0
+    assert found["consume_messages_per_second"] > 0
+
+
+def test_against_a_broker_it_deletes_its_topic() -> None:
+    with testing.broker() as broker:
+        ran = icestream("bench", "--address", broker.address, *SHORT)
+        with connect_sync(broker.address) as client:
+            assert client.list_topics() == []
+    assert ran.code == 0
+    assert [line.split()[0] for line in ran.out.splitlines()] == [
+        "broker", "messages", "payload_bytes", "publish_messages_per_second", "publish_bytes_per_second",
+        "consume_messages_per_second", "ack_p50_seconds", "ack_p99_seconds",
+    ]  # fmt: skip
+
+
+def test_without_a_broker_and_with_two() -> None:
+    assert icestream("bench", "--address", "127.0.0.1:1", *SHORT).code == 11
+    assert icestream("bench", "--address", "127.0.0.1:1", "--memory").code == 4
+    assert icestream("bench", "--messages", "0").code == 2
+
+
+@pytest.mark.parametrize(("share", "expected"), [(50, 2.0), (99, 4.0), (25, 1.0), (26, 2.0)])
+def test_a_percentile_is_one_of_the_values(share: int, expected: float) -> None:
+    assert percentile([3.0, 1.0, 4.0, 2.0], share) == expected
+
+
+def test_rates_are_counts_by_seconds() -> None:
+    found = figures(Load(100, 10, 1), Measured(2.0, [0.001], 0.5))
+    assert {name: str(value) for name, value in found.items()} == {
+        "messages": "100",
+        "payload_bytes": "10",
+        "publish_messages_per_second": "50",
+        "publish_bytes_per_second": "500",
+        "consume_messages_per_second": "200",
+        "ack_p50_seconds": "1.000 ms",
+        "ack_p99_seconds": "1.000 ms",
+    }

@@ -1,0 +1,103 @@
+"""Every command of the command line: an example in its help, and a place in docs/cli.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from icestream import errors
+from icestream.cli.main import app
+from tests.support.command_line import icestream
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+SHOWN = re.findall(r"^(?:.*\| )?(icestream [^\n]*)$", SHELL, re.MULTILINE)
+
+
+def commands(found: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, TyperCommand]]:
+    if isinstance(found, TyperGroup):
+        for name, inner in found.commands.items():
+            yield from commands(inner, (*path, name))
+    else:
+        assert isinstance(found, TyperCommand)
+        yield " ".join(path), found
+
+
+ALL = dict(commands(get_command(app)))
+
+
+def words(line: str) -> list[str]:
+    """Of a command in a shell, from `icestream` on, without what follows a pipe or a redirection."""
+    found = shlex.split(line, comments=True)
+    found = found[found.index("icestream") + 1 :]
+    ends = [found.index(one) for one in ("|", "<", ">") if one in found]
+    return found[: min(ends, default=len(found))]
+
+
+def check_usage(line: str) -> None:
+    """The command exists, and its options do."""
+    given = words(line)
+    name = max((name for name in ALL if given[: len(name.split())] == name.split()), key=len, default=None)
+    assert name is not None, line
+    ALL[name].make_context(name, given[len(name.split()) :])
+
+
+def test_there_are_the_commands_that_the_issue_names() -> None:
+    nouns = {name.split()[0] for name in ALL}
+    assert nouns >= {
+        "serve", "produce", "consume", "topic", "sub", "namespace", "wal", "config", "doctor", "bench", "top",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_has_an_example_that_is_right(name: str) -> None:
+    text = ALL[name].help or ""
+    examples = re.findall(r"Example: (.*icestream .*)", text)
+    assert examples, f"icestream {name} --help has no example"
+    for example in examples:
+        assert words(example)[: len(name.split())] == name.split()
+        check_usage(example)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_is_in_the_page_with_an_example(name: str) -> None:
+    assert f"\n### icestream {name}\n" in PAGE
+    assert any(words(line)[: len(name.split())] == name.split() for line in SHOWN), name
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_example_of_the_page_is_right(line: str) -> None:
+    if "-completion" not in line:
+        check_usage(line)
+    assert words(line)
+
+
+def test_the_page_names_no_command_that_does_not_exist() -> None:
+    assert set(re.findall(r"^### icestream (.*)$", PAGE, re.MULTILINE)) == set(ALL)
+
+
+def test_every_command_answers_programs_too() -> None:
+    without = {name for name, found in ALL.items() if "output" not in {one.name for one in found.params}}
+    assert without == {"serve", "lake serve"}
+
+
+def test_the_exit_codes_of_the_page_are_those_of_the_errors() -> None:
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted((str(code), kind.__name__) for kind, code in errors.EXIT_CODES)
+
+
+def test_a_shell_can_complete_commands() -> None:
+    assert "--install-completion" in icestream("--help").out
+    asked = {"_ICESTREAM_COMPLETE": "complete_bash", "COMP_WORDS": "icestream to", "COMP_CWORD": "1"}
+    program = Path(sys.executable).with_name("icestream")
+    ran = subprocess.run([program], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=False)
+    assert sorted(ran.stdout.split()) == ["top", "topic"]

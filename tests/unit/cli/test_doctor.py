@@ -1,0 +1,170 @@
+"""`icestream doctor`: on a machine without a broker, beside one, and where something is wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream import limits, testing
+from icestream.cli import findings
+from icestream.cli.findings import State
+from tests.support.command_line import Ran, icestream
+from tests.support.pictures import picture
+
+MIB = limits.MIB
+
+
+def doctor(data_dir: Path, *sets: str) -> Ran:
+    ports = ("ports.native=0", "ports.broker_http=0", "lake.managed=false")
+    given = [one for setting in (f"data_dir={data_dir}", *ports, *sets) for one in ("--set", setting)]
+    return icestream("doctor", *given, "--output", "json")
+
+
+def by_check(ran: Ran) -> dict[str, Any]:
+    return {one["check"]: one for one in ran.document}
+
+
+def states(ran: Ran) -> dict[str, str]:
+    return {one["check"]: one["state"] for one in ran.document}
+
+
+def test_a_fresh_machine_has_no_problem_and_nothing_is_made(tmp_path: Path) -> None:
+    ran = doctor(tmp_path / "data")
+    assert (ran.code, ran.err) == (0, "")
+    found = states(ran)
+    assert "problem" not in found.values()
+    assert set(found) == {
+        "versions", "native part", "open files", "settings", "data", "sync", "disk", "clock", "log", "ports.native",
+        "ports.broker_http", "broker",
+    }  # fmt: skip
+    assert (found["data"], found["log"], found["broker"]) == ("ok", "ok", "warning")
+    assert by_check(ran)["broker"]["fix"] == "icestream serve"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_for_people_it_ends_with_a_count(tmp_path: Path) -> None:
+    sets = (
+        "ports.native=0",
+        "ports.broker_http=0",
+        "lake.managed=false",
+        "storage.type=memory",
+        f"data_dir={tmp_path}",
+    )
+    ran = icestream("doctor", *(one for setting in sets for one in ("--set", setting)))
+    lines = ran.out.splitlines()
+    assert lines[0].split() == ["check", "state", "finding", "fix"]
+    assert lines[-1].endswith(" checks, 0 problems")
+
+
+def test_beside_a_broker_it_is_asked_how_it_is() -> None:
+    with testing.broker(storage="disk") as broker:
+        settings, http = broker.node.settings, broker.node.around.http.port
+        ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"ports.broker_http={http}")
+        ran = doctor(settings.data_dir, *ports, "storage.iceberg_config.wal.max_file_size=16MiB")
+    found = by_check(ran)
+    assert "will be made" not in found["data"]["finding"]
+    assert (ran.code, found["ports.native"]["state"]) == (0, "ok")
+    assert found["ports.native"]["finding"].endswith("an Icestream answers")
+    assert found["broker"]["finding"].startswith("ready, ")
+    assert (found["log"]["state"], found["log quota"]["state"]) == ("ok", "ok")
+
+
+@contextmanager
+def stranger() -> Iterator[int]:
+    """A server that answers everybody in a language of its own, and hangs up."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize("key", ["ports.native", "ports.broker_http"])
+def test_a_port_of_somebody_else_is_a_problem(tmp_path: Path, key: str) -> None:
+    with stranger() as port:
+        ran = doctor(tmp_path, f"{key}={port}")
+    found = by_check(ran)[key]
+    assert (ran.code, found["state"]) == (1, "problem")
+    assert f"set {key} to a free port" in found["fix"]
+
+
+def test_settings_that_do_not_load_are_a_problem(tmp_path: Path) -> None:
+    ran = doctor(tmp_path, "log.level=loud")
+    assert (ran.code, states(ran)["settings"]) == (1, "problem")
+    assert "log.level = 'loud'" in by_check(ran)["settings"]["finding"]
+
+
+def test_a_damaged_log_is_a_problem_with_the_command_that_repairs_it(tmp_path: Path) -> None:
+    drawn = picture("killed often")
+    path = drawn.write_to(tmp_path / "wal")
+    file = path / drawn.logs()[1]
+    content = bytearray(file.read_bytes())
+    content[5000] ^= 1
+    file.write_bytes(content)
+    ran = doctor(tmp_path)
+    assert (ran.code, states(ran)["log"]) == (1, "problem")
+    assert "icestream wal repair" in by_check(ran)["log"]["fix"]
+
+
+def test_a_failed_sync_and_a_clock_that_went_back_are_told(tmp_path: Path) -> None:
+    drawn = picture("stopped then killed")
+    path = drawn.write_to(tmp_path / "wal")
+    (path / "sync-failed").touch()
+    ahead = time.time() + 3600
+    os.utime(path / drawn.logs()[0], (ahead, ahead))
+    found = by_check(doctor(tmp_path))
+    assert found["log sync"]["state"] == "warning"
+    assert (found["clock"]["state"], "in the future" in found["clock"]["finding"]) == ("warning", True)
+
+
+def test_a_file_in_the_place_of_the_data_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("not a directory")
+    ran = doctor(tmp_path / "data")
+    assert (ran.code, states(ran)["data"]) == (1, "problem")
+
+
+@pytest.mark.parametrize(
+    ("finding", "state"),
+    [
+        (findings.free_disk(1000 * MIB, 0, 500 * MIB, 64 * MIB), State.OK),
+        (findings.free_disk(63 * MIB, 0, 10 * MIB, 64 * MIB), State.PROBLEM),
+        (findings.free_disk(100 * MIB, 50 * MIB, 151 * MIB, 64 * MIB), State.WARNING),
+        (findings.free_disk(100 * MIB, 50 * MIB, 150 * MIB, 64 * MIB), State.OK),
+        (findings.sync_cost(0.001, "always"), State.OK),
+        (findings.sync_cost(0.02, "always"), State.WARNING),
+        (findings.sync_cost(0.02, "periodic"), State.OK),
+        (findings.sync_cost(0.000_001, "always"), State.WARNING),
+        (findings.open_files(-1), State.OK),
+        (findings.open_files(255), State.PROBLEM),
+        (findings.open_files(1024), State.WARNING),
+        (findings.open_files(20_000), State.OK),
+        (findings.clock(0, None), State.PROBLEM),
+        (findings.clock(1_800_000_000, 1_800_000_006), State.WARNING),
+        (findings.clock(1_800_000_000, 1_800_000_004), State.OK),
+        (findings.log_share(79, 100), State.OK),
+        (findings.log_share(80, 100), State.WARNING),
+        (findings.log_share(100, 100), State.PROBLEM),
+    ],
+)
+def test_values_are_judged(finding: findings.Finding, state: State) -> None:
+    assert (finding.state, bool(finding.fix)) == (state, state is not State.OK)

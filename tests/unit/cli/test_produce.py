@@ -1,0 +1,201 @@
+"""`icestream produce` against a broker: what it sends, what it says, and with which exit code."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from icestream import connect_sync, errors, limits, testing
+from icestream.cli.lines import LineSplitter, draft_of_json
+from tests.support.command_line import icestream, icestream_process
+from tests.support.serve_process import WAIT_SECONDS
+
+TOPIC = "/default/orders"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.TestBroker]:
+    with testing.broker() as found:
+        yield found
+
+
+@pytest.fixture
+def topic() -> str:
+    """One of its own for every test."""
+    return f"/default/{uuid.uuid4().hex}"
+
+
+def stored(address: str, topic: str, count: int) -> list[tuple[bytes | None, bytes, dict[str, str]]]:
+    found = []
+    with connect_sync(address) as client, client.subscribe(topic, "look", start="earliest") as messages:
+        for message in messages:
+            found.append((message.key, message.payload, message.headers))
+            message.ack()
+            if len(found) == count:
+                break
+    return found
+
+
+def test_each_line_is_a_message(broker: testing.TestBroker, topic: str) -> None:
+    ran = icestream("produce", topic, "--address", broker.address, given="one\n\nünü\nlast without an end".encode())
+    assert (ran.code, ran.out, ran.err) == (0, "4 messages, offsets 0..3\n", "")
+    payloads = [payload for _, payload, _ in stored(broker.address, topic, 4)]
+    assert payloads == [b"one", b"", "ünü".encode(), b"last without an end"]
+
+
+def test_key_and_headers_go_to_every_message(broker: testing.TestBroker, topic: str) -> None:
+    options = ("--key", "k", "--header", "a=b=c", "--header", "d=")
+    assert icestream("produce", topic, "--address", broker.address, *options, given=b"x\ny\n").code == 0
+    assert stored(broker.address, topic, 2) == [
+        (b"k", b"x", {"a": "b=c", "d": ""}),
+        (b"k", b"y", {"a": "b=c", "d": ""}),
+    ]
+
+
+def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, topic: str) -> None:
+    lines = [
+        {"payload": "text", "key": "own", "headers": {"h": "1"}},
+        {"payload_base64": base64.b64encode(b"\xff\x00").decode()},
+        {"payload": "", "offset": 9, "topic": "/elsewhere/x"},
+    ]
+    given = "\n\n".join(map(json.dumps, lines)).encode()
+    ran = icestream(
+        "produce", topic, "--json", "--key", "k", "--address", broker.address, "--output", "json", given=given
+    )
+    assert ran.code == 0
+    assert ran.document == {"stored": 3, "failed": 0, "offsets": [{"shard": 0, "first": 0, "last": 2}]}
+    assert stored(broker.address, topic, 3) == [
+        (b"own", b"text", {"h": "1"}),
+        (b"k", b"\xff\x00", {}),
+        (b"k", b"", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"not json", "not a message in JSON"),
+        (b"[1]", "not a message in JSON"),
+        (b'{"payload": 1}', "not a message in JSON"),
+        (b'{"paylaod": "x"}', "paylaod"),
+        (b"{}", "a message without payload"),
+        (b'{"payload_base64": "*"}', "not base64"),
+        (b'{"payload": "a", "payload_base64": "YQ=="}', "both payload and payload_base64"),
+        (b'{"payload": "\xff"}', "not a message in JSON"),
+    ],
+)
+def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
+    broker: testing.TestBroker, topic: str, line: bytes, said: str
+) -> None:
+    given = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
+    ran = icestream("produce", topic, "--json", "--address", broker.address, given=given)
+    assert ran.code == errors.exit_code(errors.InvalidInput(""))
+    assert ran.out == "1 messages, offsets 0\n"
+    assert "icestream: line 2: " in ran.err
+    assert said in ran.err
+    assert "; the 1 messages before it are stored" in ran.err
+
+
+def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"".join(b"%d\n" % number for number in range(50_000)))
+    ran = icestream(
+        "produce", topic, "--file", str(file), "--shards", "3", "--address", broker.address, "--output", "json"
+    )
+    assert ran.code == 0
+    assert (ran.document["stored"], ran.document["failed"]) == (50_000, 0)
+    offsets = ran.document["offsets"]
+    assert [one["shard"] for one in offsets] == [0, 1, 2]
+    assert sum(one["last"] - one["first"] + 1 for one in offsets) == 50_000
+
+
+def test_nothing_in_is_nothing_out(broker: testing.TestBroker, topic: str) -> None:
+    ran = icestream("produce", topic, "--address", broker.address)
+    assert (ran.code, ran.out) == (0, "0 messages, offsets none\n")
+
+
+def test_a_topic_is_not_made_where_that_is_not_wanted(broker: testing.TestBroker, topic: str) -> None:
+    ran = icestream("produce", topic, "--no-create", "--address", broker.address, given=b"x\n")
+    assert (ran.code, ran.out) == (4, "")
+    assert f"there is no topic {topic}" in ran.err
+
+
+def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: str) -> None:
+    with connect_sync(broker.address) as client:
+        client.create_topic(topic, max_message_bytes=500)
+    ran = icestream("produce", topic, "--address", broker.address, "--output", "json", given=b"abc\n" + 501 * b"x")
+    assert (ran.code, ran.document["stored"]) == (4, 1)
+    assert "icestream: 1 of 2 messages were not stored" in ran.err or "line 2: " in ran.err
+
+
+def test_without_a_broker_it_says_what_to_do() -> None:
+    with socket.socket() as taken:  # bound, and not listening: nobody answers there
+        taken.bind(("127.0.0.1", 0))
+        ran = icestream("produce", TOPIC, "--address", f"127.0.0.1:{taken.getsockname()[1]}", given=b"x\n")
+    assert (ran.code, ran.out) == (11, "")
+    assert "start a broker with `icestream serve`" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("no-slash",), 4),
+        ((TOPIC, "--header", "nothing"), 4),
+        ((TOPIC, "--file", "nowhere/at/all"), 4),
+        ((TOPIC, "--address", "::::"), 4),
+        ((TOPIC, "--shards", "0"), 2),
+        ((), 2),
+    ],
+)
+def test_wrong_usage(broker: testing.TestBroker, arguments: tuple[str, ...], code: int) -> None:
+    where = () if "--address" in arguments else ("--address", broker.address)
+    ran = icestream("produce", *arguments, *where, given=b"x\n")
+    assert (ran.code, ran.out) == (code, "")
+    assert "Traceback" not in ran.err
+
+
+def test_an_interrupted_run_says_what_is_stored(broker: testing.TestBroker, topic: str) -> None:
+    with icestream_process("produce", topic, "--address", broker.address) as process:
+        assert process.stdin is not None
+        process.stdin.write("one\ntwo\n")
+        process.stdin.flush()
+        assert len(stored(broker.address, _made(broker, topic), 2)) == 2
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+        assert (process.returncode, out) == (130, "2 messages, offsets 0..1\n")
+
+
+def _made(broker: testing.TestBroker, topic: str) -> str:
+    """The topic, when the child has made it."""
+    with connect_sync(broker.address) as client:
+        while topic not in client.list_topics():
+            pass
+    return topic
+
+
+def test_a_line_that_no_message_can_hold_is_refused_before_it_is_read() -> None:
+    splitter = LineSplitter(as_json=False)
+    chunk = b"x" * limits.MIB
+    for _ in range(limits.MESSAGE_BYTES_MAX // limits.MIB):
+        assert list(splitter.feed(chunk)) == []
+    with pytest.raises(errors.MessageTooLarge):
+        list(splitter.feed(b"x"))
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3, 100])
+def test_lines_do_not_depend_on_how_they_are_cut(cuts: int) -> None:
+    text = b"a\n\nbcd\n" * 7 + b"end"
+    splitter = LineSplitter(as_json=False)
+    found = [line for at in range(0, len(text), cuts) for line in splitter.feed(text[at : at + cuts])]
+    assert [*found, *splitter.end()] == text.split(b"\n")
+
+
+def test_an_empty_json_line_is_nothing() -> None:
+    assert draft_of_json(b"  \r") is None

@@ -1,0 +1,102 @@
+"""`icestream top`: a table of a broker at work, and how two looks become one."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from icestream import connect_sync, testing
+from icestream.cli.connection import http_get
+from icestream.cli.top import COLUMNS, GAUGES, RATES, Line, Look, metrics_of, rows, summary
+from tests.support.command_line import icestream
+from tests.support.serve_process import COMMAND, WAIT_SECONDS
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.TestBroker]:
+    with testing.broker(storage="disk") as found:
+        with connect_sync(found.address) as client, client.producer("/default/orders") as producer:
+            producer.send_all([b"a", b"b"])
+            with client.subscribe("/default/orders", "s", start="earliest"):
+                pass
+        yield found
+
+
+def here(broker: testing.TestBroker) -> tuple[str, ...]:
+    node = broker.node
+    return ("--socket", str(node.settings.local_socket), "--set", f"ports.broker_http={node.around.http.port}")
+
+
+def test_once_shows_the_topics(broker: testing.TestBroker) -> None:
+    ran = icestream("top", "--once", "--interval", "0.1", *here(broker), "--output", "json")
+    assert (ran.code, ran.err) == (0, "")
+    assert [(one["topic"], one["lag"], one["subscriptions"]) for one in ran.document] == [("/default/orders", 2, 1)]
+    assert tuple(ran.document[0]) == COLUMNS
+
+
+def test_into_a_pipe_it_is_one_table(broker: testing.TestBroker) -> None:
+    ran = icestream("top", "--interval", "0.1", *here(broker))
+    assert [line.split()[0] for line in ran.out.splitlines()] == ["topic", "/default/orders"]
+
+
+def test_at_a_terminal_it_goes_on_until_ctrl_c(broker: testing.TestBroker) -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "top", "--interval", "0.1", *here(broker)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        try:
+            os.close(theirs)
+            shown = b""
+            while shown.count(b"/default/orders") < 3:
+                shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            while shown := _read(ours):
+                assert b"Traceback" not in shown
+            assert process.wait(WAIT_SECONDS) == 0
+        finally:
+            process.kill()
+    os.close(ours)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nobody writes to it any more
+        return b""
+
+
+def test_without_a_broker() -> None:
+    ran = icestream("top", "--once", "--socket", "nowhere/broker.sock")
+    assert (ran.code, ran.out) == (11, "")
+    assert "start a broker with `icestream serve`" in ran.err
+
+
+def test_the_busiest_topic_is_first_and_one_that_was_made_anew_is_not_below_zero() -> None:
+    before = Look(0, {"/d/a": Line(100, 1000, 0, 1, 1, 1), "/d/b": Line(0, 0, 0, 0, 0, 0)})
+    now = Look(
+        2_000_000_000,
+        {"/d/a": Line(5, 50, 7, 1, 1, 1), "/d/b": Line(20, 400, 0, 0, 0, 0), "/d/c": Line(0, 0, 9, 0, 0, 0)},
+    )
+    found = [(row[0], str(row[1]), str(row[2]), row[3]) for row in rows(before, now)]
+    assert found == [("/d/b", "10", "200 B/s", 0), ("/d/c", "0", "0 B/s", 9), ("/d/a", "0", "0 B/s", 7)]
+
+
+def test_the_metrics_that_are_shown_exist(broker: testing.TestBroker) -> None:
+    status, body = http_get("127.0.0.1", broker.node.around.http.port, "/metrics")
+    assert (status, set(metrics_of(body.decode()))) == (200, {*RATES, *GAUGES})
+
+
+def test_the_whole_broker_in_a_line() -> None:
+    text = (
+        "# TYPE icestream_publish_messages_total counter\nicestream_publish_messages_total 30\n"
+        '# TYPE icestream_connections gauge\nicestream_connections{listener="native"} 2\n'
+        'icestream_connections{listener="local"} 1\n# TYPE other gauge\nother 5\n'
+    )
+    before, now = Look(0, {}, {"icestream_publish_messages_total": 10.0}), Look(10**9, {}, metrics_of(text))
+    assert summary(before, now) == "20 published/s, 3 connections"
+    assert summary(Look(0, {}), Look(1, {})) == ""

@@ -1,0 +1,147 @@
+"""`icestream topic` against a broker, over its local socket and over its address."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from icestream import connect_sync, testing
+from tests.support.command_line import icestream
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.TestBroker]:
+    with testing.broker(storage="disk") as found:
+        yield found
+
+
+@pytest.fixture
+def name() -> str:
+    return f"/default/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["--socket", "--address"])
+def way(request: pytest.FixtureRequest, broker: testing.TestBroker) -> tuple[str, str]:
+    found = {"--socket": str(broker.node.settings.local_socket), "--address": broker.address}
+    return request.param, found[request.param]
+
+
+@pytest.fixture
+def local(broker: testing.TestBroker) -> tuple[str, str]:
+    return "--socket", str(broker.node.settings.local_socket)
+
+
+def test_from_making_it_to_deleting_it(way: tuple[str, str], name: str) -> None:
+    made = icestream("topic", "create", name, "--shards", "3", "--non-reliable", *way, "--output", "json")
+    assert (made.code, made.err) == (0, "")
+    assert made.document | {"id": 0} == {"topic": name, "id": 0, "shards": 3, "dispatch": "non-reliable"}
+    listed = icestream("topic", "list", *way, "--output", "json").document
+    assert name in [line["topic"] for line in listed]
+    again = icestream("topic", "create", name, *way)
+    assert (again.code, again.out) == (4, "")
+    assert icestream("topic", "delete", name, "--yes", *way).out == f"deleted  {name}\n"
+    gone = icestream("topic", "describe", name, *way)
+    assert (gone.code, gone.out) == (4, "")
+    assert f"there is no topic {name}" in gone.err
+
+
+def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
+    icestream("topic", "create", name, *local)
+    ran = icestream("topic", "delete", name, *local)
+    assert (ran.code, ran.out) == (4, "")
+    assert "hint: say --yes" in ran.err
+    assert icestream("topic", "describe", name, *local).code == 0
+
+
+def test_describe_shows_shards_and_subscriptions(broker: testing.TestBroker, local: tuple[str, str], name: str) -> None:
+    with connect_sync(broker.address) as client:
+        with client.producer(name) as producer:
+            producer.send_all([b"a", b"b"])
+        with client.subscribe(name, "billing", start="earliest"):
+            pass
+    found = icestream("topic", "describe", name, *local, "--output", "json").document
+    assert [(one["earliest"], one["next"], one["synced"]) for one in found["shard_offsets"]] == [(0, 2, 2)]
+    assert [(one["subscription"], one["type"], one["lag"]) for one in found["subscriptions"]] == [
+        ("billing", "shared", 2)
+    ]
+    assert (found["published_messages"], found["held_bytes"] > 0) == (2, True)
+    lines = icestream("topic", "describe", name, *local).out.splitlines()
+    assert ["shard", "earliest", "next", "synced", "epoch", "gap_count"] in [line.split() for line in lines]
+    assert ["billing", "shared", "0", "2"] in [line.split() for line in lines]
+
+
+def test_describe_over_an_address_is_an_outline(broker: testing.TestBroker, name: str) -> None:
+    icestream("topic", "create", name, "--address", broker.address)
+    lines = icestream("topic", "describe", name, "--address", broker.address).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["topic", "id", "shards", "dispatch", "producers", "subscriptions"]
+
+
+def test_only_what_is_named_of_the_policies_changes(local: tuple[str, str], name: str) -> None:
+    icestream("topic", "create", name, "--policy", "max_producers=5", *local)
+    icestream("topic", "policy", name, "max_publish_rate=100", *local)
+    rows = icestream("topic", "policy", name, *local, "--output", "json").document
+    found = {row["policy"]: row["topic"] for row in rows if row["topic"] is not None}
+    assert found == {"max_producers": 5, "max_publish_rate": 100}
+    ran = icestream("topic", "policy", name, "max_producers=none", "max_publish_rate=0", *local)
+    assert ran.code == 0
+    assert ["max_publish_rate", "no", "bound", "no", "bound"] in [line.split() for line in ran.out.splitlines()]
+    assert ["max_producers", "-", "-"] in [line.split() for line in ran.out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("max_publish_rate", "is not KEY=VALUE"),
+        ("max_publsh_rate=1", "the nearest one is max_publish_rate"),
+        ("xyz=1", "there are max_producers"),
+        ("max_producers=many", "is not a number"),
+        ("max_producers=-1", "is below 0"),
+    ],
+)
+def test_a_wrong_policy_changes_nothing(local: tuple[str, str], name: str, change: str, said: str) -> None:
+    icestream("topic", "create", name, *local)
+    ran = icestream("topic", "policy", name, change, *local)
+    assert (ran.code, ran.out) == (4, "")
+    assert said in ran.err
+    rows = icestream("topic", "policy", name, *local, "--output", "json").document
+    assert all(row["topic"] is None for row in rows)
+
+
+def test_more_topics_than_fit_a_page(broker: testing.TestBroker, local: tuple[str, str], name: str) -> None:
+    icestream("namespace", "create", "many", *local)
+    with connect_sync(broker.address) as client:
+        for number in range(502):
+            client.create_topic(f"/many/topic-{number:03}")
+    found = icestream("topic", "list", "--namespace", "many", *local, "--output", "json").document
+    assert [line["topic"] for line in found] == [f"/many/topic-{number:03}" for number in range(502)]
+
+
+def test_without_a_broker_every_place_that_was_tried_is_named(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    ran = icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=1")
+    assert (ran.code, ran.out) == (11, "")
+    assert ran.err.splitlines() == [
+        f"icestream: no broker answers at {data_dir / 'broker.sock'}, nor at icestream://127.0.0.1:1",
+        "hint: start a broker with `icestream serve`, or say where one is: --address, --socket or --config",
+    ]
+    assert icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=0").code == 11
+    assert icestream("topic", "list", "--socket", str(tmp_path / "none")).code == 11
+    assert not data_dir.exists()
+
+
+def test_where_only_the_address_answers_the_public_calls_work(broker: testing.TestBroker, tmp_path: Path) -> None:
+    port = broker.address.rpartition(":")[2]
+    here = ("--set", f"data_dir={tmp_path}", "--set", f"ports.native={port}")
+    assert icestream("topic", "list", *here).code == 0
+    ran = icestream("topic", "policy", "/default/x", *here)
+    assert (ran.code, ran.out) == (4, "")
+    assert "answered over the local socket only" in ran.err
+
+
+def test_the_socket_of_a_long_path_is_reached(tmp_path: Path) -> None:
+    settings = {"data_dir": str(tmp_path / ("long-" * 30))}
+    with testing.broker(storage="disk", settings=settings):
+        assert icestream("topic", "list", "--set", f"data_dir={settings['data_dir']}").code == 0

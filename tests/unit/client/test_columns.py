@@ -1,0 +1,90 @@
+"""Columns as the client reads them: the same values as the block's own decoder, and no trust in what came."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import errors
+from icestream.client.columns import rows_of, values_of
+from icestream.client.delivered import Delivered, check
+from icestream.model import envelope
+from icestream.model.block import Block, block_head, encode_block
+from icestream.model.envelope import COLUMNS
+from icestream.protocol.frame import Delivery
+from tests.support.blocks import blocks, bodies, forged_blocks
+
+
+def delivered(body: bytes, first_row: int, rows: int) -> Delivered:
+    delivery = Delivery(1, 0, 0, 0, 100, 0, first_row, rows, body)
+    check(delivery)
+    nobody: Any = None
+    return Delivered(nobody, None, delivery, 0)
+
+
+@given(blocks(), st.data())
+def test_values_are_those_of_the_block(data: bytes, draw: st.DataObject) -> None:
+    block = Block(data)
+    first = draw.draw(st.integers(0, block.rows - 1))
+    end = draw.draw(st.integers(first + 1, block.rows))
+    for column in COLUMNS:
+        assert list(values_of(block, column, first, end)) == block.values(column)[first:end]
+
+
+@given(forged_blocks())
+def test_forged_columns_are_decoded_or_refused_as_the_block_does(data: bytes) -> None:
+    try:
+        block = Block(data)
+    except errors.DecodeError:
+        return
+    for column in COLUMNS:
+        try:
+            expected = block.values(column)
+        except errors.DecodeError:
+            with pytest.raises(errors.DecodeError):
+                values_of(block, column, 0, block.rows)
+        else:
+            assert list(values_of(block, column, 0, block.rows)) == expected
+
+
+@pytest.mark.parametrize("ends", [[0, 1, 65535, 3], [0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 2], [0, 1, 2, 4]])
+def test_ends_that_do_not_rise_to_the_size_are_refused(ends: list[int]) -> None:
+    good = encode_block(3, {envelope.PAYLOAD: [b"a", b"b", b"c"]})
+    at = good.index(struct.pack("<4I", 0, 1, 2, 3))
+    block = Block(good[:at] + struct.pack("<4I", *ends) + good[at + 16 :])
+    with pytest.raises(errors.DecodeError, match="payload"):
+        values_of(block, envelope.PAYLOAD, 0, 3)
+
+
+@given(bodies(), st.data())
+def test_rows_over_several_blocks_are_the_rows_that_were_meant(body: bytes, draw: st.DataObject) -> None:
+    total = sum(rows for rows, _ in rows_of(body))
+    first = draw.draw(st.integers(0, total - 1))
+    rows = draw.draw(st.integers(1, total - first))
+    found = delivered(body, first, rows)
+    low = draw.draw(st.integers(0, rows - 1))
+    part = found.part(found.start + low, found.end)
+    for column in COLUMNS:
+        expected = whole(body, column)[first : first + rows]
+        assert list(found.values(column)) == expected
+        assert list(part.values(column)) == expected[low:]
+    assert part.end == found.end == 100 + first + rows
+
+
+def whole(body: bytes, column: Any) -> list[Any]:
+    found: list[Any] = []
+    while body:
+        found += Block(body).values(column)
+        body = body[block_head(body).block_bytes :]
+    return found
+
+
+@given(bodies(), st.integers(1, 5))
+def test_rows_that_the_blocks_do_not_have_are_refused(body: bytes, beyond: int) -> None:
+    total = sum(rows for rows, _ in rows_of(body))
+    with pytest.raises(errors.DecodeError, match="do not have"):
+        delivered(body, 0, total + beyond)

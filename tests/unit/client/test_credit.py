@@ -1,0 +1,87 @@
+"""How much is asked for: never too little, never more than fits, and less when the application is slow."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import limits
+from icestream.client.credit import CreditWindow
+
+SECOND_NS = 1_000_000_000
+
+
+def drain(window: CreditWindow, row_bytes: int, waited_ns: int, now_ns: int) -> None:
+    """Everything that was asked for comes and is taken."""
+    rows = window.credit
+    assert window.came(rows, rows * row_bytes)
+    window.took(rows, rows * row_bytes)
+    window.adapt(rows, waited_ns, now_ns)
+
+
+def test_it_begins_small_and_grows_to_the_prefetch_while_messages_are_taken_at_once() -> None:
+    window = CreditWindow(1000, 2**30)
+    assert window.grant() == limits.CLIENT_PREFETCH_START
+    for number in range(10):
+        drain(window, 100, 0, number * 1000)
+        window.grant()
+    assert window.window == 1000
+    assert window.credit == 1000
+
+
+def test_it_shrinks_to_one_while_messages_wait_too_long_and_is_never_nothing() -> None:
+    window = CreditWindow(1000, 2**30)
+    window.drain_ns = SECOND_NS
+    for number in range(20):
+        window.grant()
+        drain(window, 100, 2 * SECOND_NS, number * SECOND_NS)
+    assert window.window == 1
+    assert window.grant() == 1
+
+
+def test_a_trickle_of_messages_says_nothing_about_the_speed_of_the_application() -> None:
+    window = CreditWindow(1000, 2**30)
+    for number in range(1000):
+        window.grant()
+        assert window.came(1, 100)
+        window.took(1, 100)
+        window.adapt(1, 0, number * SECOND_NS)
+    assert window.window == limits.CLIENT_PREFETCH_START
+
+
+def test_large_messages_are_asked_for_as_far_as_the_buffer_holds_them() -> None:
+    window = CreditWindow(1000, 10_000_000)
+    window.grant()
+    for number in range(20):
+        drain(window, 1_000_000, 0, number)
+        window.grant()
+    assert window.credit == 10
+
+
+def test_more_than_was_asked_for_is_noticed() -> None:
+    window = CreditWindow(10, 2**20)
+    window.grant()
+    assert not window.came(11, 11)
+    assert window.came(10, 10)
+    assert not window.came(1, 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(1, 10**6)), max_size=60), st.data())
+def test_credit_and_what_is_held_never_exceed_the_prefetch(
+    steps: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    window = CreditWindow(40, 10**7)
+    for come_max, take_max, size in steps:
+        window.grant()
+        assert window.credit + window.held <= 40
+        come, take = min(come_max, window.credit), min(take_max, window.held)
+        if come:
+            assert window.came(come, come * size)
+        if take:
+            window.took(take, 0)
+            window.adapt(take, data.draw(st.integers(0, 10 * SECOND_NS)), data.draw(st.integers(0, SECOND_NS)))
+    while window.held:
+        window.took(window.held, 0)
+    window.held_bytes = 0
+    window.grant()
+    assert window.credit, "an empty consumer must ask for something"

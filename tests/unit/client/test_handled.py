@@ -1,0 +1,102 @@
+"""What a consumer knows of the messages of a shard, against a model that knows each message by itself."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+)
+from hypothesis.stateful import (
+    run_state_machine_as_test as check_state_machine,
+)
+
+from icestream import limits
+from icestream.client.handled import Handled
+
+STARTS, ROWS = st.integers(0, 40), st.integers(1, 6)
+
+
+class HandledModel(RuleBasedStateMachine):
+    deduplicates = True
+
+    @initialize()
+    def begin(self) -> None:
+        self.handled = Handled(0, deduplicates=self.deduplicates)
+        self.waiting: set[int] = set()
+        self.handed: set[int] = set()
+        self.acked: set[int] = set()
+
+    @rule(start=STARTS, rows=ROWS)
+    def arrive(self, start: int, rows: int) -> None:
+        came = set(range(start, start + rows))
+        known = self.waiting | self.acked | (self.handed if self.deduplicates else set())
+        found = self.handled.arrived(start, start + rows)
+        assert [offset for low, high in found.fresh for offset in range(low, high)] == sorted(came - known)
+        assert [offset for low, high in found.acked for offset in range(low, high)] == sorted(came & self.acked)
+        self.waiting |= came - known
+
+    def pick(self, start: int, rows: int, of: set[int]) -> tuple[int, int] | None:
+        """A stretch that is in the set, from `start` on."""
+        first = next((offset for offset in sorted(of) if offset >= start), None)
+        if first is None:
+            return None
+        end = first
+        while end in of and end < first + rows:
+            end += 1
+        return first, end
+
+    @rule(start=STARTS, rows=ROWS)
+    def hand_out(self, start: int, rows: int) -> None:
+        if found := self.pick(start, rows, self.waiting):
+            self.handled.handed_out(*found)
+            self.waiting -= set(range(*found))
+            self.handed |= set(range(*found))
+
+    @rule(start=STARTS, rows=ROWS)
+    def give_up(self, start: int, rows: int) -> None:
+        if found := self.pick(start, rows, self.waiting):
+            self.handled.given_up(*found)
+            self.waiting -= set(range(*found))
+
+    @rule(start=STARTS, rows=ROWS)
+    def ack(self, start: int, rows: int) -> None:
+        if found := self.pick(start, rows, self.handed):
+            self.handled.acked(*found)
+            self.handed -= set(range(*found))
+            self.acked |= set(range(*found))
+
+    @rule(start=STARTS, rows=ROWS)
+    def nack(self, start: int, rows: int) -> None:
+        if found := self.pick(start, rows, self.handed):
+            self.handled.nacked(*found)
+            self.handed -= set(range(*found))
+
+
+class ForgetfulModel(HandledModel):
+    deduplicates = False
+
+
+def test_with_deduplication_nothing_handed_out_comes_again() -> None:
+    check_state_machine(HandledModel)
+
+
+def test_without_it_only_what_was_acked_does_not_come_again() -> None:
+    check_state_machine(ForgetfulModel)
+
+
+def test_what_is_remembered_is_bounded_and_the_lowest_is_forgotten_first() -> None:
+    handled = Handled(0, deduplicates=True)
+    for number in range(limits.CLIENT_HANDLED_RANGES_MAX + 3):
+        handled.acked(2 * number, 2 * number + 1)
+    assert handled.ranges == limits.CLIENT_HANDLED_RANGES_MAX
+    assert handled.arrived(0, 1).fresh == [(0, 1)]
+    assert handled.arrived(6, 7).acked == [(6, 7)]
+
+
+def test_a_cumulative_ack_covers_everything_below() -> None:
+    handled = Handled(0, deduplicates=False)
+    handled.acked(7, 9)
+    handled.acked_through(5)
+    assert handled.arrived(0, 10) == ([(5, 7), (9, 10)], [(0, 5), (7, 9)])

@@ -1,0 +1,307 @@
+"""A lane against a broker that judges numbers as the log does, over refusals, lost connections and lost answers.
+
+once          no message is stored twice
+order         what is stored stands in the order in which it was sent
+truth         a future that says "stored" says where; one that says "not stored" is right
+no end        in the end, with a willing broker, everything that nobody gave up is stored
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from hypothesis.stateful import (
+    run_state_machine_as_test as check_state_machine,
+)
+
+from icestream import errors, limits
+from icestream.client.batch import Batch, MessageId
+from icestream.client.lane import Flow, Lane
+from icestream.model import envelope
+from icestream.model.block import Block, Numbering
+from icestream.model.shard import ShardKey
+from icestream.wal.producers import Duplicate, Producers
+
+LOOP = asyncio.new_event_loop()
+KEY = ShardKey(1, 0)
+REFUSED = errors.NodeQuotaReached("full")
+WRONG = errors.InvalidInput("wrong")
+UNKNOWN = errors.OutcomeUnknown("who knows")
+
+
+def batch_of(names: list[bytes], deadline_ns: int = 10**18) -> Batch:
+    batch = Batch(0, 0, deadline_ns)
+    for name in names:
+        batch.add(name, asyncio.Future(loop=LOOP), len(name))
+    return batch
+
+
+class BrokerShard:
+    """One shard of a broker: what is stored, and the numbers of one producer."""
+
+    def __init__(self) -> None:
+        self.stored: list[bytes] = []
+        self.producers = Producers()
+        self.epoch = 0
+        self.is_refusing = False
+
+    def open(self) -> None:
+        self.epoch += 1
+        self.is_refusing = False
+        self.producers.open(7, self.epoch)
+
+    def take(self, block: bytes, refusal: errors.IcestreamError | None) -> int | errors.IcestreamError:
+        """The base offset, or why not."""
+        if self.is_refusing:
+            return errors.AfterRefused("one before it was refused")
+        found = self._judge(block, refusal)
+        self.is_refusing = isinstance(found, errors.IcestreamError)
+        return found
+
+    def _judge(self, data: bytes, refusal: errors.IcestreamError | None) -> int | errors.IcestreamError:
+        block = Block(data)
+        assert block.numbering is not None
+        if refusal is not None:
+            return refusal
+        try:
+            known = self.producers.judge(KEY, block.numbering, block.rows)
+        except errors.IcestreamError as error:
+            return error
+        if isinstance(known, Duplicate):
+            return -1 if known.base_offset is None else known.base_offset
+        base = len(self.stored)
+        self.stored += [bytes(value) for value in block.values(envelope.PAYLOAD) if isinstance(value, bytes)]
+        lsn = len(self.stored)
+        self.producers.record(KEY, block.numbering, block.rows, base, lsn, 0, lsn)
+        return base
+
+    @property
+    def last_sequence(self) -> int | None:
+        return self.producers.last_sequence(KEY, 7)
+
+    @property
+    def recent(self) -> list[int]:
+        return [number for sent in self.producers.recent(KEY, 7)[-64:] for number in sent]
+
+
+class LaneModel(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.broker = BrokerShard()
+        self.lane = Lane(0)
+        self.sent: deque[Batch] = deque()  # on their way to the broker
+        self.answers: deque[tuple[Batch, int | errors.IcestreamError]] = deque()  # and back
+        self.futures: list[tuple[bytes, asyncio.Future[MessageId]]] = []
+        self.given_up: set[bytes] = set()
+        self.now_ns = 0
+        self.epoch = 0
+        self.reopen()
+
+    # --- the producer ---
+
+    @rule(rows=st.integers(1, 3), patience=st.integers(1, 40), is_full=st.booleans())
+    def send(self, rows: int, patience: int, is_full: bool) -> None:
+        names = [b"%d" % (len(self.futures) + number) for number in range(rows)]
+        if self.lane.collecting is None or is_full:
+            deadline_ns = max([self.now_ns + patience, *(one.deadline_ns for one in self.lane)])  # they rise
+            self.lane.begin(Batch(0, 0, deadline_ns))
+        assert self.lane.collecting is not None
+        for name in names:
+            future: asyncio.Future[MessageId] = asyncio.Future(loop=LOOP)
+            self.futures.append((name, future))
+            self.lane.collecting.add(name, future, len(name))
+
+    @rule()
+    def flush(self) -> None:
+        while (batch := self.lane.next_batch()) is not None:
+            numbering = Numbering(7, self.epoch, self.lane.next_sequence)
+            if batch.is_sealed:
+                batch.number(numbering)
+            else:
+                batch.seal({}, numbering)
+            self.lane.sent(batch)
+            self.sent.append(batch)
+
+    @precondition(lambda self: self.answers)
+    @rule()
+    def answer(self) -> None:
+        batch, found = self.answers.popleft()
+        if isinstance(found, int):
+            self.lane.stored(batch)
+            batch.succeed("t", found)
+        else:
+            self.lane.refused(batch, found, is_certain=not isinstance(found, errors.OutcomeUnknown))
+        if self.lane.flow is Flow.STOPPED and self.lane.cause is WRONG:
+            self.isolate()
+
+    def isolate(self) -> None:
+        culprit = self.lane.take_culprit()
+        assert culprit is not None
+        if culprit.rows > 1 and culprit.futures:
+            self.lane.put_back(*culprit.split())
+        else:
+            culprit.fail(WRONG)
+
+    @precondition(lambda self: self.lane.flow is Flow.STOPPED and self.epoch)
+    @rule()
+    def reset(self) -> None:
+        """The answers are all here: the shard goes on."""
+        self.broker.is_refusing = False
+        self.resume()
+
+    def resume(self) -> None:
+        stored, _ = self.lane.resume(self.broker.last_sequence, self.broker.recent)
+        for batch, base_offset in stored:
+            batch.succeed("t", base_offset)
+
+    @rule(passed=st.integers(1, 30))
+    def wait(self, passed: int) -> None:
+        self.now_ns += passed
+        staying, leaving = self.lane.expire(self.now_ns)
+        for batch in staying + leaving:
+            batch.fail(UNKNOWN if batch.is_sent else REFUSED)
+
+    # --- the broker and the connection ---
+
+    @precondition(lambda self: self.sent)
+    @rule(kind=st.sampled_from(["take", "take", "take", "refuse", "wrong", "unknown, taken back", "unknown, stored"]))
+    def arrive(self, kind: str) -> None:
+        batch = self.sent.popleft()
+        refusal = {"refuse": REFUSED, "wrong": WRONG, "unknown, taken back": UNKNOWN}.get(kind)
+        found = self.broker.take(batch.block, refusal)
+        if kind == "unknown, stored" and isinstance(found, int):
+            found, self.broker.is_refusing = UNKNOWN, True
+        self.answers.append((batch, found))
+
+    @rule()
+    def lose(self) -> None:
+        """What is on its way to the broker is lost, and so are its answers."""
+        self.sent.clear()
+        self.answers.clear()
+        self.lane.lose()
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.broker.open()
+        self.epoch = self.broker.epoch
+        self.resume()
+
+    # --- what must hold ---
+
+    @invariant()
+    def stored_once_and_in_order(self) -> None:
+        numbers = [int(name) for name in self.broker.stored]
+        assert numbers == sorted(set(numbers))
+
+    @invariant()
+    def futures_tell_the_truth(self) -> None:
+        stored = {name: offset for offset, name in enumerate(self.broker.stored)}
+        for name, future in self.futures:
+            if not future.done():
+                continue
+            error = future.exception()
+            if error is None:
+                assert future.result().offset == stored[name]
+            elif not isinstance(error, errors.OutcomeUnknown):
+                assert name not in stored
+
+    @invariant()
+    def window_is_kept(self) -> None:
+        assert len(self.lane.in_flight) <= limits.PRODUCER_WINDOW_BATCHES
+
+    def teardown(self) -> None:
+        """A willing broker: whatever nobody gave up is stored."""
+        self.lose()
+        while not self.lane.is_empty:
+            self.flush()
+            while self.sent:
+                self.arrive("take")
+            while self.answers:
+                self.answer()
+        assert all(future.done() for _, future in self.futures)
+        self.stored_once_and_in_order()
+        self.futures_tell_the_truth()
+        for _, future in self.futures:
+            future.exception()
+
+
+def test_nothing_is_lost_doubled_or_reordered_whatever_the_broker_and_the_connection_do() -> None:
+    check_state_machine(LaneModel, settings=settings(stateful_step_count=60))
+
+
+def flowing() -> Lane:
+    lane = Lane(0)
+    lane.resume(None, [])
+    return lane
+
+
+def test_at_most_a_window_is_in_flight_and_the_rest_collects() -> None:
+    lane = flowing()
+    for number in range(limits.PRODUCER_WINDOW_BATCHES + 5):
+        lane.begin(batch_of([b"%d" % number]))
+    taken = 0
+    while (batch := lane.next_batch()) is not None:
+        batch.seal({}, Numbering(1, 1, lane.next_sequence))
+        lane.sent(batch)
+        taken += 1
+    assert taken == limits.PRODUCER_WINDOW_BATCHES
+    assert not lane.has_more
+    lane.stored(lane.in_flight[0])
+    assert lane.has_more
+
+
+def test_an_answer_that_is_not_next_is_not_believed() -> None:
+    lane = flowing()
+    for number in range(2):
+        lane.begin(batch_of([b"%d" % number]))
+    first, second = lane.next_batch(), lane.next_batch()
+    assert first is not None
+    assert second is not None
+    for batch in (first, second):
+        batch.seal({}, Numbering(1, 1, lane.next_sequence))
+        lane.sent(batch)
+    with pytest.raises(errors.DecodeError, match="not next"):
+        lane.stored(second)
+
+
+def test_what_is_stored_is_found_by_its_numbers_also_when_its_offset_is_forgotten() -> None:
+    lane = flowing()
+    batches = [batch_of([b"a", b"b"]), batch_of([b"c"]), batch_of([b"d"])]
+    for batch in batches:
+        lane.begin(batch)
+        taken = lane.next_batch()
+        assert taken is batch
+        taken.seal({}, Numbering(1, 1, lane.next_sequence))
+        lane.sent(taken)
+    lane.lose()
+    stored, dropped = lane.resume(2, [2, 1, 41])
+    assert [(found, offset) for found, offset in stored] == [(batches[0], -1), (batches[1], 41)]
+    assert not dropped
+    assert lane.next_sequence == 3
+    assert lane.next_batch() is batches[2]
+
+
+def test_numbers_of_a_first_batch_that_was_refused_are_used_again() -> None:
+    """A log that took it back expects exactly these (hazard 16), and has no last number to tell."""
+    lane = flowing()
+    lane.begin(batch_of([b"a", b"b"]))
+    batch = lane.next_batch()
+    assert batch is not None
+    batch.seal({}, Numbering(1, 1, lane.next_sequence))
+    lane.sent(batch)
+    assert lane.next_sequence == 2
+    lane.refused(batch, UNKNOWN, is_certain=False)
+    lane.resume(None, [])
+    assert lane.next_sequence == 0
+    assert lane.next_batch() is batch

@@ -1,0 +1,260 @@
+"""A producer against a real broker in this process: what it promises while the connection holds, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import icestream
+from icestream import errors
+from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.records import Policies
+from icestream.client.batch import MessageId
+from icestream.model.topic_name import TopicName
+from icestream.testing import TestBroker
+from icestream.wal.admission import Quota
+
+pytestmark = pytest.mark.asyncio
+TOPIC = "/default/orders"
+WAIT_SECONDS = 20.0
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[TestBroker]:
+    async with icestream.testing.broker() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(broker: TestBroker) -> AsyncIterator[icestream.Client]:
+    async with icestream.connect(broker.address) as connected:
+        yield connected
+
+
+async def stored(client: icestream.Client, count: int, topic: str = TOPIC) -> list[tuple[int, int, bytes]]:
+    """Shard, offset and payload of everything in the topic."""
+    found: list[tuple[int, int, bytes]] = []
+    async with client.subscribe(topic, "check", start="earliest") as messages:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(found) < count:
+                message = await anext(messages)
+                found.append((message.shard, message.offset, message.payload))
+                message.ack()
+        assert not messages.waiting_messages
+        await messages.seek("latest")
+    return sorted(found)
+
+
+async def test_a_future_tells_topic_shard_and_offset(client: icestream.Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        assert await producer.send(b"one") == MessageId(TOPIC, 0, 0)
+        sent = await asyncio.gather(*(producer.send(b"%d" % number) for number in range(3)))
+        assert [one.offset for one in sent] == [1, 2, 3]
+    assert await stored(client, 4) == [(0, 0, b"one"), (0, 1, b"0"), (0, 2, b"1"), (0, 3, b"2")]
+
+
+async def test_all_sends_of_a_tick_are_one_batch(client: icestream.Client, broker: TestBroker) -> None:
+    async with client.producer(TOPIC) as producer:
+        await asyncio.gather(*(producer.send(b"x") for _ in range(100)))
+        await producer.send(b"y")
+        topic = broker.node.broker.topics.get(TopicName.parse(TOPIC))
+        batches = broker.node.broker.storage.recent_batches(topic.shard_key(0), 1)
+    assert [rows for _, rows, _ in batches] == [100, 1]
+
+
+async def test_everything_that_was_sent_with_a_message_is_there(client: icestream.Client) -> None:
+    time = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    async with client.producer(TOPIC, name="till-7") as producer:
+        producer.send(b"plain")
+        await producer.send(bytearray(b"rich"), key="k", headers={"a": "b", "c": "ä"}, publish_time=time)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        plain, rich = await messages.take(10)
+    assert (plain.payload, plain.key, plain.headers, plain.producer_name) == (b"plain", None, {}, "till-7")
+    assert (rich.payload, rich.key, rich.headers) == (b"rich", b"k", {"a": "b", "c": "ä"})
+    assert rich.publish_time == time
+    assert plain.publish_time is not None
+    assert rich.append_time is not None
+    assert plain.publish_time <= rich.append_time
+    assert (rich.topic, rich.redelivery_count, rich.id) == (TOPIC, 0, MessageId(TOPIC, 0, 1))
+
+
+async def test_a_key_has_its_shard_and_messages_without_one_go_round(client: icestream.Client) -> None:
+    async with client.producer(TOPIC, shards=4) as producer:
+        keys = [b"key-%d" % number for number in range(20)]
+        sent = await asyncio.gather(*(producer.send(key, key=key) for key in keys))
+        assert [one.shard for one in sent] == [zlib.crc32(key) % 4 for key in keys]
+        shards = []
+        for _ in range(4):
+            pair = await asyncio.gather(producer.send(b"a"), producer.send(b"b"))
+            assert pair[0].shard == pair[1].shard
+            shards.append(pair[0].shard)
+        assert sorted(shards) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"payload": "text"}, "bytes"),
+        ({"payload": None}, "bytes"),
+        ({"payload": b"", "key": 7}, "key"),
+        ({"payload": b"", "key": "\ud800"}, "Unicode"),
+        ({"payload": b"", "headers": {"a": 1}}, "header"),
+        ({"payload": b"", "publish_time": datetime(2026, 1, 1)}, "time zone"),
+        ({"payload": b"", "publish_time": 2**63}, "64 bits"),
+        ({"payload": b"x" * 70_000_000}, "70000000 bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_cannot_be_sent_is_refused_at_once_and_changes_nothing(
+    client: icestream.Client, arguments: dict[str, Any], says: str
+) -> None:
+    async with client.producer(TOPIC) as producer:
+        payload = arguments.pop("payload")
+        with pytest.raises(errors.InvalidInput, match=says):
+            producer.send(payload, **arguments)
+        assert producer.pending_bytes == 0
+        assert (await producer.send(b"good")).offset == 0
+
+
+async def test_a_message_that_its_topic_does_not_allow_is_refused_at_once(client: icestream.Client) -> None:
+    await client.create_topic(TOPIC, max_message_bytes=1000)
+    async with client.producer(TOPIC) as producer:
+        with pytest.raises(errors.MessageTooLarge, match="1000"):
+            producer.send(b"x" * 1001)
+
+
+async def test_a_full_producer_says_so_and_ready_waits_for_room(client: icestream.Client) -> None:
+    async with client.producer(TOPIC, pending_bytes=5_000) as producer:
+        sent: list[asyncio.Future[MessageId]] = []
+        while producer.pending_bytes < 5_000:
+            sent.append(producer.send(b"%d" % len(sent)))
+        with pytest.raises(errors.InFlightFull, match=r"await producer.ready\(\)"):
+            producer.send(b"one too many")
+        assert 5 < len(sent) < 30
+        await asyncio.wait_for(producer.ready(), WAIT_SECONDS)
+        sent.append(producer.send(b"last"))
+        assert [one.offset for one in await asyncio.gather(*sent)] == list(range(len(sent)))
+
+
+async def test_flush_and_close_wait_for_everything_that_was_sent(client: icestream.Client) -> None:
+    producer = await client.producer(TOPIC, shards=3)
+    sent = [producer.send(b"x", key=b"%d" % number) for number in range(50)]
+    await producer.flush()
+    assert all(one.done() for one in sent)
+    late = producer.send(b"y")
+    await producer.close()
+    assert late.done()
+    with pytest.raises(errors.ClientClosed):
+        producer.send(b"z")
+
+
+async def test_a_future_that_was_given_up_disturbs_nobody(client: icestream.Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        first, second = producer.send(b"a"), producer.send(b"b")
+        first.cancel()
+        assert (await second).offset == 1
+
+
+async def test_more_than_one_batch_can_hold_is_several_in_order(client: icestream.Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        payloads = [b"%06d" % number + bytes(50_000) for number in range(200)]
+        sent = await asyncio.gather(*(producer.send(payload) for payload in payloads))
+        assert [one.offset for one in sent] == list(range(200))
+
+
+async def test_a_topic_that_is_not_there_is_made_only_when_asked_for(client: icestream.Client) -> None:
+    with pytest.raises(errors.UnknownTopic):
+        await client.producer("/default/missing", create=False)
+    assert await client.list_topics() == []
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_message_fails_alone_and_its_neighbours_are_stored_in_order(
+    client: icestream.Client, broker: TestBroker
+) -> None:
+    async with client.producer(TOPIC) as producer:
+        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), Policies(max_message_bytes=1000))
+        large = {1, 2, 5}
+        sent = [producer.send(b"%d" % n + bytes(9_000 if n in large else 0)) for n in range(8)]
+        found = await asyncio.gather(*sent, return_exceptions=True)
+        for number, one in enumerate(found):
+            assert isinstance(one, errors.MessageTooLarge if number in large else MessageId), one
+        assert (await producer.send(b"8")).offset == 5
+    assert [payload for _, _, payload in await stored(client, 6)] == [b"0", b"3", b"4", b"6", b"7", b"8"]
+
+
+async def test_a_producer_that_the_broker_has_forgotten_opens_anew_by_itself(
+    client: icestream.Client, broker: TestBroker
+) -> None:
+    storage = broker.node.broker.storage
+    assert isinstance(storage, MemoryStorage)
+    async with client.producer(TOPIC, shards=2) as producer:
+        for number in range(10):
+            await asyncio.gather(*(producer.send(b"%d" % number, key=b"%d" % key) for key in range(4)))
+            if number % 3 == 2:
+                storage._producers.expire(2**62)
+    assert len(await stored(client, 40)) == 40
+
+
+async def test_hazard_37_order_holds_while_a_quota_comes_and_goes_under_pipelined_sends() -> None:
+    async with icestream.testing.broker("disk") as broker, icestream.connect(broker.address) as client:
+        log = broker.node.log
+        assert log is not None
+        chance, roomy = random.Random(37), log.quota
+        async with client.producer(TOPIC, shards=2) as producer:
+            sent: list[asyncio.Future[MessageId]] = []
+            for number in range(400):
+                sent.append(producer.send(b"%d" % number, key=b"%d" % (number % 3)))
+                if chance.random() < 0.1:
+                    log.quota = Quota(1, 1) if chance.random() < 0.5 else roomy
+                if chance.random() < 0.3:
+                    await asyncio.sleep(0.001)
+            log.quota = roomy
+            found = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
+        everything = await stored(client, 400)
+    assert sorted((one.shard, one.offset) for one in found) == [(shard, offset) for shard, offset, _ in everything]
+    for shard in range(2):
+        numbers = [int(payload) for place, _, payload in everything if place == shard]
+        assert numbers == sorted(numbers)
+
+
+async def test_what_the_broker_never_takes_fails_with_its_reason_in_time() -> None:
+    async with (
+        icestream.testing.broker("disk") as broker,
+        icestream.connect(broker.address, send_timeout=0.3) as client,
+        client.producer(TOPIC) as producer,
+    ):
+        log = broker.node.log
+        assert log is not None
+        roomy, log.quota = log.quota, Quota(1, 1)
+        with pytest.raises(errors.NodeQuotaReached):
+            await asyncio.wait_for(producer.send(b"x"), WAIT_SECONDS)
+        log.quota = roomy
+        assert (await producer.send(b"y")).offset == 0
+
+
+async def test_another_one_of_the_same_name_fences_it(client: icestream.Client, broker: TestBroker) -> None:
+    async with client.producer(TOPIC, name="till") as old:
+        await old.send(b"old")
+        async with client.producer(TOPIC, name="till") as new:
+            assert (await new.send(b"new")).offset == 1
+            with pytest.raises(errors.ProducerFenced):
+                await old.send(b"late")
+            with pytest.raises(errors.ProducerFenced):
+                old.send(b"later")
+            assert (await new.send(b"newer")).offset == 2
+
+
+async def test_a_producer_that_comes_again_goes_on_behind_its_last_number(client: icestream.Client) -> None:
+    for number in range(3):
+        async with client.producer(TOPIC, name="till") as producer:
+            assert (await producer.send(b"x")).offset == number

@@ -1,0 +1,406 @@
+"""A subscription against a real broker in this process: messages, acks, seeks, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import icestream
+from icestream import errors
+from icestream.model.shard import Gap, GapState
+from icestream.model.topic_name import TopicName
+from icestream.testing import TestBroker
+from tests.support.until import until
+
+pytestmark = pytest.mark.asyncio
+TOPIC = "/default/orders"
+WAIT_SECONDS = 20.0
+FAST = {"base_delay_ms": 0, "max_delay_ms": 10_000, "ack_timeout_ms": 60_000}
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[TestBroker]:
+    async with icestream.testing.broker() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(broker: TestBroker) -> AsyncIterator[icestream.Client]:
+    async with icestream.connect(broker.address) as connected:
+        yield connected
+
+
+async def publish(client: icestream.Client, count: int, shards: int = 1, first: int = 0) -> None:
+    async with client.producer(TOPIC, shards=shards) as producer:
+        for number in range(first, first + count):
+            producer.send(b"%d" % number, key=b"%d" % number if shards > 1 else None)
+
+
+async def take(messages: icestream.Subscription, count: int) -> list[icestream.Message]:
+    async with asyncio.timeout(WAIT_SECONDS):
+        return [await anext(messages) for _ in range(count)]
+
+
+def numbers(messages: list[icestream.Message]) -> list[int]:
+    return [int(message.payload) for message in messages]
+
+
+def lag(broker: TestBroker, subscription: str = "s") -> int:
+    return broker.node.broker.subscription(TopicName.parse(TOPIC), subscription).lag
+
+
+async def test_messages_come_in_order_and_acks_are_counted(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 500)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        found = await take(messages, 500)
+        assert numbers(found) == list(range(500))
+        assert messages.is_active
+        for message in found[:400]:
+            message.ack()
+        await messages.flush()
+        assert lag(broker) == 100
+        for message in found[400:]:
+            await message.ack()
+        await messages.flush()
+        assert lag(broker) == 0
+
+
+async def test_what_was_not_acked_comes_to_the_next_consumer(client: icestream.Client) -> None:
+    await publish(client, 10)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        for message in await take(messages, 10):
+            if message.offset % 2:
+                message.ack()
+    async with client.subscribe(TOPIC, "s") as messages:
+        assert numbers(await take(messages, 5)) == [0, 2, 4, 6, 8]
+
+
+async def test_acks_of_a_tick_leave_before_the_subscription_is_closed(
+    client: icestream.Client, broker: TestBroker
+) -> None:
+    await publish(client, 3)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        for message in await take(messages, 3):
+            message.ack()
+    assert lag(broker) == 0
+
+
+async def test_the_application_gets_far_more_than_the_prefetch_and_never_holds_more(client: icestream.Client) -> None:
+    await publish(client, 3000)
+    async with client.subscribe(TOPIC, "s", start="earliest", prefetch=20) as messages:
+        for number in range(3000):
+            message = (await take(messages, 1))[0]
+            assert int(message.payload) == number
+            assert messages.waiting_messages <= 20
+            message.ack()
+
+
+async def test_several_tasks_share_one_subscription(client: icestream.Client) -> None:
+    await publish(client, 300)
+    found: list[int] = []
+    async with client.subscribe(TOPIC, "s", start="earliest", prefetch=8) as messages:
+
+        async def work() -> None:
+            async for message in messages:
+                await asyncio.sleep(0)
+                found.append(int(message.payload))
+                message.ack()
+                if len(found) == 300:
+                    await messages.close()
+
+        async with asyncio.timeout(WAIT_SECONDS):
+            await asyncio.gather(*(work() for _ in range(5)))
+    assert sorted(found) == list(range(300))
+
+
+async def test_all_shards_are_delivered_each_in_order(client: icestream.Client) -> None:
+    await publish(client, 200, shards=4)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        found = await take(messages, 200)
+    assert sorted(numbers(found)) == list(range(200))
+    for shard in range(4):
+        offsets = [message.offset for message in found if message.shard == shard]
+        assert offsets == list(range(len(offsets)))
+
+
+# --- failures and redelivery ------------------------------------------------------------------------------------------
+
+
+async def test_a_nacked_message_comes_again_and_knows_that_it_failed(client: icestream.Client) -> None:
+    await publish(client, 3)
+    async with client.subscribe(TOPIC, "s", start="earliest", failure=FAST) as messages:
+        first = await take(messages, 3)
+        await first[1].nack()
+        (again,) = await take(messages, 1)
+    assert (again.offset, again.redelivery_count) == (1, 1)
+
+
+async def test_a_nack_waits_as_long_as_it_asks_for(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 2)
+    async with client.subscribe(TOPIC, "s", start="earliest", failure=FAST) as messages:
+        late, soon = await take(messages, 2)
+        late.nack(delay=0.2)
+        soon.nack()
+        assert numbers(await take(messages, 2)) == [1, 0]
+        with pytest.raises(errors.InvalidInput, match="a week"):
+            late.nack(delay=1e9)
+
+
+async def test_deduplication_hands_a_message_out_again_only_after_a_nack(client: icestream.Client) -> None:
+    await publish(client, 3)
+    policy = {**FAST, "ack_timeout_ms": 50, "max_redelivery_count": 100}
+    async with client.subscribe(TOPIC, "s", start="earliest", failure=policy, dedup=True) as messages:
+        first = await take(messages, 3)
+        first[0].nack()
+        (again,) = await take(messages, 1)
+        assert again.offset == 0
+        with pytest.raises(TimeoutError):  # offsets 1 and 2 time out at the broker and come again meanwhile
+            await asyncio.wait_for(anext(messages), 0.4)
+        assert messages.waiting_messages == 0
+
+
+async def test_without_deduplication_what_was_not_acked_in_time_comes_again(client: icestream.Client) -> None:
+    await publish(client, 1)
+    policy = {**FAST, "ack_timeout_ms": 50, "max_redelivery_count": 100}
+    async with client.subscribe(TOPIC, "s", start="earliest", failure=policy) as messages:
+        (first,) = await take(messages, 1)
+        (again,) = await take(messages, 1)
+        assert (first.redelivery_count, again.redelivery_count) == (0, 1)
+
+
+async def test_a_cumulative_ack_covers_what_came_before(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 10)
+    async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest") as messages:
+        found = await take(messages, 10)
+        await messages.ack_through(found[6])
+        await messages.flush()
+        assert lag(broker) == 3
+
+
+async def test_where_consumers_share_there_is_no_cumulative_ack(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 1)
+    async with client.subscribe(TOPIC, "s", type="shared", start="earliest") as messages:
+        (message,) = await take(messages, 1)
+        with pytest.raises(errors.InvalidInput, match="no cumulative ack"):
+            messages.ack_through(message)
+        message.ack()
+        await messages.flush()
+    assert lag(broker) == 0
+
+
+# --- where it stands --------------------------------------------------------------------------------------------------
+
+
+async def test_a_subscription_begins_where_it_is_asked_to(client: icestream.Client) -> None:
+    await publish(client, 5)
+    await asyncio.sleep(0.01)
+    middle = datetime.now(UTC)
+    await asyncio.sleep(0.01)
+    await publish(client, 5, first=5)
+    starts: list[tuple[Any, int]] = [("earliest", 0), (3, 3), (middle, 5)]
+    for number, (start, expected) in enumerate(starts):
+        async with client.subscribe(TOPIC, f"s{number}", start=start) as messages:
+            assert numbers(await take(messages, 1)) == [expected]
+    async with client.subscribe(TOPIC, "latest") as messages:
+        await publish(client, 1, first=10)
+        assert numbers(await take(messages, 1)) == [10]
+
+
+@pytest.mark.parametrize("start", ["soon", True, -1, 1.5, datetime(2026, 1, 1)])
+async def test_a_start_that_is_none_is_refused(client: icestream.Client, start: Any) -> None:
+    with pytest.raises(errors.InvalidInput):
+        client.subscribe(TOPIC, "s", start=start)
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+async def test_hazard_48_a_seek_delivers_again_and_older_acks_do_not_count(
+    client: icestream.Client, broker: TestBroker, dedup: bool
+) -> None:
+    await publish(client, 200)
+    async with client.subscribe(TOPIC, "s", start="earliest", prefetch=50, dedup=dedup) as messages:
+        before = await take(messages, 100)
+        await messages.seek(10)
+        for message in before:
+            message.ack()
+        await messages.flush()
+        assert lag(broker) == 190
+        assert numbers(await take(messages, 190)) == list(range(10, 200))
+        await messages.seek("latest")
+        assert lag(broker) == 0
+
+
+async def test_a_seek_by_somebody_else_is_followed(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 100)
+    async with (
+        icestream.connect(broker.address) as other,
+        client.subscribe(TOPIC, "s", start="earliest", prefetch=30) as messages,
+        other.subscribe(TOPIC, "s", prefetch=1) as theirs,
+    ):
+        await take(messages, 20)
+        await theirs.close()
+        await theirs.seek(0)
+        seen: list[int] = []
+        while not seen or seen[-1] != 99:
+            seen += numbers(await take(messages, 1))
+        assert seen[seen.index(0) :] == list(range(100))
+
+
+async def test_what_is_being_handed_out_belongs_to_the_past_when_somebody_seeks(
+    client: icestream.Client, broker: TestBroker
+) -> None:
+    await client.create_topic(TOPIC)
+    async with icestream.connect(broker.address) as other, client.subscribe(TOPIC, "s") as messages:
+        theirs = await other.subscribe(TOPIC, "s")
+        await theirs.close()
+        await publish(client, 40)
+        await take(messages, 10)
+        await theirs.seek(3)
+        await messages.flush()  # what the seek brought is here
+        assert numbers(await take(messages, 37)) == list(range(3, 40))
+
+
+async def test_gaps_are_told(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 5)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        await take(messages, 2)
+        delivery = broker.node.broker.subscription(TopicName.parse(TOPIC), "s").deliveries[0]
+        delivery.nothing_there(Gap(delivery.stream.key, 3, 5, 0, "a test", GapState.UNUSED))
+        await messages.flush()
+        assert list(messages.gaps) == [icestream.Gap(0, 3, 5, GapState.UNUSED, "a test")]
+
+
+# --- kinds and ends ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_exclusive_subscription_has_one_consumer(client: icestream.Client) -> None:
+    await publish(client, 1)
+    async with client.subscribe(TOPIC, "s", type="exclusive"):
+        with pytest.raises(errors.SubscriptionTaken):
+            await client.subscribe(TOPIC, "s", type="exclusive")
+
+
+async def test_a_failover_consumer_takes_over_and_knows_it(client: icestream.Client) -> None:
+    await publish(client, 4)
+    first = await client.subscribe(TOPIC, "s", type="failover", start="earliest")
+    async with client.subscribe(TOPIC, "s", type="failover") as second:
+        for message in await take(first, 2):
+            message.ack()
+        assert (first.is_active, second.is_active) == (True, False)
+        await first.close()
+        assert numbers(await take(second, 2)) == [2, 3]
+        assert second.is_active
+
+
+async def test_keys_stay_with_one_consumer(client: icestream.Client) -> None:
+    async with (
+        client.producer(TOPIC) as producer,
+        client.subscribe(TOPIC, "s", type="key-shared", key_patterns=["a*"]) as one,
+        client.subscribe(TOPIC, "s", type="key-shared", key_patterns=["b*"]) as other,
+    ):
+        for key in ("a1", "b1", "a2", "b2"):
+            producer.send(key.encode(), key=key)
+        assert [message.payload for message in await take(one, 2)] == [b"a1", b"a2"]
+        assert [message.payload for message in await take(other, 2)] == [b"b1", b"b2"]
+
+
+async def test_a_consumer_of_the_same_name_takes_its_place(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 2)
+    async with (
+        icestream.connect(broker.address) as other,
+        client.subscribe(TOPIC, "s", consumer="c", start="earliest") as old,
+        other.subscribe(TOPIC, "s", consumer="c") as new,
+    ):
+        assert numbers(await take(new, 2)) == [0, 1]
+        with pytest.raises(errors.ConsumerClosed, match="connected again"):
+            await take(old, 3)
+    async with client.subscribe(TOPIC, "s") as messages:  # the connection went on
+        assert numbers(await take(messages, 2)) == [0, 1]
+
+
+async def test_a_deleted_subscription_ends_its_consumers(client: icestream.Client) -> None:
+    await publish(client, 1)
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        (message,) = await take(messages, 1)
+        await client.delete_subscription(TOPIC, "s")
+        with pytest.raises(errors.ConsumerClosed, match="deleted"):
+            await take(messages, 1)
+        with pytest.raises(errors.ConsumerClosed):
+            message.ack()
+
+
+async def test_a_subscription_that_was_not_opened_says_so(client: icestream.Client) -> None:
+    messages = client.subscribe(TOPIC, "s")
+    with pytest.raises(errors.ClientClosed, match="not open yet"):
+        await anext(messages)
+    with pytest.raises(errors.ClientClosed, match="not open yet"):
+        await messages.seek("latest")
+
+
+async def test_closing_ends_the_iteration_of_everybody_who_waits(client: icestream.Client) -> None:
+    await publish(client, 1)
+    messages = await client.subscribe(TOPIC, "s")
+
+    async def count() -> int:
+        return len([message async for message in messages])
+
+    waiting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    await messages.close()
+    assert await asyncio.wait_for(waiting, WAIT_SECONDS) == 0
+
+
+async def test_a_consumer_that_takes_nothing_costs_its_prefetch_and_no_more(client: icestream.Client) -> None:
+    async with client.subscribe(await topic(client), "s", prefetch=100) as messages, client.producer(TOPIC) as producer:
+        for _ in range(50):
+            await asyncio.gather(*(producer.send(bytes(1000)) for _ in range(100)))
+        await messages.flush()
+        assert 0 < messages.waiting_messages <= 100
+
+
+async def topic(client: icestream.Client) -> str:
+    await client.create_topic(TOPIC)
+    return TOPIC
+
+
+async def test_messages_that_are_not_taken_in_time_are_a_slow_consumer(client: icestream.Client) -> None:
+    await publish(client, 3)
+    async with client.subscribe(TOPIC, "s", start="earliest", take_timeout=0.05) as messages:
+        await take(messages, 1)
+        await until(lambda: messages.error is not None)
+        with pytest.raises(errors.SlowConsumer, match="2 messages were not taken"):
+            await take(messages, 1)
+    async with client.subscribe(TOPIC, "s") as messages:  # nothing is lost, and the connection went on
+        assert numbers(await take(messages, 3)) == [0, 1, 2]
+
+
+async def test_a_buffer_that_overflows_is_a_slow_consumer(client: icestream.Client) -> None:
+    async with (
+        client.subscribe(await topic(client), "s", buffer_bytes=100_000) as messages,
+        client.producer(TOPIC) as producer,
+    ):
+        for _ in range(20):
+            await producer.send(bytes(50_000))
+        await until(lambda: messages.error is not None)
+        with pytest.raises(errors.SlowConsumer, match="100000 bytes"):
+            await take(messages, 1)
+
+
+async def test_batches_are_arrow_and_are_acked_as_a_whole(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 1000)
+    seen: list[bytes] = []
+    async with client.subscribe(TOPIC, "s", start="earliest") as messages:
+        async with asyncio.timeout(WAIT_SECONDS):
+            async for batch in messages.batches(max_messages=300):
+                assert 0 < len(batch) <= 300
+                seen += batch.data.column("payload").to_pylist()
+                batch.ack()
+                if len(seen) == 1000:
+                    break
+        await messages.flush()
+    assert seen == [b"%d" % number for number in range(1000)]
+    assert lag(broker) == 0

@@ -1,0 +1,230 @@
+"""Every route of the API against a real node: what it does, what it refuses, and how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from icestream.lake.app import build_app
+from icestream.metadata.store import MemoryStore
+from icestream.model import envelope
+from icestream.model.block import encode_block
+from icestream.model.subscription import SubscriptionType
+from icestream.model.topic_name import TopicName
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.link_keeper import LinkKeeper
+from icestream.settings import KEYS
+from tests.support.api import Api, served_api
+from tests.support.asgi import Asker
+from tests.support.local_broker import local_broker
+from tests.support.taker import Taker
+
+pytestmark = pytest.mark.asyncio
+TOPICS = "/namespaces/default/topics"
+SUBS = f"{TOPICS}/orders/subscriptions"
+ORDERS = TopicName("default", "orders")
+
+
+@pytest_asyncio.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with served_api(tmp_path / "data") as found:
+        yield found
+
+
+async def publish(api: Api, count: int) -> None:
+    producer = await api.node.broker.open_producer(ORDERS, "p")
+    for _ in range(count):
+        await api.node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [b"x"]}))[0]
+
+
+async def test_namespaces(api: Api) -> None:
+    made = await api.ask("POST", "/api/v1/namespaces", {"namespace": "shop", "policies": {"max_producers": 1}})
+    assert (made.status, made.headers["location"]) == (201, "/api/v1/namespaces/shop")
+    assert (await api("GET", "/namespaces/shop"))["policies"]["max_producers"] == 1
+    assert [one["namespace"] for one in (await api("GET", "/namespaces"))["items"]] == ["default", "shop", "system"]
+    assert (await api("PUT", "/namespaces/shop/policies", {"max_producers": 9}))["policies"]["max_producers"] == 9
+    assert (await api.problem("POST", "/namespaces", {"namespace": "shop"}))["code"] == "already_exists"
+    assert (await api.ask("DELETE", "/api/v1/namespaces/shop")).status == 204
+    assert (await api.problem("GET", "/namespaces/shop"))["code"] == "unknown_namespace"
+    assert (await api.problem("DELETE", "/namespaces/default"))["status"] == 400
+
+
+async def test_topics(api: Api) -> None:
+    made = await api.ask("POST", f"/api/v1{TOPICS}", {"name": "orders", "shards": 2, "dispatch": "non-reliable"})
+    assert (made.status, made.headers["location"]) == (201, f"/api/v1{TOPICS}/orders")
+    assert (made.json["topic"], made.json["dispatch"], len(made.json["shard_offsets"])) == (
+        "/default/orders",
+        "non-reliable",
+        2,
+    )
+    assert (await api("GET", f"{TOPICS}/orders"))["id"] == made.json["id"]
+    changed = await api("PUT", f"{TOPICS}/orders/policies", {"max_message_bytes": 10})
+    assert changed["effective_policies"]["max_message_bytes"] == 10
+    assert [one["topic"] for one in (await api("GET", "/topics"))["items"]] == ["/default/orders"]
+    assert [one["topic"] for one in (await api("GET", TOPICS))["items"]] == ["/default/orders"]
+    assert (await api.problem("POST", TOPICS, {"name": "orders"}))["status"] == 409
+    assert (await api.problem("POST", TOPICS, {"name": "a b"}))["code"] == "invalid"
+    assert (await api.ask("DELETE", f"/api/v1{TOPICS}/orders")).status == 204
+    assert (await api.problem("GET", f"{TOPICS}/orders"))["code"] == "unknown_topic"
+
+
+async def test_pages_go_on_where_the_last_one_ended(api: Api) -> None:
+    for number in range(5):
+        await api("POST", TOPICS, {"name": f"t{number}"})
+    first = await api("GET", "/topics?limit=2")
+    second = await api("GET", f"/topics?limit=2&after={first['next']}")
+    third = await api("GET", f"/topics?limit=2&after={second['next']}")
+    pages = [[one["topic"][-2:] for one in page["items"]] for page in (first, second, third)]
+    assert (pages, third["next"]) == ([["t0", "t1"], ["t2", "t3"], ["t4"]], None)
+
+
+async def test_subscriptions(api: Api) -> None:
+    await api("POST", TOPICS, {"name": "orders"})
+    made = await api.ask("POST", f"/api/v1{SUBS}", {"subscription": "a&b?", "type": "shared"})
+    assert (made.status, made.headers["location"]) == (201, f"/api/v1{SUBS}/a%26b%3F")
+    await publish(api, 3)
+    found = await api("GET", f"{SUBS}/a%26b%3F")
+    assert (found["type"], found["lag"], found["failure"]["poison"]) == ("shared", 3, "block")
+    assert [one["lag"] for one in (await api("GET", SUBS))["items"]] == [3]
+    changed = await api("PATCH", f"{SUBS}/a%26b%3F", {"failure": {"poison": "drop"}, "max_dispatch_rate": 5})
+    assert (changed["failure"]["poison"], changed["max_dispatch_rate"]) == ("drop", 5)
+    assert (await api("PATCH", f"{SUBS}/a%26b%3F", {}))["max_dispatch_rate"] == 5
+    assert (await api("PATCH", f"{SUBS}/a%26b%3F", {"max_dispatch_rate": None}))["max_dispatch_rate"] is None
+    sought = await api("POST", f"{SUBS}/a%26b%3F/seek", {"start": "offset", "start_value": 2})
+    assert (sought["positions"], sought["generations"]) == ([2], [1])
+    assert (await api.ask("DELETE", f"/api/v1{SUBS}/a%26b%3F")).status == 204
+    assert (await api.problem("GET", f"{SUBS}/a%26b%3F"))["code"] == "unknown_subscription"
+
+
+async def test_producers_and_consumers(api: Api) -> None:
+    await api("POST", TOPICS, {"name": "orders"})
+    await publish(api, 1)
+    subscription, consumer = await api.node.broker.subscribe(ORDERS, "s", SubscriptionType.SHARED, "c", Taker())
+    subscription.give_credit(consumer, 7)
+    assert [one["producer"] for one in (await api("GET", f"{TOPICS}/orders/producers"))["items"]] == ["p"]
+    (line,) = (await api("GET", f"{SUBS}/s/consumers"))["items"]
+    assert (line["consumer"], line["credit"], line["peer"]) == ("c", 7, "test")
+    await api("DELETE", f"{TOPICS}/orders/producers/p")
+    await api("DELETE", f"{SUBS}/s/consumers/c")
+    assert (await api.problem("DELETE", f"{TOPICS}/orders/producers/p"))["code"] == "not_connected"
+    assert (await api.problem("DELETE", f"{SUBS}/s/consumers/c"))["status"] == 404
+
+
+async def test_the_log_settings_and_health(api: Api) -> None:
+    assert (await api("GET", "/wal"))["sync_mode"] == "always"
+    assert (await api("GET", "/wal/files")) == {"items": [], "next": None}
+    assert [one["key"] for one in (await api("GET", "/config"))["items"]] == list(KEYS)
+    key = "/config/storage.iceberg_config.wal.quota"
+    assert (await api("PUT", key, {"value": "1GiB"}))["value"] == 2**30
+    assert (await api("GET", key))["origin"] == "stored"
+    assert (await api("DELETE", key))["origin"] == "default"
+    assert (await api.problem("PUT", key, {"value": "many"}))["code"] == "configuration"
+    assert (await api.problem("PUT", "/config/node.name", {"value": "x"}))["status"] == 422
+    assert (await api.problem("GET", "/config/none"))["status"] == 404
+    assert (await api("GET", "/health"))["ready"] is True
+
+
+async def test_a_secret_is_never_shown(api: Api) -> None:
+    shown = {one["key"]: one["value"] for one in (await api("GET", "/config"))["items"]}
+    assert all(shown[path] in (None, "********") for path, key in KEYS.items() if key.secret)
+
+
+async def test_a_problem_says_what_and_what_to_do(api: Api) -> None:
+    assert await api.problem("GET", f"{TOPICS}/none") == {
+        "type": "urn:icestream:error:unknown_topic",
+        "title": "Unknown topic",
+        "status": 404,
+        "detail": "there is no topic /default/none",
+        "instance": f"/api/v1{TOPICS}/none",
+        "code": "unknown_topic",
+        "hint": "create it, or publish to it once",
+        "retryable": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "words"),
+    [
+        ("POST", TOPICS, {"name": "a", "shard": 2}, "body.shard"),
+        ("POST", TOPICS, {"name": "a", "shards": "2"}, "body.shards"),
+        ("POST", TOPICS, {"name": "a", "shards": 10**9}, "body.shards"),
+        ("POST", TOPICS, {"name": "a", "policies": {"max_producers": -1}}, "body.policies.max_producers"),
+        ("POST", TOPICS, {"name": "a", "policies": {"max_producers": 2**64}}, "body.policies.max_producers"),
+        ("POST", TOPICS, [1], "body"),
+        ("POST", TOPICS, b"{", "body"),
+        ("POST", TOPICS, b"\xff", "body"),
+        ("POST", TOPICS, None, "body"),
+        ("GET", "/topics?limit=0", None, "query.limit"),
+        ("GET", "/topics?limit=x", None, "query.limit"),
+        ("PUT", "/config/log.level", {"value": [1]}, "body.value"),
+        ("PUT", "/config/log.level", {}, "body.value"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_with_its_place(
+    api: Api, method: str, path: str, body: object, words: str
+) -> None:
+    found = await api.problem(method, path, body)
+    assert (found["status"], found["code"]) == (400, "invalid")
+    assert words in found["detail"]
+    assert (await api("GET", "/topics"))["items"] == []
+
+
+async def test_what_is_nowhere_is_a_problem_too(api: Api) -> None:
+    assert (await api.problem("GET", "/nothing"))["code"] == "not_found"
+    assert (await api.problem("DELETE", "/topics"))["code"] == "method_not_allowed"
+    answer = await api.ask("GET", "/")
+    assert (answer.status, answer.is_problem) == (404, True)
+
+
+async def test_a_name_with_a_slash_is_never_another_path(api: Api) -> None:
+    await api("POST", TOPICS, {"name": "orders"})
+    await api("POST", SUBS, {"subscription": "s"})
+    for slash in ("%2F", "%2f"):
+        found = await api.problem("DELETE", f"{TOPICS}/orders{slash}subscriptions{slash}s")
+        assert (found["status"], found["detail"]) == (404, "no name has a slash in it")
+    assert (await api("GET", f"{SUBS}/s"))["subscription"] == "s"
+    assert (await api.problem("GET", "/topics/"))["status"] == 404
+
+
+async def test_while_the_broker_is_away_it_says_so_and_then_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "broker.sock"
+    keeper = LinkKeeper(path, "test", SystemClock())
+    keeping = asyncio.create_task(keeper.run())
+    ask = Asker(build_app(keeper, "127.0.0.1"))
+    answer = await ask("GET", "/api/v1/topics")
+    assert (answer.status, answer.json["code"], answer.json["retryable"]) == (503, "connection_lost", True)
+    assert answer.headers["retry-after"] == "1"
+    assert ((await ask("GET", "/livez")).status, (await ask("GET", "/readyz")).status) == (200, 503)
+    async with local_broker(path, MemoryStore()) as broker:
+        await keeper.until_here(10)
+        assert (await ask("GET", "/readyz")).status == 200
+        assert (await ask("DELETE", "/api/v1/namespaces/default/topics/none")).status == 404
+        await broker.go_away()
+        answer = await ask("GET", "/api/v1/topics")
+        assert answer.status == 503
+        await broker.listen()
+        await keeper.until_here(10)
+        assert (await ask("DELETE", "/api/v1/namespaces/default/topics/none")).status == 404
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_the_process_counts_its_requests(api: Api) -> None:
+    await api("GET", "/topics")
+    await api.problem("GET", f"{TOPICS}/none")
+    await api.problem("GET", "/nothing")
+    text = (await api.ask("GET", "/metrics")).body.decode()
+    assert 'icestream_api_requests_total{method="GET",route="/api/v1/topics",status="200"} 1.0' in text
+    assert 'route="/api/v1/namespaces/{namespace}/topics/{topic}",status="404"} 1.0' in text
+    assert 'icestream_api_requests_total{method="GET",route="none",status="404"} 1.0' in text
+    assert "icestream_api_broker_connected 1.0" in text
+    for number in range(3):
+        await api.ask(f"ODD{number}", "/api/v1/topics")
+    text = (await api.ask("GET", "/metrics")).body.decode()
+    assert ("ODD" in text, text.count('_requests_total{method="other"')) == (False, 1)
+    assert "process_resident_memory_bytes" in text
+    assert "icestream_wal" not in text, "the broker's numbers are the broker's to tell"

@@ -1,0 +1,97 @@
+"""docs/api.md and the OpenAPI description against the code: every route, every method, every status."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream import errors, limits
+from icestream.frontends.native.admin_calls import METHODS
+from icestream.frontends.native.metadata_calls import METADATA_CALLS
+from icestream.lake.app import build_app
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.link_keeper import LinkKeeper
+from icestream.server.online import APPLIED
+from tests.tidy.tree import read, report
+
+PAGE = read("docs/api.md")
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.IcestreamError)]
+
+
+@pytest.fixture
+def described() -> Any:
+    return build_app(LinkKeeper(Path("none"), "test", SystemClock()), "127.0.0.1").openapi()
+
+
+@pytest.fixture
+def routes(described: Any) -> set[str]:
+    return {f"{method.upper()} {path}" for path, found in described["paths"].items() for method in found}
+
+
+def test_every_route_is_on_the_page(routes: set[str]) -> None:
+    shown = set(re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) /api/v1/\S+)` \|", PAGE, flags=re.MULTILINE))
+    assert len(routes) > 25
+    assert not routes - shown, report("docs/api.md does not list:", sorted(routes - shown))
+    assert not shown - routes, report("docs/api.md lists what is not there:", sorted(shown - routes))
+
+
+def test_every_route_has_words_an_answer_and_a_problem(described: Any) -> None:
+    for path, found in described["paths"].items():
+        for method, operation in found.items():
+            where = f"{method} {path}"
+            assert operation["summary"], where
+            assert operation["tags"], where
+            answers = set(operation["responses"])
+            assert answers <= {"200", "201", "204", "default"}, where
+            problem = operation["responses"]["default"]["content"]["application/problem+json"]
+            assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}, where
+
+
+def test_the_description_refers_only_to_what_it_holds(described: Any) -> None:
+    text = json.dumps(described)
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
+    assert names <= set(described["components"]["schemas"])
+    assert "ValidationError" not in text
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_status_of_every_error_is_on_the_page(kind: type[errors.IcestreamError]) -> None:
+    rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE, flags=re.MULTILINE)
+    shown = {code: int(status) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    assert shown.get(kind.code, 500) == errors.http_status(kind("x"))
+
+
+def test_the_most_specific_status_comes_first() -> None:
+    for number, (kind, _) in enumerate(errors.HTTP_STATUS):
+        assert not [later for later, _ in errors.HTTP_STATUS[number + 1 :] if issubclass(later, kind)]
+    assert errors.HTTP_STATUS[-1][0] is errors.IcestreamError
+
+
+def test_what_was_refused_for_now_is_never_the_clients_mistake() -> None:
+    for kind in KINDS:
+        status = errors.http_status(kind("x"))
+        assert (status == 429 or status >= 500) if kind.retryable else status != 503, kind
+
+
+def test_every_local_method_is_on_the_page() -> None:
+    table = PAGE[PAGE.index("| local method |") :]
+    shown = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert shown == {*METHODS, *METADATA_CALLS}
+
+
+def test_every_setting_that_counts_at_once_is_on_the_page() -> None:
+    names = {path.rpartition(".")[2] for path in APPLIED}
+    assert not [name for name in names if f"{name}`" not in PAGE]
+
+
+def test_the_bounds_on_the_page_are_those_of_the_code() -> None:
+    assert f"1 to {limits.API_PAGE_MAX}, {limits.API_PAGE_DEFAULT} when it is left out" in PAGE
+    assert f"at most {limits.API_BODY_BYTES_MAX // 1024} KiB" in PAGE
+    assert f"may have {limits.LOCAL_CALL_BYTES_MAX // 2**20} MiB" in PAGE

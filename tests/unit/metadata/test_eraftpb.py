@@ -1,0 +1,109 @@
+"""The Raft messages on disk, byte for byte as the `raft` crate writes them; hostile bytes are refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import errors
+from icestream.metadata import eraftpb
+from icestream.metadata.eraftpb import LogEntry, Membership, SnapshotParts
+from tests.support.effort import HALF
+from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
+
+U64 = st.integers(1, 2**64 - 1)
+DATA = st.binary(max_size=300)
+IDS = st.lists(U64, max_size=4).map(lambda ids: tuple(sorted(ids)))
+ENTRY = eraftpb.encode_entry(300, 2, 1, b"data", b"context")
+
+
+# As the generated code of another protobuf library encodes them, field by field.
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (LogEntry(1, 1, 0, b"", b""), "10011801"),
+        (LogEntry(300, 2, 0, b"ab", b""), "100218ac0222026162"),
+        (LogEntry(2**64 - 1, 128, 2, b"a", b"c"), "080210800118ffffffffffffffffff01220161320163"),
+        (LogEntry(5, 1, 1, bytes(200), b""), "08011001180522c801" + "00" * 200),
+    ],
+)
+def test_an_entry_has_the_bytes_of_the_crate(entry: LogEntry, expected: str) -> None:
+    data = eraftpb.encode_entry(entry.index, entry.term, entry.kind, entry.data, entry.context)
+    assert data.hex() == expected
+    assert eraftpb.decode_entry(data) == entry
+
+
+def test_membership_and_snapshot_have_the_bytes_of_the_crate() -> None:
+    conf = eraftpb.encode_conf(Membership((1, 300), (7,), auto_leave=True))
+    assert conf.hex() == "0a0301ac021201072801"
+    parts = SnapshotParts(9, 3, eraftpb.encode_conf(Membership((1,))), b"where")
+    assert eraftpb.encode_snapshot(parts).hex() == "0a057768657265" + "1209" + "0a030a0101" + "1009" + "1803"
+
+
+def test_ids_are_read_packed_or_not_and_sorted() -> None:
+    assert eraftpb.decode_conf(bytes.fromhex("0802080408011003")) == Membership((1, 2, 4), (3,))
+    assert eraftpb.decode_conf(bytes.fromhex("0a03020401" + "120103")) == Membership((1, 2, 4), (3,))
+
+
+def test_unknown_fields_are_stepped_over() -> None:
+    extra = bytes.fromhex("2801" + "7a0161" + "f90100000000000000ff" + "fd01000000ff")
+    assert eraftpb.decode_entry(extra + ENTRY) == eraftpb.decode_entry(ENTRY)
+
+
+@HALF
+@given(U64, U64, st.integers(0, 2), DATA, DATA)
+def test_an_entry_comes_back_as_it_went(index: int, term: int, kind: int, data: bytes, context: bytes) -> None:
+    encoded = eraftpb.encode_entry(index, term, kind, data, context)
+    assert eraftpb.decode_entry(encoded) == LogEntry(index, term, kind, data, context)
+
+
+@HALF
+@given(IDS, IDS, IDS, IDS, st.booleans(), st.integers(0, 2**64 - 1), DATA)
+def test_membership_and_snapshot_come_back_as_they_went(
+    voters: tuple[int, ...],
+    learners: tuple[int, ...],
+    outgoing: tuple[int, ...],
+    coming: tuple[int, ...],
+    auto_leave: bool,
+    index: int,
+    data: bytes,
+) -> None:
+    conf = Membership(voters, learners, outgoing, coming, auto_leave)
+    encoded = eraftpb.encode_conf(conf)
+    assert eraftpb.decode_conf(encoded) == conf
+    parts = SnapshotParts(index, 7, encoded, data)
+    assert eraftpb.decode_snapshot(eraftpb.encode_snapshot(parts)) == parts
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "",
+        "1001",
+        "1801",
+        "10ffffffffffffffffffff01",
+        "1001180122ff",
+        "10011801220161aa",
+        "1b",
+        "120110",
+        "10011801" + "00",
+    ],
+)
+def test_what_is_no_entry_is_refused(data: str) -> None:
+    with pytest.raises(errors.DecodeError):
+        eraftpb.decode_entry(bytes.fromhex(data))
+
+
+def test_no_cut_and_no_flipped_bit_raises_anything_else() -> None:
+    for decode in (eraftpb.decode_entry, eraftpb.decode_conf, eraftpb.decode_snapshot):
+        found = [decoded_or_refused(decode, part) for part in truncations(ENTRY)]
+        found += [decoded_or_refused(decode, one) for _, one in bit_flips(ENTRY)]
+        assert len(found) == 9 * len(ENTRY)
+
+
+@HALF
+@given(mutated(ENTRY))
+def test_hostile_bytes_are_an_entry_or_refused(data: bytes) -> None:
+    found = decoded_or_refused(eraftpb.decode_entry, data)
+    assert found is None or 0 < found.index < 2**64

@@ -1,0 +1,229 @@
+"""What every metadata store promises, whatever is behind it: memory, a log on a simulated disk, a log on this disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry, Event
+from icestream.metadata.open import open_metadata
+from icestream.metadata.store import MemoryStore, MetadataStore
+from icestream.metadata.watch import Changes, Resync
+from icestream.runtime.clock import SimulatedClock
+from tests.support.metadata_machine import HANGS_SECONDS, MetadataMachine, settle
+
+pytestmark = pytest.mark.asyncio
+Answer = TypeVar("Answer")
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()
+
+
+@pytest_asyncio.fixture(params=["memory", "simulated disk", "this disk"])
+async def store(request: pytest.FixtureRequest, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[MetadataStore]:
+    found: MetadataStore
+    match request.param:
+        case "memory":
+            found = MemoryStore(clock)
+        case "simulated disk":
+            machine = MetadataMachine(log_file_bytes=8 * limits.MIB)
+            machine.clock = clock
+            found = await machine.open()
+        case _:
+            found = await open_metadata(tmp_path, clock)
+    await found.ready()
+    yield found
+    await found.close()
+
+
+async def within(coming: Awaitable[Answer]) -> Answer:
+    return await asyncio.wait_for(coming, HANGS_SECONDS)
+
+
+async def test_what_was_put_is_there_with_its_revisions(store: MetadataStore) -> None:
+    assert await store.get("/a") is None
+    assert await store.revision() == 0
+    assert await store.put("/a", b"1") == 1
+    assert await store.put("/a", b"2") == 2
+    assert await store.get("/a") == Entry(b"2", 1, 2, 2, 0)
+    assert await store.delete("/a") == 3
+    assert await store.delete("/a") == 3
+    assert await store.revision() == 3
+
+
+async def test_keys_are_listed_in_order_and_in_pages(store: MetadataStore) -> None:
+    keys = [f"/k/{number:05d}" for number in range(limits.METADATA_LIST_MAX + 5)]
+    for start in range(0, len(keys), 500):
+        await store.txn([], [cmd.Put(key, b"") for key in keys[start : start + 500]])
+    await store.put("/other", b"")
+    assert [key for key, _ in await store.list_all("/k/")] == keys
+    assert [key for key, _ in await store.list("/k/", limit=2)] == keys[:2]
+    assert [key for key, _ in await store.list("/k/", after=keys[1], limit=2)] == keys[2:4]
+    assert len(await store.list("/k/", limit=10**6)) == limits.METADATA_LIST_MAX
+    assert len(await store.list_all("")) == len(keys) + 1
+
+
+async def test_a_comparison_says_whether_it_held(store: MetadataStore) -> None:
+    assert await store.compare_and_swap(cmd.Absent("/a"), b"1") == cmd.Done(1)
+    assert await store.compare_and_swap(cmd.Absent("/a"), b"2") == cmd.Done(1, held=False)
+    assert await store.compare_and_swap(cmd.AtRevision("/a", 1), b"2") == cmd.Done(2)
+    assert await store.compare_and_swap(cmd.HasValue("/a", b"1"), b"3") == cmd.Done(2, held=False)
+
+
+async def test_of_many_that_compare_at_once_one_wins(store: MetadataStore) -> None:
+    await store.put("/lease", b"")
+    done = await asyncio.gather(
+        *(store.compare_and_swap(cmd.AtRevision("/lease", 1), b"%d" % number) for number in range(20))
+    )
+    assert [one.held for one in done].count(True) == 1
+
+
+async def test_a_transaction_is_carried_out_as_a_whole(store: MetadataStore) -> None:
+    await store.put("/old", b"x")
+    done = await store.txn([cmd.HasValue("/old", b"x")], [cmd.Delete("/old"), cmd.Put("/new", b"x")])
+    assert done == cmd.Done(2)
+    assert [key for key, _ in await store.list_all("/")] == ["/new"]
+    done = await store.txn([cmd.Absent("/new")], [cmd.Delete("/new")], [cmd.Put("/else", b"")])
+    assert done == cmd.Done(3, held=False)
+
+
+async def test_ids_are_given_once(store: MetadataStore) -> None:
+    firsts = await asyncio.gather(*(store.allocate_id("topic", 3) for _ in range(10)))
+    assert sorted(firsts) == list(range(1, 31, 3))
+    assert await store.allocate_id("other") == 1
+
+
+async def test_a_prefix_goes_in_as_many_steps_as_it_takes(
+    store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "METADATA_DELETE_KEYS_MAX", 3)
+    await store.txn([], [cmd.Put(f"/a/{number}", b"") for number in range(8)])
+    await store.put("/b", b"")
+    assert await store.delete_prefix("/a/") == 5
+    assert [key for key, _ in await store.list_all("/")] == ["/b"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda store: store.put("", b""), errors.InvalidInput),
+        (lambda store: store.put("/\ud800", b""), errors.InvalidInput),
+        (lambda store: store.put("/a", bytes(limits.METADATA_VALUE_BYTES_MAX + 1)), errors.InvalidInput),
+        (lambda store: store.put_with_ttl("/a", b"", 2**70), errors.InvalidInput),
+        (lambda store: store.compare_and_swap(cmd.AtRevision("/a", 2**70), b""), errors.InvalidInput),
+        (lambda store: store.allocate_id("x", 0), errors.InvalidInput),
+        (lambda store: store.put("/counters/x", b"garbage"), errors.InvalidInput),
+        (lambda store: store.txn([], [cmd.Put("/a", bytes(60_000))] * 1000), errors.InvalidInput),
+    ],
+)
+async def test_what_cannot_be_is_refused_and_changes_nothing(
+    store: MetadataStore, call: Callable[[MetadataStore], Awaitable[object]], error: type[errors.IcestreamError]
+) -> None:
+    with pytest.raises(error):
+        await call(store)
+    assert await store.revision() == 0
+    assert await store.put("/a", b"") == 1
+
+
+async def test_a_repeat_under_the_same_number_gets_the_same_answer(store: MetadataStore) -> None:
+    command = cmd.AllocateMonotonicId("x")
+    first = await store.submit(command, b"me", 1)
+    assert await store.submit(command, b"me", 1) == first == cmd.Done(1, first_id=1)
+    assert await store.submit(command, b"me", 2) == cmd.Done(2, first_id=2)
+    assert isinstance(await store.submit(command, b"me", 1), cmd.Rejected)
+    assert isinstance(await store.submit(command, bytes(100), 1), cmd.Rejected)
+
+
+async def test_a_watch_sees_every_change_in_order(store: MetadataStore) -> None:
+    before = await store.put("/a/0", b"")
+    watch = store.watch("/a/", before)
+    await asyncio.gather(*(store.put(f"/a/{number}", b"%d" % number) for number in range(50)))
+    await store.txn([], [cmd.Put("/b", b""), cmd.Delete("/a/7"), cmd.Delete("/a/8")])
+    seen = [await within(anext(watch)) for _ in range(51)]
+    assert all(isinstance(one, Changes) for one in seen)
+    assert [one.revision for one in seen] == list(range(before + 1, before + 52))
+    assert seen[-1] == Changes(before + 51, [Event("/a/7", None, before + 51), Event("/a/8", None, before + 51)])
+
+
+async def test_a_watch_from_before_the_store_is_told_to_read_again(store: MetadataStore) -> None:
+    await store.put("/a", b"")
+    watch = store.watch("/", 10**6)
+    assert await within(anext(watch)) == Resync(1)
+
+
+async def test_a_key_with_a_time_to_live_goes_when_it_is_over(store: MetadataStore, clock: SimulatedClock) -> None:
+    await store.put_with_ttl("/short", b"", 1_000)
+    await store.put_with_ttl("/long", b"", 60_000)
+    watch = store.watch("/", 2)
+    await settle()
+    clock.advance(0.990)
+    await settle()
+    assert await store.get("/short") is not None
+    clock.advance(0.011)
+    assert await within(anext(watch)) == Changes(3, [Event("/short", None, 3)])
+    await settle()
+    clock.advance(70)
+    assert await within(anext(watch)) == Changes(4, [Event("/long", None, 4)])
+    assert await store.list_all("/") == []
+
+
+async def test_a_renewed_key_lives_on(store: MetadataStore, clock: SimulatedClock) -> None:
+    await store.put_with_ttl("/lease", b"", 1_000)
+    for _ in range(5):
+        await settle()
+        clock.advance(0.9)
+        await store.put_with_ttl("/lease", b"", 1_000)
+    assert await store.get("/lease") is not None
+    await store.put("/lease", b"for ever")
+    await settle()
+    clock.advance(10)
+    await settle()
+    assert await store.get("/lease") is not None
+
+
+async def test_an_earlier_deadline_that_comes_later_is_kept(store: MetadataStore, clock: SimulatedClock) -> None:
+    await store.put_with_ttl("/long", b"", 60_000)
+    await settle()
+    await store.put_with_ttl("/short", b"", 100)
+    watch = store.watch("/", 2)
+    await settle()
+    clock.advance(0.2)
+    assert await within(anext(watch)) == Changes(3, [Event("/short", None, 3)])
+
+
+async def test_a_wall_clock_that_is_set_expires_nothing(store: MetadataStore, clock: SimulatedClock) -> None:
+    await store.put_with_ttl("/a", b"", 1_000)
+    await settle()
+    clock.step(3600)
+    await store.put("/b", b"")
+    clock.step(-7200)
+    await store.put("/b", b"")
+    await settle()
+    assert await store.get("/a") is not None
+    watch = store.watch("/a", 3)
+    clock.advance(1.01)
+    assert await within(anext(watch)) == Changes(4, [Event("/a", None, 4)])
+
+
+async def test_after_closing_every_call_says_so(store: MetadataStore) -> None:
+    await store.put_with_ttl("/a", b"", 1000)
+    watch = store.watch("/", 1)
+    waiting = asyncio.ensure_future(anext(watch))
+    await settle()
+    await store.close()
+    await store.close()
+    calls = (store.put("/a", b""), store.get("/a"), store.list("/"), store.revision(), waiting)
+    for call in calls:
+        with pytest.raises(errors.LogClosed):
+            await call
+    with pytest.raises(errors.LogClosed):
+        store.watch("/", 0)

@@ -1,0 +1,109 @@
+"""RunSet against a plain dictionary of offsets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from icestream.model.run_set import Run, RunSet
+
+OFFSETS = st.integers(0, 40)
+COUNTS = st.integers(0, 15)
+
+
+class RunSetModel(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.runs: RunSet[str] = RunSet()
+        self.known: dict[int, str] = {}
+
+    @rule(start=OFFSETS, count=st.integers(1, 15), value=st.sampled_from("ab"))
+    def add(self, start: int, count: int, value: str) -> None:
+        """Only what is free: the front of the stretch."""
+        offsets = []
+        for offset in range(start, start + count):
+            if offset in self.known:
+                break
+            offsets.append(offset)
+        if offsets:
+            self.runs.add(offsets[0], offsets[-1] + 1, value)
+            self.known.update(dict.fromkeys(offsets, value))
+
+    @precondition(lambda self: self.known)
+    @rule(start=OFFSETS, count=st.integers(1, 15), value=st.sampled_from("ab"))
+    def what_overlaps_is_refused(self, start: int, count: int, value: str) -> None:
+        if any(offset in self.known for offset in range(start, start + count)):
+            with pytest.raises(AssertionError, match="overlap"):
+                self.runs.add(start, start + count, value)
+
+    @rule(start=OFFSETS, count=COUNTS)
+    def take(self, start: int, count: int) -> None:
+        expected = self.between(start, start + count)
+        assert flat(self.runs.within(start, start + count)) == expected
+        first = self.runs.first_within(start, start + count)
+        assert first == next(iter(self.runs.within(start, start + count)), None)
+        assert flat(self.runs.take(start, start + count)) == expected
+        for offset, _ in expected:
+            del self.known[offset]
+
+    @rule()
+    def clear(self) -> None:
+        self.runs.clear()
+        self.known = {}
+
+    def between(self, start: int, end: int) -> list[tuple[int, str]]:
+        return sorted((offset, value) for offset, value in self.known.items() if start <= offset < end)
+
+    @invariant()
+    def holds_the_same(self) -> None:
+        assert flat(list(self.runs)) == sorted(self.known.items())
+        assert self.runs.size == len(self.known)
+        assert bool(self.runs) == bool(self.known)
+        assert len(self.runs) == len(list(self.runs))
+        if self.known:
+            assert self.runs.first().start == min(self.known)
+
+    @invariant()
+    def neighbours_with_equal_values_are_one_run(self) -> None:
+        for left, right in pairwise(self.runs):
+            assert left.end < right.start or left.value != right.value
+
+
+def flat(runs: list[Run[str]]) -> list[tuple[int, str]]:
+    return [(offset, run.value) for run in runs for offset in range(run.start, run.end)]
+
+
+def test_any_history_of_runs() -> None:
+    run_state_machine_as_test(RunSetModel)
+    assert RunSetModel.TestCase is not None
+
+
+def test_a_large_range_costs_one_run() -> None:
+    runs: RunSet[int] = RunSet()
+    runs.add(0, 2**62, 7)
+    assert runs.take(10, 2**61) == [Run(10, 2**61, 7)]
+    assert list(runs) == [Run(0, 10, 7), Run(2**61, 2**62, 7)]
+
+
+def test_values_that_compare_by_identity_stay_apart() -> None:
+    runs: RunSet[object] = RunSet()
+    runs.add(0, 1, object())
+    runs.add(1, 2, object())
+    assert len(runs) == 2
+
+
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_an_empty_range_is_refused(start: int, less: int) -> None:
+    with pytest.raises(AssertionError):
+        RunSet[int]().add(start, start - less, 1)

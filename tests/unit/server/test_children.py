@@ -1,0 +1,153 @@
+"""A child process of the broker: started again when it ends, slower and slower, and gone when the broker says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from icestream import limits
+from icestream.runtime.clock import SimulatedClock
+from icestream.server.children import Child, backoff_seconds
+
+Found = TypeVar("Found")
+HANGS_SECONDS = 20.0
+READY = "print('{\"port\": 7}', flush=True); "
+UNTIL_ASKED = READY + "import sys; sys.stdin.read()"
+DEAF = READY + "import time; time.sleep(1000)"
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(HANGS_SECONDS):
+        while not is_true():  # noqa: ASYNC110 (another process does it)
+            await asyncio.sleep(0.001)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def lived(child: Child, work: Awaitable[Found]) -> Found:
+    running = asyncio.create_task(child.run())
+    try:
+        return await work
+    finally:
+        await child.stop()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def test_the_pause_doubles_and_has_an_end() -> None:
+    assert [backoff_seconds(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert {backoff_seconds(failures) for failures in range(7, 2000)} == {limits.CHILD_RETRY_SECONDS_MAX}
+
+
+def test_it_is_up_when_it_says_so_and_down_after_a_stop() -> None:
+    child = Child("lake", python(UNTIL_ASKED), SimulatedClock())
+
+    async def look() -> int:
+        assert child.check() == ("lake", False, "it is being started", False)
+        await until(lambda: child.is_up)
+        assert child.check() == ("lake", True, "listens on port 7", False)
+        assert child.pid is not None
+        return child.pid
+
+    async def run() -> None:
+        pid = await lived(child, look())
+        assert not is_running(pid)
+        assert (child.is_up, child.restarts) == (False, 0)
+
+    asyncio.run(run())
+
+
+def test_one_that_ends_is_started_again_slower_and_slower() -> None:
+    clock = SimulatedClock()
+    child = Child("lake", python("raise SystemExit(3)"), clock)
+
+    async def look() -> None:
+        for restarts, pause in enumerate((0.5, 1.0, 2.0)):
+            await until(lambda: "started again" in child.check().reason and clock._sleepers)
+            assert child.check().reason == f"it ended with code 3; it is started again after {pause:g} s"
+            assert child.restarts == restarts
+            clock.advance(pause - 0.01)
+            await asyncio.sleep(0.01)
+            assert child.restarts == restarts
+            clock.advance(0.02)
+            await until(lambda: not clock._sleepers)
+
+    asyncio.run(lived(child, look()))
+
+
+def test_good_work_is_rewarded_with_a_short_pause() -> None:
+    clock = SimulatedClock()
+    child = Child("lake", python(UNTIL_ASKED), clock)
+
+    async def look() -> None:
+        for _ in range(3):
+            await until(lambda: child.is_up)
+            clock.advance(limits.CHILD_STEADY_SECONDS + 1)
+            assert child.pid is not None
+            os.kill(child.pid, 9)
+            await until(lambda: clock._sleepers)
+            assert child.check().reason == "it ended with code -9; it is started again after 0.5 s"
+            clock.advance(0.6)
+
+    asyncio.run(lived(child, look()))
+
+
+def test_a_stop_asks_before_it_kills(tmp_path: Path) -> None:
+    note = tmp_path / "ended in order"
+    child = Child("lake", python(f"{UNTIL_ASKED}; open({str(note)!r}, 'w').close()"), SimulatedClock())
+
+    async def look() -> None:
+        await until(lambda: child.is_up)
+
+    asyncio.run(lived(child, look()))
+    assert note.exists()
+
+
+def test_one_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CHILD_STOP_SECONDS", 0.1)
+    child = Child("lake", python(DEAF), SimulatedClock())
+
+    async def look() -> int:
+        await until(lambda: child.is_up)
+        assert child.pid is not None
+        return child.pid
+
+    assert not is_running(asyncio.run(lived(child, look())))
+
+
+def test_a_program_that_is_not_there_is_said_and_tried_again() -> None:
+    clock = SimulatedClock()
+    child = Child("lake", ["/nowhere/at/all"], clock)
+
+    async def look() -> None:
+        await until(lambda: clock._sleepers)
+        assert child.check().reason.startswith("it cannot be started: ")
+
+    asyncio.run(lived(child, look()))
+
+
+@pytest.mark.parametrize("said", ["print('hello', flush=True)", "print('x' * 300000, flush=True)", "pass"])
+def test_one_that_says_something_else_is_not_up_and_does_not_block(said: str) -> None:
+    child = Child("lake", python(f"{said}; import sys; sys.stdin.read()"), SimulatedClock())
+
+    async def look() -> None:
+        await until(lambda: child.pid is not None)
+        await asyncio.sleep(0.05)
+        assert not child.is_up
+
+    asyncio.run(lived(child, look()))

@@ -1,0 +1,198 @@
+"""What a node says about itself: before it is ready, while it serves, when something is wrong, and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.broker.service import Broker
+from icestream.model import envelope
+from icestream.model.block import Numbering, encode_block
+from icestream.model.topic_name import TopicName
+from icestream.observability import metrics
+from icestream.runtime import local_socket
+from icestream.server import Node
+from icestream.server.surroundings import Surroundings
+from icestream.wal.admission import Quota
+from tests.support.node_settings import node_settings
+from tests.support.raw_http import Connecting
+from tests.tidy.tree import read, report
+
+pytestmark = pytest.mark.asyncio
+A = TopicName("default", "a")
+
+
+@pytest_asyncio.fixture
+async def connect() -> AsyncIterator[Connecting]:
+    found = Connecting()
+    yield found
+    await found.close()
+
+
+@pytest_asyncio.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    found = await Node.start(node_settings(tmp_path))
+    yield found
+    await found.stop()
+
+
+async def text(connect: Connecting, node: Node, target: str) -> str:
+    return (await (await connect(node.around.http.port)).get(target)).body.decode()
+
+
+def numbers(exposition: str) -> dict[str, float]:
+    lines = (line for line in exposition.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+async def test_while_the_metadata_store_is_opened_it_says_so(
+    connect: Connecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[int] = []
+    original = Surroundings.open_http
+
+    async def open_and_ask(self: Surroundings) -> None:
+        await original(self)
+        ports.append(self.http.port)
+        reply = await (await connect(self.http.port)).get("/readyz?verbose")
+        assert reply.status == 503
+        assert reply.body.startswith(b"[-] metadata: it is being opened\n")
+        assert (await (await connect(self.http.port)).get("/livez")).status == 200
+        assert numbers((await (await connect(self.http.port)).get("/metrics")).body.decode())["icestream_ready"] == 0
+
+    monkeypatch.setattr(Surroundings, "open_http", open_and_ask)
+    node = await Node.start(node_settings(tmp_path))
+    assert (await (await connect(ports[0])).get("/readyz")).status == 200
+    await node.stop()
+
+
+async def test_a_node_that_serves_names_every_part(connect: Connecting, node: Node) -> None:
+    lines = (await text(connect, node, "/readyz?verbose")).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["[+] metadata", "[+] log", "[+] disk", "[+] broker", "ready"]
+
+
+async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_served(
+    connect: Connecting, node: Node
+) -> None:
+    assert node.log is not None
+    producer = await node.broker.open_producer(A, "p")
+    await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(900)]}))[0]
+    used = node.log.upkeep.used_bytes
+    node.log.quota = Quota(int(used / 0.9), used)
+    assert f"[!] disk: the quota is near, producers are slowed: {used} of " in await text(
+        connect, node, "/readyz?verbose"
+    )
+    node.log.quota = Quota(used, used)
+    said = await text(connect, node, "/readyz?verbose")
+    assert "[!] disk: the quota is reached, producers are refused" in said
+    assert said.endswith("\nready\n")
+
+
+async def test_a_log_that_stopped_is_not_ready(connect: Connecting, node: Node) -> None:
+    assert node.log is not None
+    node.log.stopped = errors.LogStopped("a sync failed")
+    assert await text(connect, node, "/readyz") == "not ready: log: a sync failed\n"
+    node.log.stopped = None
+
+
+async def test_a_metadata_store_that_stopped_fails_the_node(tmp_path: Path) -> None:
+    node = await Node.start(node_settings(tmp_path))
+    store: Any = node.store
+    store.node.on_stop(errors.LogStopped("a sync of the metadata store failed"))
+    with pytest.raises(errors.LogStopped):
+        node.failed.result()
+    await node.stop()
+
+
+async def test_a_stop_says_so_until_its_end(
+    connect: Connecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await Node.start(node_settings(tmp_path))
+    seen: list[bytes] = []
+    original = Broker.shutdown
+
+    async def shut_down_and_ask(self: Broker) -> None:
+        await original(self)
+        seen.append((await (await connect(node.around.http.port)).get("/readyz")).body)
+
+    monkeypatch.setattr(Broker, "shutdown", shut_down_and_ask)
+    await node.stop()
+    assert seen[0].startswith(b"not ready: ")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", node.around.http.port)
+
+
+async def test_a_start_that_fails_leaves_no_listener(tmp_path: Path) -> None:
+    held = await Node.start(node_settings(tmp_path))
+    with pytest.raises(errors.LogLocked):
+        await Node.start(node_settings(tmp_path))
+    assert held.settings.local_socket.is_socket()
+    await held.stop()
+    assert not held.settings.local_socket.exists()
+
+
+async def test_a_socket_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    settings = node_settings(tmp_path)
+    with local_socket.bind(settings.local_socket) as other:
+        other.listen()
+        with pytest.raises(errors.ConfigurationError, match="another broker listens"):
+            await Node.start(settings)
+        assert settings.local_socket.is_socket()
+    node = await Node.start(settings)
+    await node.stop()
+
+
+async def test_the_metrics_know_what_happened(connect: Connecting, node: Node) -> None:
+    before = numbers(await text(connect, node, "/metrics"))
+    producer = await node.broker.open_producer(A, "p")
+    block = encode_block(2, {envelope.PAYLOAD: [b"x", b"y"]}, Numbering(producer.id, producer.epoch, 0))
+    for _ in range(2):
+        await node.broker.publish(producer, 0, block)[0]
+    with pytest.raises(errors.InvalidInput):
+        node.broker.publish(producer, 0, b"no block")
+    with pytest.raises(errors.AfterRefused):
+        node.broker.publish(producer, 0, block)
+    after = numbers(await text(connect, node, "/metrics"))
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert grown['icestream_publish_batches_total{outcome="stored"}'] == 1
+    assert grown['icestream_publish_batches_total{outcome="duplicate"}'] == 1
+    assert grown['icestream_publish_batches_total{outcome="after_refused"}'] == 1
+    assert grown["icestream_publish_messages_total"] == 2
+    assert grown["icestream_publish_bytes_total"] == len(block)
+    assert (grown["icestream_topics"], grown["icestream_producers"]) == (1, 1)
+    assert after["icestream_wal_synced_lsn"] == 1
+    assert 0 < after["icestream_wal_used_bytes"] < after["icestream_wal_quota_bytes"]
+    assert after["icestream_metadata_keys"] > 3
+
+
+async def test_many_topics_are_counted_in_slices(connect: Connecting, node: Node, monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "METRICS_SLICE_TOPICS", 2)
+    for number in range(5):
+        await node.broker.create_topic(TopicName("default", f"t{number}"))
+    assert numbers(await text(connect, node, "/metrics"))["icestream_topics"] == 5
+
+
+async def test_names_of_metrics_follow_the_rules(connect: Connecting, node: Node) -> None:
+    exposition = await text(connect, node, "/metrics")
+    kinds = dict(line.split()[2:4] for line in exposition.splitlines() if line.startswith("# TYPE icestream_"))
+    assert len(kinds) > 25
+    for name, kind in kinds.items():
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not name.endswith(("_ms", "_us", "_kib", "_mib", "_seconds_ms")), name
+
+
+async def test_every_metric_is_on_the_page(connect: Connecting, node: Node) -> None:
+    exposition = await text(connect, node, "/metrics")
+    declared = {line.split()[2] for line in exposition.splitlines() if line.startswith("# TYPE icestream_")}
+    declared |= {found.name for found in vars(metrics).values() if isinstance(found, metrics.Reading | metrics.Counted)}
+    page = read("docs/operate.md")
+    listed = set(re.findall(r"`(icestream_\w+?)(?:\{[\w,]+\})?`", page))
+    assert not declared - listed, report("docs/operate.md, Metrics: these are missing:", sorted(declared - listed))
+    assert not listed - declared, report("docs/operate.md names metrics that are not there:", sorted(listed - declared))

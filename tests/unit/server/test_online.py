@@ -1,0 +1,212 @@
+"""Settings that change while a node runs: checked, stored, in force, taken back, and found again by the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from icestream import errors
+from icestream.broker.online_settings import CONFIG, OnlineSettings
+from icestream.metadata.store import MemoryStore
+from icestream.model import envelope
+from icestream.model.block import encode_block
+from icestream.model.topic_name import TopicName
+from icestream.server import Node
+from icestream.server.online import APPLIED, UNREAD
+from icestream.settings import KEYS, Origin, Settings, load, value_at
+from tests.support.node_settings import node_settings
+
+pytestmark = pytest.mark.asyncio
+WAL = "storage.iceberg_config.wal"
+HANGS_SECONDS = 5.0
+
+
+async def started(data_dir: Path, **sections: Any) -> tuple[Node, OnlineSettings]:
+    node = await Node.start(node_settings(data_dir, **sections))
+    assert node.around.online is not None
+    return node, node.around.online
+
+
+async def test_every_key_that_is_marked_online_is_applied_or_known_to_have_no_reader() -> None:
+    marked = {path for path, key in KEYS.items() if key.online}
+    unread = {path for path in marked if path.startswith(UNREAD)}
+    assert marked == APPLIED | unread
+    assert not APPLIED & unread
+    assert all(any(path.startswith(prefix) for path in marked) for prefix in UNREAD)
+
+
+# --- in force ---------------------------------------------------------------------------------------------------------
+
+
+async def test_quotas_count_for_the_next_append(tmp_path: Path) -> None:
+    node, online = await started(tmp_path)
+    assert node.log is not None
+    before = node.log.quota.node_bytes
+    await online.set(f"{WAL}.quota", "1MiB")
+    assert (node.log.quota.node_bytes, node.log.quota.topic_bytes) == (2**20, 2**19)
+    await online.set(f"{WAL}.topic_quota", 1000)
+    assert node.log.quota.topic_bytes == 1000
+    producer = await node.broker.open_producer(TopicName("default", "a"), "p")
+    with pytest.raises(errors.TopicQuotaReached):
+        node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(2000)]}))
+    await online.unset(f"{WAL}.topic_quota")
+    await online.unset(f"{WAL}.quota")
+    assert abs(node.log.quota.node_bytes - before) < before / 10
+    await node.stop()
+
+
+async def test_the_other_keys_of_the_log_reach_it(tmp_path: Path) -> None:
+    node, online = await started(tmp_path)
+    assert node.log is not None
+    assert node.log.has_room(64 * 2**20)
+    await online.set(f"{WAL}.in_flight_bytes", "64KiB")
+    await online.set(f"{WAL}.sync_interval_ms", "5s")
+    await online.set(f"{WAL}.inline_sync_below_us", 7)
+    await online.set(f"{WAL}.checkpoint_every_bytes", "1MiB")
+    seen = node.log._options
+    assert node.log.upkeep._options is seen
+    assert (seen.in_flight_bytes, seen.sync_interval_ms, seen.inline_sync_below_us) == (65536, 5000, 7)
+    assert seen.checkpoint_every_bytes == 2**20
+    await node.stop()
+
+
+async def test_topics_are_no_longer_made_by_producers(tmp_path: Path) -> None:
+    node, online = await started(tmp_path)
+    await online.set("broker.auto_create_topics", False)
+    with pytest.raises(errors.UnknownTopic):
+        await node.broker.open_producer(TopicName("default", "a"), "p")
+    await online.set("broker.auto_create_topics", True)
+    await node.broker.open_producer(TopicName("default", "a"), "p")
+    await node.stop()
+
+
+async def test_the_level_of_log_messages_changes(tmp_path: Path) -> None:
+    node, online = await started(tmp_path)
+    before = structlog.get_config()
+    try:
+        await online.set("log.level", "error")
+        assert structlog.get_config()["wrapper_class"] == structlog.make_filtering_bound_logger(logging.ERROR)
+    finally:
+        structlog.configure(**before)
+        await node.stop()
+
+
+# --- stored -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_stored_beats_the_file_and_counts_from_the_next_start_on(tmp_path: Path) -> None:
+    node, online = await started(tmp_path)
+    await online.set(f"{WAL}.in_flight_bytes", "1MiB")
+    await node.stop()
+    node, online = await started(tmp_path, wal={"in_flight_bytes": 2**21})
+    assert node.log is not None
+    assert node.log._options.in_flight_bytes == 2**20
+    assert str(online.origin(f"{WAL}.in_flight_bytes")) == "stored"
+    await online.unset(f"{WAL}.in_flight_bytes")
+    assert node.log._options.in_flight_bytes == 2**21
+    await node.stop()
+
+
+async def test_a_change_by_somebody_else_counts_here_too(tmp_path: Path) -> None:
+    node, online = await started(tmp_path)
+    await node.store.put(f"{CONFIG}broker.auto_create_topics", b"false")
+    async with asyncio.timeout(HANGS_SECONDS):
+        while node.broker.options.auto_create_topics:  # noqa: ASYNC110 (the broker says nothing about it)
+            await asyncio.sleep(0)
+    assert online.current.broker.auto_create_topics is False
+    await node.stop()
+
+
+class Applied:
+    """Settings without a node: what would be told to it."""
+
+    def __init__(self, *flags: str) -> None:
+        loaded = load(flags=flags)
+        self.store = MemoryStore()
+        self.changes: list[tuple[Settings, Settings]] = []
+        self.online = OnlineSettings(
+            loaded.settings, loaded.origins, self.store, lambda *change: self.changes.append(change)
+        )
+
+    async def stored(self) -> dict[str, bytes]:
+        return {key: entry.value for key, entry in await self.store.list_all(CONFIG)}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("log.level", "loud", "must be debug or info or warning or error"),
+        ("log.level", None, "must be"),
+        ("log.level", 5, "must be"),
+        ("broker.auto_create_topics", "yes", "must be true or false"),
+        ("broker.auto_create_topics", 1, "must be true or false"),
+        (f"{WAL}.quota", "lots", "must be a size"),
+        (f"{WAL}.quota", -1, "must be a size"),
+        (f"{WAL}.in_flight_bytes", 1, "has no room for one message"),
+        (f"{WAL}.topic_quota", "2GiB", "is above `quota`"),
+        ("backup.iceberg.warehouse", "../up", "without `..`"),
+    ],
+)
+async def test_a_value_that_a_file_could_not_have_is_refused_with_the_same_words(
+    path: str, value: Any, words: str
+) -> None:
+    found = Applied(f"{WAL}.quota=1GiB")
+    with pytest.raises(errors.ConfigurationError, match=words):
+        await found.online.set(path, value)
+    assert (found.changes, await found.stored()) == ([], {})
+
+
+async def test_a_key_that_needs_a_restart_is_refused() -> None:
+    found = Applied()
+    with pytest.raises(errors.ConfigurationError, match="cannot change while the broker runs"):
+        await found.online.set("node.name", "x")
+    with pytest.raises(errors.UnknownSetting) as caught:
+        await found.online.set("log.levle", "info")
+    assert caught.value.hint == "the nearest is log.level"
+
+
+async def test_a_value_may_not_be_taken_back_when_another_depends_on_it() -> None:
+    found = Applied(f"{WAL}.quota=1GiB")
+    await found.online.set(f"{WAL}.quota", "4GiB")
+    await found.online.set(f"{WAL}.topic_quota", "2GiB")
+    with pytest.raises(errors.ConfigurationError, match="is above `quota`"):
+        await found.online.unset(f"{WAL}.quota")
+    await found.online.unset(f"{WAL}.topic_quota")
+    await found.online.unset(f"{WAL}.quota")
+    assert found.online.current.wal.quota == 2**30
+
+
+async def test_what_does_not_fit_any_more_is_left_out_and_the_rest_counts() -> None:
+    found = Applied(f"{WAL}.quota=1GiB", "log.level=warning")
+    await found.store.put(f"{CONFIG}{WAL}.topic_quota", b'"2GiB"')
+    await found.store.put(f"{CONFIG}log.level", b'"error"')
+    await found.store.put(f"{CONFIG}broker.auto_create_topics", b"garbage")
+    await found.store.put(f"{CONFIG}node.name", b'"x"')
+    await found.store.put(f"{CONFIG}of.a.newer.version", b"1")
+    await found.online.load()
+    assert found.online.current.log.level == "error"
+    assert found.online.current.wal.topic_quota is None
+    assert found.online.stored == {"log.level": "error"}
+    assert found.online.origin(f"{WAL}.topic_quota") == Origin("default")
+    assert len(found.changes) == 1
+
+
+async def test_nothing_is_applied_twice() -> None:
+    found = Applied()
+    await found.online.set("log.level", "error")
+    await found.online.load()
+    await found.online.set("log.level", "error")
+    assert len(found.changes) == 1
+
+
+@pytest.mark.parametrize("path", sorted(APPLIED))
+async def test_every_value_that_a_key_has_can_be_given_back_to_it(path: str) -> None:
+    found = Applied(f"{WAL}.quota=1GiB", f"{WAL}.topic_quota=1MiB")
+    value = KEYS[path].plain(value_at(found.online.current, path))
+    await found.online.set(path, value)
+    assert found.changes == []
