@@ -141,6 +141,8 @@ FRAME_BYTES_MAX_DEFAULT: Final = 16 * MIB
 FRAME_BYTES_MIN: Final = 4 * MIB
 # And none sends more: one message of the largest size that can be allowed, twice.
 FRAME_BYTES_MAX: Final = 128 * MIB
+# What a frame with one message has beside it: names, times and headers are part of the message's own bound, or small.
+FRAME_OVERHEAD_BYTES: Final = 128 * KIB
 # Before the handshake nobody is known: a HELLO is some hundred bytes.
 HELLO_BYTES_MAX: Final = 16 * KIB
 # And whoever says nothing for so long is sent away: a slow network needs a second.

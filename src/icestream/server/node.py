@@ -32,10 +32,11 @@ from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import parse_shard
 from icestream.protocol import handshake
+from icestream.protocol.compression import Compression
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.server.options import broker_options, log_options
+from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.surroundings import Surroundings
 from icestream.settings import Origin, Settings
 from icestream.wal.log import Log
@@ -80,7 +81,8 @@ class Node:
         self.store = store
         self.log = log
         self.broker = Broker(broker_options(settings), store, storage, clock)
-        self.native = NativeListener(self.broker, handshake.Server(settings.node.name, clock.wall_us))
+        welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
+        self.native = NativeListener(self.broker, welcome)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if log is not None:
             log.on_stop = self._fail
@@ -115,7 +117,7 @@ class Node:
     async def _open(cls, settings: Settings, around: Surroundings) -> Node:
         if settings.storage.type == "memory":
             store = MemoryStore()
-            storage = MemoryStorage(store, SystemClock(), settings.broker.cursor_flush_ms)
+            storage = MemoryStorage(store, SystemClock(), settings.broker.cursor_flush_ms, log_options(settings))
             return cls(settings, store, storage, None, around)
         return await cls._open_on_disk(settings, around)
 

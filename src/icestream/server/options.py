@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from icestream import limits
 from icestream.broker.options import BrokerOptions
 from icestream.model.sync_mode import SyncMode
 from icestream.settings import Settings
@@ -35,3 +36,8 @@ def broker_options(settings: Settings) -> BrokerOptions:
         cursor_flush_ms=broker.cursor_flush_ms,
         unacked_max=broker.max_unacked_messages,
     )
+
+
+def frame_bytes_max(settings: Settings) -> int:
+    """The largest frame of a client: one message of the largest size that is allowed always fits."""
+    return max(limits.FRAME_BYTES_MAX_DEFAULT, settings.wal.max_message_bytes + limits.FRAME_OVERHEAD_BYTES)
