@@ -157,6 +157,9 @@ CALLS_IN_FLIGHT_MAX: Final = 64
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 8 * MIB
 # What an answer that waits costs beside the frame that it answers.
 ANSWER_COST_BYTES: Final = 512
+# Answers that a client does not read: at the bound its socket is not read (hazard 35). Most of the largest, PUBLISHED
+# with a refusal of every part, fits.
+CONNECTION_ANSWER_BYTES_MAX: Final = 1 * MIB
 # After so long without a word the network is asked whether the other side is still there.
 KEEP_ALIVE_SECONDS: Final = 30
 # A stop waits so long for clients that do not read their last answers; it has 10 s in all.

@@ -1,14 +1,14 @@
 """One connection of the native protocol (protocol/frame.py): bytes in, use cases of the broker, bytes out.
 
     greeting   nothing was said yet           a good HELLO -> open; anything else, or nothing in time -> ERROR, closed
-    open       frames are carried out         a frame that does not add up -> ERROR, closed
-    leaving    nothing is read any more       the answers that are due have left -> ERROR, closed
+    open       frames are carried out         a frame that does not add up -> leaving
+    leaving    nothing is read any more       the answers that are due have left -> ERROR, closed; not for long
     closed     producers are closed, consumers leave; what they had in flight goes to others
 
 Frames are carried out in order. When one has to wait (for room in the log, for answers that are due, for calls under
-way), the connection stops reading its socket and goes on from that frame later: the client is slowed, nothing is
-refused. All that leaves in a loop tick leaves in one write. A consumer is full while the socket does not take what was
-written; all connections share one budget for that.
+way, for a client that does not read its answers), the connection stops reading its socket and goes on from that frame
+later: the client is slowed, nothing is refused. All that leaves in a loop tick leaves in one write. A consumer is full
+while the socket does not take what was written; all connections share one budget for that (hazard 35).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from icestream.frontends.native.consuming import NativeConsumer
 from icestream.frontends.native.pulse import Pulse
 from icestream.observability.log import get_logger
 from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import Frame, Kind, Part
+from icestream.protocol.frame import HEAD, Frame, Kind, Part
 from icestream.protocol.stream import FrameStream
 from icestream.runtime.tasks import Tasks
 
@@ -69,16 +69,20 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
         self._agreed: handshake.Agreed | None = None
         self._transport: asyncio.Transport | None = None
-        self._hello_due: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None  # until then it has said HELLO, or has gone
         self._tasks = Tasks(self._task_failed)
         self._publishing: _Publish | None = None
+        self._published = 0  # the number of the last PUBLISH
         self._held: deque[Frame] = deque()  # frames behind one that waits
+        self._failure: errors.IcestreamError | None = None  # what came behind those
         self._is_waiting = False
         self._is_leaving = False
         self._calls = 0
         self._call_ended = Pulse()
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._answer_bytes = 0  # of answers that the socket may not have taken
+        self._written = Pulse()  # beats when it has
         self._write_planned = False
         self._is_paused = False
         self.can_write = asyncio.Event()
@@ -101,7 +105,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         self._connections.add(self)
         self._transport.set_write_buffer_limits(high=self._share)
-        self._hello_due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
+        self._due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
             for option in _KEEP_ALIVE:  # a peer whose machine is gone would hold its consumers for ever
@@ -115,7 +119,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             for one in self._stream.received(count):
                 self._receive(one)
         except errors.IcestreamError as error:
-            self._give_up(error)
+            if self._is_waiting:
+                self._failure = error
+            else:
+                self._give_up(error)
 
     def eof_received(self) -> bool:
         return False
@@ -124,8 +131,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self._transport = None
         self.lost.set()
-        if self._hello_due is not None:
-            self._hello_due.cancel()
+        if self._due is not None:
+            self._due.cancel()
         self._held.clear()
         self._publishing = None
         self.answers.close()
@@ -147,6 +154,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_paused = False
         self.can_write.set()
+        self._has_written()
         self._tell_consumers()
 
     # --- out ---
@@ -177,6 +185,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._write)
 
     def send_frame(self, kind: int, number: int, body: bytes) -> None:
+        """Anything but messages: those are sent while the socket takes them, answers whenever they are due."""
+        self._answer_bytes += HEAD.size + len(body)
         if self._agreed is None or self._agreed.compression is None:
             self.send(frame.encode_frame(kind, number, body))
         else:
@@ -188,29 +198,42 @@ class NativeConnection(asyncio.BufferedProtocol):
         was_full, self._out_bytes = self.is_full, 0
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(out)
+        if not self._is_paused:
+            self._has_written()
         if was_full and not self.is_full:
             self._tell_consumers()
+
+    def _has_written(self) -> None:
+        self._answer_bytes = 0
+        self._written.beat()
 
     def _tell_consumers(self) -> None:
         for consumer in list(self.consumers.values()):
             consumer.drained()
 
     def close(self, error: errors.IcestreamError | None = None) -> None:
-        """Says why, and goes."""
+        """Says why, and goes. Whoever does not read that is cut off after a while."""
         if error is not None:
             self.send_frame(Kind.ERROR, 0, document.encode_error(error))
         self._write()
         if self._transport is not None:
             self._transport.close()
+            self._abort_soon()
 
     def abort(self) -> None:
         """Goes at once, whatever the client did not read yet."""
         if self._transport is not None:
             self._transport.abort()
 
+    def _abort_soon(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self._loop.call_later(limits.CLOSE_SECONDS_MAX, self.abort)
+
     async def leave(self, error: errors.IcestreamError) -> None:
         """Reads nothing more, answers what was taken, says why, and goes. Ends when the client has read it all."""
         self._is_leaving = True
+        self._abort_soon()
         if self._transport is not None:
             self._transport.pause_reading()
         self._held.clear()
@@ -218,12 +241,15 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.answers.abandon(self._publishing.answer)
             self._publishing = None
         await self.answers.finish()
+        await self._call_ended.wait_while(lambda: self._calls > 0)
         self.close(error)
         await self.lost.wait()
 
     def _give_up(self, error: errors.IcestreamError) -> None:
+        """What came before is answered first."""
         _log.info("a connection is closed", peer=self.peer, reason=str(error))
-        self.close(error)
+        self._is_leaving = True
+        self._tasks.start(self.leave(error), "native-leave")
 
     def _is_silent(self) -> None:
         self._give_up(errors.DecodeError("nobody said HELLO", hint="is the other side speaking the native protocol?"))
@@ -241,7 +267,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         elif self._is_waiting:
             self._held.append(one)
         else:
-            self._carry_out(handshake.opened(one, self._agreed))
+            self._take(one)
 
     def _greet(self, one: Frame) -> None:
         agreed, body = self._welcome.agree(one)
@@ -249,8 +275,15 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._stream.kinds = frame.FROM_CLIENT
         self.send_frame(Kind.WELCOME, one.number, body)
         self._agreed = agreed
-        if self._hello_due is not None:
-            self._hello_due.cancel()
+        if self._due is not None:
+            self._due.cancel()
+
+    def _take(self, one: Frame) -> None:
+        if self._answer_bytes >= limits.CONNECTION_ANSWER_BYTES_MAX:
+            self._held.appendleft(one)
+            self._wait(self._written.wait_while(lambda: self._answer_bytes >= limits.CONNECTION_ANSWER_BYTES_MAX))
+        else:
+            self._carry_out(handshake.opened(one, self.agreed))
 
     def _carry_out(self, one: Frame) -> None:
         match one.kind:
@@ -269,18 +302,15 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._call(one)
             case _:
                 frame.check_ping(one.body)
+                _check_number(one)
                 self.send_frame(Kind.PONG, one.number, one.body)
 
     def _consumer(self, handle: int) -> NativeConsumer | None:
         """None: it was closed, and the client could not know that yet."""
         found = self.consumers.get(handle)
-        if found is None:
-            self._check_handle(handle)
+        if found is None and (handle in self.producers or not 0 < handle <= self._handles):
+            raise errors.UnknownHandle(f"this connection has no consumer {handle}")
         return found
-
-    def _check_handle(self, handle: int) -> None:
-        if not 0 < handle <= self._handles:
-            raise errors.UnknownHandle(f"this connection has no producer or consumer {handle}")
 
     def _wait(self, until: Coroutine[Any, Any, None], *, has_turn: bool = False) -> None:
         """Reads no more until then, then goes on. `has_turn`: what waits is let in at once then."""
@@ -296,21 +326,35 @@ class NativeConnection(asyncio.BufferedProtocol):
             if self._publishing is not None:
                 self._publish_parts(self._publishing, has_turn=has_turn)
             while self._held and not self._is_waiting:
-                self._carry_out(handshake.opened(self._held.popleft(), self.agreed))
+                self._take(self._held.popleft())
+            if self._failure is not None and not self._is_waiting:
+                raise self._failure
         except errors.IcestreamError as error:
             self._give_up(error)
-            return
         if not self._is_waiting and not self._is_leaving and self._transport is not None:
             self._transport.resume_reading()
 
     # --- publishing ---
 
     def _publish(self, one: Frame) -> None:
+        """Nothing is stored before every part is known to add up and to name a producer of this connection."""
         parts = frame.decode_parts(one.body)
         for part in parts:
-            self._check_handle(part.producer)
+            if part.producer not in self.producers:
+                self._check_producer(part.producer)
+        if one.number <= self._published:
+            raise errors.InvalidInput(
+                f"PUBLISH {one.number} came behind PUBLISH {self._published}",
+                hint="numbers of PUBLISH frames rise, from 1",
+            )
+        self._published = one.number
         self._publishing = _Publish(self.answers.begin(one.number, len(one.body)), parts)
         self._publish_parts(self._publishing, has_turn=False)
+
+    def _check_producer(self, handle: int) -> None:
+        """One that was closed is answered: the client may not have known it yet."""
+        if handle in self.consumers or not 0 < handle <= self._handles:
+            raise errors.UnknownHandle(f"this connection has no producer {handle}")
 
     def _publish_parts(self, publish: _Publish, *, has_turn: bool) -> None:
         """As many parts as can be taken now, in order; then it waits."""
@@ -328,7 +372,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _must_wait(self, producer: Producer, part: Part) -> bool:
         size = len(part.block)
         if self.answers.is_full or producer.is_full(part.shard):
-            self._wait(self.answers.settled.wait())
+            self._wait(self.answers.settled.wait_while(lambda: self.answers.is_full or producer.is_full(part.shard)))
         elif not self.broker.storage.has_room(size):
             self._wait(self.broker.storage.wait_for_room(size), has_turn=True)
         else:
@@ -351,8 +395,9 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _call(self, one: Frame) -> None:
         if self._calls >= limits.CALLS_IN_FLIGHT_MAX:
             self._held.appendleft(one)
-            self._wait(self._call_ended.wait())
+            self._wait(self._call_ended.wait_while(lambda: self._calls >= limits.CALLS_IN_FLIGHT_MAX))
             return
+        _check_number(one)
         method, arguments = document.decode_call(one.body, self._offered.call_bytes_max)
         self._calls += 1
         self._tasks.start(self._answer(one.number, method, arguments), "native-call")
@@ -395,3 +440,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         handle = self.new_handle()
         self.producers[handle] = producer
         return handle
+
+
+def _check_number(one: Frame) -> None:
+    """An answer with number 0 would be the last word about the connection."""
+    if not one.number:
+        raise errors.InvalidInput("a CALL or PING has the number 0", hint="numbers of questions begin with 1")

@@ -13,7 +13,7 @@ from icestream import errors, limits
 from icestream.broker.consumer import Consumer
 from icestream.broker.subscription import Subscription
 from icestream.model.shard import Gap
-from icestream.protocol import document, frame
+from icestream.protocol import document, frame, handshake
 from icestream.protocol.frame import CUMULATIVE, DELIVER, SIZE_MIN, GapSeen, Kind, Ranges
 from icestream.storage.block_check import select_rows
 from icestream.wal.tail import SectionRead
@@ -77,7 +77,8 @@ class NativeConsumer:
             self.handle, shard, generation, attempt, section.base_offset, section.append_time_us, first_row, rows
         )
         if self._connection.agreed.compression is not None:
-            self._connection.send_frame(Kind.DELIVER, 0, head + section.body)
+            agreed = self._connection.agreed
+            self._connection.send(handshake.sealed(Kind.DELIVER, 0, head + section.body, agreed))
             return
         size = len(head) + len(section.body)
         self._connection.send(frame.encode_head(Kind.DELIVER, 0, size) + head, section.body)

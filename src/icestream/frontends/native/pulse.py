@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class Pulse:
@@ -13,6 +14,11 @@ class Pulse:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next)
+
+    async def wait_while(self, is_so: Callable[[], bool]) -> None:
+        """Looks at once, too: what happened before anybody waits is not missed."""
+        while is_so():
+            await self.wait()
 
     def beat(self) -> None:
         """It has happened: everybody who waits goes on."""

@@ -1,0 +1,145 @@
+"""The native protocol as bytes on a socket: what a client in any language may do, and what none should.
+
+Nothing is read that nobody asks for, so that a test can be a client that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from icestream.client.address import parse_address
+from icestream.model import envelope
+from icestream.model.block import Numbering, encode_block
+from icestream.protocol import document, frame, handshake
+from icestream.protocol.frame import Done, Frame, Kind, Part, Ranges
+from icestream.protocol.handshake import Hello
+from icestream.protocol.stream import FrameStream
+
+WAIT_SECONDS = 20.0
+HELLO = Hello()
+
+
+class Closed(Exception):
+    """The broker ended the connection."""
+
+
+class RawClient:
+    def __init__(self, found: socket.socket) -> None:
+        self._socket = found
+        self._loop = asyncio.get_running_loop()
+        self._stream = FrameStream(2**27)
+        self._frames: deque[Frame] = deque()
+        self._number = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # --- out ---
+
+    async def write(self, *frames: bytes) -> None:
+        """Waits while the broker takes nothing."""
+        await self._loop.sock_sendall(self._socket, b"".join(frames))
+
+    def write_now(self, data: bytes) -> int:
+        """As many bytes as go out without waiting."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def call(self, method: str, **arguments: Any) -> dict[str, Any]:
+        """Its result. Raises its error. What else comes in between is kept for `read`."""
+        number = self.next_number()
+        await self.write(frame.encode_frame(Kind.CALL, number, document.encode_call(method, arguments)))
+        kept: list[Frame] = []
+        while True:
+            one = await self.read()
+            if one.number == number and one.kind in (Kind.RESULT, Kind.ERROR):
+                break
+            kept.append(one)
+        self._frames.extendleft(reversed(kept))
+        if one.kind == Kind.ERROR:
+            raise document.decode_error(one.body)
+        return document.decode(one.body)
+
+    # --- in ---
+
+    async def read(self) -> Frame:
+        """The next frame. Raises Closed at the end of the connection."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not self._frames:
+                try:
+                    data = await self._loop.sock_recv(self._socket, 65536)
+                except ConnectionError:
+                    raise Closed from None
+                if not data:
+                    raise Closed
+                self._frames += self._stream.feed(data)
+        return self._frames.popleft()
+
+    async def read_all(self) -> list[Frame]:
+        """Everything up to the end of the connection."""
+        found: list[Frame] = []
+        try:
+            while True:
+                found.append(await self.read())
+        except Closed:
+            return found
+
+    async def published(self, number: int) -> list[Done]:
+        one = await self.read()
+        assert (one.kind, one.number) == (Kind.PUBLISHED, number), one
+        return frame.decode_done(one.body)
+
+
+def publish(number: int, *parts: Part) -> bytes:
+    return frame.encode_frame(Kind.PUBLISH, number, frame.encode_parts(parts))
+
+
+def call(number: int, method: str, **arguments: Any) -> bytes:
+    return frame.encode_frame(Kind.CALL, number, document.encode_call(method, arguments))
+
+
+def ping(number: int, body: bytes = b"") -> bytes:
+    return frame.encode_frame(Kind.PING, number, body)
+
+
+def credit(handle: int, messages: int) -> bytes:
+    return frame.encode_frame(Kind.CREDIT, 0, frame.encode_credit(handle, messages))
+
+
+def ack(handle: int, start: int, end: int, flags: int = 0) -> bytes:
+    return frame.encode_frame(Kind.ACK, 0, frame.encode_ranges(Ranges(handle, 0, 0, flags, [(start, end)])))
+
+
+def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:
+    return encode_block(len(payloads), {envelope.PAYLOAD: list(payloads)}, numbering)
+
+
+@asynccontextmanager
+async def raw_client(address: str, hello: Hello | None = HELLO, *, receive_bytes: int = 0) -> AsyncIterator[RawClient]:
+    """`hello` None: nothing was said yet. `receive_bytes`: a small buffer of the kernel for what is not read."""
+    target = parse_address(address)
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setblocking(False)  # its name says what
+    if receive_bytes:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client = RawClient(found)
+    try:
+        await asyncio.get_running_loop().sock_connect(found, (target.host, target.port))
+        if hello is not None:
+            number = client.next_number()
+            await client.write(frame.encode_frame(Kind.HELLO, number, handshake.encode_hello(hello)))
+            assert (await client.read()).kind == Kind.WELCOME
+        yield client
+    finally:
+        client.close()

@@ -1,0 +1,377 @@
+"""The front end of the native protocol against a client that speaks bytes: its rules, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+import icestream
+from icestream import errors, limits
+from icestream.frontends.native.connection import NativeConnection
+from icestream.model.block import Numbering
+from icestream.model.topic_name import TopicName
+from icestream.protocol import document, frame
+from icestream.protocol.compression import Compression
+from icestream.protocol.frame import CUMULATIVE, SIZE_MIN, Frame, Kind, Outcome, Part
+from icestream.protocol.handshake import Hello
+from icestream.testing import TestBroker
+from tests.support.raw_client import RawClient, ack, block, call, credit, ping, publish, raw_client
+from tests.support.until import until
+
+pytestmark = pytest.mark.asyncio
+TOPIC = "/default/orders"
+SMALL = limits.SOCKET_WRITE_BYTES_MIN
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[TestBroker]:
+    async with icestream.testing.broker() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(broker: TestBroker) -> AsyncIterator[RawClient]:
+    async with raw_client(broker.address) as connected:
+        yield connected
+
+
+def stored(broker: TestBroker, topic: str = TOPIC) -> int:
+    return broker.node.broker.topics.get(TopicName.parse(topic)).published_messages
+
+
+def connection_of(broker: TestBroker) -> NativeConnection:
+    (only,) = broker.node.native._connections
+    return only
+
+
+def error_of(one: Frame) -> errors.IcestreamError:
+    assert one.kind == Kind.ERROR
+    return document.decode_error(one.body)
+
+
+async def opened(client: RawClient, producer: str = "p", topic: str = TOPIC) -> tuple[int, int]:
+    """Handle and id."""
+    found = await client.call("open_producer", topic=topic, producer=producer)
+    return found["handle"], found["producer_id"]
+
+
+async def goodbye(client: RawClient) -> tuple[list[Frame], errors.IcestreamError]:
+    """What came before the last word, and the last word."""
+    *before, last = await client.read_all()
+    assert last.number == 0
+    return before, error_of(last)
+
+
+# --- publishing -------------------------------------------------------------------------------------------------------
+
+
+async def test_one_answer_for_each_frame_in_order_with_the_offsets_of_each_part(
+    client: RawClient, broker: TestBroker
+) -> None:
+    one, _ = await opened(client, "one")
+    two, _ = await opened(client, "two", "/default/other")
+    frames = [
+        publish(10, Part(one, 0, block(b"a", b"b")), Part(two, 0, block(b"x"))),
+        publish(11, Part(one, 0, block(b"c")), Part(one, 0, block(b"d", b"e"))),
+        publish(12, Part(two, 0, block(b"y"))),
+    ]
+    await client.write(*frames)
+    answers = [[done.base_offset for done in await client.published(number)] for number in (10, 11, 12)]
+    assert answers == [[0, 0], [2, 3], [1]]
+    assert stored(broker) == 5
+
+
+@pytest.mark.parametrize("handle", [0, 99, 2**32 - 1])
+async def test_an_unknown_handle_in_a_later_part_leaves_nothing_of_the_frame_done(
+    client: RawClient, broker: TestBroker, handle: int
+) -> None:
+    mine, _ = await opened(client)
+    await client.write(
+        publish(10, Part(mine, 0, block(b"before"))),
+        publish(11, Part(mine, 0, block(b"half")), Part(handle, 0, block(b"done"))),
+        publish(12, Part(mine, 0, block(b"behind"))),
+    )
+    before, reason = await goodbye(client)
+    assert isinstance(reason, errors.UnknownHandle)
+    assert [(one.kind, one.number) for one in before] == [(Kind.PUBLISHED, 10)]
+    assert stored(broker) == 1
+
+
+async def test_the_handle_of_a_consumer_is_no_producer_and_the_other_way_round(
+    client: RawClient, broker: TestBroker
+) -> None:
+    mine, _ = await opened(client)
+    theirs = (await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c"))["handle"]
+    await client.write(publish(10, Part(theirs, 0, block(b"x"))))
+    assert isinstance((await goodbye(client))[1], errors.UnknownHandle)
+    async with raw_client(broker.address) as other:
+        mine, _ = await opened(other)
+        await other.write(ack(mine, 0, 1))
+        assert isinstance((await goodbye(other))[1], errors.UnknownHandle)
+
+
+async def test_a_producer_that_was_closed_meanwhile_is_an_answer_and_its_neighbours_are_stored(
+    client: RawClient, broker: TestBroker
+) -> None:
+    """The frame may have been on its way when the producer was closed: the connection goes on."""
+    one, _ = await opened(client, "one")
+    two, _ = await opened(client, "two")
+    await client.call("close_producer", handle=one)
+    await client.write(publish(10, Part(two, 0, block(b"a")), Part(one, 0, block(b"b")), Part(two, 0, block(b"c"))))
+    done = await client.published(10)
+    assert [answer.outcome for answer in done] == [Outcome.STORED, Outcome.REFUSED, Outcome.STORED]
+    assert isinstance(document.decode_error(done[1].text), errors.UnknownHandle)
+    assert stored(broker) == 2
+
+
+@pytest.mark.parametrize("numbers", [(10, 10), (10, 9), (0,)], ids=["same", "falling", "zero"])
+async def test_numbers_of_publish_frames_rise(client: RawClient, broker: TestBroker, numbers: tuple[int, ...]) -> None:
+    mine, _ = await opened(client)
+    await client.write(*(publish(number, Part(mine, 0, block(b"x"))) for number in numbers))
+    before, reason = await goodbye(client)
+    assert [one.number for one in before] == list(numbers[:-1])
+    assert isinstance(reason, errors.InvalidInput)
+    assert "rise" in str(reason)
+    assert stored(broker) == len(numbers) - 1
+
+
+@pytest.mark.parametrize("asked", [call(0, "list_topics"), ping(0)], ids=["call", "ping"])
+async def test_a_question_without_a_number_is_refused(client: RawClient, asked: bytes) -> None:
+    """Its answer would be taken for the last word about the connection."""
+    await client.write(asked)
+    _, reason = await goodbye(client)
+    assert isinstance(reason, errors.InvalidInput)
+
+
+async def test_more_batches_of_a_producer_in_one_read_than_may_be_in_flight_all_get_their_answer(
+    client: RawClient, broker: TestBroker
+) -> None:
+    mine, number = await opened(client)
+    count = 3 * limits.PRODUCER_WINDOW_BATCHES
+    parts = [Part(mine, 0, block(b"x", numbering=Numbering(number, 1, row))) for row in range(count)]
+    await client.write(*(publish(10 + row, part) for row, part in enumerate(parts[: count // 2])))
+    await client.write(publish(1000, *parts[count // 2 :]))
+    offsets = [done.base_offset for row in range(count // 2) for done in await client.published(10 + row)]
+    offsets += [done.base_offset for done in await client.published(1000)]
+    assert offsets == list(range(count))
+    assert stored(broker) == count
+
+
+async def test_bytes_behind_a_publish_that_waits_do_not_take_its_answer_away(
+    client: RawClient, broker: TestBroker
+) -> None:
+    mine, number = await opened(client)
+    count = 2 * limits.PRODUCER_WINDOW_BATCHES
+    frames = [
+        publish(10 + row, Part(mine, 0, block(b"x", numbering=Numbering(number, 1, row)))) for row in range(count)
+    ]
+    await client.write(*frames, b"\xff" * 16)
+    before, reason = await goodbye(client)
+    assert [one.number for one in before] == [10 + row for row in range(count)]
+    assert isinstance(reason, errors.DecodeError)
+    assert stored(broker) == count
+
+
+# --- calls and pings --------------------------------------------------------------------------------------------------
+
+
+async def test_more_calls_than_may_be_under_way_are_all_answered(client: RawClient) -> None:
+    count = 5 * limits.CALLS_IN_FLIGHT_MAX
+    await client.write(*(call(number, "list_topics") for number in range(100, 100 + count)), ping(999))
+    found = [await client.read() for _ in range(count + 1)]
+    assert sorted(one.number for one in found) == [*range(100, 100 + count), 999]
+    assert {one.kind for one in found} == {Kind.RESULT, Kind.PONG}
+
+
+async def test_no_more_calls_are_under_way_than_the_bound(
+    client: RawClient, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go, under_way, most = asyncio.Event(), 0, 0
+
+    async def slow(*_: object) -> dict[str, object]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await may_go.wait()
+        under_way -= 1
+        return {}
+
+    monkeypatch.setitem(connection_of(broker)._offered.calls, "slow", slow)  # type: ignore[arg-type]
+    await client.write(*(call(number, "slow") for number in range(100, 300)))
+    await until(lambda: under_way == limits.CALLS_IN_FLIGHT_MAX)
+    may_go.set()
+    assert sorted([(await client.read()).number for _ in range(200)]) == list(range(100, 300))
+    assert most == limits.CALLS_IN_FLIGHT_MAX
+
+
+async def test_a_ping_is_answered_in_its_turn_with_its_own_body(client: RawClient, broker: TestBroker) -> None:
+    mine, _ = await opened(client)
+    await client.write(publish(10, *(Part(mine, 0, block(b"x")) for _ in range(3))), ping(11, b"abc"))
+    found = {one.number: one for one in [await client.read(), await client.read()]}
+    assert (found[11].kind, found[11].body) == (Kind.PONG, b"abc")
+    assert stored(broker) == 3
+
+
+async def test_a_ping_is_bounded(client: RawClient) -> None:
+    await client.write(ping(10, bytes(limits.PING_BYTES_MAX)), ping(11, bytes(limits.PING_BYTES_MAX + 1)))
+    before, reason = await goodbye(client)
+    assert [(one.kind, one.number) for one in before] == [(Kind.PONG, 10)]
+    assert isinstance(reason, errors.DecodeError)
+
+
+async def test_calls_in_front_of_a_bad_frame_are_answered(client: RawClient) -> None:
+    await client.write(call(10, "create_topic", topic=TOPIC), b"\xff" * 16)
+    before, reason = await goodbye(client)
+    assert [(one.kind, one.number) for one in before] == [(Kind.RESULT, 10)]
+    assert isinstance(reason, errors.DecodeError)
+
+
+# --- what a client does not read --------------------------------------------------------------------------------------
+
+
+async def test_hazard_35_answers_that_nobody_reads_stop_the_reading(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SOCKET_WRITE_BYTES_MAX", SMALL)
+    monkeypatch.setattr(limits, "CONNECTION_ANSWER_BYTES_MAX", SMALL)
+    async with raw_client(broker.address, receive_bytes=4096) as client:
+        connection = connection_of(broker)
+        pings, sent = b"".join(ping(number, bytes(64)) for number in range(10, 5010)), 0
+        while not connection._is_waiting:
+            sent += client.write_now(pings[sent % len(pings) :])
+            await asyncio.sleep(0)
+        await until(lambda: not client.write_now(pings))  # the kernel's buffers are full, too
+        assert connection._transport is not None
+        assert connection._transport.get_write_buffer_size() < 3 * SMALL + limits.SOCKET_READ_BYTES
+        for _ in range(sent // len(ping(1, bytes(64)))):
+            assert (await client.read()).kind == Kind.PONG
+
+
+async def test_whoever_does_not_read_the_last_word_is_cut_off(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLOSE_SECONDS_MAX", 0.05)
+    async with raw_client(broker.address, receive_bytes=4096) as client:
+        mine, _ = await opened(client)
+        wrong = [Part(mine, 7, block(b"x"))] * limits.PUBLISH_PARTS_MAX
+        for number in range(10, 20):
+            await client.write(publish(number, *wrong))
+        await client.write(b"\xff" * 16)
+        await until(lambda: not broker.node.native.connections)
+
+
+# --- what ends a connection -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (credit(99, 1), errors.UnknownHandle),
+        (ack(99, 0, 1), errors.UnknownHandle),
+        (frame.encode_frame(Kind.PUBLISHED, 1), errors.DecodeError),
+        (frame.encode_frame(Kind.PUBLISH, 9, b"short"), errors.DecodeError),
+        (frame.encode_frame(Kind.CALL, 9, b"\xc1"), errors.DecodeError),
+        (frame.encode_frame(Kind.CREDIT, 9, b"\0" * 8, flags=1), errors.DecodeError),
+        (b"GET / HTTP/1.1\r\n\r\n", errors.DecodeError),
+    ],
+    ids=["credit", "ack", "kind", "parts", "document", "compressed", "http"],
+)
+async def test_what_ends_a_connection_says_why_and_changes_nothing(
+    client: RawClient, broker: TestBroker, said: bytes, kind: type[errors.IcestreamError]
+) -> None:
+    mine, _ = await opened(client)
+    await client.write(publish(5, Part(mine, 0, block(b"x"))), said, publish(10, Part(mine, 0, block(b"y"))))
+    before, reason = await goodbye(client)
+    assert [one.number for one in before] == [5]
+    assert isinstance(reason, kind)
+    await until(lambda: not broker.node.native.connections)
+    assert stored(broker) == 1
+
+
+async def test_frames_for_a_consumer_that_was_closed_are_passed_over(client: RawClient) -> None:
+    await client.call("create_topic", topic=TOPIC)
+    handle = (await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c"))["handle"]
+    await client.call("close_consumer", handle=handle)
+    await client.write(credit(handle, 5), ack(handle, 0, 1), ping(50))
+    assert (await client.read()).number == 50
+
+
+async def test_a_cumulative_ack_where_there_is_none_ends_the_connection(client: RawClient) -> None:
+    await client.call("create_topic", topic=TOPIC)
+    found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
+    await client.write(ack(found["handle"], 0, 1, CUMULATIVE))
+    assert isinstance((await goodbye(client))[1], errors.InvalidInput)
+
+
+async def test_a_client_that_says_nothing_is_sent_away(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HELLO_SECONDS_MAX", 0.02)
+    async with raw_client(broker.address, hello=None) as client:
+        _, reason = await goodbye(client)
+    assert "HELLO" in str(reason)
+
+
+async def test_too_many_connections_are_refused_with_a_reason(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
+    async with raw_client(broker.address), raw_client(broker.address, hello=None) as second:
+        _, reason = await goodbye(second)
+    assert isinstance(reason, errors.Refused)
+
+
+# --- consuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [(), ("zstd",)], ids=["plain", "compressed"])
+async def test_a_delivery_never_exceeds_what_the_client_takes(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch, compression: tuple[str, ...]
+) -> None:
+    """Blocks that are larger than its frames come in parts; a single message that is, ends the consumer and says so."""
+    monkeypatch.setattr(limits, "FRAME_BYTES_MIN", 100_000)
+    async with (
+        raw_client(broker.address) as other,
+        raw_client(broker.address, Hello(frame_bytes_max=100_000, compression=compression)) as client,
+    ):
+        mine, _ = await opened(other)
+        await other.write(publish(10, Part(mine, 0, block(*[bytes(45_000)] * 5)), Part(mine, 0, block(bytes(100_000)))))
+        await other.published(10)
+        found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest")
+        await client.write(credit(found["handle"], 100))
+        offsets: list[int] = []
+        while (one := await client.read()).kind == Kind.DELIVER:
+            body = Compression().unpacked(one.body, 100_000) if one.flags else one.body
+            assert bool(one.flags) == bool(compression)
+            assert len(body) + SIZE_MIN <= 100_000
+            delivery = frame.decode_delivery(body)
+            offsets += range(delivery.base_offset + delivery.first_row, delivery.base_offset + delivery.rows)
+        assert offsets == [0, 1, 2, 3, 4]
+        assert one.kind == Kind.EVENT
+        assert "offset 5" in document.decode(one.body)["reason"]
+        assert (await client.call("list_topics"))["topics"] == [TOPIC]
+
+
+async def test_no_more_is_delivered_than_there_is_credit(client: RawClient, broker: TestBroker) -> None:
+    mine, _ = await opened(client)
+    found = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c")
+    await client.write(publish(10, Part(mine, 0, block(*[b"x"] * 10))), credit(found["handle"], 3), ping(11))
+    frames = [await client.read() for _ in range(3)]
+    await client.write(ping(12))
+    while frames[-1].number != 12:
+        frames.append(await client.read())
+    rows = [frame.decode_delivery(one.body).rows for one in frames if one.kind == Kind.DELIVER]
+    assert sum(rows) == 3
+
+
+async def test_a_broker_that_stops_answers_what_it_has_taken_and_says_so(broker: TestBroker) -> None:
+    async with raw_client(broker.address) as client:
+        mine, _ = await opened(client)
+        await client.write(*(publish(number, Part(mine, 0, block(b"x"))) for number in range(10, 40)))
+        await until(lambda: stored(broker) == 30)
+        stopping = asyncio.create_task(broker.stop())
+        before, reason = await goodbye(client)
+        await stopping
+    assert [one.number for one in before] == list(range(10, 40))
+    assert isinstance(reason, errors.ShuttingDown)
