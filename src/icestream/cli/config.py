@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
 from icestream.cli.output import Cell, Output, OutputFormat
-from icestream.errors import exit_code
 from icestream.settings import KEYS, Key, Loaded, Problem, examine, reference, refusal, value_at
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and explain the settings.")
@@ -54,16 +53,16 @@ def check(
     if not problems:
         answer.record({"file": str(file), "problems": Cell([], "none")})
         return
-    error = refusal(problems)
-    if answer.for_people:
-        raise error
-    answer.record({"file": str(file), "problems": [_plain_problem(problem) for problem in problems]})
-    raise typer.Exit(exit_code(error))
+    if not answer.for_people:
+        answer.record({"file": str(file), "problems": [_plain_problem(problem) for problem in problems]})
+    raise refusal(problems)
 
 
 @app.command("reference")
 def show_reference(
-    output: Annotated[ReferenceFormat, typer.Option("--output", help="How to print it.")] = ReferenceFormat.TABLE,
+    output: Annotated[
+        ReferenceFormat, typer.Option("--output", help="How to print it.", callback=note_output)
+    ] = ReferenceFormat.TABLE,
 ) -> None:
     """List every setting: what it does, its default, what is allowed, its environment variable.
 

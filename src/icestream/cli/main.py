@@ -1,6 +1,7 @@
 """The command line: `icestream <noun> <verb>`. `main` is its only entry and turns our errors into exit codes.
 
 An error of our own tree becomes its message and its hint on stderr, never a traceback: it tells a person what to do.
+With `--output json` it is one line of JSON there: it tells a program the same.
 Anything else is a mistake of ours and keeps its traceback, because without it nobody could report it.
 """
 
@@ -16,7 +17,7 @@ from icestream.cli import config, lake, namespace, sub, topic, wal
 from icestream.cli.bench import bench
 from icestream.cli.consume import consume
 from icestream.cli.doctor import doctor
-from icestream.cli.output import say_aside
+from icestream.cli.output import Asked, say_aside
 from icestream.cli.produce import produce
 from icestream.cli.serve import serve
 from icestream.cli.top import top
@@ -63,13 +64,12 @@ app.add_typer(lake.app, name="lake")
 
 
 def main() -> None:
+    asked = Asked()
     try:
-        app()
+        app(obj=asked)
     except KeyboardInterrupt:
         say_aside("icestream: interrupted")
         sys.exit(130)
     except IcestreamError as error:
-        say_aside(f"icestream: {error.message}")
-        if error.hint:
-            say_aside(f"hint: {error.hint}")
+        asked.say_error(error)
         sys.exit(exit_code(error))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from icestream.cli.output import OutputFormat
+from icestream.cli.output import Asked, OutputFormat
 from icestream.settings import Loaded, load
 
 ConfigFile = Annotated[
@@ -18,7 +18,19 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, such as log.level=debug; repeatable."),
 ]
-OutputChoice = Annotated[OutputFormat, typer.Option("--output", help="For people, or for programs.")]
+
+
+def note_output(context: typer.Context, chosen: str) -> str:
+    """An error is then said in the same form."""
+    asked = context.find_object(Asked)
+    if asked is not None and chosen == OutputFormat.JSON:
+        asked.form = OutputFormat.JSON
+    return chosen
+
+
+OutputChoice = Annotated[
+    OutputFormat, typer.Option("--output", help="For people, or for programs.", callback=note_output)
+]
 
 
 def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:

@@ -1,7 +1,8 @@
 """How commands answer: tables for people at a terminal, plain columns into a pipe, JSON for programs.
 
 A command describes its answer once; which of the three it becomes is decided here. Answers go to stdout, everything
-else (`say_aside`, errors) to stderr, so that `--output json | jq` always gets exactly one JSON document.
+else (`say_aside`, errors) to stderr, so that `--output json | jq` always gets exactly one JSON document. An error has
+the form that the command was asked for: two sentences, or one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from icestream.errors import IcestreamError, exit_code
 
 
 class OutputFormat(StrEnum):
@@ -94,6 +97,31 @@ class Output:
 def say_aside(text: str) -> None:
     """A sentence beside the answer, on stderr."""
     print(text, file=sys.stderr)
+
+
+@dataclass
+class Asked:
+    """What the command that runs was asked for; `options.py` notes it, `main.py` looks at it when there is an error."""
+
+    form: OutputFormat = OutputFormat.TABLE
+
+    def say_error(self, error: IcestreamError) -> None:
+        if self.form is OutputFormat.JSON:
+            say_aside(json.dumps(_error_document(error), ensure_ascii=False))
+            return
+        say_aside(f"icestream: {error.message}")
+        if error.hint:
+            say_aside(f"hint: {error.hint}")
+
+
+def _error_document(error: IcestreamError) -> dict[str, object]:
+    return {
+        "error": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "retryable": error.retryable,
+        "exit_code": exit_code(error),
+    }
 
 
 def _plain(value: object) -> object:

@@ -18,6 +18,7 @@ from icestream.model.shard import Gap, Topic
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
 from icestream.wal import inspect as wal_inspect
+from icestream.wal.admission import Quota, quota_of
 from icestream.wal.damage import RepairPlan, plan_repair
 from icestream.wal.log_file import LOCK_NAME, is_of_a_log, log_name
 from icestream.wal.losses import Loss
@@ -31,10 +32,7 @@ LogPath = Annotated[
 
 
 @contextmanager
-def _directory(
-    path: Path | None, config: Path | None, sets: list[str] | None, *, read_only: bool
-) -> Iterator[LocalDirectory]:
-    where = path or Path(load_settings(config, sets).settings.wal.base_path)
+def _directory(where: Path, *, read_only: bool) -> Iterator[LocalDirectory]:
     directory = open_directory(where, read_only=read_only) if where.is_dir() else None
     if directory is None or not any(map(is_of_a_log, directory.names())):
         below = where / "wal"
@@ -65,20 +63,22 @@ def inspect(
     Example: icestream wal inspect --output json
     """
     answer = Output(output)
-    with _directory(path, config, sets, read_only=True) as directory:
+    wanted = load_settings(config, sets).settings.wal
+    with _directory(path or Path(wanted.base_path), read_only=True) as directory:
         if records is not None:
             _show_records(directory, records, answer)
             return
         view = wal_inspect.view_log(directory)
+        quota = quota_of(wanted.quota, wanted.topic_quota, directory.free_bytes(), view.used_bytes)
     if answer.for_people:
-        _show_view(view, answer)
+        _show_view(view, quota, answer)
     else:
-        answer.record(_as_document(view))
+        answer.record(_as_document(view, quota))
     if view.damage:
         raise view.damage
 
 
-def _show_view(view: wal_inspect.LogView, answer: Output) -> None:
+def _show_view(view: wal_inspect.LogView, quota: Quota, answer: Output) -> None:
     answer.table(
         ("file", "state", "first record", "last record", "size", "used", "shards"),
         [
@@ -115,9 +115,13 @@ def _show_view(view: wal_inspect.LogView, answer: Output) -> None:
     answer.say(
         f"{view.spares} spare files; {'closed in order' if view.clean else 'open, or ended without a clean stop'}"
     )
+    node, topic = size_text(quota.node_bytes), size_text(quota.topic_bytes)
+    answer.say(f"{size_text(view.used_bytes)} used of a quota of {node}; a topic may use {topic}")
+    if view.sync_failed:
+        answer.say("a sync failed in the last run: check the disk; the next start writes what is not sealed anew")
 
 
-def _as_document(view: wal_inspect.LogView) -> dict[str, object]:
+def _as_document(view: wal_inspect.LogView, quota: Quota) -> dict[str, object]:
     return {
         "files": [
             {
@@ -152,6 +156,10 @@ def _as_document(view: wal_inspect.LogView) -> dict[str, object]:
         "last_lsn": view.last_lsn,
         "producer_windows": view.producers,
         "clean": view.clean,
+        "sync_failed": view.sync_failed,
+        "used_bytes": view.used_bytes,
+        "quota_bytes": quota.node_bytes,
+        "topic_quota_bytes": quota.topic_bytes,
         "damage": str(view.damage) if view.damage else None,
     }
 
@@ -181,7 +189,8 @@ def repair(
     Reads every record. The damaged files are kept beside the log as damaged-…; the broker must be stopped.
     Example: icestream wal repair --accept-loss --output json
     """
-    with _directory(path, config, sets, read_only=False) as directory, closing(directory.lock(LOCK_NAME)):
+    where = path or Path(load_settings(config, sets).settings.wal.base_path)
+    with _directory(where, read_only=False) as directory, closing(directory.lock(LOCK_NAME)):
         plan = _plan(directory)
         if plan.refusal:
             raise plan.refusal
@@ -213,6 +222,12 @@ def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool
         say_aside(f"the name of topic {topic.id} is lost with it: the log calls it {topic.name}")
     if not plan.is_needed:
         say_aside(f"{plan.files} files read, nothing is damaged")
+    elif plan.is_decided:
+        say_aside(
+            "a repair was interrupted and is finished now; `icestream wal repair` says whether anything is left"
+            if accepted
+            else "a repair was interrupted: `icestream wal repair --accept-loss` finishes it"
+        )
     elif accepted:
         originals = f"originals kept as {', '.join(kept)}" if kept else "no file had to be written anew"
         say_aside(f"repaired; {originals}")

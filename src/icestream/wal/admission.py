@@ -26,6 +26,12 @@ class Quota:
         object.__setattr__(self, "slow_topic_bytes", int(self.topic_bytes * limits.QUOTA_SLOW_SHARE))
 
 
+def quota_of(node_bytes: int | None, topic_bytes: int | None, free_bytes: int, used_bytes: int) -> Quota:
+    """As it is set, and where it is not, by the room that the log finds."""
+    node = node_bytes or default_quota(free_bytes, used_bytes)
+    return Quota(node, topic_bytes or int(node * limits.TOPIC_QUOTA_SHARE))
+
+
 def default_quota(free_bytes: int, used_bytes: int) -> int:
     """Half of what was free before the log took its part, so that the number stays the same from start to start."""
     return min((free_bytes + used_bytes) // 2, limits.NODE_QUOTA_BYTES_MAX_DEFAULT)

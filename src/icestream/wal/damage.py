@@ -72,6 +72,7 @@ class RepairPlan:
     """What is wrong with a log, and what a repair does about it. Nothing of it is done yet."""
 
     files: int = 0
+    is_decided: bool = False  # it was interrupted behind the point of no return: only its last steps are missing
     losses: list[Loss] = field(default_factory=list)
     rewrites: list[Rewrite] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)  # nothing in these files counts, but a start stumbles over them
@@ -82,7 +83,7 @@ class RepairPlan:
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.losses or self.rewrites or self.set_aside)
+        return bool(self.is_decided or self.losses or self.rewrites or self.set_aside)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -91,7 +92,10 @@ class RepairPlan:
 
 def plan_repair(directory: Directory, step: Callable[[], None] = lambda: None) -> RepairPlan:
     """What is damaged and what a repair would cost. Reads everything, changes nothing. `step` is called once a file."""
-    return _Planner(directory, survey(directory)).run(step)
+    found = survey(directory)
+    if found.repair_decided:
+        return RepairPlan(len(found.files), is_decided=True)
+    return _Planner(directory, found).run(step)
 
 
 def read_records(directory: Directory, name: str, start: int = RECORDS_START) -> bytes:

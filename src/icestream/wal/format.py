@@ -10,6 +10,8 @@ THE DIRECTORY
     copy-<number>.tmp, *.tmp       unfinished work of a process that died: removed at start, never read
     reserve                        room for one checkpoint on a full disk: without it nothing could be freed
     sync-failed                    a sync failed here; the next start says so
+    mended-…, aside-…,             a repair that is not finished (repair.py): without the last one it never was one
+      repair-decided
     damaged-…                      what `icestream wal repair` set aside
 
 A LOG FILE

@@ -67,7 +67,13 @@ class LogView:
     last_lsn: int = 0
     producers: int = 0
     clean: bool = False
+    sync_failed: bool = False  # in the last run; a start rewrites what is not sealed, and forgets it
     damage: errors.LogDamaged | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against the quota of the node."""
+        return sum(file.used_bytes for file in self.files if file.state in (FileState.ACTIVE, FileState.SEALED))
 
 
 def view_log(directory: Directory) -> LogView:
@@ -93,7 +99,8 @@ def view_log(directory: Directory) -> LogView:
 
 def _look(directory: Directory) -> LogView:
     found = survey(directory)
-    view = LogView(spares=len(found.spares), checkpoint_lsn=found.checkpoint.lsn if found.checkpoint else 0)
+    view = LogView(spares=len(found.spares), sync_failed=found.sync_failed)
+    view.checkpoint_lsn = found.checkpoint.lsn if found.checkpoint else 0
     view.files = [_view_file(directory, file) for file in found.files]
     view.files += [FileView(name, DAMAGED, 0, 0, 0, 0, 0) for name, _ in found.bad_headers]
     view.files.sort(key=lambda file: file.name)

@@ -16,13 +16,13 @@ topic that holds the oldest file back is the business of the spill log (hazard 8
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 
 from icestream.model.shard import ShardKey
 from icestream.wal.summary import FileSummary
 
 
-class FileState(Enum):
+class FileState(StrEnum):
     PREPARED = "prepared"
     ACTIVE = "active"
     SEALED = "sealed"

@@ -21,7 +21,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
-from icestream.wal.admission import Quota, admit, default_quota, pause_seconds
+from icestream.wal.admission import Quota, admit, pause_seconds, quota_of
 from icestream.wal.appender import Appender, Batch, Result
 from icestream.wal.options import LogOptions
 from icestream.wal.reader import Reader
@@ -126,8 +126,9 @@ class Log:
             )
 
     def _make_quota(self) -> Quota:
-        node = self._options.quota_bytes or default_quota(self._directory.free_bytes(), self.upkeep.sealed_bytes)
-        return Quota(node, self._options.topic_quota_bytes or int(node * limits.TOPIC_QUOTA_SHARE))
+        wanted = self._options
+        free_bytes = self._directory.free_bytes()
+        return quota_of(wanted.quota_bytes, wanted.topic_quota_bytes, free_bytes, self.upkeep.sealed_bytes)
 
     # --- topics and shards ---
 

@@ -39,6 +39,10 @@ SEAL_POSITION: Final = 512
 LOCK_NAME: Final = "LOCK"
 SYNC_FAILED_NAME: Final = "sync-failed"
 RESERVE_NAME: Final = "reserve"
+# What a repair leaves on its way (repair.py).
+REPAIR_NAME: Final = "repair-decided"
+MENDED: Final = "mended-"
+ASIDE: Final = "aside-"
 
 _HEADER_MAGIC: Final = b"ICESTLOG"
 _SEAL_MAGIC: Final = b"ICESSEAL"
@@ -133,6 +137,11 @@ def checkpoint_name(lsn: int, serial: int) -> str:
 def is_of_a_log(name: str) -> bool:
     """Whether a file of this name shows that a directory holds a log."""
     return name == LOCK_NAME or bool(_NAME.fullmatch(name)) or checkpoint_parts(name) is not None
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether it is the work of a process that died, and counts for nothing (unless a repair was decided)."""
+    return name.endswith(".tmp") or name.startswith((MENDED, ASIDE))
 
 
 def log_number(name: str) -> int | None:

@@ -91,6 +91,11 @@ class Replay:
 
     def run(self) -> None:
         files = self.found.files
+        if self.found.repair_decided:
+            where = self.directory.describe("").rstrip("/")
+            raise errors.LogDamaged(
+                f"a repair of {where} was interrupted", hint=f"`icestream wal repair {where} --accept-loss` finishes it"
+            )
         if self.found.bad_headers:
             name, why = self.found.bad_headers[0]
             raise errors.LogDamaged(

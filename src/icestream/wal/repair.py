@@ -1,8 +1,12 @@
 """Carries out the plan of a repair (damage.py), so that the log opens again with everything that is not lost.
 
-A file that needs a change is written anew beside the log, its original is kept as `damaged-…`, and it takes the
-original's place by a rename. The closing file comes first: until the last file is mended a start still finds damage,
-so a repair that was interrupted is planned again from what is there, with the same result.
+All or nothing: only names say how far it is, and the last steps are renames.
+    mended-<name>       the file that will stand there, written and synced
+    aside-<name>        empty: that file goes, and nothing takes its place
+    repair-decided      empty: all of the above is on disk. From here on the repair counts
+    damaged-<n>-<name>  the originals get these names, then each mended file gets its own, and the mark goes
+Interrupted before the mark, it has changed nothing: what it left behind is removed by the next repair or start. After
+it, a start is refused until the repair is called again, which goes on with the renames.
 """
 
 from __future__ import annotations
@@ -19,36 +23,61 @@ from icestream.wal import format as wire
 from icestream.wal import notes
 from icestream.wal.damage import Closing, Part, RepairPlan, Rewrite, read_records
 from icestream.wal.format import RECORDS_START, SectionKind
-from icestream.wal.log_file import FileHeader
-from icestream.wal.rewrite import Copy, publish_copy
+from icestream.wal.log_file import ASIDE, MENDED, REPAIR_NAME, FileHeader, is_unfinished, log_name
+from icestream.wal.rewrite import Copy, write_whole
 
 # Sections in one record that is made here: beside each may stand the name of its topic, and the directory has an end.
 _SECTIONS_MAX: Final = limits.RECORD_SECTIONS_MAX // 3
 
 
 def apply_repair(directory: Directory, clock: Clock, plan: RepairPlan) -> list[str]:
-    """Carries the plan out; the names under which the damaged originals are kept."""
-    kept: list[str] = []
+    """Carries the plan out, or to its end when it was interrupted; the names that the damaged originals have now."""
     if not plan.is_needed:
-        return kept
-    for name in directory.names():
-        if name.endswith(".tmp"):
-            directory.remove(name)
+        return []
+    if not plan.is_decided:
+        _stage(directory, clock, plan)
+        directory.create(REPAIR_NAME).close()
+        directory.sync()
+    return _rename_all(directory)
+
+
+def _stage(directory: Directory, clock: Clock, plan: RepairPlan) -> None:
+    """Everything that the repair makes, beside the log and on disk."""
+    for name in filter(is_unfinished, directory.names()):
+        directory.remove(name)
     if plan.closing:
-        _publish(directory, clock, plan.closing.header, _closing_copy(plan.closing, plan.topics))
+        _write(directory, clock, plan.closing.header, _closing_copy(plan.closing, plan.topics))
     for rewrite in plan.rewrites:
         copy = _mended_copy(rewrite, read_records(directory, rewrite.name), plan.topics)
-        kept.append(_keep_original(directory, rewrite.name))
-        _publish(directory, clock, rewrite.header, copy)
+        _write(directory, clock, rewrite.header, copy)
     for name in plan.set_aside:
-        kept.append(_name_aside(directory, name))
-        directory.rename(name, kept[-1])
+        directory.create(f"{ASIDE}{name}").close()
+    directory.sync()
+
+
+def _write(directory: Directory, clock: Clock, header: FileHeader, copy: Copy) -> None:
+    header = replace(header, synced_through=copy.last_lsn, created_us=clock.wall_us())
+    write_whole(directory, f"{MENDED}{log_name(header.number)}", header, copy)
+
+
+def _rename_all(directory: Directory) -> list[str]:
+    """Each step may be the last one before a crash: what has its name already is not looked at again."""
+    kept: list[str] = []
+    names = directory.names()
+    mended = [name for name in names if name.startswith(MENDED)]
+    aside = [name for name in names if name.startswith(ASIDE)]
+    for original in [*(name.removeprefix(MENDED) for name in mended), *(name.removeprefix(ASIDE) for name in aside)]:
+        if original in names:
+            kept.append(_name_aside(directory, original))
+            directory.rename(original, kept[-1])
+    for name in mended:
+        directory.rename(name, name.removeprefix(MENDED))
+    for name in aside:
+        directory.remove(name)
+    directory.sync()
+    directory.remove(REPAIR_NAME)
     directory.sync()
     return kept
-
-
-def _publish(directory: Directory, clock: Clock, header: FileHeader, copy: Copy) -> None:
-    publish_copy(directory, replace(header, synced_through=copy.last_lsn, created_us=clock.wall_us()), copy)
 
 
 def _closing_copy(closing: Closing, topics: Mapping[int, Topic]) -> Copy:
@@ -115,20 +144,6 @@ def _named(sections: Sequence[wire.Section], named: set[int], topics: Mapping[in
         named.add(section.topic_id)
         placed.append(section)
     return placed
-
-
-def _keep_original(directory: Directory, name: str) -> str:
-    """A copy, because the original keeps its name until the mended file takes it."""
-    aside = _name_aside(directory, name)
-    target = directory.create(f"{aside}.tmp")
-    try:
-        target.write_at(0, read_records(directory, name, 0))
-        target.sync()
-    finally:
-        target.close()
-    directory.rename(f"{aside}.tmp", aside)
-    directory.sync()
-    return aside
 
 
 def _name_aside(directory: Directory, name: str) -> str:

@@ -84,10 +84,18 @@ def restamped(data: bytes, records: Sequence[tuple[int, ...]], generation: int) 
 
 
 def publish_copy(directory: Directory, header: FileHeader, copy: Copy) -> FileSummary:
-    """Writes the copy, syncs it, then its header, which makes it count, then gives it its name."""
+    """Writes the copy, then gives it its name."""
+    name = f"copy-{header.number:016d}.tmp"
+    summary = write_whole(directory, name, header, copy)
+    directory.rename(name, log_file.log_name(header.number))
+    directory.sync()
+    return summary
+
+
+def write_whole(directory: Directory, name: str, header: FileHeader, copy: Copy) -> FileSummary:
+    """Writes the copy, syncs it, then its header, which makes it count."""
     content, seal = copy.finish()
     size = wire.RECORDS_START + len(content)
-    name = f"copy-{header.number:016d}.tmp"
     file = directory.create(name)
     try:
         file.write_at(log_file.SEAL_POSITION, log_file.encode_seal(seal))
@@ -97,6 +105,4 @@ def publish_copy(directory: Directory, header: FileHeader, copy: Copy) -> FileSu
         file.sync()
     finally:
         file.close()
-    directory.rename(name, log_file.log_name(header.number))
-    directory.sync()
     return FileSummary.of(seal, size, copy.index)

@@ -35,7 +35,8 @@ class Survey:
     files: list[SurveyedFile] = field(default_factory=list)  # by number, without those that another one replaces
     replaced: list[str] = field(default_factory=list)
     spares: dict[str, int] = field(default_factory=dict)  # name and size
-    unfinished: list[str] = field(default_factory=list)  # *.tmp of a process that died
+    unfinished: list[str] = field(default_factory=list)  # what a process that died was making
+    repair_decided: bool = False  # a repair was interrupted, and must be called again
     checkpoint: Checkpoint | None = None
     kept: list[KeptCheckpoint] = field(default_factory=list)  # the good ones, newest first
     bad_checkpoints: list[str] = field(default_factory=list)
@@ -49,7 +50,8 @@ def survey(directory: Directory) -> Survey:
     found = Survey()
     names = directory.names()
     found.sync_failed = log_file.SYNC_FAILED_NAME in names
-    found.unfinished = [name for name in names if name.endswith(".tmp")]
+    found.repair_decided = log_file.REPAIR_NAME in names
+    found.unfinished = list(filter(log_file.is_unfinished, names))
     for name in sorted(names, reverse=True):
         if log_file.checkpoint_lsn(name) is not None:
             _look_at_checkpoint(directory, name, found)

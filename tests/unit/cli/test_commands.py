@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -88,6 +89,37 @@ def test_the_page_names_no_command_that_does_not_exist() -> None:
 def test_every_command_answers_programs_too() -> None:
     without = {name for name, found in ALL.items() if "output" not in {one.name for one in found.params}}
     assert without == {"serve", "lake serve"}
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("wal inspect {0}/nowhere", errors.InvalidInput),
+        ("wal repair {0}/nowhere", errors.InvalidInput),
+        ("config show --set log.levle=info", errors.ConfigurationError),
+        ("config check {0}/nowhere.yml", errors.ConfigurationError),
+        ("topic list --socket {0}/nobody.sock", errors.ConnectionLost),
+        ("consume /default/a --from sometime", errors.InvalidInput),
+    ],
+)
+def test_programs_get_errors_as_json_too(line: str, error: type[errors.IcestreamError], tmp_path: Path) -> None:
+    """One line on stderr, so that stdout is the answer and nothing else; people get sentences."""
+    arguments = line.format(tmp_path).split()
+    told = icestream(*arguments)
+    assert told.err.startswith("icestream: ")
+    ran = icestream(*arguments, "--output", "json")
+    said = json.loads(ran.err)
+    assert ran.code == told.code == said["exit_code"] == errors.exit_code(error(""))
+    assert (said["error"], said["retryable"]) == (error.code, error.retryable)
+    assert told.err == f"icestream: {said['message']}\n" + (f"hint: {said['hint']}\n" if said["hint"] else "")
+
+
+def test_an_answer_that_is_an_error_too_is_a_document_on_each_stream(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yml"
+    file.write_text("log:\n  levle: info\n")
+    ran = icestream("config", "check", str(file), "--output", "json")
+    assert [one["key"] for one in ran.document["problems"]] == ["log.levle"]
+    assert (ran.code, json.loads(ran.err)["error"]) == (3, "configuration")
 
 
 def test_the_exit_codes_of_the_page_are_those_of_the_errors() -> None:

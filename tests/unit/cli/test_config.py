@@ -85,12 +85,13 @@ def test_check_lists_all_problems_and_exits_with_3(
     assert "Traceback" not in printed.err
 
 
-def test_check_lists_all_problems_as_json_too(tmp_path: Path) -> None:
+def test_check_lists_all_problems_as_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "bad.yml"
     file.write_text("storage:\n  type: local\nlog:\n  levle: info\n")
-    result = run("config", "check", str(file), "--output", "json")
-    assert result.exit_code == 3
-    problems = json.loads(result.stdout)["problems"]
+    assert main(monkeypatch, "config", "check", str(file), "--output", "json") == 3
+    problems = json.loads(capsys.readouterr().out)["problems"]
     assert {(problem["key"], problem["origin"]) for problem in problems} == {
         ("storage.type", f"file {file}:2"),
         ("log.levle", f"file {file}:4"),
@@ -134,7 +135,7 @@ def test_an_error_is_message_and_hint_on_stderr_and_its_exit_code(
 def test_every_error_of_the_tree_has_its_exit_code(
     kind: type[errors.IcestreamError], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(obj: object) -> None:
         raise kind("it did not work")
 
     monkeypatch.setattr(command_line, "app", fail)
@@ -143,7 +144,7 @@ def test_every_error_of_the_tree_has_its_exit_code(
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(obj: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(command_line, "app", fail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from icestream import limits
 from icestream.cli import main as command_line
 from icestream.wal.format import RECORDS_START
 from tests.support.pictures import picture
@@ -84,7 +86,7 @@ def test_inspect_shows_an_empty_log(terminal: Terminal, tmp_path: Path) -> None:
 
 def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Path) -> None:
     path = picture("stopped").write_to(tmp_path)
-    code, out, err = terminal.run("wal", "inspect", path)
+    code, out, err = terminal.run("wal", "inspect", path, "--set", "storage.iceberg_config.wal.quota=1GiB")
     assert (code, err) == (0, "")
     assert [" ".join(line.split()) for line in out.splitlines()] == [
         "file state first record last record size used shards",
@@ -96,12 +98,14 @@ def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Pat
         "",
         "checkpoint 3, last record 3, 0 producer windows",
         "1 spare files; closed in order",
+        "5.4 KiB used of a quota of 1.0 GiB; a topic may use 512.0 MiB",
     ]
 
 
 def test_inspect_as_json_has_everything(terminal: Terminal, tmp_path: Path) -> None:
     drawn = picture("stopped then killed")
-    seen = terminal.document("wal", "inspect", drawn.write_to(tmp_path))
+    sets = [f"--set=storage.iceberg_config.wal.{pair}" for pair in ("quota=1000000", "topic_quota=70000")]
+    seen = terminal.document("wal", "inspect", drawn.write_to(tmp_path), *sets)
     assert [file["name"] for file in seen["files"]] == drawn.logs()
     assert seen["files"][1] == {
         "name": "log-0000000000000003.wal",
@@ -119,7 +123,30 @@ def test_inspect_as_json_has_everything(terminal: Terminal, tmp_path: Path) -> N
     rest = {name: value for name, value in seen.items() if name not in ("files", "shards")}
     assert rest == {
         "spare_files": 0, "checkpoint_lsn": 5, "last_lsn": 7, "producer_windows": 0, "clean": False, "damage": None,
+        "sync_failed": False, "quota_bytes": 1_000_000, "topic_quota_bytes": 70_000,
+        "used_bytes": sum(file["used_bytes"] for file in seen["files"] if file["state"] != "prepared"),
     }  # fmt: skip
+
+
+def test_inspect_without_a_quota_shows_the_one_that_a_start_would_take(terminal: Terminal, tmp_path: Path) -> None:
+    path = picture("stopped").write_to(tmp_path)
+    before = os.statvfs(path)
+    seen = terminal.document("wal", "inspect", path)
+    expected = min((before.f_bavail * before.f_frsize + seen["used_bytes"]) // 2, limits.NODE_QUOTA_BYTES_MAX_DEFAULT)
+    assert seen["quota_bytes"] == pytest.approx(expected, rel=0.2), "others use this disk too"
+    assert seen["topic_quota_bytes"] == seen["quota_bytes"] // 2
+
+
+def test_inspect_shows_that_a_sync_failed_until_a_start_has_taken_note_of_it(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    path = picture("stopped then killed").write_to(tmp_path)
+    assert "a sync failed" not in terminal.run("wal", "inspect", path)[1]
+    (path / "sync-failed").touch()
+    code, out, _ = terminal.run("wal", "inspect", path)
+    assert code == 0
+    assert "a sync failed in the last run: check the disk" in out
+    assert terminal.document("wal", "inspect", path)["sync_failed"] is True
 
 
 def test_inspect_of_a_damaged_log_shows_it_and_exits_with_9(terminal: Terminal, tmp_path: Path) -> None:
@@ -263,6 +290,27 @@ def test_repair_says_what_it_cannot_know(terminal: Terminal, tmp_path: Path) -> 
     assert "the name of topic 1 is lost with it: the log calls it /lost/topic-1" in err
     code, _, err = terminal.run("wal", "repair", path, "--accept-loss")
     assert code == 0
+    assert terminal.run("wal", "inspect", path)[0] == 0
+
+
+def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_again(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    path = damaged_log(tmp_path)
+    mended = path / "log-0000000000000006.wal"
+    damaged = mended.read_bytes()
+    terminal.run("wal", "repair", path, "--accept-loss")
+    whole = everything(path)
+    mended.rename(path / f"mended-{mended.name}")
+    (path / f"damaged-1-{mended.name}").rename(mended)
+    (path / "repair-decided").touch()
+    code, _, err = terminal.run("wal", "inspect", path)
+    assert (code, f"a repair of {path} was interrupted" in err) == (9, True)
+    for flags, says in (((), "--accept-loss` finishes it"), (("--accept-loss",), "is finished now")):
+        assert mended.read_bytes() == damaged
+        code, _, err = terminal.run("wal", "repair", path, *flags)
+        assert (code, says in err) == (0, True)
+    assert everything(path) == whole
     assert terminal.run("wal", "inspect", path)[0] == 0
 
 

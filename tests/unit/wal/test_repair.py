@@ -19,8 +19,9 @@ from icestream.wal import format as wire
 from icestream.wal.appender import placed
 from icestream.wal.damage import Closing, RepairPlan, plan_repair, read_records
 from icestream.wal.format import RECORDS_START
+from icestream.wal.inspect import view_log
 from icestream.wal.log import Log
-from icestream.wal.log_file import SEAL_POSITION, FileHeader, log_name
+from icestream.wal.log_file import REPAIR_NAME, SEAL_POSITION, FileHeader, log_name
 from icestream.wal.losses import Loss
 from icestream.wal.notes import gap_section, topic_section
 from icestream.wal.open import open_log_on
@@ -179,7 +180,11 @@ def test_bad_checkpoints_cost_nothing(name: str) -> None:
 def test_a_crash_at_any_operation_of_a_repair_leaves_a_log_that_can_be_repaired(
     name: str, damage: Damage, power: bool
 ) -> None:
+    """And nothing shows that it was interrupted: the directory is the one that a single repair makes."""
     drawn = picture(name)
+    whole = damaged(drawn, damage)
+    is_seen = view_log(whole).damage is not None
+    plan, _ = repair(whole)
     for operations in itertools.count():
         disk = damaged(drawn, damage)
         disk.crash_after(operations)
@@ -187,18 +192,49 @@ def test_a_crash_at_any_operation_of_a_repair_leaves_a_log_that_can_be_repaired(
             repair(disk)
         except Crash:
             disk.power_loss() if power else disk.kill()
-            asyncio.run(check_repaired_again(drawn, disk, damage))
+            if is_seen:  # a start does not read what its checkpoint covers
+                check_refused_or_whole(disk, contents(whole))
+            repair(disk)
+            assert contents(disk) == contents(whole), f"interrupted at operation {operations}"
         else:
             break
     assert operations > 8, "a repair has more steps than that"
+    asyncio.run(check_repaired(drawn, whole, damage, plan.gaps))
 
 
-async def check_repaired_again(drawn: Picture, disk: SimulatedDisk, damage: Damage) -> None:
-    plan, _ = repair(disk)
-    first = plan_repair(damaged(drawn, damage))
-    await check_repaired(drawn, disk, damage, first.gaps + plan.gaps)
-    assert (await open_small(disk, drawn.mode)).report.clean
-    assert not [name for name in disk.names() if name.endswith(".tmp")]
+def check_refused_or_whole(disk: SimulatedDisk, repaired: dict[str, bytes]) -> None:
+    """A start in between changes nothing, and takes nothing that is half repaired for a log."""
+    before = contents(disk)
+    damage = view_log(disk).damage
+    if damage is None:
+        assert {name: before[name] for name in repaired} == repaired
+    else:
+        assert "icestream wal repair" in damage.hint
+    assert contents(disk) == before
+
+
+def test_a_repair_that_was_decided_is_finished_and_not_planned_again() -> None:
+    drawn = picture("killed often")
+    disk = damaged(drawn, Flip(drawn.logs()[1], 8 * place_of(drawn, 5, A).body.start))
+    disk.create(REPAIR_NAME).close()
+    with pytest.raises(errors.LogDamaged, match="a repair of sim: was interrupted") as caught:
+        asyncio.run(open_small(disk))
+    assert "icestream wal repair sim: --accept-loss` finishes it" in caught.value.hint
+    plan = plan_repair(disk)
+    assert (plan.is_needed, plan.is_decided, plan.losses, plan.rewrites) == (True, True, [], [])
+    assert apply_repair(disk, CLOCK, plan) == []
+    assert REPAIR_NAME not in disk.names()
+    assert plan_repair(disk).losses, "now it is planned"
+
+
+def test_what_a_repair_left_behind_before_it_was_decided_is_removed_by_a_start() -> None:
+    drawn = picture("stopped")
+    disk = drawn.disk()
+    for name in (f"mended-{drawn.logs()[0]}", f"aside-{drawn.logs()[0]}"):
+        disk.create(name).close()
+    log = asyncio.run(open_small(disk))
+    assert asyncio.run(read_shard(log, A)) == drawn.acked[A]
+    assert not [name for name in disk.names() if name.startswith(("mended-", "aside-"))]
 
 
 # --- what exactly is lost ---------------------------------------------------------------------------------------------
