@@ -254,13 +254,17 @@ async def test_whoever_does_not_read_the_last_word_is_cut_off(
     broker: TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CLOSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(limits, "SOCKET_WRITE_BYTES_MAX", SMALL)
+    monkeypatch.setattr(limits, "CONNECTION_ANSWER_BYTES_MAX", limits.GIB)
     async with raw_client(broker.address, receive_bytes=4096) as client:
+        connection = connection_of(broker)
         mine, _ = await opened(client)
         wrong = [Part(mine, 7, block(b"x"))] * limits.PUBLISH_PARTS_MAX
-        for number in range(10, 20):
-            await client.write(publish(number, *wrong))
+        while connection.can_write.is_set():
+            await client.write(publish(client.next_number(), *wrong))
         await client.write(b"\xff" * 16)
         await until(lambda: not broker.node.native.connections)
+        assert all(one.kind == Kind.PUBLISHED for one in await client.read_all()), "it never came to the last word"
 
 
 # --- what ends a connection -------------------------------------------------------------------------------------------
