@@ -1,32 +1,43 @@
 //! The load generator of the benchmark: one client for every server, so that a figure is the server's.
 //!
-//!     icestream-load publish native|nats|redis-rpush|redis-xadd ADDRESS key=value …
+//!     icestream-load publish native|nats|redis-rpush|redis-xadd|redis-rpush-many ADDRESS key=value …
 //!     icestream-load consume native|nats ADDRESS key=value …
+//!     icestream-load fanout native|nats ADDRESS key=value …      one publisher and `consumers` consumers of all of it
 //!
-//! Each connection has a thread of its own, sends as long as its window has room, and reads what is answered. The answer
-//! is one line of JSON: messages, seconds, latencies of requests in microseconds, CPU seconds of this process.
+//! One epoll loop drives all connections (of a thread, where `threads` asks for more). Requests are made before the
+//! clock starts; while it runs only their numbers are set. Each answer is counted, and the positions in the answers
+//! must follow each other without a hole; so must the positions of what a consumer gets. The answer is one line of
+//! JSON: messages, seconds, CPU seconds of this process and of the server's (`pids`), latencies in microseconds. A
+//! process that uses about as many CPU seconds as it has threads and seconds was the bound itself.
 
-mod connection;
+mod consuming;
+mod input;
 mod msgpack;
 mod native;
 mod nats;
 mod options;
+mod party;
+mod poll;
+mod positions;
+mod publishing;
 mod redis;
 mod report;
 
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use connection::{drain, pump, Reading, Wire};
+use consuming::{Consuming, Reading};
 use options::Options;
-use report::{cpu_seconds, Report};
+use party::{run, Party};
+use publishing::{Publishing, Wire};
+use report::{Clock, Report};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match run(&arguments) {
+    match work(&arguments) {
         Ok(report) => println!("{report}"),
         Err(error) => {
             eprintln!("icestream-load: {error}");
@@ -35,74 +46,178 @@ fn main() {
     }
 }
 
-fn run(arguments: &[String]) -> Result<Report, Failure> {
+fn work(arguments: &[String]) -> Result<Report, Failure> {
     let [what, server, address, rest @ ..] = arguments else {
-        return Err("usage: icestream-load publish|consume SERVER ADDRESS key=value …".into());
+        return Err("usage: icestream-load publish|consume|fanout SERVER ADDRESS key=value …".into());
     };
     let options = Options::parse(rest)?;
     match what.as_str() {
         "publish" => publish(server, address, &options),
         "consume" => consume(server, address, &options),
+        "fanout" => fan_out(server, address, &options),
         _ => Err(format!("there is nothing called {what}").into()),
     }
 }
 
-fn publisher(server: &str, address: &str, number: usize, options: &Options) -> Result<Box<dyn Wire>, Failure> {
+fn wire(server: &str, address: &str, number: usize, options: &Options) -> Result<Box<dyn Wire>, Failure> {
     Ok(match server {
         "native" => Box::new(native::Publisher::open(address, number, options)?),
         "nats" => Box::new(nats::Publisher::open(address, number, options)?),
-        "redis-rpush" => Box::new(redis::Publisher::open(address, "RPUSH", options)?),
-        "redis-xadd" => Box::new(redis::Publisher::open(address, "XADD", options)?),
+        "redis-rpush" => Box::new(redis::Publisher::open(address, redis::Command::Push, options)?),
+        "redis-rpush-many" => Box::new(redis::Publisher::open(address, redis::Command::PushMany, options)?),
+        "redis-xadd" => Box::new(redis::Publisher::open(address, redis::Command::Add, options)?),
         _ => return Err(format!("no server is called {server}").into()),
     })
 }
 
+fn publishers(server: &str, address: &str, options: &Options) -> Result<Vec<Publishing>, Failure> {
+    (0..options.connections)
+        .map(|number| Publishing::new(wire(server, address, number, options)?, options))
+        .collect()
+}
+
+fn consumers(server: &str, address: &str, count: usize, options: &Options) -> Result<Vec<Consuming>, Failure> {
+    (0..count)
+        .map(|number| {
+            let reading: Box<dyn Reading> = match server {
+                "native" => Box::new(native::Consumer::open(address, number, options)?),
+                "nats" => Box::new(nats::Consumer::open(address, number, options)?),
+                _ => return Err(format!("nothing can be consumed from {server} here").into()),
+            };
+            Consuming::new(reading, options)
+        })
+        .collect()
+}
+
 fn publish(server: &str, address: &str, options: &Options) -> Result<Report, Failure> {
-    let start = Arc::new(Barrier::new(options.connections + 1));
-    let mut threads = Vec::new();
-    for number in 0..options.connections {
-        let (server, address) = (server.to_owned(), address.to_owned());
-        let (options, start) = (options.clone(), start.clone());
-        threads.push(thread::spawn(move || -> Result<Vec<u32>, Failure> {
-            let opened = publisher(&server, &address, number, &options);
-            start.wait();
-            pump(opened?.as_mut(), &options)
-        }));
+    let mut parties = publishers(server, address, options)?;
+    if options.warm_seconds > 0.0 || options.warm_requests > 0 {
+        let limit = if options.warm_requests > 0 { options.warm_requests } else { u64::MAX };
+        let until = (options.warm_seconds > 0.0).then(|| Instant::now() + Duration::from_secs_f64(options.warm_seconds));
+        parties.iter_mut().for_each(|one| one.begin(limit, until));
+        parties = in_threads(parties, options)?.0;
     }
-    start.wait();
-    let (began, cpu) = (Instant::now(), cpu_seconds());
-    let mut latencies = Vec::new();
-    for thread in threads {
-        latencies.extend(thread.join().map_err(|_| "a connection's thread failed")??);
+    parties.iter_mut().for_each(|one| one.plan(options));
+    let (parties, clock) = in_threads(parties, options)?;
+    let messages = parties.iter().map(|one| one.answered()).sum::<u64>() * options.batch as u64;
+    let (latencies, checked) = settled(parties, options)?;
+    Ok(Report::new(messages, &clock, latencies, checked))
+}
+
+/// The latencies of all requests, and how many messages stand where the answers say.
+fn settled(parties: Vec<Publishing>, options: &Options) -> Result<(Vec<u32>, u64), Failure> {
+    let (mut latencies, mut seen) = (Vec::new(), Vec::new());
+    for one in parties {
+        let (waited, positions) = one.end();
+        latencies.extend(waited);
+        seen.push(positions);
     }
-    let messages = options.requests_in_all() * options.batch as u64;
-    Ok(Report::new(messages, began.elapsed(), cpu_seconds() - cpu, latencies))
+    Ok((latencies, positions::check(seen, options)?))
 }
 
 fn consume(server: &str, address: &str, options: &Options) -> Result<Report, Failure> {
-    let start = Arc::new(Barrier::new(options.connections + 1));
-    let mut threads = Vec::new();
-    for number in 0..options.connections {
-        let (server, address) = (server.to_owned(), address.to_owned());
-        let (options, start) = (options.clone(), start.clone());
-        threads.push(thread::spawn(move || -> Result<u64, Failure> {
-            let opened: Result<Box<dyn Reading>, Failure> = match server.as_str() {
-                "native" => native::Consumer::open(&address, number, &options).map(|one| Box::new(one) as _),
-                "nats" => nats::Consumer::open(&address, number, &options).map(|one| Box::new(one) as _),
-                _ => Err(format!("nothing can be consumed from {server} here").into()),
-            };
-            start.wait();
-            drain(opened?.as_mut(), options.messages)
-        }));
-    }
-    start.wait();
+    let mut parties = consumers(server, address, options.connections, options)?;
     if options.announce {
+        parties.iter_mut().for_each(|one| one.begin(0));
+        parties = in_threads(parties, options)?.0;
         println!("ready");
+        if options.is_stuck {
+            loop {
+                thread::sleep(Duration::from_secs(3600)); // until somebody ends this process
+            }
+        }
     }
-    let (began, cpu) = (Instant::now(), cpu_seconds());
-    let mut messages = 0;
+    parties.iter_mut().for_each(|one| one.begin(options.messages));
+    let (parties, clock) = in_threads(parties, options)?;
+    let messages = parties.iter().map(|one| one.seen()).sum();
+    Ok(Report::new(messages, &clock, Vec::new(), messages))
+}
+
+fn fan_out(server: &str, address: &str, options: &Options) -> Result<Report, Failure> {
+    let mut sending = publishers(server, address, options)?;
+    let mut taking = consumers(server, address, options.consumers, options)?;
+    taking.iter_mut().for_each(|one| one.begin(0));
+    taking = in_threads(taking, options)?.0;
+    sending.iter_mut().for_each(|one| one.plan(options));
+    let published: u64 = sending.iter().map(|one| one.planned()).sum::<u64>() * options.batch as u64;
+    taking.iter_mut().for_each(|one| one.begin(published));
+    let parties = sending.into_iter().map(Either::Sends).chain(taking.into_iter().map(Either::Takes)).collect();
+    let (parties, clock) = in_threads(parties, options)?;
+    let (mut sent, mut delivered) = (Vec::new(), 0);
+    for one in parties {
+        match one {
+            Either::Sends(one) => sent.push(one),
+            Either::Takes(one) => delivered += one.seen(),
+        }
+    }
+    let (latencies, checked) = settled(sent, options)?;
+    if delivered != published * options.consumers as u64 {
+        return Err(format!("{published} messages for {} consumers, {delivered} came", options.consumers).into());
+    }
+    Ok(Report::new(published, &clock, latencies, checked))
+}
+
+enum Either {
+    Sends(Publishing),
+    Takes(Consuming),
+}
+
+impl Party for Either {
+    fn stream(&self) -> &std::net::TcpStream {
+        match self {
+            Either::Sends(one) => one.stream(),
+            Either::Takes(one) => one.stream(),
+        }
+    }
+
+    fn turn(&mut self, readable: bool) -> Result<(), Failure> {
+        match self {
+            Either::Sends(one) => one.turn(readable),
+            Either::Takes(one) => one.turn(readable),
+        }
+    }
+
+    fn has_unsent(&self) -> bool {
+        match self {
+            Either::Sends(one) => one.has_unsent(),
+            Either::Takes(one) => one.has_unsent(),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            Either::Sends(one) => one.is_done(),
+            Either::Takes(one) => one.is_done(),
+        }
+    }
+}
+
+/// Runs all of them until they are done, on as many threads as the options say: them again, and how long that took.
+fn in_threads<P: Party + Send + 'static>(parties: Vec<P>, options: &Options) -> Result<(Vec<P>, Clock), Failure> {
+    let count = options.threads.min(parties.len()).max(1);
+    let mut shares: Vec<Vec<P>> = (0..count).map(|_| Vec::new()).collect();
+    for (number, one) in parties.into_iter().enumerate() {
+        shares[number % count].push(one);
+    }
+    let start = Arc::new(Barrier::new(count + 1));
+    let threads: Vec<_> = shares
+        .into_iter()
+        .map(|mut share| {
+            let start = start.clone();
+            thread::spawn(move || -> Result<Vec<P>, Failure> {
+                start.wait();
+                run(&mut share)?;
+                Ok(share)
+            })
+        })
+        .collect();
+    let mut clock = Clock::new(&options.pids);
+    start.wait();
+    clock.start();
+    let mut back = Vec::new();
     for thread in threads {
-        messages += thread.join().map_err(|_| "a connection's thread failed")??;
+        back.extend(thread.join().map_err(|_| "a thread failed")??);
     }
-    Ok(Report::new(messages, began.elapsed(), cpu_seconds() - cpu, Vec::new()))
+    clock.stop();
+    Ok((back, clock))
 }

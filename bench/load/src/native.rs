@@ -1,22 +1,31 @@
 //! The native protocol (src/icestream/protocol/frame.py is its page; blocks: src/icestream/model/block.py).
 
-use std::net::TcpStream;
 use std::io::Write;
+use std::net::TcpStream;
 
-use crate::connection::{connect, Input, Reading, Wire};
+use crate::consuming::Reading;
+use crate::input::Input;
 use crate::msgpack;
 use crate::options::Options;
+use crate::party::connect;
+use crate::positions::Positions;
+use crate::publishing::Wire;
 use crate::Failure;
 
 const HELLO: u8 = 1;
+const WELCOME: u8 = 2;
 const CALL: u8 = 3;
+const RESULT: u8 = 4;
 const ERROR: u8 = 5;
 const PUBLISH: u8 = 16;
 const PUBLISHED: u8 = 17;
 const CREDIT: u8 = 18;
 const DELIVER: u8 = 19;
 const ACK: u8 = 20;
+const GAP: u8 = 22;
 const HEAD: usize = 16;
+const PART: usize = 16;
+const DONE: usize = 16;
 
 fn frame(out: &mut Vec<u8>, kind: u8, number: u64, body: &[u8]) {
     out.extend_from_slice(&(12 + body.len() as u32).to_le_bytes());
@@ -25,8 +34,8 @@ fn frame(out: &mut Vec<u8>, kind: u8, number: u64, body: &[u8]) {
     out.extend_from_slice(body);
 }
 
-/// Kind, number and body of the first whole frame, and how long it is.
-fn first(data: &[u8]) -> Option<(u8, u64, &[u8], usize)> {
+/// Kind and body of the first whole frame, and how long it is.
+fn first(data: &[u8]) -> Option<(u8, &[u8], usize)> {
     if data.len() < HEAD {
         return None;
     }
@@ -34,7 +43,15 @@ fn first(data: &[u8]) -> Option<(u8, u64, &[u8], usize)> {
     if data.len() < size {
         return None;
     }
-    Some((data[4], u64::from_le_bytes(data[8..16].try_into().unwrap()), &data[HEAD..size], size))
+    Some((data[4], &data[HEAD..size], size))
+}
+
+fn u32_at(data: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(data[at..at + 4].try_into().unwrap())
+}
+
+fn i64_at(data: &[u8], at: usize) -> i64 {
+    i64::from_le_bytes(data[at..at + 8].try_into().unwrap())
 }
 
 fn open(address: &str) -> Result<TcpStream, Failure> {
@@ -50,17 +67,21 @@ fn open(address: &str) -> Result<TcpStream, Failure> {
     let mut out = Vec::new();
     frame(&mut out, HELLO, 1, &body);
     stream.write_all(&out)?;
-    answer(&mut stream)?;
+    answer(&stream)?;
     Ok(stream)
 }
 
-fn answer(stream: &mut TcpStream) -> Result<Vec<u8>, Failure> {
-    let mut input = Input::new();
+/// The answer to the only question that is open.
+fn answer(stream: &TcpStream) -> Result<Vec<u8>, Failure> {
+    let mut input = Input::new(0);
     loop {
         input.fill(stream)?;
-        if let Some((kind, _, body, _)) = first(input.data()) {
-            return if kind == ERROR { Err(String::from_utf8_lossy(body).into_owned().into()) } else { Ok(body.to_vec()) };
-        }
+        let Some((kind, body, size)) = first(input.data()) else { continue };
+        return match kind {
+            WELCOME | RESULT if size == input.data().len() => Ok(body.to_vec()),
+            ERROR => Err(String::from_utf8_lossy(body).into_owned().into()),
+            _ => Err(format!("a frame of kind {kind} where one answer was due").into()),
+        };
     }
 }
 
@@ -81,18 +102,17 @@ fn call(stream: &mut TcpStream, method: &str, arguments: &[(&str, &str)]) -> Res
     answer(stream)
 }
 
-/// A numbered batch of `rows` messages with a payload each.
-fn block(rows: usize, size: usize, producer: u64, epoch: u64) -> Vec<u8> {
+/// A numbered batch of `rows` messages with a payload each. Whose it is, and its first number, are set for each frame.
+fn block(rows: usize, size: usize) -> Vec<u8> {
     let data = 4 * (rows + 1) + rows * size;
     let padded = data.next_multiple_of(8);
     let mut out = Vec::with_capacity(40 + padded);
     out.extend_from_slice(&(rows as u32).to_le_bytes());
     out.extend_from_slice(&((40 + padded) as u32).to_le_bytes());
-    out.extend_from_slice(&producer.to_le_bytes());
-    out.extend_from_slice(&(epoch as u32).to_le_bytes());
+    out.extend_from_slice(&[0; 12]); // producer and epoch
     out.extend_from_slice(&1u16.to_le_bytes());
     out.extend_from_slice(&0u16.to_le_bytes());
-    out.extend_from_slice(&0u64.to_le_bytes()); // the first number: set for each frame
+    out.extend_from_slice(&[0; 8]); // the first number
     out.extend_from_slice(&3u16.to_le_bytes()); // payload
     out.extend_from_slice(&[3, 0]); // variable
     out.extend_from_slice(&(data as u32).to_le_bytes());
@@ -104,74 +124,92 @@ fn block(rows: usize, size: usize, producer: u64, epoch: u64) -> Vec<u8> {
     out
 }
 
-const FIRST_SEQUENCE_AT: usize = 24;
-
 struct Producer {
     handle: u32,
-    block: Vec<u8>,
+    id: u64,
+    epoch: u32,
     sequence: u64,
 }
 
 pub struct Publisher {
     stream: TcpStream,
     producers: Vec<Producer>,
+    topics: usize,
     rows: usize,
-    next: usize,
-    parts: usize, // of each frame
+    size: usize,
+    parts: usize,
     number: u64,
+    next: usize,     // which producer the next part is of
+    answered: usize, // and the next answer
 }
 
 impl Publisher {
     pub fn open(address: &str, number: usize, options: &Options) -> Result<Self, Failure> {
         let mut stream = open(address)?;
-        let rows = if options.mixed { 1 } else { options.batch };
         let mut producers = Vec::new();
-        for topic in 0..options.topics {
-            let topic = format!("/default/{}", options.topic_of(topic));
-            let name = format!("load-{}-{number}", std::process::id());
+        for handle in 0..options.handles {
+            let topic = format!("/default/{}", options.topic_of(handle));
+            let name = format!("load-{}-{number}-{handle}", std::process::id());
             let found = call(&mut stream, "open_producer", &[("topic", &topic), ("producer", &name)])?;
-            let handle = msgpack::find(&found, "handle")? as u32;
-            let (id, epoch) = (msgpack::find(&found, "producer_id")?, msgpack::find(&found, "producer_epoch")?);
-            producers.push(Producer { handle, block: block(rows, options.size, id, epoch), sequence: 0 });
+            let value = |key: &str| msgpack::find(&found, key);
+            let (handle, epoch) = (value("handle")? as u32, value("producer_epoch")? as u32);
+            producers.push(Producer { handle, id: value("producer_id")?, epoch, sequence: 0 });
         }
-        let parts = if options.mixed { options.batch } else { 1 };
-        Ok(Publisher { stream, producers, rows, next: number, parts, number: 0 })
+        let Options { topics, size, parts, .. } = *options;
+        Ok(Publisher { stream, producers, topics, rows: options.rows(), size, parts, number: 0, next: 0, answered: 0 })
     }
 }
 
 impl Wire for Publisher {
-    fn stream(&mut self) -> &mut TcpStream {
-        &mut self.stream
+    fn stream(&self) -> &TcpStream {
+        &self.stream
     }
 
-    fn request(&mut self, out: &mut Vec<u8>) {
-        let part_bytes = 16 + self.producers[0].block.len();
-        out.extend_from_slice(&((12 + self.parts * part_bytes) as u32).to_le_bytes());
-        out.extend_from_slice(&[PUBLISH, 0, 0, 0]);
-        self.number += 1;
-        out.extend_from_slice(&self.number.to_le_bytes());
+    fn slots(&self) -> Vec<Vec<u8>> {
+        let block = block(self.rows, self.size);
+        let mut body = Vec::new();
         for _ in 0..self.parts {
+            body.extend_from_slice(&[0; 8]); // handle, shard 0
+            body.extend_from_slice(&(block.len() as u32).to_le_bytes());
+            body.extend_from_slice(&0u32.to_le_bytes());
+            body.extend_from_slice(&block);
+        }
+        let mut out = Vec::new();
+        frame(&mut out, PUBLISH, 0, &body);
+        vec![out]
+    }
+
+    fn stamp(&mut self, request: &mut [u8]) {
+        self.number += 1;
+        request[8..16].copy_from_slice(&self.number.to_le_bytes());
+        let part_bytes = (request.len() - HEAD) / self.parts;
+        for part in request[HEAD..].chunks_exact_mut(part_bytes) {
             let count = self.producers.len();
-            let producer = &mut self.producers[self.next % count];
-            self.next += 1;
-            out.extend_from_slice(&producer.handle.to_le_bytes());
-            out.extend_from_slice(&0u32.to_le_bytes());
-            out.extend_from_slice(&(producer.block.len() as u32).to_le_bytes());
-            out.extend_from_slice(&0u32.to_le_bytes());
-            producer.block[FIRST_SEQUENCE_AT..FIRST_SEQUENCE_AT + 8].copy_from_slice(&producer.sequence.to_le_bytes());
+            let producer = &mut self.producers[self.next];
+            self.next = (self.next + 1) % count;
+            part[..4].copy_from_slice(&producer.handle.to_le_bytes());
+            let block = &mut part[PART..];
+            block[8..16].copy_from_slice(&producer.id.to_le_bytes());
+            block[16..20].copy_from_slice(&producer.epoch.to_le_bytes());
+            block[24..32].copy_from_slice(&producer.sequence.to_le_bytes());
             producer.sequence += self.rows as u64;
-            out.extend_from_slice(&producer.block);
         }
     }
 
-    fn answered(&mut self, data: &[u8]) -> Result<(usize, usize), Failure> {
+    fn answered(&mut self, data: &[u8], seen: &mut Positions, _: &mut Vec<u8>) -> Result<(usize, usize), Failure> {
         let (mut requests, mut at) = (0, 0);
-        while let Some((kind, _, body, size)) = first(&data[at..]) {
-            match kind {
-                PUBLISHED if body.chunks(16).all(|part| part[..2] == [0, 0]) => requests += 1,
-                PUBLISHED | ERROR => return Err(String::from_utf8_lossy(body).into_owned().into()),
-                _ => {}
+        while let Some((kind, body, size)) = first(&data[at..]) {
+            if kind != PUBLISHED || body.len() != self.parts * DONE {
+                return Err(format!("a frame of kind {kind}: {}", String::from_utf8_lossy(body)).into());
             }
+            for done in body.chunks_exact(DONE) {
+                if done[..8] != [0; 8] {
+                    return Err(format!("refused: {}", String::from_utf8_lossy(body)).into());
+                }
+                seen.add(self.answered % self.topics, i64_at(done, 8) as u64);
+                self.answered = (self.answered + 1) % self.producers.len();
+            }
+            requests += 1;
             at += size;
         }
         Ok((requests, at))
@@ -181,55 +219,77 @@ impl Wire for Publisher {
 pub struct Consumer {
     stream: TcpStream,
     handle: u32,
-    credit: u64,
+    credit: u32, // in all
+    used: u32,   // of it, since the last time that credit was given
+    acks: bool,
+    next: i64,
 }
-
-const CREDIT_MESSAGES: u32 = 8_000;
 
 impl Consumer {
     pub fn open(address: &str, number: usize, options: &Options) -> Result<Self, Failure> {
         let mut stream = open(address)?;
         let topic = format!("/default/{}", options.topic);
-        let name = format!("load-{}-{number}", std::process::id());
+        let name = match options.subscription.as_str() {
+            "" => format!("load-{}-{number}", std::process::id()),
+            given => format!("{given}-{number}"),
+        };
         let asked = [("topic", topic.as_str()), ("subscription", &name), ("consumer", "c"), ("start", "earliest")];
         let handle = msgpack::find(&call(&mut stream, "subscribe", &asked)?, "handle")? as u32;
-        let mut out = Vec::new();
-        let body = [handle.to_le_bytes(), CREDIT_MESSAGES.to_le_bytes()].concat();
-        frame(&mut out, CREDIT, 0, &body);
-        stream.write_all(&out)?;
-        Ok(Consumer { stream, handle, credit: 0 })
+        let Options { credit, acks, .. } = *options;
+        Ok(Consumer { stream, handle, credit, used: 0, acks, next: 0 })
+    }
+
+    fn give_credit(&self, messages: u32, out: &mut Vec<u8>) {
+        frame(out, CREDIT, 0, &[self.handle.to_le_bytes(), messages.to_le_bytes()].concat());
+    }
+
+    /// Takes one delivery: which offsets it has.
+    fn take(&mut self, body: &[u8]) -> Result<(i64, i64), Failure> {
+        let start = i64_at(body, 16) + u32_at(body, 32) as i64;
+        let end = start + u32_at(body, 36) as i64;
+        if start != self.next {
+            return Err(format!("offsets from {start} came, not from {}", self.next).into());
+        }
+        self.next = end;
+        Ok((start, end))
     }
 }
 
 impl Reading for Consumer {
-    fn stream(&mut self) -> &mut TcpStream {
-        &mut self.stream
+    fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        self.give_credit(self.credit, out);
+    }
+
+    fn is_set_up(&self) -> bool {
+        true
     }
 
     fn messages(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<(u64, usize), Failure> {
-        let (mut messages, mut at) = (0, 0);
-        while let Some((kind, _, body, size)) = first(&data[at..]) {
+        let (before, mut at) = (self.next, 0);
+        let mut ack = None;
+        while let Some((kind, body, size)) = first(&data[at..]) {
             if kind == DELIVER {
-                let word = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap());
-                let base = i64::from_le_bytes(body[16..24].try_into().unwrap());
-                let (row, rows) = (word(32) as i64, word(36) as i64);
-                let mut ack = Vec::with_capacity(32);
-                ack.extend_from_slice(&body[..12]); // consumer, shard, generation
-                ack.extend_from_slice(&0u32.to_le_bytes());
-                ack.extend_from_slice(&(base + row).to_le_bytes());
-                ack.extend_from_slice(&(base + row + rows).to_le_bytes());
-                frame(out, ACK, 0, &ack);
-                messages += rows as u64;
-            } else if kind == ERROR {
-                return Err(String::from_utf8_lossy(body).into_owned().into());
+                let (start, end) = self.take(body)?;
+                let head: [u8; 12] = body[..12].try_into().unwrap(); // consumer, shard, generation
+                ack = Some((head, ack.map_or(start, |(_, start, _)| start), end));
+            } else if kind == ERROR || kind == GAP {
+                return Err(format!("a frame of kind {kind}: {}", String::from_utf8_lossy(body)).into());
             }
             at += size;
         }
-        self.credit += messages;
-        if self.credit >= CREDIT_MESSAGES as u64 / 4 {
-            let body = [self.handle.to_le_bytes(), (self.credit as u32).to_le_bytes()].concat();
-            frame(out, CREDIT, 0, &body);
-            self.credit = 0;
+        if let (Some((head, start, end)), true) = (ack, self.acks) {
+            let range = [start.to_le_bytes(), end.to_le_bytes()].concat();
+            frame(out, ACK, 0, &[&head[..], &[0; 4], &range].concat());
+        }
+        let messages = (self.next - before) as u64;
+        self.used += messages as u32;
+        if self.used >= self.credit / 4 {
+            self.give_credit(self.used, out);
+            self.used = 0;
         }
         Ok((messages, at))
     }
