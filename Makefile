@@ -47,7 +47,7 @@ format: $(STAMPS)/dev  ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff format
 
 .PHONY: bench
-bench: $(STAMPS)/package native  ## measure speed on this machine (ARGS="--help" shows its options)
+bench: $(STAMPS)/package $(STAMPS)/bench native  ## measure speed on this machine (ARGS="--help" shows its options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
 .PHONY: chaos
@@ -96,6 +96,11 @@ native-tested: $(STAMPS)/runtime
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/runtime
 	@echo "setup: installing what the tests need into .venv"
 	@$(PIP_INSTALL) -r requirements/dev.txt
+	@touch $@
+
+$(STAMPS)/bench: requirements/bench.txt $(STAMPS)/runtime
+	@echo "setup: installing what the benchmark needs into .venv"
+	@$(PIP_INSTALL) -r requirements/bench.txt
 	@touch $@
 
 $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/runtime

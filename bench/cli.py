@@ -6,7 +6,9 @@ import shutil
 import signal
 import sys
 import tempfile
+from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +18,16 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from bench import machine, report, scenarios
 from bench.figures import Row
-from bench.harness import Bench, MissingPeer, Scenario
+from bench.harness import Bench, Scenario
 from icestream.storage.native import native
 
 # Kept out of version control together with the data of a broker, and on the same disk.
 DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+class Part(Enum):
+    LOG = "log"
+    BROKER = "broker"
 
 
 class Output(Enum):
@@ -30,18 +37,19 @@ class Output(Enum):
 
 def run(
     only: Annotated[list[str] | None, typer.Option(help="Run this scenario (can be given several times).")] = None,
+    part: Annotated[Part | None, typer.Option(help="Run the scenarios of the log, or those of the broker.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short and small: does it run, not how fast is it.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each scenario.")] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="Measure on the disk of this directory.")] = None,
     output: Annotated[Output, typer.Option(help="table or json")] = Output.TABLE,
     show_list: Annotated[bool, typer.Option("--list", help="Show the scenarios and end.")] = False,
 ) -> None:
-    """Measure the write-ahead log against its peers. Writes up to 30 GB into a directory that is deleted afterwards."""
-    chosen = scenarios.load(_names(only))
+    """Measure the log and the broker against their peers. Writes up to 30 GB below --dir, and deletes it afterwards."""
+    chosen = scenarios.load(_names(only, part))
     console, talk = Console(), Console(stderr=True)
     if show_list:
         for scenario in chosen:
-            console.print(f"{scenario.NAME:14}{scenario.GOAL}", highlight=False)
+            console.print(f"{scenario.NAME:14}{scenario.GOAL}", highlight=False, soft_wrap=True)
         return
     if native is None:
         talk.print("The goals are for the native build, and there is none here: make native", style="red")
@@ -70,30 +78,30 @@ def run(
         talk.print("This was --quick: it shows that everything runs, the figures mean little.", style="yellow")
 
 
-def _names(only: list[str] | None) -> list[str]:
+def _names(only: list[str] | None, part: Part | None) -> list[str]:
     unknown = sorted(set(only or ()) - set(scenarios.NAMES))
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: known are {', '.join(scenarios.NAMES)}", param_hint="--only")
-    return [name for name in scenarios.NAMES if not only or name in only]
+    among = scenarios.PARTS[part.value] if part else scenarios.NAMES
+    return [name for name in (scenarios.NAMES if only else among) if not only or name in only]
 
 
 def _measure(chosen: list[Scenario], bench: Bench, talk: Console) -> list[Row]:
     rows: list[Row] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bench.warn = lambda text: talk.print(text, style="yellow", highlight=False)
     with Progress(*columns, console=talk, disable=not talk.is_terminal, transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
         for scenario in chosen:
 
             def tell(text: str, name: str = scenario.NAME) -> None:
                 progress.update(task, description=f"{name}: {text}")
+                if not talk.is_terminal:
+                    talk.print(f"{datetime.now(UTC):%H:%M:%S} {name}: {text}", highlight=False)
 
             bench.tell = tell
-            tell("")
-            try:
-                rows += scenario.measure(bench)
-            except MissingPeer as missing:
-                rows.append(Row(scenario.NAME, scenario.GOAL, missing=str(missing)))
-                talk.print(f"{scenario.NAME}: {missing}", style="yellow", highlight=False)
+            tell("begins")
+            rows += bench.attempt(scenario.NAME, scenario.GOAL, None, partial(scenario.measure, bench))
             progress.advance(task)
     return rows
 

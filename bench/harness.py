@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bench.figures import Row
+from bench.figures import Goal, Row
 
 Sample = TypeVar("Sample")
 
 
 class MissingPeer(Exception):
     """A peer is not installed; the text says how to install it."""
+
+
+class RunFailed(Exception):
+    """Something that was started did not do what it should; the text says what. Nothing was measured."""
 
 
 class Scenario(Protocol):
@@ -37,13 +41,22 @@ class Bench:
     quick: bool = False
     rounds_wanted: int | None = None
     tell: Callable[[str], None] = field(default=lambda _: None)
+    warn: Callable[[str], None] = field(default=lambda _: None)
 
     def rounds(self, usual: int) -> int:
-        return self.rounds_wanted or (min(usual, 2) if self.quick else usual)
+        return self.rounds_wanted or (1 if self.quick else usual)
 
     def pick(self, usual: float, quick: float) -> float:
         """A size or a duration."""
         return quick if self.quick else usual
+
+    def attempt(self, scenario: str, what: str, goal: Goal | None, measure: Callable[[], list[Row]]) -> list[Row]:
+        """The rows; or, when a peer is missing or a run fails, one that says so. What else there is goes on."""
+        try:
+            return measure()
+        except (MissingPeer, RunFailed) as reason:
+            self.warn(f"{scenario}: {reason}")
+            return [Row(scenario, what, goal=goal, missing=str(reason))]
 
     @contextmanager
     def place(self, name: str) -> Iterator[Path]:

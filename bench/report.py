@@ -14,7 +14,7 @@ _STYLE = {Verdict.REACHED: "green", Verdict.MISSED: "red", Verdict.NOT_MEASURED:
 
 
 def show(console: Console, rows: Sequence[Row], machine: dict[str, str], goals: dict[str, str]) -> None:
-    table = Table(title="Icestream's log", title_style="bold", show_lines=True)
+    table = Table(title="Icestream", title_style="bold", show_lines=True)
     for heading in ("scenario", "what", "goal", "measured", "verdict", "ours", "peer", "peer version", "note"):
         table.add_column(heading, overflow="fold")
     for row in rows:

@@ -6,8 +6,9 @@ measured. The commands carry one message of 100 B each, as raw bytes of its prot
     RPUSH list PAYLOAD          a list: the cheapest way to keep every message
     XADD stream * p PAYLOAD     a stream: what Redis offers as a log
 
-Clients: `drive` below, one epoll loop over raw sockets that keeps `depth` commands in flight on each connection; and
-`redis-benchmark`, Redis' own client in C. Of all combinations the best one is the peer's figure.
+Clients of the scenarios of the log: `drive` below, one epoll loop over raw sockets that keeps `depth` commands in
+flight on each connection; and `redis-benchmark`, Redis' own client in C. Of all combinations the best one is the peer's
+figure. The scenarios of the broker drive it with the load generator (generator.py), as they drive the broker.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.generator import Target
 from bench.harness import MissingPeer
+from bench.process import HOST, free_port
 from bench.workload import PAYLOAD
 
 INSTALL = "apt-get install redis-server"
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,12 @@ COMMANDS = (RPUSH, XADD)
 class Server:
     port: int
     version: str
+    pid: int
+
+    @property
+    def target(self) -> Target:
+        """For the load generator."""
+        return Target(f"{HOST}:{self.port}", self.pid, self.version)
 
     def forget(self) -> None:
         """Lets go of every message, so that a long run does not fill the memory."""
@@ -71,7 +79,7 @@ def version() -> str:
 def running(path: Path) -> Iterator[Server]:
     """A server on loopback, on a port that was free, with its data in `path`."""
     name = version()
-    port = _free_port()
+    port = free_port()
     command = [
         "redis-server", "--port", str(port), "--bind", HOST, "--dir", str(path), "--logfile", "redis.log",
         "--daemonize", "no", "--save", "", "--auto-aof-rewrite-percentage", "0",
@@ -80,15 +88,10 @@ def running(path: Path) -> Iterator[Server]:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         _wait_ready(process, port)
-        yield Server(port, name)
+        yield Server(port, name, process.pid)
     finally:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:

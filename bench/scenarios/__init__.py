@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from bench.harness import Scenario
 
-NAMES = (
-    "single", "concurrent64", "burst", "sustained", "topics1000", "catchup", "rotation", "start16", "acks", "inline",
-)  # fmt: skip
+PARTS = {
+    "log": (
+        "single", "concurrent64", "burst", "sustained", "topics1000", "catchup", "rotation", "start16", "acks",
+        "inline",
+    ),
+    "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint"),
+}  # fmt: skip
+NAMES = tuple(name for names in PARTS.values() for name in names)
 
 
 def load(names: Sequence[str]) -> list[Scenario]:

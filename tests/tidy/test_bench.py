@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,4 +17,13 @@ def test_every_scenario_of_the_benchmark_loads() -> None:
     )
     assert listed.returncode == 0, listed.stderr
     names = {path.stem for path in (ROOT / "bench" / "scenarios").glob("*.py")} - {"__init__"}
-    assert {name for name in names if name in listed.stdout} == names
+    assert {line.split()[0] for line in listed.stdout.splitlines()} == names
+
+
+@pytest.mark.parametrize("name", ["backlog", "python_client"])
+def test_the_child_processes_of_the_benchmark_load(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"bench.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"python -m bench.{name}" in done.stderr

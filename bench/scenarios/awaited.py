@@ -1,0 +1,134 @@
+"""Producers that await each ack before they send the next message of 100 B, against Redis `appendfsync always`.
+
+    alone     one producer
+    64        64 producers on connections of their own, each with one message in flight
+    table     one producer in each sync mode, with frames of 1 to 1,000 messages. No peer, no goal.
+
+The log is in the state that it has after its first minute: it writes into a zeroed file. Redis runs RPUSH and XADD; the
+better one in a round is its figure.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from bench import broker, generator
+from bench.figures import Figure, Goal, Row, ratios
+from bench.generator import Load, Target, generator_note
+from bench.harness import Bench
+from bench.peers import redis
+
+NAME = "awaited"
+GOAL = "one producer awaiting each ack, `always`: p50 ≤ 1.1x Redis always; 64 x 1 in flight ≥ 1.2x"
+PRODUCERS = 64
+MODES = ("always", "periodic", "none")
+BATCHES = (1, 10, 100, 1000)
+
+
+def ours(path: Path, seconds: float) -> dict[tuple[str, int], Load]:
+    """By protocol and number of producers."""
+    with broker.running(path, "always") as target:
+        broker.warm(target, path)
+        return {("native", count): _awaiting("native", target, count, seconds) for count in (1, PRODUCERS)}
+
+
+def with_redis(path: Path, seconds: float) -> dict[tuple[str, int], Load]:
+    with redis.running(path) as server:
+        return {
+            (protocol, count): _awaiting(protocol, server.target, count, seconds)
+            for protocol in ("redis-rpush", "redis-xadd")
+            for count in (1, PRODUCERS)
+        }
+
+
+def _awaiting(protocol: str, target: Target, count: int, seconds: float) -> Load:
+    warm = seconds / 5
+    return generator.publish(
+        protocol, target, connections=count, seconds=seconds, warm_seconds=warm, topic=f"{protocol}-{count}"
+    )
+
+
+def table(path: Path, mode: str, seconds: float) -> dict[int, Load]:
+    """For each size of a frame."""
+    with broker.running(path, mode) as target:
+        broker.warm(target, path)
+        return {
+            batch: generator.publish("native", target, batch=batch, seconds=seconds, warm_seconds=seconds / 5)
+            for batch in BATCHES
+        }
+
+
+def measure(bench: Bench) -> list[Row]:
+    return [
+        *bench.attempt(NAME, "`always` against Redis", Goal(at_most=1.1), partial(_against_redis, bench)),
+        *bench.attempt(NAME, "ack of one producer", None, partial(_table, bench)),
+    ]
+
+
+def _against_redis(bench: Bench) -> list[Row]:
+    version, seconds = redis.version(), bench.pick(2.5, 0.3)
+    found = bench.interleave(
+        bench.rounds(7), {"ours": lambda path: ours(path, seconds), "redis": lambda path: with_redis(path, seconds)}
+    )
+    return [_alone(found["ours"], found["redis"], version), _many(found["ours"], found["redis"], version)]
+
+
+Rounds = list[dict[tuple[str, int], Load]]
+
+
+def _of(found: dict[tuple[str, int], Load], count: int) -> list[Load]:
+    return [load for (_, producers), load in found.items() if producers == count]
+
+
+def _alone(ours: Rounds, peers: Rounds, version: str) -> Row:
+    mine = [load for one in ours for load in _of(one, 1)]
+    theirs = [min(_of(one, 1), key=lambda load: load.p50_us) for one in peers]
+    return Row(
+        NAME,
+        "one producer awaiting each ack, `always`, p50",
+        ratios([load.p50_us for load in mine], [load.p50_us for load in theirs]),
+        Goal(at_most=1.1),
+        ours=_latency(mine),
+        peer=_latency(theirs),
+        peer_version=version,
+        note=f"the better of RPUSH and XADD; {generator_note([*mine, *theirs])}",
+    )
+
+
+def _many(ours: Rounds, peers: Rounds, version: str) -> Row:
+    mine = [load for one in ours for load in _of(one, PRODUCERS)]
+    theirs = [max(_of(one, PRODUCERS), key=lambda load: load.rate) for one in peers]
+    return Row(
+        NAME,
+        f"{PRODUCERS} producers x 1 in flight, `always`, messages per second",
+        ratios([load.rate for load in mine], [load.rate for load in theirs]),
+        Goal(at_least=1.2),
+        ours=f"{Figure([load.rate for load in mine], '/s')}; {_latency(mine)}",
+        peer=f"{Figure([load.rate for load in theirs], '/s')}; {_latency(theirs)}",
+        peer_version=version,
+        note=f"the better of RPUSH and XADD; {generator_note([*mine, *theirs])}",
+    )
+
+
+def _table(bench: Bench) -> list[Row]:
+    seconds = bench.pick(1.5, 0.2)
+    sides = {mode: partial(table, mode=mode, seconds=seconds) for mode in MODES}
+    found = bench.interleave(bench.rounds(5), sides)
+    return [_cell(mode, batch, [one[batch] for one in found[mode]]) for mode in MODES for batch in BATCHES]
+
+
+def _cell(mode: str, batch: int, loads: list[Load]) -> Row:
+    p99 = Figure([load.p99_us for load in loads], " us")
+    return Row(
+        NAME,
+        f"ack of one producer, p50, `{mode}`, frames of {batch:,} x 100 B",
+        Figure([load.p50_us for load in loads], " us"),
+        ours=f"p99 {p99}, {Figure([load.rate for load in loads], '/s')}",
+        details={"p99": p99},
+    )
+
+
+def _latency(loads: list[Load]) -> str:
+    p50, p99 = Figure([load.p50_us for load in loads], " us"), Figure([load.p99_us for load in loads], " us")
+    return f"p50 {p50}, p99 {p99}"

@@ -1,0 +1,121 @@
+"""What a broker with its lake process takes: memory under slow consumers, time and writes when nothing happens.
+
+memory   10 million messages of 100 B go through a topic to a consumer that keeps up. Three others hang on the same
+         topic: one that looks at its socket every 50 ms, one that never acks, one that asks for messages and never
+         looks. In frames of 1,000, and of 10. Peak of the resident memory, broker and lake process added up.
+idle     a broker that has had 100 topics written, with a client that has a producer and a subscription open. After
+         all that was put off is done: CPU time and bytes written, from /proc, lake process included.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import icestream
+from bench import broker, generator, process
+from bench.figures import Figure, Goal, Row
+from bench.generator import Load, Target, generator_note
+from bench.harness import Bench
+
+NAME = "footprint"
+GOAL = "10 million messages with slow consumers: RSS < 1 GiB; an idle broker: < 0.5 % of a core, writes nothing"
+SLOW: dict[str, dict[str, float | str]] = {
+    "slow": {"pace_ms": 50},
+    "silent": {"acks": "false", "credit": 1_000_000},
+    "stuck": {"stuck": "true", "credit": 1_000_000},
+}
+# Messages of a frame, and frames in flight.
+FRAMES = ((1000, 16), (10, 32))
+
+
+def memory(path: Path, messages: int, batch: int, in_flight: int) -> tuple[float, float, Load]:
+    """Peak of broker and lake process together, the broker's alone, in MiB."""
+    with broker.running(path, "none", has_lake=True) as target, ExitStack() as stack:
+        broker.wait_for_lake(target)
+        broker.create_topic(target, "bench")
+        for name, options in SLOW.items():
+            stack.enter_context(generator.slow_consumer(target, subscription=name, **options))
+        load = generator.fan_out("native", target, batch=batch, in_flight=in_flight, messages=messages)
+        peaks = [process.resident_mib(pid, peak=True) for pid in process.family(target.pid)]
+        return sum(peaks), peaks[0], load
+
+
+def idle(path: Path, seconds: float, calm_seconds: float) -> tuple[float, float]:
+    """Per cent of a core, and bytes written."""
+    with broker.running(path, "always", has_lake=True) as target, _client(target):
+        broker.burst(target, 100_000, topics=100, topic="idle")
+        broker.wait_for_lake(target)
+        broker.wait_until_quiet(target, calm_seconds)
+        pids = process.family(target.pid)
+        began, cpu, written = time.monotonic(), process.cpu_seconds(pids), process.written_bytes(pids)
+        time.sleep(seconds)
+        took = time.monotonic() - began
+        return 100 * (process.cpu_seconds(pids) - cpu) / took, float(process.written_bytes(pids) - written)
+
+
+@contextmanager
+def _client(target: Target) -> Iterator[None]:
+    with (
+        icestream.connect_sync(target.address) as client,
+        client.producer("/default/open") as producer,
+        client.subscribe("/default/open", "open") as subscription,
+    ):
+        producer.send(b"x")
+        next(subscription).ack()
+        yield
+
+
+def measure(bench: Bench) -> list[Row]:
+    return [
+        *bench.attempt(NAME, "peak of RSS", Goal(at_most=1024, unit=" MiB"), partial(_memory, bench)),
+        *bench.attempt(NAME, "an idle broker", Goal(at_most=0.5, unit=" %"), partial(_idle, bench)),
+    ]
+
+
+def _memory(bench: Bench) -> list[Row]:
+    messages = int(bench.pick(10_000_000, 200_000))
+    sides = {
+        f"frames of {batch}": partial(memory, messages=messages, batch=batch, in_flight=in_flight)
+        for batch, in_flight in FRAMES
+    }
+    found = bench.interleave(bench.rounds(1), sides)
+    rows = []
+    for name, rounds in found.items():
+        alone = Figure([one for _, one, _ in rounds], " MiB")
+        loads = [load for *_, load in rounds]
+        rows.append(
+            Row(
+                NAME,
+                f"{messages / 1e6:g} M messages, {name}, slow consumers: peak of RSS, broker and lake process",
+                Figure([total for total, *_ in rounds], " MiB"),
+                Goal(at_most=1024, unit=" MiB"),
+                ours=f"the broker alone {alone}; {Figure([load.rate for load in loads], '/s')}",
+                note=generator_note(loads),
+            )
+        )
+    return rows
+
+
+def _idle(bench: Bench) -> list[Row]:
+    seconds, calm = bench.pick(60, 4), bench.pick(12, 1)
+    found = bench.interleave(1, {"idle": lambda path: idle(path, seconds, calm)})["idle"]
+    return [
+        Row(
+            NAME,
+            f"an idle broker, {seconds:g} s: share of a core",
+            Figure([share for share, _ in found], " %"),
+            Goal(at_most=0.5, unit=" %"),
+            note="broker and lake process; /proc counts in steps of 10 ms",
+        ),
+        Row(
+            NAME,
+            f"an idle broker, {seconds:g} s: bytes written",
+            Figure([written for _, written in found], " B"),
+            Goal(at_most=0, unit=" B"),
+            note="broker and lake process, write_bytes of /proc",
+        ),
+    ]
