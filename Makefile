@@ -26,11 +26,11 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: run
-run: $(STAMPS)/package native  ## set up what is missing and start a broker (ARGS="--help" shows its options)
+run: $(STAMPS)/package native byte-code  ## set up what is missing and start a broker (ARGS="--help" shows its options)
 	@exec $(BIN)/icestream serve $(ARGS)
 
 .PHONY: test
-test: lint $(STAMPS)/package native-tested  ## check the code and run all tests (ARGS="-k recovery" runs some)
+test: lint $(STAMPS)/package native-tested byte-code  ## check the code and run all tests (ARGS="-k recovery" runs some)
 	@exec $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
 
 .PHONY: lint
@@ -47,11 +47,11 @@ format: $(STAMPS)/dev  ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff format
 
 .PHONY: bench
-bench: $(STAMPS)/package $(STAMPS)/bench native  ## measure speed on this machine (ARGS="--help" shows its options)
+bench: $(STAMPS)/package $(STAMPS)/bench native byte-code  ## measure speed on this machine (ARGS="--help" shows its options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
 .PHONY: chaos
-chaos: $(STAMPS)/dev $(STAMPS)/package native-tested  ## run the long crash and fault tests
+chaos: $(STAMPS)/dev $(STAMPS)/package native-tested byte-code  ## run the long crash and fault tests
 	@HYPOTHESIS_PROFILE=chaos exec $(BIN)/python -m pytest -m chaos --timeout 3600 -n $(PYTEST_WORKERS) $(ARGS)
 
 .PHONY: docs
@@ -92,6 +92,11 @@ native: $(STAMPS)/runtime
 # For tests a broken build is an error, and the variant with planted bugs is built too.
 native-tested: $(STAMPS)/runtime
 	@$(BIN)/python scripts/build_native.py --required --planted
+
+# Every process that starts would otherwise compile our modules again where PYTHONDONTWRITEBYTECODE is set.
+.PHONY: byte-code
+byte-code: $(STAMPS)/runtime
+	@$(BIN)/python -m compileall -q src
 
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/runtime
 	@echo "setup: installing what the tests need into .venv"

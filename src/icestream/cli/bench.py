@@ -28,7 +28,6 @@ from icestream.client.batch import MessageId
 from icestream.client.client import Client
 from icestream.client.connect import connect
 from icestream.client.producer import Producer
-from icestream.settings import Settings
 
 # Messages that leave together, and that are taken together.
 TICK_MESSAGES: Final = 1_000
@@ -116,6 +115,7 @@ async def _client(target: Target, *, memory: bool) -> AsyncIterator[Client]:
             yield client
         return
     from icestream.server.node import Node  # the whole broker: only where one is started
+    from icestream.settings import Settings
 
     tree: dict[str, Any] = {"ports": {"native": 0, "broker_http": 0}, "lake": {"managed": False}}
     node = await Node.start(Settings.model_validate({**tree, "storage": {"type": "memory"}}))

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli.command import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
 from icestream.cli.output import Cell, Output, OutputFormat
 from icestream.settings import KEYS, Key, Loaded, Problem, examine, reference, refusal, value_at
 
-app = typer.Typer(no_args_is_help=True, help="Show, check and explain the settings.")
+app = Commands("Show, check and explain the settings.")
 
 
 _REFERENCE_COLUMNS = ("key", "default", "allowed", "environment", "online", "description")

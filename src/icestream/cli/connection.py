@@ -4,32 +4,38 @@
     else --socket, or data_dir's socket  everything, for the account that runs the broker, on its machine
     nobody answers at the socket         the address of the settings (node.bind_host, ports.native), public calls only
 
-Nobody answers at all: ConnectionLost, with the places that were tried and the command that starts a broker.
+Where nobody says anything, by option or variable, the defaults are known without loading the settings. Nobody answers
+at all: ConnectionLost, with the places that were tried and the command that starts a broker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from icestream import errors, limits
 from icestream.cli.options import load_settings
-from icestream.client.client import Client
-from icestream.client.connect import connect
 from icestream.runtime.link import open_link
-from icestream.settings import Settings
+
+if TYPE_CHECKING:
+    from icestream.client.client import Client
+    from icestream.settings import Settings
 
 Document = dict[str, Any]
 Answer = TypeVar("Answer")
 NAME: Final = "icestream-cli"  # in the broker's logs
+# What the settings say where nobody says anything; a test compares.
+DEFAULT_ADDRESS: Final = "icestream://127.0.0.1:6651"
+DEFAULT_SOCKET: Final = Path("icestream-data/broker.sock")
+VARIABLES: Final = ("ICESTREAM_", "DANUBE_")  # how those begin that may be settings
 EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where one listens, and where one connects
 HINT: Final = "start a broker with `icestream serve`, or say where one is: --address, --socket or --config"
 
@@ -55,8 +61,15 @@ class Target:
     def settings(self) -> Settings:
         return load_settings(self.config, self.sets).settings
 
+    @property
+    def says_nothing(self) -> bool:
+        return not (self.config or self.sets or any(name.startswith(VARIABLES) for name in os.environ))
+
     def public_address(self) -> str:
-        return self.address or address_of(self.settings())
+        return self.address or (DEFAULT_ADDRESS if self.says_nothing else address_of(self.settings()))
+
+    def local_socket(self) -> Path:
+        return self.socket or (DEFAULT_SOCKET if self.says_nothing else self.settings().local_socket)
 
 
 def address_of(settings: Settings) -> str:
@@ -75,6 +88,8 @@ def address_of(settings: Settings) -> str:
 
 def client_of(target: Target, *, send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT) -> Client:
     """For messages. It connects by `async with`; one that cannot raises ConnectionLost."""
+    from icestream.client.connect import connect
+
     return connect(target.public_address(), name=NAME, send_timeout=send_timeout)
 
 
@@ -121,7 +136,7 @@ async def broker_calls(target: Target) -> AsyncIterator[BrokerCalls]:
 
 
 async def _nearest(target: Target, stack: contextlib.AsyncExitStack) -> BrokerCalls:
-    path = target.socket or target.settings().local_socket
+    path = target.local_socket()
     try:
         link = await open_link(path, NAME)
     except errors.ConnectionLost as error:
@@ -133,6 +148,8 @@ async def _nearest(target: Target, stack: contextlib.AsyncExitStack) -> BrokerCa
 
 
 async def _client_instead(target: Target, path: Path, stack: contextlib.AsyncExitStack) -> Client:
+    from icestream.client.connect import connect
+
     try:
         address = target.public_address()
     except errors.InvalidInput as error:
@@ -191,19 +208,3 @@ async def unless_stopped(
         for one in (task, stopped):
             one.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
-
-
-# --- the broker's HTTP ------------------------------------------------------------------------------------------------
-
-
-def http_get(host: str, port: int, path: str, accept: str = "*/*") -> tuple[int, bytes]:
-    """Status and body. Raises ConnectionLost when nobody answers there, or not in HTTP. Blocks, for some seconds."""
-    connection = HTTPConnection(EVERYWHERE.get(host, host), port, timeout=limits.CLIENT_CONNECT_SECONDS_DEFAULT)
-    try:
-        connection.request("GET", path, headers={"Accept": accept})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except (OSError, HTTPException) as error:
-        raise errors.ConnectionLost(f"http://{host}:{port}{path} does not answer: {error!r}", hint=HINT) from None
-    finally:
-        connection.close()

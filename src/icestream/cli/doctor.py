@@ -26,7 +26,8 @@ import typer
 
 from icestream import errors
 from icestream.cli import findings
-from icestream.cli.connection import EVERYWHERE, NAME, Target, http_get
+from icestream.cli.broker_http import http_get
+from icestream.cli.connection import EVERYWHERE, NAME, Target
 from icestream.cli.findings import Finding, State
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from icestream.cli.command import Commands
 from icestream.cli.options import ConfigFile, Sets, load_settings
 from icestream.cli.output import say_aside
-from icestream.observability.log import set_up_logging
-from icestream.settings import Settings
 
-app = typer.Typer(no_args_is_help=True, help="The process that serves the API; a broker starts it by itself.")
+if TYPE_CHECKING:
+    from icestream.settings import Settings
+
+app = Commands("The process that serves the API; a broker starts it by itself.")
 
 
 @app.callback()
@@ -35,6 +37,7 @@ def serve(
     """
     from icestream.lake.options import LakeOptions
     from icestream.lake.serving import serve as serve_lake
+    from icestream.observability.log import set_up_logging
 
     settings = load_settings(config, sets).settings
     set_up_logging(settings.log.level, settings.log.format)

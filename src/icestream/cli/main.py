@@ -3,36 +3,93 @@
 An error of our own tree becomes its message and its hint on stderr, never a traceback: it tells a person what to do.
 With `--output json` it is one line of JSON there: it tells a program the same.
 Anything else is a mistake of ours and keeps its traceback, because without it nobody could report it.
+
+A command is loaded when it is called, and not before: nobody waits for the broker's modules to read a help text.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
-from icestream.cli import config, lake, namespace, sub, topic, wal
-from icestream.cli.bench import bench
-from icestream.cli.consume import consume
-from icestream.cli.doctor import doctor
+from icestream.cli.command import Commands, Group
 from icestream.cli.output import Asked, say_aside
-from icestream.cli.produce import produce
-from icestream.cli.serve import serve
-from icestream.cli.top import top
 from icestream.errors import IcestreamError, exit_code
 
-app = typer.Typer(
-    name="icestream",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="A message broker whose topics are Apache Iceberg tables.",
+# Each is a module of this package with a `Commands` called `app`, or with a function of its own name.
+SECTIONS: Final[dict[str, dict[str, str]]] = {
+    "Messages": {
+        "produce": "Send each line of a file or of stdin as a message.",
+        "consume": "Write the messages of a topic, a line each.",
+    },
+    "Topics": {
+        "topic": "List, make, change and delete topics.",
+        "sub": "List, make, move, change and delete subscriptions.",
+        "namespace": "List, make, change and delete namespaces.",
+    },
+    "Broker": {
+        "serve": "Start a broker in the foreground.",
+        "doctor": "Check this machine, the data and the running broker.",
+        "top": "Show what the broker is doing, topic by topic.",
+        "bench": "Publish and consume for some seconds: how fast is it here?",
+        "config": "Show, check, explain and change the settings.",
+        "wal": "Look into the write-ahead log, and repair it.",
+        "lake": "The process that serves the API; a broker starts it itself.",
+    },
+}
+COMMANDS: Final = {name: words for section in SECTIONS.values() for name, words in section.items()}
+
+
+class Lazy(Group):
+    """Knows the names of its commands, and loads one when it is called."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = {name: TyperCommand(name, help=words) for name, words in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("`icestream COMMAND --help` shows examples. docs/cli.md has them all, and exit codes.")
+
+
+def load(name: str) -> Any:
+    """A command with all its options."""
+    module = import_module(f"icestream.cli.{name}")
+    found = getattr(module, "app", None)
+    if found is None:
+        found = Commands("")
+        found.command(name)(getattr(module, name))
+    command = get_command(found)
+    command.name = name
+    return command
+
+
+app = Commands(
+    "A message broker whose topics are Apache Iceberg tables.", name="icestream", cls=Lazy, add_completion=True
 )
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(f"icestream {version('icestream')}")
         except PackageNotFoundError:
@@ -49,24 +106,16 @@ def icestream(
     """A message broker whose topics are Apache Iceberg tables."""
 
 
-app.command()(serve)
-app.command()(produce)
-app.command()(consume)
-app.command()(doctor)
-app.command()(bench)
-app.command()(top)
-app.add_typer(topic.app, name="topic")
-app.add_typer(sub.app, name="sub")
-app.add_typer(namespace.app, name="namespace")
-app.add_typer(wal.app, name="wal")
-app.add_typer(config.app, name="config")
-app.add_typer(lake.app, name="lake")
-
-
 def main() -> None:
     asked = Asked()
     try:
-        app(obj=asked)
+        try:
+            app(obj=asked)
+        finally:
+            sys.stdout.flush()  # here, where a reader that is gone can still be answered
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of the process tries again
+        sys.exit(1)
     except KeyboardInterrupt:
         say_aside("icestream: interrupted")
         sys.exit(130)

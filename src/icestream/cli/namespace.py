@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 
-app = typer.Typer(no_args_is_help=True, help="List, make, change and delete namespaces.")
+app = Commands("List, make, change and delete namespaces.")
 
 Name = Annotated[str, typer.Argument(metavar="NAMESPACE", help="Such as default.")]
 

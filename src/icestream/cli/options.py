@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from icestream.cli.output import Asked, OutputFormat
-from icestream.settings import Loaded, load
+
+if TYPE_CHECKING:
+    from icestream.settings import Loaded
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings file (YAML); without it, the defaults.")
@@ -35,4 +37,6 @@ OutputChoice = Annotated[
 
 def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:
     """File < environment < flags; a ConfigurationError names everything that is wrong."""
+    from icestream.settings import load  # a tenth of a second: most commands do well without
+
     return load(config, os.environ, sets or ())

@@ -14,10 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TextIO
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from icestream.errors import IcestreamError, exit_code
 
 
@@ -86,6 +82,10 @@ class Output:
             self._line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
 
     def _rich_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(box=None, pad_edge=False)
         for column in columns:
             table.add_column(column, overflow="fold")

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import IO, Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from icestream import errors, limits
 from icestream.cli.connection import AddressOption, Target, client_of, interruptible, unless_stopped
 from icestream.cli.lines import Draft, LineSplitter, draft_of_json, read_chunks
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+from icestream.cli.progress import Advance, progress
 from icestream.client.batch import MessageId
 from icestream.client.producer import Producer
 
@@ -101,9 +100,9 @@ def produce(
     try:
         with ExitStack() as stack:
             source = _open(file, stack)
-            bar = stack.enter_context(_progress(file))
+            advance = stack.enter_context(progress("sending", file.stat().st_size if file is not None else None))
             target = Target(address, None, config, sets)
-            interrupted = asyncio.run(_produce(target, wanted, source, account, bar))
+            interrupted = asyncio.run(_produce(target, wanted, source, account, advance))
     except errors.IcestreamError as error:
         if not (account.stored or account.failed):
             raise
@@ -131,21 +130,13 @@ def _open(file: Path | None, stack: ExitStack) -> IO[bytes]:
         raise errors.InvalidInput(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _progress(file: Path | None) -> Progress:
-    """Of a file, for somebody who watches."""
-    console = Console(stderr=True)
-    bar = Progress(console=console, transient=True, disable=file is None or not console.is_terminal)
-    bar.add_task("sending", total=file.stat().st_size if file is not None else None)
-    return bar
-
-
-async def _produce(target: Target, wanted: Wanted, source: IO[bytes], account: Account, bar: Progress) -> bool:
+async def _produce(target: Target, wanted: Wanted, source: IO[bytes], account: Account, advance: Advance) -> bool:
     """Whether it was interrupted."""
     async with client_of(target, send_timeout=wanted.timeout_seconds) as client:
         with interruptible() as stop:
             async with client.producer(wanted.topic, create=wanted.create, shards=wanted.shards) as producer:
                 sending = _Sending(producer, wanted, account)
-                await unless_stopped(sending.send_all(source, bar), stop)
+                await unless_stopped(sending.send_all(source, advance), stop)
             return stop.is_set()
 
 
@@ -157,13 +148,13 @@ class _Sending:
         self._account = account
         self._lines = 0  # that were sent
 
-    async def send_all(self, source: IO[bytes], bar: Progress) -> None:
+    async def send_all(self, source: IO[bytes], advance: Advance) -> None:
         """Every line until the first that fails. What is sent is settled when the producer is closed."""
         splitter = LineSplitter(as_json=self._wanted.as_json)
         async for chunk in read_chunks(source):
             if not await self._send_lines(splitter.feed(chunk)):
                 return
-            bar.advance(bar.task_ids[0], len(chunk))
+            advance(len(chunk))
             await asyncio.sleep(0)  # the end of a tick: what was sent leaves
         await self._send_lines(splitter.end())
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from icestream import server
 from icestream.cli.options import ConfigFile, Sets, load_settings
-from icestream.observability.log import set_up_logging
 
 
 def serve(config: ConfigFile = None, sets: Sets = None) -> None:
@@ -17,6 +15,9 @@ def serve(config: ConfigFile = None, sets: Sets = None) -> None:
 
     Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic
     """
+    from icestream import server
+    from icestream.observability.log import set_up_logging
+
     loaded = load_settings(config, sets)
     settings = loaded.settings
     set_up_logging(settings.log.level, settings.log.format)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
@@ -14,7 +15,7 @@ from icestream.cli.places import place_of, time_text
 from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
 from icestream.client.whence import arguments_of
 
-app = typer.Typer(no_args_is_help=True, help="List, make, move, change and delete subscriptions.")
+app = Commands("List, make, move, change and delete subscriptions.")
 
 _LINE = ("subscription", "type", "consumers", "lag")
 _POSITION = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")

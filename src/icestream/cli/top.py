@@ -11,28 +11,26 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from icestream import errors
+from icestream.cli.broker_http import http_get
 from icestream.cli.connection import (
     BrokerCalls,
     SocketOption,
     Target,
     broker_calls,
-    http_get,
     interruptible,
     unless_stopped,
 )  # fmt: skip
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, size_text
 from icestream.runtime.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 COLUMNS: Final = (
     "topic", "messages_per_second", "bytes_per_second", "lag", "producers", "consumers", "subscriptions",
@@ -93,6 +91,9 @@ async def _top(target: Target, interval: float, limit: int, answer: Output, *, i
                 async for before, now in looks:
                     answer.table(COLUMNS, rows(before, now))
                     return
+            from rich.console import Console
+            from rich.live import Live
+
             with Live(console=Console(), screen=True, auto_refresh=False) as live:
                 async for before, now in looks:
                     live.update(_screen(before, now), refresh=True)
@@ -148,6 +149,8 @@ def _metrics(target: Target) -> dict[str, float]:
 
 def metrics_of(text: str) -> dict[str, float]:
     """Those that are shown; the values of all labels together."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -192,6 +195,10 @@ def summary(before: Look, now: Look) -> str:
 
 
 def _screen(before: Look, now: Look) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(COLUMNS):
         table.add_column(column.replace("_per_second", "/s"), justify="right" if number else "left")

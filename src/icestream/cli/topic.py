@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
@@ -13,7 +14,7 @@ from icestream.cli.output import Cell, Output, OutputFormat, size_text
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 
-app = typer.Typer(no_args_is_help=True, help="List, make, change and delete topics.")
+app = Commands("List, make, change and delete topics.")
 
 _LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions")
 _SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from icestream import errors
+from icestream.cli.command import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside, size_text
+from icestream.cli.progress import progress
 from icestream.model.shard import Gap, Topic
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
@@ -24,7 +24,7 @@ from icestream.wal.log_file import LOCK_NAME, is_of_a_log, log_name
 from icestream.wal.losses import Loss
 from icestream.wal.repair import apply_repair
 
-app = typer.Typer(no_args_is_help=True, help="Look into the write-ahead log, and repair it.")
+app = Commands("Look into the write-ahead log, and repair it.")
 
 LogPath = Annotated[
     Path | None, typer.Argument(metavar="[DIRECTORY]", help="The log's directory; without it, the configured one.")
@@ -200,9 +200,8 @@ def repair(
 
 def _plan(directory: LocalDirectory) -> RepairPlan:
     files = len([name for name in directory.names() if name.startswith("log-")])
-    with Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
-        task = bar.add_task("reading the log", total=files)
-        return plan_repair(directory, lambda: bar.advance(task))
+    with progress("reading the log", files) as advance:
+        return plan_repair(directory, lambda: advance(1))
 
 
 def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool) -> None:

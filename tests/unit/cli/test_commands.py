@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
 
 from icestream import errors
-from icestream.cli.main import app
+from icestream.cli import connection
+from icestream.cli.command import split_examples
+from icestream.cli.main import COMMANDS, load
+from icestream.settings import Settings
 from tests.support.command_line import icestream
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -33,7 +35,9 @@ def commands(found: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, T
         yield " ".join(path), found
 
 
-ALL = dict(commands(get_command(app)))
+ALL = {path: found for name in COMMANDS for path, found in commands(load(name), (name,))}
+# What takes time, and what no help text and no question to a broker needs.
+HEAVY = {"rich", "structlog", "prometheus_client", "yaml", "icestream.server", "icestream.settings", "icestream.wal"}
 
 
 def words(line: str) -> list[str]:
@@ -50,6 +54,55 @@ def check_usage(line: str) -> None:
     name = max((name for name in ALL if given[: len(name.split())] == name.split()), key=len, default=None)
     assert name is not None, line
     ALL[name].make_context(name, given[len(name.split()) :])
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that a process has when its command is over."""
+    code = (
+        "import sys\n"
+        "from icestream.cli.main import main\n"
+        f"sys.argv = ['icestream', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(ran.stderr.split())
+
+
+def test_a_command_loads_only_what_it_needs(tmp_path: Path) -> None:
+    asked = ("topic", "list", "--socket", str(tmp_path / "none"))
+    assert loaded_by("--help") & {*HEAVY, "asyncio", "pydantic"} == set()
+    assert loaded_by("produce", "--help") & HEAVY == set()
+    assert loaded_by(*asked) & HEAVY == set()
+    assert "icestream.settings" in loaded_by(*asked[:2], "--set", f"data_dir={tmp_path}", "--set", "ports.native=1")
+
+
+def test_the_places_that_are_known_without_settings_are_those_of_the_settings() -> None:
+    settings = Settings.default()
+    assert settings.local_socket == connection.DEFAULT_SOCKET
+    assert connection.address_of(settings) == connection.DEFAULT_ADDRESS
+
+
+@pytest.mark.parametrize("variable", ["ICESTREAM_DATA_DIR", "DANUBE_SUB_CURSOR_FLUSH_MS"])
+def test_a_variable_is_enough_to_look_at_the_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(connection.VARIABLES)]:
+        monkeypatch.delenv(name)
+    assert connection.Target().says_nothing
+    monkeypatch.setenv(variable, "5")
+    assert not connection.Target().says_nothing
+
+
+def test_the_list_of_commands_fits_a_narrow_terminal() -> None:
+    assert max(map(len, COMMANDS.values())) <= 65
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_help_of_a_command_has_its_examples_at_the_end_and_in_one_piece(name: str) -> None:
+    _, examples = split_examples(ALL[name].help or "")
+    shown = icestream(*name.split(), "--help").out
+    assert shown.split("Examples:\n", 1)[1].splitlines() == [f"  {example}" for example in examples]
 
 
 def test_there_are_the_commands_that_the_issue_names() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from icestream import connect_sync, testing
-from icestream.cli.connection import http_get
+from icestream.cli.broker_http import http_get
 from icestream.cli.top import COLUMNS, GAUGES, RATES, Line, Look, metrics_of, rows, summary
 from tests.support.command_line import icestream
 from tests.support.serve_process import COMMAND, WAIT_SECONDS
