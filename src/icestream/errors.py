@@ -17,6 +17,12 @@
     │   ├── OutOfOrderSequence     out_of_order      no    a producer skipped numbers
     │   ├── ProducerFenced         fenced            no    an older epoch of the same producer
     │   ├── UnknownProducer        unknown_producer  no    its window was dropped; it must open again
+    │   ├── UnknownTable           unknown_table     no
+    │   ├── UnknownView            unknown_view      no
+    │   ├── Contradiction          contradiction     no    two parts of one request exclude each other
+    │   ├── TopicTable             topic_table       no    the table of a topic does not allow this (hazard 21)
+    │   ├── CommitConflict         commit_conflict   no    the table is not what the commit was made for: load it again
+    │   │   └── RangeRefused       range_refused     no    the offsets of a round do not continue the table (hazard 14)
     │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
     ├── Refused                    refused           yes   nothing was stored; try again later
     │   ├── InFlightFull           in_flight_full    yes
@@ -31,6 +37,8 @@
     │   ├── OutcomeUnknown         unknown           yes   it may or may not be stored; retry with a sequence number
     │   ├── PositionGone           position_gone     no    the log no longer holds that offset
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
+    │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
+    │   ├── MetadataFileDamaged    metadata_file_damaged no    the file that describes a table is not readable as one
     │   └── LogError               log               no
     │       ├── LogLocked          log_locked        no    another process has this log open
     │       ├── LogClosed          log_closed        no
@@ -47,13 +55,14 @@
 
 `retryable` says whether the same call may succeed later without anybody's help. `hint` says what to do, in words that
 a person at a terminal can act on. `EXIT_CODES` maps the tree to exit codes of the command line, `HTTP_STATUS` to those
-of HTTP; the native protocol carries `code` itself. Each further protocol gets its own column in the same way, never a
-second tree.
+of HTTP, `ICEBERG_ERRORS` to those of Iceberg's REST protocol; the native protocol carries `code` itself. Each further
+protocol gets its own column in the same way, never a second tree.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class IcestreamError(Exception):
@@ -135,6 +144,36 @@ class UnknownProducer(InvalidInput):
     code = "unknown_producer"
 
 
+class UnknownTable(InvalidInput):
+    code = "unknown_table"
+
+
+class UnknownView(InvalidInput):
+    code = "unknown_view"
+
+
+class Contradiction(InvalidInput):
+    code = "contradiction"
+
+
+class TopicTable(InvalidInput):
+    code = "topic_table"
+
+
+class CommitConflict(InvalidInput):
+    """`details` is for programs: the tables that stood in the way, the present positions of a topic's table."""
+
+    code = "commit_conflict"
+
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.details = dict(details or {})
+
+
+class RangeRefused(CommitConflict):
+    code = "range_refused"
+
+
 class UnknownVersion(InvalidInput):
     code = "unknown_version"
 
@@ -191,6 +230,14 @@ class PositionGone(PersistentStorageError):
 
 class MetadataDamaged(PersistentStorageError):
     code = "metadata_damaged"
+
+
+class MetadataFileMissing(PersistentStorageError):
+    code = "metadata_file_missing"
+
+
+class MetadataFileDamaged(PersistentStorageError):
+    code = "metadata_file_damaged"
 
 
 class LogError(PersistentStorageError):
@@ -276,6 +323,8 @@ HTTP_STATUS: tuple[tuple[type[IcestreamError], int], ...] = (
     (UnknownHandle, 404),
     (UnknownSetting, 404),
     (UnknownProducer, 404),
+    (UnknownTable, 404),
+    (UnknownView, 404),
     (NotConnected, 404),
     (AlreadyExists, 409),
     (NotEmpty, 409),
@@ -283,6 +332,9 @@ HTTP_STATUS: tuple[tuple[type[IcestreamError], int], ...] = (
     (SubscriptionTaken, 409),
     (OutOfOrderSequence, 409),
     (ProducerFenced, 409),
+    (CommitConflict, 409),
+    (TopicTable, 403),
+    (Contradiction, 422),
     (InvalidInput, 400),
     (InFlightFull, 429),
     (NodeQuotaReached, 507),
@@ -292,6 +344,7 @@ HTTP_STATUS: tuple[tuple[type[IcestreamError], int], ...] = (
     (Refused, 503),
     (OutcomeUnknown, 504),
     (PositionGone, 410),
+    (MetadataFileMissing, 404),
     (StaleRead, 503),
     (ConnectionLost, 503),
     (IcestreamError, 500),
@@ -300,6 +353,32 @@ HTTP_STATUS: tuple[tuple[type[IcestreamError], int], ...] = (
 
 def http_status(error: IcestreamError) -> int:
     return next(status for kind, status in HTTP_STATUS if isinstance(error, kind))
+
+
+# Iceberg's REST protocol: status and the type name that its clients look at, most specific class first. A conflict is
+# 409; what may have happened is 500 CommitStateUnknownException and nothing else, because a client that is told 409
+# deletes the files of its commit (hazard 13). Java's clients take IllegalArgumentException literally and put "Malformed
+# request" before every other 400.
+ICEBERG_ERRORS: tuple[tuple[type[IcestreamError], int, str], ...] = (
+    (UnknownNamespace, 404, "NoSuchNamespaceException"),
+    (UnknownTable, 404, "NoSuchTableException"),
+    (UnknownView, 404, "NoSuchViewException"),
+    (MetadataFileMissing, 404, "NotFoundException"),
+    (AlreadyExists, 409, "AlreadyExistsException"),
+    (NotEmpty, 409, "NamespaceNotEmptyException"),
+    (CommitConflict, 409, "CommitFailedException"),
+    (TopicTable, 403, "ForbiddenException"),
+    (Contradiction, 422, "UnprocessableEntityException"),
+    (MessageTooLarge, 413, "BadRequestException"),
+    (InvalidInput, 400, "IllegalArgumentException"),
+    (Refused, 503, "ServiceUnavailableException"),
+    (OutcomeUnknown, 500, "CommitStateUnknownException"),
+    (IcestreamError, 500, "InternalServerError"),
+)
+
+
+def iceberg_error(error: IcestreamError) -> tuple[int, str]:
+    return next((status, name) for kind, status, name in ICEBERG_ERRORS if isinstance(error, kind))
 
 
 def _by_code(kind: type[IcestreamError]) -> dict[str, type[IcestreamError]]:

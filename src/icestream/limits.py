@@ -338,6 +338,24 @@ METADATA_LOG_FILES_MAX: Final = 4
 # After an expiry or a file was refused, the next try comes this much later.
 METADATA_RETRY_SECONDS: Final = 1.0
 
+# --- catalog ----------------------------------------------------------------------------------------------------------
+# A metadata file is read, held and written as a whole; 1,000 snapshots are 0.7 MB of it.
+CATALOG_DOCUMENT_BYTES_MAX: Final = 64 * MIB
+# A request: a schema of some thousand columns is below a megabyte.
+CATALOG_BODY_BYTES_MAX: Final = 8 * MIB
+# Structs, lists and maps inside each other, and fields in all: both are walked in Python for each change of a schema.
+CATALOG_TYPE_DEPTH_MAX: Final = 64
+CATALOG_SCHEMA_FIELDS_MAX: Final = 100_000
+# Updates and requirements of one commit: an expiry of Java's library sends one for each snapshot.
+CATALOG_UPDATES_MAX: Final = 20_000
+CATALOG_REQUIREMENTS_MAX: Final = 1_000
+# Iceberg's readers allow clocks to differ by a minute, and refuse a file in which they differ by more.
+CATALOG_CLOCK_SKEW_MS: Final = 60_000
+# Metadata files named in a metadata file unless the table says otherwise: Iceberg's default.
+CATALOG_METADATA_LOG_DEFAULT: Final = 100
+# Versions of a view that are kept unless the view says otherwise: Iceberg's default.
+CATALOG_VIEW_VERSIONS_DEFAULT: Final = 10
+
 # --- reads ----------------------------------------------------------------------------------------------------------
 # The newest sections of all shards in memory, so that consumers that are caught up need no disk.
 TAIL_BYTES_DEFAULT: Final = 64 * MIB

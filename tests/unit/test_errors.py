@@ -72,3 +72,40 @@ def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) ->
     """A worker process hands it to its parent: kind, message and hint arrive."""
     found = pickle.loads(pickle.dumps(kind("what happened", hint="what to do")))
     assert (type(found), found.message, found.hint) == (kind, "what happened", "what to do")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "name"),
+    [
+        (errors.UnknownNamespace, 404, "NoSuchNamespaceException"),
+        (errors.UnknownTable, 404, "NoSuchTableException"),
+        (errors.UnknownView, 404, "NoSuchViewException"),
+        (errors.MetadataFileMissing, 404, "NotFoundException"),
+        (errors.AlreadyExists, 409, "AlreadyExistsException"),
+        (errors.NotEmpty, 409, "NamespaceNotEmptyException"),
+        (errors.CommitConflict, 409, "CommitFailedException"),
+        (errors.RangeRefused, 409, "CommitFailedException"),
+        (errors.TopicTable, 403, "ForbiddenException"),
+        (errors.Contradiction, 422, "UnprocessableEntityException"),
+        (errors.InvalidInput, 400, "IllegalArgumentException"),
+        (errors.NotReady, 503, "ServiceUnavailableException"),
+        (errors.OutcomeUnknown, 500, "CommitStateUnknownException"),
+        (errors.MetadataFileDamaged, 500, "InternalServerError"),
+    ],
+)
+def test_iceberg_clients_are_told_in_their_own_words(kind: type[errors.IcestreamError], status: int, name: str) -> None:
+    assert errors.iceberg_error(kind("x")) == (status, name)
+
+
+def test_hazard_13_only_a_conflict_is_409_and_only_the_unknown_is_a_state_unknown() -> None:
+    """A client that is told 409 deletes the files of its commit."""
+    for kind in KINDS:
+        status, name = errors.iceberg_error(kind("x"))
+        assert (name == "CommitStateUnknownException") == issubclass(kind, errors.OutcomeUnknown)
+        if issubclass(kind, errors.PersistentStorageError):
+            assert status != 409, kind
+
+
+def test_what_a_conflict_tells_programs_crosses_a_process_border() -> None:
+    found = pickle.loads(pickle.dumps(errors.RangeRefused("no", details={"positions": {"0": 7}})))
+    assert (found.details, found.hint) == ({"positions": {"0": 7}}, "")

@@ -1,0 +1,75 @@
+"""Updates of a table's snapshots and of the branches and tags that name them.
+
+A snapshot that was made for an older state of the table (its sequence number or first row id is used up) is a conflict,
+not a mistake: the client makes it anew and tries again.
+"""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object, shown
+from icestream.catalog.table import snapshot
+from icestream.catalog.table.draft import Draft
+from icestream.catalog.table.table import ROW_LINEAGE_SINCE
+
+
+def add_snapshot(draft: Draft, update: Object) -> None:
+    added = values.an_object(values.required(update, "snapshot"), "snapshot")
+    snapshot.check_snapshot(added)
+    for name in ("schemas", "partition-specs", "sort-orders"):
+        if not draft.fields[name]:
+            raise errors.InvalidInput(f"Attempting to add a snapshot before one of {name} is added")
+    if draft.snapshot(added["snapshot-id"]) is not None:
+        raise errors.InvalidInput(f"Snapshot already exists for id: {added['snapshot-id']}")
+    if draft.format_version > 1:
+        _count_sequence(draft, added)
+    if draft.format_version >= ROW_LINEAGE_SINCE:
+        _count_rows(draft, added)
+    draft.add_snapshot(added)
+
+
+def _count_sequence(draft: Draft, added: Object) -> None:
+    number, last = snapshot.sequence_number(added), draft.fields["last-sequence-number"]
+    if number <= last and added.get("parent-snapshot-id") is not None:
+        raise errors.CommitConflict(
+            "Validation failed, please retry: Cannot add snapshot with sequence number "
+            f"{number} older than last sequence number {last}"
+        )
+    draft.put("last-sequence-number", max(number, last))
+
+
+def _count_rows(draft: Draft, added: Object) -> None:
+    first, count = values.optional_long(added, "first-row-id"), values.optional_long(added, "added-rows")
+    if first is None:
+        raise errors.InvalidInput("Cannot add a snapshot: first-row-id is null")
+    if count is None or count < 0:
+        raise errors.InvalidInput("Cannot add a snapshot: added-rows is null or below 0")
+    if first < draft.fields["next-row-id"]:
+        raise errors.CommitConflict(
+            "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
+            f"{first} < {draft.fields['next-row-id']}"
+        )
+    draft.put("next-row-id", first + count)
+
+
+def remove_snapshots(draft: Draft, update: Object) -> None:
+    """With the statistics of those, and every branch and tag that named one. Ids that are not there are no error; the
+    children of a removed snapshot keep its id, so that whoever reads on from it is told that it is gone."""
+    draft.remove_snapshots(set(values.longs(update, "snapshot-ids")))
+
+
+def set_reference(draft: Draft, update: Object) -> None:
+    name = values.text(update, "ref-name")
+    reference = snapshot.check_reference(name, update)
+    if draft.fields["refs"].get(name) == reference:
+        return
+    if draft.snapshot(reference["snapshot-id"]) is None:
+        raise errors.InvalidInput(f"Cannot set {name} to unknown snapshot: {reference['snapshot-id']}")
+    if name == snapshot.MAIN and reference["type"] != "branch":
+        raise errors.InvalidInput(f"Cannot set {shown(name)} to a tag, it must be a branch")
+    draft.set_reference(name, reference)
+
+
+def remove_reference(draft: Draft, update: Object) -> None:
+    draft.remove_reference(values.text(update, "ref-name"))

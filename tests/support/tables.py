@@ -1,0 +1,82 @@
+"""Tables as tests need them: small schemas, snapshots, and commits that add one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import commit
+from icestream.catalog.table.creation import new_table
+from icestream.catalog.table.table import Table
+
+UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
+LOCATION = "file:/warehouse/ns/table"
+FILE = f"{LOCATION}/metadata/00000-a.metadata.json"
+NOW_MS = 1_700_000_000_000
+
+
+def column(number: int, name: str, kind: Any = "long", required: bool = False, **more: Any) -> Object:
+    return {"id": number, "name": name, "type": kind, "required": required, **more}
+
+
+def schema(*columns: Object, **more: Any) -> Object:
+    return {"type": "struct", "fields": [*columns], **more}
+
+
+SCHEMA = schema(column(1, "id", required=True), column(2, "data", "string"), column(3, "at", "timestamptz"))
+
+
+def table(version: int = 2, **request: Any) -> Table:
+    given = {"schema": SCHEMA, "properties": {"format-version": str(version)}} | request
+    return new_table(given, LOCATION, UUID, NOW_MS)
+
+
+def snapshot(number: int, parent: int | None = None, **more: Any) -> Object:
+    """The snapshot with this id, which is also its sequence number; each is a second behind the one before."""
+    made: Object = {
+        "snapshot-id": number,
+        "sequence-number": number,
+        "timestamp-ms": NOW_MS + 1_000 * number,
+        "manifest-list": f"{LOCATION}/metadata/snap-{number}.avro",
+        "summary": {"operation": "append", "added-records": "1"},
+        "schema-id": 0,
+    }
+    if parent is not None:
+        made["parent-snapshot-id"] = parent
+    return made | more
+
+
+def add(made: Object) -> Object:
+    return {"action": "add-snapshot", "snapshot": made}
+
+
+def point(name: str, number: int, kind: str = "branch", **retention: int) -> Object:
+    return {"action": "set-snapshot-ref", "ref-name": name, "snapshot-id": number, "type": kind, **retention}
+
+
+def commit_to(base: Table, *updates: Object, now_ms: int | None = None, location: str | None = FILE) -> Table:
+    latest = max((one["timestamp-ms"] for one in base.snapshots), default=NOW_MS)
+    return commit.apply_updates(base, location, updates, latest + 1_000 if now_ms is None else now_ms)
+
+
+def append(base: Table, number: int, **more: Any) -> Table:
+    """A commit that adds a snapshot to main."""
+    made = snapshot(number, base.current_snapshot_id, **more)
+    return commit_to(base, add(made), point("main", number), now_ms=made["timestamp-ms"])
+
+
+def with_snapshots(count: int, version: int = 2) -> Table:
+    """Snapshots 1 to `count`, each the parent of the next."""
+    made = table(version)
+    for number in range(1, count + 1):
+        row_ids = {"first-row-id": number - 1, "added-rows": 1} if version >= 3 else {}
+        made = append(made, number, **row_ids)
+    return made
+
+
+def ids(made: Table) -> list[int]:
+    return [one["snapshot-id"] for one in made.snapshots]
+
+
+def log_ids(made: Table) -> list[int]:
+    return [one["snapshot-id"] for one in made.snapshot_log]

@@ -1,0 +1,243 @@
+"""Reading and writing tables: every version of the format, what is completed, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import errors
+from icestream.catalog.document import values
+from icestream.catalog.table.table import decode, load
+from tests.support.effort import HALF
+from tests.support.tables import FILE, LOCATION, NOW_MS, SCHEMA, UUID, add, commit_to, point, snapshot, with_snapshots
+
+OLD_V1: dict[str, Any] = {
+    "format-version": 1,
+    "location": LOCATION,
+    "last-updated-ms": NOW_MS,
+    "last-column-id": 3,
+    "schema": SCHEMA,
+    "partition-spec": [{"name": "data", "transform": "identity", "source-id": 2}],
+    "properties": {},
+    "current-snapshot-id": 1,
+    "snapshots": [{"snapshot-id": 1, "timestamp-ms": NOW_MS, "manifests": ["file:/m.avro"]}],
+}
+
+
+def document(version: int = 2) -> dict[str, Any]:
+    """With three snapshots, a tag, and unknown fields at every level."""
+    return copy.deepcopy(_document(version))
+
+
+@functools.cache
+def _document(version: int) -> dict[str, Any]:
+    made = with_snapshots(3, version)
+    found: dict[str, Any] = copy.deepcopy(commit_to(made, point("old", 1, "tag", **{"max-ref-age-ms": 5})).as_json())
+    found["x-engine"] = {"deep": [1, {"a": None}]}
+    for part in (found["schemas"][0], found["schemas"][0]["fields"][0], found["snapshots"][1], found["refs"]["old"]):
+        part["x-engine"] = 1.5
+    found["partition-specs"][0]["x-engine"] = [True]
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_document_comes_back_as_it_was(version: int) -> None:
+    found = document(version)
+    read = load(found)
+    assert read.as_json() == found
+    assert orjson.loads(read.encode()) == found
+    assert decode(read.encode()).as_json() == found
+
+
+def test_what_other_engines_wrote_survives_a_commit() -> None:
+    found = document()
+    after = commit_to(load(found), add(snapshot(4, 3)), point("main", 4)).as_json()
+    for path in (("x-engine",), ("schemas", 0, "fields", 0, "x-engine"), ("snapshots", 1, "x-engine")):
+        before, now = found, after
+        for step in path:
+            before, now = before[step], now[step]  # type: ignore[index]
+        assert now == before
+    assert after["refs"]["old"] == found["refs"]["old"]
+
+
+def test_a_table_of_the_first_writers_is_completed() -> None:
+    read = load(OLD_V1)
+    assert read.uuid is None
+    assert read.fields["schemas"] == [SCHEMA | {"schema-id": 0}]
+    assert read.fields["partition-specs"] == [
+        {"spec-id": 0, "fields": [{"name": "data", "transform": "identity", "source-id": 2, "field-id": 1000}]}
+    ]
+    assert (read.fields["last-partition-id"], read.fields["default-sort-order-id"]) == (1000, 0)
+    assert read.references == {"main": {"snapshot-id": 1, "type": "branch"}}
+    written = read.as_json()
+    assert written["schema"] == SCHEMA | {"schema-id": 0}, "who reads v1 only finds what was always there"
+    assert written["partition-spec"] == read.fields["partition-specs"][0]["fields"]
+    assert load(written).as_json() == written
+
+
+def test_a_v1_table_shows_old_readers_its_present_schema() -> None:
+    wider = {**SCHEMA, "fields": [*SCHEMA["fields"], {"id": 4, "name": "more", "type": "int", "required": False}]}
+    after = commit_to(
+        load(OLD_V1), {"action": "add-schema", "schema": wider}, {"action": "set-current-schema", "schema-id": -1}
+    )
+    assert after.as_json()["schema"]["fields"] == wider["fields"]
+    upgraded = commit_to(
+        after,
+        {"action": "assign-uuid", "uuid": UUID},
+        {"action": "upgrade-format-version", "format-version": 2},
+    )
+    assert {"schema", "partition-spec"} & set(upgraded.as_json()) == set()
+    assert upgraded.fields["last-sequence-number"] == 0
+
+
+def test_no_snapshot_is_written_as_each_version_does() -> None:
+    for version, expected in ((1, -1), (2, -1), (3, None)):
+        assert with_snapshots(0, version).as_json()["current-snapshot-id"] == expected
+        assert with_snapshots(0, version).current_snapshot_id is None
+    plain = with_snapshots(0).as_json()
+    del plain["current-snapshot-id"]
+    assert load(plain).current_snapshot_id is None
+
+
+def test_a_client_may_ask_for_referenced_snapshots_only() -> None:
+    read = load(document())
+    small = read.with_referenced_snapshots()
+    assert [one["snapshot-id"] for one in small.snapshots] == [1, 3]
+    assert [one["snapshot-id"] for one in small.snapshot_log] == [1, 2, 3]
+    assert len(read.snapshots) == 3
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The document with another value at a path; `...` removes it."""
+    found = document()
+    holder: Any = found
+    *parents, last = path.split("/")
+    for step in parents:
+        holder = holder[int(step)] if isinstance(holder, list) else holder[step]
+    if value is ...:
+        del holder[last]
+    else:
+        holder[int(last) if isinstance(holder, list) else last] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("format-version", ..., "missing field: format-version"),
+        ("format-version", 0, "unsupported version 0"),
+        ("format-version", 4, "unsupported version 4"),
+        ("format-version", "2", "non-integer"),
+        ("table-uuid", ..., "missing field: table-uuid"),
+        ("location", 7, "location from non-string"),
+        ("last-sequence-number", ..., "missing field"),
+        ("last-sequence-number", 2, "sequence number 3 greater than last sequence number 2"),
+        ("last-updated-ms", 2**63, "non-integer"),
+        ("last-column-id", None, "missing field"),
+        ("schemas", ..., "missing field: schemas"),
+        ("schemas/0/fields/0/type", "what", "type string"),
+        ("current-schema-id", 7, "Cannot find one of schemas with current-schema-id=7"),
+        ("partition-specs", {}, "non-array"),
+        ("default-spec-id", 1, "Cannot find one of partition-specs"),
+        ("last-partition-id", ..., "missing field"),
+        ("sort-orders/0/fields", [{}], "missing field: transform"),
+        ("default-sort-order-id", 9, "Cannot find one of sort-orders"),
+        ("properties", {"a": 1}, "properties 'a' from non-string"),
+        ("current-snapshot-id", 99, "Cannot find current version"),
+        ("current-snapshot-id", 2, "does not match main branch"),
+        ("current-snapshot-id", -1, "does not match main branch"),
+        ("snapshots/0/snapshot-id", 2, "two snapshots with id 2"),
+        ("snapshots/0/manifest-list", "", "empty manifest-list"),
+        ("snapshots/0/manifest-list", None, "missing field: manifests"),
+        ("snapshots/0/summary", {"operation": 1}, "summary 'operation' from non-string"),
+        ("snapshots/1/parent-snapshot-id", 2**63, "parent-snapshot-id from non-integer"),
+        ("snapshots", 7, "non-array"),
+        ("snapshot-log/0/snapshot-id", "x", "non-integer"),
+        ("metadata-log/0/metadata-file", 1, "non-string"),
+        ("refs/old/snapshot-id", 99, "Snapshot for reference old does not exist"),
+        ("refs/old/type", "twig", "ref type"),
+        ("refs/old", [], "ref old from non-object"),
+        ("statistics", [{"snapshot-id": 1}], "missing field"),
+        ("encryption-keys", [{"key-id": "k"}], "missing field"),
+    ],
+)
+def test_a_document_that_is_not_valid_is_refused(path: str, value: Any, says: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=says):
+        load(changed(path, value))
+
+
+def test_a_v3_table_needs_its_next_row() -> None:
+    found = document(3)
+    del found["next-row-id"]
+    with pytest.raises(errors.InvalidInput, match="next-row-id"):
+        load(found)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "says"),
+    [
+        (b"", errors.InvalidInput, "Cannot parse JSON"),
+        (b"{", errors.InvalidInput, "Cannot parse JSON"),
+        (b"[]", errors.InvalidInput, "non-object"),
+        (b'{"a": NaN}', errors.InvalidInput, "Cannot parse JSON"),
+        (b'{"a": "\xff"}', errors.InvalidInput, "Cannot parse JSON"),
+        (b'{"a": "\\ud800"}', errors.InvalidInput, "Cannot parse JSON"),
+        (b"[" * 100_000, errors.InvalidInput, "Cannot parse JSON"),
+        (b" " * 100, errors.MessageTooLarge, "100 bytes, at most 50"),
+    ],
+)
+def test_bytes_that_are_no_object_are_refused(data: bytes, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        values.decode(data, 50 if data.startswith(b" ") else 10**6)
+
+
+def test_what_cannot_be_written_again_is_refused_before_it_is_stored() -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(errors.InvalidInput, match="Cannot write as JSON"):
+        load({**document(), "x-deep": deep}).encode()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.text(max_size=4) | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def paths(holder: Any, path: str = "") -> list[str]:
+    pairs = holder.items() if isinstance(holder, dict) else enumerate(holder) if isinstance(holder, list) else ()
+    return [path, *(found for key, value in pairs for found in paths(value, f"{path}/{key}"))]
+
+
+PATHS = [path.removeprefix("/") for path in paths(document()) if path]
+
+
+@HALF
+@given(st.sampled_from(PATHS), JSON)
+def test_any_value_anywhere_is_read_or_refused(path: str, value: Any) -> None:
+    """Nothing but our own refusals comes out, and what was taken can be written or is refused then."""
+    found = changed(path, value)
+    outcome = taken(found)
+    assert outcome is None or decode(outcome).as_json() == orjson.loads(outcome)
+
+
+def taken(found: dict[str, Any]) -> bytes | None:
+    """A commit to a document from outside, written; None: refused."""
+    try:
+        read = load(found)
+        return commit_to(read, add(snapshot(4, read.current_snapshot_id)), point("main", 4)).encode()
+    except errors.InvalidInput:
+        return None
+
+
+def test_the_metadata_file_is_named_in_the_next_one() -> None:
+    after = commit_to(with_snapshots(0), {"action": "set-properties", "updates": {"a": "b"}})
+    assert [entry["metadata-file"] for entry in after.metadata_log] == [FILE]
