@@ -22,6 +22,9 @@ TOPIC_NAME_BYTES_MAX: Final = 512
 # Each part of a name: a namespace, a topic, a subscription, a producer, a consumer. Two of them fit the bound above.
 NAME_BYTES_MAX: Final = 240
 
+# Headers of one message: they are counted in 16 bits (model/block.py).
+HEADERS_MAX: Final = 65_535
+
 # --- records --------------------------------------------------------------------------------------------------------
 # One record is verified and copied as a whole by recovery; 4 MiB keeps that, and the largest write, at milliseconds.
 RECORD_BYTES_TARGET: Final = 4 * MIB

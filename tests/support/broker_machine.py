@@ -197,3 +197,21 @@ async def quiet() -> None:
     """Lets everything happen that needs neither time nor a disk that waits."""
     for _ in range(40):
         await asyncio.sleep(0)
+
+
+async def stored_rows(broker: Broker, topic: TopicName = TOPIC, shard: int = 0) -> dict[int, dict[str, Any]]:
+    """Every message that is stored, by offset: what each column of it holds."""
+    stream = (await broker.storage.create_subscription_stream(topic.namespace, topic.name, "nobody")).shards[shard]
+    found: dict[int, dict[str, Any]] = {}
+    offset = stream.earliest()
+    while offset < stream.visible:
+        result = await stream.read(offset, 50_000)
+        for section in result.sections:
+            at = section.base_offset
+            for one in blocks_of(section.body):
+                values = {column.name: one.values(column) for column in one.columns()}
+                for row in range(one.rows):
+                    found[at + row] = {name: column[row] for name, column in values.items()}
+                at += one.rows
+        offset = result.next_offset
+    return found

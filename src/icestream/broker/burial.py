@@ -2,18 +2,23 @@
 
 A letter is stored by a producer of its own for each (subscription, shard), numbered with its source offset, one group
 after the other. When a group is stored, the cursor that counts it as acked is written before the next: so after a crash
-only the last group can come a second time, and it is found under its numbers and not stored again (hazard 41).
+only the last group can be unknown to its cursor. A start finds it under its numbers and tells the cursor, before
+anything else fails (hazard 41).
+
+After a seek back a message may fail anew and gets a new letter: the producer's record says of which generation of the
+subscription its letters are.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from icestream import errors
 from icestream.broker.dead_letters import Row, Source, encode_as_it_is, encode_letters, read_rows
 from icestream.broker.dispatch.instruction import DeadLetter
 from icestream.broker.records import SubscriptionRecord
-from icestream.broker.storage import PersistentStorage, ShardStream
+from icestream.broker.storage import PersistentStorage, ShardStream, Stored
 from icestream.broker.topic import Producer, Topic
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
@@ -25,7 +30,10 @@ from icestream.observability import metrics
 class Producing(Protocol):
     """The part of the broker that lets a producer in."""
 
-    async def open_inner_producer(self, name: TopicName, producer: str) -> Producer: ...
+    async def open_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer: ...
+
+    async def find_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
+        """As it was when it was last opened. None: there is none, or that was another instance."""
 
 
 class Burial:
@@ -45,34 +53,52 @@ class Burial:
         self._storage = storage
         self._address = address
 
-    async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter) -> int:
+    async def buried(self, stream: ShardStream, policy: FailurePolicy, generation: int) -> list[tuple[int, int]]:
+        """Messages [start, end) that the life before has buried last. Their cursor may not know it."""
+        if policy.dead_letter_topic is None:
+            return []
+        topic = TopicName.parse(policy.dead_letter_topic)
+        producer = await self._producing.find_inner_producer(topic, self._name(stream), str(generation))
+        if producer is None:
+            return []
+        recent = self._storage.recent_batches(_shard_of(producer, stream), producer.id)
+        return [(first, first + rows) for first, rows, _ in recent]
+
+    async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
         """Stores the first messages of the letter; behind which of them, when they are durable."""
         if policy.dead_letter_topic is None:
             raise errors.InvalidInput("the subscription has no dead-letter topic any more")
-        name = f"dead-letters/{self._record.id}/{stream.key.shard}"
-        producer = await self._producing.open_inner_producer(TopicName.parse(policy.dead_letter_topic), name)
-        key = producer.topic.shard_key(stream.key.shard % producer.topic.record.shards)
-        end = letter.end
-        for first, rows, _ in self._storage.recent_batches(key, producer.id):
-            if first <= letter.start < first + rows:
-                return min(end, first + rows)  # stored before, by a life that ended before its cursor was written
-            if letter.start < first:
-                end = min(end, first)
+        topic = TopicName.parse(policy.dead_letter_topic)
+        producer = await self._producing.open_inner_producer(topic, self._name(stream), str(generation))
         source = Source(str(self._topic.name), self._subscription, self._address, policy.poison.value)
-        return await self._store(key, producer, source, letter, await read_rows(stream, letter.start, end))
+        rows = await read_rows(stream, letter.start, letter.end)
+        return await self._store(_shard_of(producer, stream), producer, source, letter, rows)
+
+    def _name(self, stream: ShardStream) -> str:
+        return f"dead-letters/{self._record.id}/{stream.key.shard}"
 
     async def _store(
         self, key: ShardKey, producer: Producer, source: Source, letter: DeadLetter, rows: list[Row]
     ) -> int:
         numbering = Numbering(producer.id, producer.epoch, letter.start)
-        try:
-            stored = self._storage.store_messages(key, encode_letters(rows, source, letter, numbering))
-        except errors.MessageTooLarge:
-            rows = rows[:1]
-            stored = self._storage.store_messages(key, encode_as_it_is(rows[0], numbering))
+        rows, stored = self._submit(key, rows, source, letter, numbering)
         (result,) = await stored
         if isinstance(result, errors.IcestreamError):
             raise result
         await self._storage.settle()  # the cursor will say that the message is done with, in every sync mode
         metrics.DEAD_LETTERS.inc(len(rows))
         return letter.start + len(rows)
+
+    def _submit(
+        self, key: ShardKey, rows: list[Row], source: Source, letter: DeadLetter, numbering: Numbering
+    ) -> tuple[list[Row], Stored]:
+        """All of them where they fit one batch, else the first, and that one without the note where it must be."""
+        for count in (len(rows), 1):
+            with suppress(errors.MessageTooLarge):
+                block = encode_letters(rows[:count], source, letter, numbering)
+                return rows[:count], self._storage.store_messages(key, block)
+        return rows[:1], self._storage.store_messages(key, encode_as_it_is(rows[0], numbering))
+
+
+def _shard_of(producer: Producer, stream: ShardStream) -> ShardKey:
+    return producer.topic.shard_key(stream.key.shard % producer.topic.record.shards)

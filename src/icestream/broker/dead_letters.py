@@ -6,13 +6,14 @@ The message is kept as it is; its headers get Danube's notes. burial.py stores i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.broker.dispatch.instruction import DeadLetter
 from icestream.broker.storage import ShardStream
 from icestream.model import envelope
 from icestream.model.block import Numbering, Value, blocks_of, encode_block
+from icestream.storage.block_check import select_rows
 from icestream.wal.tail import SectionRead
 
 
@@ -54,9 +55,10 @@ async def read_rows(stream: ShardStream, start: int, end: int) -> list[Row]:
         sections = found.sections
     rows: list[Row] = []
     size = 0
-    for row in (row for section in sections for row in _rows(section, start, end)):
+    for row in (row for section in sections for row in _rows(section, start, min(end, start + _GROUP_ROWS_MAX))):
         size += row.size
-        if rows and size > limits.DEAD_LETTER_GROUP_BYTES:
+        is_next = row.offset == start + len(rows)
+        if not is_next or (rows and size > limits.DEAD_LETTER_GROUP_BYTES):
             break
         rows.append(row)
     if not rows:
@@ -64,15 +66,21 @@ async def read_rows(stream: ShardStream, start: int, end: int) -> list[Row]:
     return rows
 
 
+# Each has a note. Of a batch with a million messages no more than these are looked at.
+_GROUP_ROWS_MAX: Final = limits.DEAD_LETTER_GROUP_BYTES // limits.DEAD_LETTER_NOTE_BYTES
+
+
 def _rows(section: SectionRead, start: int, end: int) -> Iterator[Row]:
     """The messages of the section that lie in [start, end)."""
-    offset = section.base_offset
-    for block in blocks_of(section.body):
-        if offset < end and offset + block.rows > start:
-            producer_id = block.numbering.producer_id if block.numbering else 0
-            columns = {column: block.values(column) for column in block.columns() if column.in_table}
-            for row in range(max(start - offset, 0), min(end - offset, block.rows)):
-                yield Row(offset + row, producer_id, {column: values[row] for column, values in columns.items()})
+    offset = max(start, section.base_offset)
+    count = min(end, section.base_offset + section.rows) - offset
+    if count <= 0:
+        return
+    for block in blocks_of(select_rows(section.body, offset - section.base_offset, count)):
+        producer_id = block.numbering.producer_id if block.numbering else 0
+        columns = {column: block.values(column) for column in block.columns() if column.in_table}
+        for row in range(block.rows):
+            yield Row(offset + row, producer_id, {column: values[row] for column, values in columns.items()})
         offset += block.rows
 
 
@@ -88,20 +96,23 @@ def encode_letters(rows: Sequence[Row], source: Source, letter: DeadLetter, numb
 
 
 def encode_as_it_is(row: Row, numbering: Numbering) -> bytes:
-    """For a message that is so large that the note does not fit beside it."""
+    """For a message that is so large that the note does not fit beside it: better without the note than not at all."""
     return encode_block(1, {column: [value] for column, value in row.values.items()}, numbering)
 
 
 def _headers(row: Row, source: Source, letter: DeadLetter) -> dict[str, str]:
     given = row.values.get(envelope.HEADERS)
-    return {
+    headers = {
         **(given if isinstance(given, dict) else {}),
         "x-original-topic": source.topic,
         "x-original-subscription": source.subscription,
         "x-original-topic-offset": str(row.offset),
-        "x-original-producer-id": str(row.producer_id),
+        "x-original-producer-id": str(row.values.get(envelope.PRODUCER_ID) or row.producer_id),
         "x-original-broker-addr": source.broker,
         "x-poison-policy": source.policy,
         "x-delivery-attempt": str(letter.attempt),
         "x-failure-reason": letter.reason,
     }
+    if len(headers) > limits.HEADERS_MAX:
+        raise errors.MessageTooLarge(f"message {row.offset} has {len(headers)} headers with the note")
+    return headers

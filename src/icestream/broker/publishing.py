@@ -39,6 +39,15 @@ class Publishing:
         self._storage.open_producer(record.id, record.epoch)
         return Producer(topic, name, record.id, record.epoch)
 
+    async def find(self, topic: Topic, name: str, instance: str) -> Producer | None:
+        """The producer as it was when it was last opened, by this instance of it. It cannot send."""
+        key = records.producer_key(topic.name, name)
+        entry = await self._store.get(key)
+        record = records.decode(records.ProducerRecord, key, entry.value) if entry is not None else None
+        if record is None or record.instance != instance:
+            return None
+        return Producer(topic, name, record.id, record.epoch)
+
     async def _next_epoch(
         self, topic: TopicName, producer: str, instance: str, *, resumes: bool
     ) -> records.ProducerRecord:

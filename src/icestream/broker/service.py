@@ -123,13 +123,18 @@ class Broker:
 
         return await self._changes.make(change, self.close_producer)
 
-    async def open_inner_producer(self, name: TopicName, producer: str) -> Producer:
+    async def open_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer:
         """For what the broker itself stores. Its name has a `/`, so it is no client's."""
 
         async def change() -> Producer:
-            return await self._publishing.open_inner(await self._topic(name, 1, create=True), producer)
+            return await self._publishing.open_inner(await self._topic(name, 1, create=True), producer, instance)
 
         return await self._changes.make(change)
+
+    async def find_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer | None:
+        """As it was when it was last opened. None: there is none, or that was another instance."""
+        topic = self.topics.find(name)
+        return await self._publishing.find(topic, producer, instance) if topic is not None else None
 
     async def _topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
         if create and self.topics.find(name) is None:

@@ -37,7 +37,7 @@ _log = get_logger("delivery")
 
 
 class DeadLetters(Protocol):
-    async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter) -> int:
+    async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
         """Stores the first messages of the letter in the dead-letter topic; behind which of them, when they are
         durable. Raises when that is not possible now."""
 
@@ -260,7 +260,7 @@ class ShardDelivery:
     async def _bury(self, letter: DeadLetter, generation: int) -> int:
         """Buries the first of the messages; behind which."""
         try:
-            end = await self._dead_letters.bury(self.stream, self.dispatcher.policy, letter)
+            end = await self._dead_letters.bury(self.stream, self.dispatcher.policy, letter, generation)
         except errors.PositionGone:
             return self._step_over_gone(letter)
         except (errors.IcestreamError, OSError) as error:

@@ -118,32 +118,41 @@ class Subscribing:
         rate: TokenBucket,
     ) -> ShardDelivery:
         shard = stream.key.shard
+        burial = Burial(topic, name, record, self._producing, self._storage, self._options.address)
         if cursor is None:
             known = records.CursorRecord(0, await self.position(stream, start), stream.key.topic_id, stream.epoch)
+            buried = []
         else:
             known = cursor
-        return ShardDelivery(
+            buried = await burial.buried(stream, record.failure.policy(), cursor.generation)
+        acked = Acked(known.offset, known.ranges)
+        unknown = [one for one in buried if acked.first_missing(*one) is not None]
+        for one in unknown:
+            acked.add(*one)
+        delivery = ShardDelivery(
             f"{topic.name}:{name}:{shard}",
             records.cursor_key(topic.name, name, shard, topic.record.shards),
             stream,
-            self._dispatcher(topic, record, known, stream.visible, rate),
+            # never above the end: what is written next must not be below a held position (seed 002's invariant)
+            self._dispatcher(topic, record, acked.below(stream.visible), known, rate),
             self._storage,
-            Burial(topic, name, record, self._producing, self._storage, self._options.address),
+            burial,
             self._clock,
             self._tasks,
             _count_dropped,
         )
+        if unknown:  # before anything else is buried: then it would not be found here any more (hazard 41)
+            await self._storage.write_cursors([delivery])
+        return delivery
 
     def _dispatcher(
         self,
         topic: Topic,
         record: records.SubscriptionRecord,
+        acked: Acked,
         cursor: records.CursorRecord,
-        end: int,
         rate: TokenBucket,
     ) -> Dispatcher:
-        # never above the end: what is written next must not be below a held position (seed 002's invariant)
-        acked = Acked(cursor.offset, cursor.ranges).below(end)
         is_keyed, generation = record.type is SubscriptionType.KEY_SHARED, cursor.generation
         if topic.record.dispatch is Dispatch.NON_RELIABLE:
             if is_keyed:
