@@ -132,6 +132,10 @@ DEAD_LETTER_RETRY_MS_MIN: Final = 1_000
 DEAD_LETTER_GROUP_BYTES: Final = 1 * MIB
 # What the note of where it came from adds to a message: names of at most 512 bytes, and a reason.
 DEAD_LETTER_NOTE_BYTES: Final = 2 * KIB
+# A subscription that waits so long for one message stands still: longer than a consumer that works, shorter than the
+# usual time for an ack, after which the message is with somebody else. It is said at most this often for each shard.
+STANDSTILL_MS: Final = 10_000
+STANDSTILL_SAID_EVERY_MS: Final = 60_000
 # What may pass a rate at once: short enough to be smooth, long enough to bridge a pause of the loop.
 RATE_BURST_MS: Final = 100
 # What one shard takes from the rate of its subscription at a time: a hundred wake-ups in a second at most.

@@ -45,6 +45,7 @@ class Oracle:
     settling: set[int] = field(default_factory=set)
     blocked: set[int] = field(default_factory=set)
     empty: set[int] = field(default_factory=set)  # new, and no message
+    gaps: set[int] = field(default_factory=set)  # no message, acked or not
     credit: dict[int, int] = field(default_factory=dict)  # in order of arrival
     given_up: list[tuple[int, int]] = field(default_factory=list)  # what the next instructions must name
 
@@ -89,6 +90,7 @@ class Oracle:
 
     def skip(self, start: int, end: int) -> None:
         offsets = set(range(start, end)) - self.acked
+        self.gaps |= set(range(start, end))
         self.settle(offsets & self.under_way)
         self.empty |= offsets - self.acked
         self.step_over()
@@ -173,6 +175,7 @@ class Oracle:
     def seek(self, position: int) -> None:
         """Nothing is known of any message any more."""
         self.acked = set(range(min(position, self.end)))
+        self.gaps.clear()
         for held in (self.failures, self.held, self.resting, self.ready, self.settling, self.blocked, self.empty):
             held.clear()
 
@@ -248,8 +251,12 @@ class Oracle:
         first = next((offset for offset in self.new if offset not in self.empty), behind)
         if first < max(self.acked, default=-1):
             return room  # a hole from before a restart
-        by_span = self.position + limits.ACKED_SPAN_OFFSETS_MAX - first
-        return min(room, 2 * limits.ACKED_RANGES_MAX - 1 - ranges - count, by_span)
+        return min(room, 2 * limits.ACKED_RANGES_MAX - 1 - ranges - count, self.span_room(first))
+
+    def span_room(self, offset: int) -> int:
+        """How many messages may still lie between the first that is not acked and the last that is."""
+        between = [one for one in range(self.position, offset) if one not in self.gaps]
+        return limits.ACKED_SPAN_OFFSETS_MAX - len(between)
 
     # --- afterwards ---
 

@@ -25,6 +25,7 @@ from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.dispatch.ring import KeyFilter
 from icestream.broker.key_sight import KeySight
 from icestream.broker.records import CursorRecord, as_steps
+from icestream.broker.standstill import Standstill
 from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.model.shard import Gap, GapState
 from icestream.model.subscription import FailurePolicy
@@ -70,6 +71,7 @@ class ShardDelivery:
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(clock, tasks, self.go_on)
         self._sight = KeySight(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
+        self._standstill = Standstill(name, stream, dispatcher, clock, tasks)
         self._letters: deque[tuple[DeadLetter, int]] = deque()  # with the generation that they are of
         self._wakeup_planned = False
         self._is_burying = False
@@ -87,6 +89,7 @@ class ShardDelivery:
             self.is_closed = True
             self.stream.unfollow(self._on_visible)
             self._alarm.close()
+            self._standstill.close()
             self._consumers.clear()
 
     def now_ms(self) -> int:
@@ -201,14 +204,14 @@ class ShardDelivery:
                 self.nothing_there(gap)
 
     def nothing_there(self, gap: Gap) -> None:
-        acked = self.dispatcher.acked
-        missing = acked.first_missing(gap.start, gap.end)
-        if missing is None or self.is_closed:
+        if self.is_closed:
             return
-        self.carry_out(self.dispatcher.skip(missing[0], gap.end, self.now_ms()))
-        for consumer in list(self._consumers.values()):
-            consumer.sink.gap(self.stream.key.shard, self.generation, gap)
-        self._mark()
+        is_news = self.dispatcher.acked.first_missing(gap.start, gap.end) is not None
+        self.carry_out(self.dispatcher.skip(gap.start, gap.end, self.now_ms()))
+        if is_news:
+            for consumer in list(self._consumers.values()):
+                consumer.sink.gap(self.stream.key.shard, self.generation, gap)
+            self._mark()
 
     # --- instructions ---
 
@@ -231,6 +234,8 @@ class ShardDelivery:
             self._sight.look()
         if (wake_ms := self.dispatcher.wake_ms) is not None:
             self._alarm.set(wake_ms)
+        if self._is_reliable:
+            self._standstill.look()
 
     def still_out(self, consumer_id: int, outgoing: Outgoing) -> list[tuple[int, int]]:
         if not self._is_reliable:

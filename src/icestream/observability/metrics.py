@@ -79,6 +79,11 @@ REDELIVERED_MESSAGES = TickCounter(
 ACKED_MESSAGES = TickCounter("icestream_delivery_acked_messages_total", "Messages that consumers acked.")
 NACKED_MESSAGES = TickCounter("icestream_delivery_nacked_messages_total", "Messages that consumers gave back.")
 READ_FAILURES = TickCounter("icestream_delivery_read_failures_total", "Reads for consumers that failed; tried again.")
+DELIVERY_STANDSTILLS = TickCounters(
+    "icestream_delivery_standstills_total",
+    "Times that a subscription stood still although messages waited, by reason; once a minute and shard at most.",
+    "reason",
+)
 CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written to the metadata store.")
 
 
@@ -107,6 +112,8 @@ PRODUCERS = Reading("icestream_producers", "Producers that are connected.")
 SUBSCRIPTIONS = Reading("icestream_subscriptions", "Subscriptions.")
 CONSUMERS = Reading("icestream_consumers", "Consumers that are connected.")
 LAG = Reading("icestream_subscriptions_lag_messages", "Messages that are not acked, over all subscriptions.")
+PAUSED = Reading("icestream_subscriptions_paused_shards", "Shards in which nothing new goes out, by reason.", "reason")
+BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that failed too often and block others.")
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
 WAL_QUOTA = Reading("icestream_wal_quota_bytes", "Bytes that it may take.")
 WAL_IN_FLIGHT = Reading("icestream_wal_in_flight_bytes", "Bytes that wait for the disk.")

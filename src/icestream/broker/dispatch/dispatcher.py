@@ -128,7 +128,7 @@ class Dispatcher(Ledger):
     def skip(self, start: int, end: int, now_ms: int) -> list[Instruction]:
         """Offsets [start, end) hold no message, or none that can be read any more: a declared gap."""
         self._settle(max(start, self.acked.position), min(end, self.next))
-        self._note_empty(max(start, self.next), end)
+        self._note_gap(start, end)
         return self._go_on(now_ms)
 
     def tick(self, now_ms: int) -> list[Instruction]:

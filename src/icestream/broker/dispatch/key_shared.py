@@ -100,7 +100,7 @@ class KeySharedDispatcher(Dispatcher):
         """How many more messages it may look at from `start` on."""
         room = self._look_ahead_room
         if start >= self.acked.end:
-            room = min(room, self.acked.room(self.lanes.messages, start))
+            room = min(room, self._acked_room(self.lanes.messages, start))
         return room
 
     @property

@@ -56,6 +56,7 @@ class Ledger:
         self.blocked: RunSet[Failure] = RunSet()
         self._failed: RunSet[int] = RunSet()  # failures that are known of offsets that are still new
         self._empty: RunSet[None] = RunSet()  # offsets that are still new and hold no message
+        self._gaps: RunSet[None] = RunSet()  # offsets from the position on that hold no message, acked or not
         self._out: list[Instruction] = []
         for start, end, failures in attempts:
             for low, high in acked.missing(start, end):
@@ -99,7 +100,15 @@ class Ledger:
         """How many messages may go out from `start` on. Holes of a stored cursor may in any case: they must close."""
         under_way = self._under_way
         room = self.unacked_max - under_way
-        return room if start < self.acked.end else min(room, self.acked.room(under_way, start))
+        return room if start < self.acked.end else min(room, self._acked_room(under_way, start))
+
+    def _acked_room(self, unacked: int, start: int) -> int:
+        """The same, as far as the cursor is concerned. What holds no message does not count: after a crash a gap may be
+        wider than everything that may lie between a hole and what is acked."""
+        if self._gaps.size:
+            self._gaps.take(0, self.acked.position)
+            start -= sum(gap.end - gap.start for gap in self._gaps.within(self.acked.position, start))
+        return self.acked.room(unacked, start)
 
     def _with_failures(self, start: int, end: int) -> tuple[int, int]:
         """The front of [start, end) that failed equally often before a restart: where it ends, and how often."""
@@ -116,12 +125,17 @@ class Ledger:
         if self._empty.size:
             self._step_over_empty()
 
-    def _note_empty(self, start: int, end: int) -> None:
-        """[start, end), all of it new, holds no message."""
-        if start < end:
-            self._failed.take(start, end)
-            self._empty.take(start, end)
-            self._empty.add(start, end, None)
+    def _note_gap(self, start: int, end: int) -> None:
+        """[start, end) holds no message: wherever it is new, delivery steps over it."""
+        start = max(start, self.acked.position)
+        if start >= end:
+            return
+        self._gaps.take(start, end)
+        self._gaps.add(start, end, None)
+        for low, high in list(self.acked.missing(max(start, self.next), end)):
+            self._failed.take(low, high)
+            self._empty.take(low, high)
+            self._empty.add(low, high, None)
             self._step_over_empty()
 
     def _step_over_empty(self) -> None:
@@ -200,6 +214,7 @@ class Ledger:
         self.blocked.clear()
         self._failed.clear()
         self._empty.clear()
+        self._gaps.clear()
 
     def _judge_anew(self, now_ms: int) -> None:
         """The policy has changed: it counts for what is under way, waits or is blocked too."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from icestream import limits
+from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
 from icestream.metadata.state_machine import StateMachine
 from icestream.observability import metrics
@@ -24,6 +26,8 @@ class Population:
     subscriptions: int = 0
     consumers: int = 0
     lag: int = 0
+    blocked: int = 0
+    paused: Counter[str] = field(default_factory=Counter)
 
 
 async def population(broker: Broker) -> Population:
@@ -35,6 +39,10 @@ async def population(broker: Broker) -> Population:
         for subscription in topic.subscriptions.values():
             found.consumers += len(subscription.consumers)
             found.lag += subscription.lag
+            for dispatcher in (one.dispatcher for one in subscription.deliveries):
+                found.blocked += dispatcher.blocked.size
+                if dispatcher.next < dispatcher.end and dispatcher.pause is not None:
+                    found.paused[dispatcher.pause.name.lower()] += 1
         if not number % limits.METRICS_SLICE_TOPICS:
             await asyncio.sleep(0)
     return found
@@ -50,6 +58,8 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
         metrics.SUBSCRIPTIONS.family(found.subscriptions),
         metrics.CONSUMERS.family(found.consumers),
         metrics.LAG.family(found.lag),
+        metrics.BLOCKED.family(found.blocked),
+        metrics.PAUSED.family({one.name.lower(): found.paused[one.name.lower()] for one in Pause}),
     ]
 
 

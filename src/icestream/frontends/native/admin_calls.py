@@ -16,7 +16,7 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.online_settings import OnlineSettings, setting
 from icestream.broker.service import Broker
-from icestream.broker.storage import ShardStream
+from icestream.broker.standstill import age_of
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Topic
 from icestream.frontends.native import descriptions
@@ -206,20 +206,9 @@ class Administration:
 
     async def _details(self, topic: Topic, found: Subscription) -> Document:
         places = [(one.stream, one.dispatcher.acked.position) for one in found.deliveries]
-        ages_ms = [await self._age_ms(stream, position) for stream, position in places]
+        now_us = self._clock.wall_us()
+        ages_ms = [await age_of(stream, position, now_us) for stream, position in places]
         return descriptions.subscription_details(topic, found, ages_ms)
-
-    async def _age_ms(self, stream: ShardStream, position: int) -> int | None:
-        """How long ago the message at a position was stored; None when there is none."""
-        if position >= stream.visible:
-            return None
-        try:
-            sections = stream.read_hot(position, 1) or (await stream.read(position, 1)).sections
-        except (errors.PositionGone, errors.StaleRead):
-            return None
-        if not sections:
-            return None
-        return max(self._clock.wall_us() - sections[0].append_time_us, 0) // 1000
 
     async def create_subscription(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(CreateSubscription, given)

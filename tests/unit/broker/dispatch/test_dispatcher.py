@@ -301,3 +301,24 @@ def test_gaps_that_touch_and_overlap_are_one() -> None:
     for start, end in ((5, 10), (8, 12), (12, 20), (6, 7)):
         dispatcher.skip(start, end, 0)
     assert sent(dispatcher.join(Credit(1, 100), 0)) == [(1, 0, 5), (1, 20, 30)]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_gap_that_is_wider_than_the_span_of_acks_holds_nothing_back(restarts: bool) -> None:
+    """It holds no message; of what lies behind it as many go out as without it."""
+    dispatcher, wide = dispatcher_of(EXCLUSIVE), 3 * limits.ACKED_SPAN_OFFSETS_MAX
+    dispatcher.skip(10, wide, 0)
+    dispatcher.readable(wide + 10, 0)
+    dispatcher.join(Credit(1, 10**9), 0)
+    dispatcher.ack([(5, 10), (wide, wide + 5)], 0, 0)
+    if restarts:
+        dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(0, dispatcher.acked.ranges))
+        dispatcher.skip(10, wide, 0)
+        dispatcher.readable(wide + 10, 0)
+        assert sent(dispatcher.join(Credit(1, 10**9), 0)) == [(1, 0, 5), (1, wide + 5, wide + 10)]
+    dispatcher.ack([(wide + 5, wide + 10)], 0, 0)
+    out = dispatcher.readable(2 * wide, 0)
+    while out:
+        out = dispatcher.ack([(one.start, one.end) for one in out], 0, 0)
+    assert dispatcher.next == wide + limits.ACKED_SPAN_OFFSETS_MAX - 10
+    assert dispatcher.pause is Pause.ACKED_FULL

@@ -99,6 +99,7 @@ class KeyOracle(Oracle):
 
     def skip(self, start: int, end: int) -> None:
         offsets = set(range(start, end)) - self.acked
+        self.gaps |= set(range(start, end))
         self.settle({offset for offset in offsets if offset < self.seen})
         self.empty |= {offset for offset in offsets if offset >= self.seen}
         self.step_over()
@@ -150,7 +151,7 @@ class KeyOracle(Oracle):
         if self.seen <= max(self.acked, default=-1):
             return room  # a hole from before a restart
         by_ranges = 2 * limits.ACKED_RANGES_MAX - 1 - len(self.ranges) - len(self.sight)
-        return min(room, by_ranges, self.position + limits.ACKED_SPAN_OFFSETS_MAX - self.seen)
+        return min(room, by_ranges, self.span_room(self.seen))
 
     @property
     def pause(self) -> Pause | None:
