@@ -163,7 +163,7 @@ class Positions:
     def __init__(self, mode: SyncMode) -> None:
         self.machine = BrokerMachine(mode=mode)
 
-    async def run(self, steps: list[tuple[object, ...]]) -> None:
+    async def check_steps(self, steps: list[tuple[object, ...]]) -> None:
         self.broker = await started(self.machine)
         for step, *rest in steps:
             match step, rest:
@@ -227,7 +227,7 @@ class Positions:
 def test_hazard_48_no_message_is_ever_written_below_a_held_or_stored_position(
     mode: SyncMode, steps: list[tuple[object, ...]]
 ) -> None:
-    asyncio.run(Positions(mode).run(steps))
+    asyncio.run(Positions(mode).check_steps(steps))
 
 
 @pytest.mark.asyncio
