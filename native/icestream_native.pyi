@@ -48,8 +48,8 @@ def find_headers(data: ReadableBuffer, position: int, generation: int, lsn_min: 
 def crc32(data: ReadableBuffer, value: int = 0) -> int:
     """CRC-32 as `zlib.crc32`."""
 
-def check_block(data: ReadableBuffer) -> None:
-    """The verdict of `block.check_block`; ValueError says what does not fit."""
+def check_block(data: ReadableBuffer) -> tuple[int, int, int, int, int, int]:
+    """The twin of `block_check.check_block_python`; ValueError says what does not fit."""
 
 def select_rows(body: ReadableBuffer, first_row: int, rows: int) -> bytes:
     """The twin of `block_check.select_rows_python`; ValueError says what does not fit."""

@@ -92,6 +92,8 @@ pub struct Head {
     pub rows: usize,
     pub block_bytes: usize,
     pub column_count: usize,
+    pub producer_id: i64,
+    pub producer_epoch: i32,
     pub first_sequence: i64,
     pub is_numbered: bool,
 }
@@ -113,7 +115,15 @@ impl Head {
             return Err("block numbering does not add up".into());
         }
         let (rows, column_count) = (rows as usize, column_count as usize);
-        Ok(Head { rows, block_bytes, column_count, first_sequence: sequence, is_numbered })
+        Ok(Head {
+            rows,
+            block_bytes,
+            column_count,
+            producer_id: producer,
+            producer_epoch: epoch,
+            first_sequence: sequence,
+            is_numbered,
+        })
     }
 }
 
@@ -310,17 +320,28 @@ impl<'a> Block<'a> {
     }
 }
 
-fn check(data: &[u8]) -> Result<(), Fault> {
+/// Rows, producer, epoch and first sequence as they stand in the head; which columns there are, a bit for each id, the
+/// last bit for all ids that have none; bytes that every row repeats.
+type Found = (usize, i64, i32, i64, u64, usize);
+
+fn check(data: &[u8]) -> Result<Found, Fault> {
     let block = Block::decode(data)?;
     if block.bytes.len() != data.len() {
         return Err(format!("block of {} bytes in {}", block.bytes.len(), data.len()));
     }
-    block.columns.iter().try_for_each(Stored::check)
+    let (mut columns, mut repeated) = (0, 0);
+    for column in &block.columns {
+        column.check()?;
+        columns |= 1_u64 << column.id.min(63);
+        repeated += if column.encoding == CONSTANT { column.data.len() } else { 0 };
+    }
+    let Head { rows, producer_id, producer_epoch, first_sequence, .. } = block.head;
+    Ok((rows, producer_id, producer_epoch, first_sequence, columns, repeated))
 }
 
 /// Structure, types and every single value of one block; ValueError says what does not fit. The GIL is kept: the work is
 /// shorter than a wait for it would be.
 #[pyfunction]
-pub fn check_block(data: &Bound<'_, PyAny>) -> PyResult<()> {
+pub fn check_block(data: &Bound<'_, PyAny>) -> PyResult<Found> {
     check(Input::new(data)?.as_slice()).map_err(PyValueError::new_err)
 }

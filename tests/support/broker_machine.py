@@ -11,7 +11,7 @@ from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
-from icestream.broker.storage import PersistentStorage, Stored
+from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Producer
 from icestream.metadata.store import MemoryStore, MetadataStore
@@ -25,6 +25,7 @@ from icestream.server.node import stored_positions
 from icestream.wal.appender import Placed
 from icestream.wal.log import Log
 from icestream.wal.open import open_log_on
+from icestream.wal.receipt import Receipt
 from icestream.wal.sink import InlineSink, Sink
 from icestream.wal.tail import SectionRead
 from tests.support.machine import HANGS_SECONDS, Machine
@@ -179,9 +180,9 @@ def block(
 
 def send(
     broker: Broker, producer: Producer, *payloads: bytes, shard: int = 0, keys: Sequence[bytes] | None = None
-) -> Stored:
+) -> Receipt:
     """Without numbers; the future."""
-    return broker.publish(producer, shard, block(*payloads, keys=keys))[0]
+    return broker.publish(producer, shard, block(*payloads, keys=keys))
 
 
 async def publish(

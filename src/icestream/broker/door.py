@@ -16,8 +16,9 @@ from typing import Final
 from icestream import errors
 from icestream.broker.topic import Producer
 from icestream.model import envelope
-from icestream.model.block import COLUMN, CONSTANT, HEAD, NULLS, VARIABLE, Numbering, block_head, padded
-from icestream.storage.block_check import check_block
+from icestream.model.block import COLUMN, CONSTANT, HEAD, NULLS, VARIABLE, Block, BlockHead, Numbering, padded
+from icestream.model.envelope import COLUMN_BY_ID
+from icestream.storage.block_check import check_block, column_bits
 
 # The others are set by the broker, or by the front end whose protocol has them.
 CLIENT_COLUMNS: Final = frozenset(
@@ -28,27 +29,29 @@ CLIENT_COLUMNS: Final = frozenset(
         envelope.QOS, envelope.RETAIN, envelope.CONTENT_TYPE,
     )
 )  # fmt: skip
+_FORBIDDEN_BITS: Final = column_bits(COLUMN_BY_ID.keys() - CLIENT_COLUMNS)
+assert not _FORBIDDEN_BITS & column_bits(CLIENT_COLUMNS)
 
 
-def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int | None) -> int:
-    """How many messages the block has. Raises InvalidInput."""
-    check_block(block)
-    rows, _, numbering = block_head(block)
-    _check_numbering(numbering, producer)
-    columns = HEAD.unpack_from(block)[4]
-    for number in range(columns):
-        column_id = COLUMN.unpack_from(block, HEAD.size + COLUMN.size * number)[0]
-        if column_id not in CLIENT_COLUMNS:
-            name = envelope.COLUMN_BY_ID[column_id].name
-            raise errors.InvalidInput(f"column {name} is not a client's to set", hint="leave it out")
+def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int | None) -> BlockHead:
+    """What the block is. Raises InvalidInput."""
+    head, columns = check_block(block)
+    _check_numbering(head.numbering, producer)
+    if columns & _FORBIDDEN_BITS:
+        raise _not_a_clients(block)
     if message_bytes_max and len(block) > message_bytes_max:
         largest = largest_row(block, message_bytes_max)
         if largest is not None:
             raise errors.MessageTooLarge(
-                f"a batch of {rows} messages has one of {largest} bytes",
+                f"a batch of {head.rows} messages has one of {largest} bytes",
                 hint=f"topic {producer.topic.name} allows {message_bytes_max} bytes each",
             )
-    return rows
+    return head
+
+
+def _not_a_clients(block: bytes) -> errors.InvalidInput:
+    found = [column.name for column in Block(block).columns() if column.id not in CLIENT_COLUMNS]
+    return errors.InvalidInput(f"column {found[0]} is not a client's to set", hint="leave it out")
 
 
 def _check_numbering(numbering: Numbering | None, producer: Producer) -> None:
@@ -59,7 +62,7 @@ def _check_numbering(numbering: Numbering | None, producer: Producer) -> None:
         raise errors.InvalidInput(
             f"producer {producer.name} sent batches with and without numbers", hint="number all of them, or none"
         )
-    if numbering is not None and (numbering.producer_id, numbering.producer_epoch) != (producer.id, producer.epoch):
+    if numbering is not None and (numbering[0] != producer.id or numbering[1] != producer.epoch):
         raise errors.InvalidInput(
             f"a batch of producer {numbering.producer_id} epoch {numbering.producer_epoch} came from producer "
             f"{producer.id} epoch {producer.epoch}",

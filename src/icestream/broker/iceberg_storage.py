@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 
 from icestream import errors
 from icestream.broker.cursors import CursorBook, read_stream
-from icestream.broker.storage import CursorSource, Found, Stored, SubscriptionStream
+from icestream.broker.storage import CursorSource, Found, SubscriptionStream
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
+from icestream.model.block import BlockHead
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.topic_name import TopicName
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.log import Log
+from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard
 from icestream.wal.tail import SectionRead
 
@@ -71,17 +73,14 @@ class IcebergStorage:
 
     # --- in ---
 
-    def store_messages(self, shard: ShardKey, messages: bytes) -> Stored:
-        return self.log.submit([self.log.batch(self.stream(shard).shard, messages)])
+    def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
+        return self.log.submit([self.log.batch(self.stream(shard).shard, messages, head)])
 
     def has_room(self, size: int) -> bool:
         return not self.log.turnstile and self.log.has_room(size)
 
     async def wait_for_room(self, size: int) -> None:
         await self.log.wait_for_room(size)
-
-    def pause_ms(self, shard: ShardKey) -> int:
-        return self.log.pause_ms(self.stream(shard).shard)
 
     # --- out ---
 

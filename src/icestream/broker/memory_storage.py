@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from icestream import errors
 from icestream.broker.cursors import CursorBook, read_stream
-from icestream.broker.storage import CursorSource, Found, Stored, SubscriptionStream
+from icestream.broker.storage import CursorSource, Found, SubscriptionStream
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
-from icestream.model.block import block_head
+from icestream.model.block import BlockHead, block_head
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
@@ -23,6 +23,7 @@ from icestream.runtime.tasks import Tasks
 from icestream.wal.appender import Placed, Result
 from icestream.wal.options import LogOptions
 from icestream.wal.producers import Duplicate, Producers
+from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard, Usage
 from icestream.wal.tail import SectionRead
 
@@ -85,19 +86,16 @@ class MemoryStorage:
     async def wait_for_room(self, size: int) -> None:
         """There always is."""
 
-    def pause_ms(self, shard: ShardKey) -> int:
-        return 0
-
-    def store_messages(self, shard: ShardKey, messages: bytes) -> Stored:
+    def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
         if self._is_closed:
             raise errors.LogClosed("the storage is closed", hint="the broker is shutting down: connect again later")
-        answer: Stored = self._loop.create_future()
-        result = self._store_one(self._shard(shard), messages)
-        self._loop.call_soon(_answer, answer, result)
-        return answer
+        receipt = Receipt()
+        result = self._store_one(self._shard(shard), messages, head or block_head(messages))
+        self._loop.call_soon(receipt.settle, [result])
+        return receipt
 
-    def _store_one(self, shard: MemoryShard, messages: bytes) -> Result:
-        rows, size, numbering = block_head(messages)
+    def _store_one(self, shard: MemoryShard, messages: bytes, head: BlockHead) -> Result:
+        rows, size, numbering = head
         self._check_size(rows, size, len(messages))
         base = shard.visible
         self._batches += 1
@@ -154,11 +152,6 @@ class MemoryStorage:
         self._is_closed = True
         await self._tasks.stop()
         await self.cursors.flush()
-
-
-def _answer(answer: Stored, result: Result) -> None:
-    if not answer.done():
-        answer.set_result([result])
 
 
 class MemoryShard:

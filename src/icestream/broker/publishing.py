@@ -8,13 +8,14 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.door import check_at_the_door
 from icestream.broker.pipe import STORED, Pipe, outcome
-from icestream.broker.storage import PersistentStorage, Stored
+from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic import Producer, Topic
 from icestream.metadata.command import Absent, AtRevision, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.runtime.clock import Clock
+from icestream.wal.receipt import Receipt
 
 
 class Publishing:
@@ -68,21 +69,23 @@ class Publishing:
             raise errors.Refused(f"producer {producer} was opened elsewhere at the same moment", hint="open it again")
         return record
 
-    def publish(self, producer: Producer, shard: int, block: bytes) -> tuple[Stored, int]:
+    def publish(self, producer: Producer, shard: int, block: bytes) -> Receipt:
         topic, pipe = producer.topic, producer.pipe(shard)
         if producer.closed is not None or pipe.is_refused:
             raise _held_back(producer)
         try:
-            rows = check_at_the_door(block, producer, topic.policies.max_message_bytes)
-            stored = self._storage.store_messages(pipe.key, block)
+            head = check_at_the_door(block, producer, topic.policies.max_message_bytes)
+            receipt = self._storage.store_messages(pipe.key, block, head)
         except errors.IcestreamError as error:
             pipe.refuse()
             metrics.PUBLISH_OUTCOMES.add(error.code)
             raise
-        pipe.put(stored)
-        stored.add_done_callback(partial(_note_outcome, topic, pipe, rows, len(block)))
-        rate_ms = topic.publish_rate.take(rows, self._clock.monotonic_ns() // 1_000_000)
-        return stored, max(rate_ms, self._storage.pause_ms(pipe.key))
+        pipe.put()
+        receipt.add_done_callback(partial(_note_outcome, topic, pipe, head.rows, len(block)))
+        if topic.publish_rate.per_second:
+            late_ms = topic.publish_rate.take(head.rows, self._clock.monotonic_ns() // 1_000_000)
+            receipt.pause_ms = max(receipt.pause_ms, late_ms)
+        return receipt
 
 
 def _held_back(producer: Producer) -> errors.IcestreamError:
@@ -93,9 +96,9 @@ def _held_back(producer: Producer) -> errors.IcestreamError:
     return error
 
 
-def _note_outcome(topic: Topic, pipe: Pipe, rows: int, size: int, stored: Stored) -> None:
+def _note_outcome(topic: Topic, pipe: Pipe, rows: int, size: int, receipt: Receipt) -> None:
     """A batch that was refused later, by its numbers or a full disk, holds back the ones behind it just the same."""
-    found = outcome(stored)
+    found = outcome(receipt)
     pipe.ended(found)
     metrics.PUBLISH_OUTCOMES.add(found)
     if found == STORED:

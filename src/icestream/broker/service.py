@@ -16,7 +16,7 @@ from icestream.broker.changes import Changes
 from icestream.broker.consumer import Consumer, ConsumerSink
 from icestream.broker.options import BrokerOptions
 from icestream.broker.publishing import Publishing
-from icestream.broker.storage import PersistentStorage, Stored
+from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscribing import Subscribing
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Producer, Topic
@@ -26,6 +26,7 @@ from icestream.model.subscription import Dispatch, FailurePolicy, Start, Subscri
 from icestream.model.topic_name import TopicName, check_name
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
+from icestream.wal.receipt import Receipt
 
 
 class Broker:
@@ -157,8 +158,8 @@ class Broker:
             one.close(errors.ProducerFenced("an operator disconnected this producer", hint="open it again"))
             self.close_producer(one)
 
-    def publish(self, producer: Producer, shard: int, block: bytes) -> tuple[Stored, int]:
-        """Stores a block; the answer, and how many milliseconds the producer should wait before its next one.
+    def publish(self, producer: Producer, shard: int, block: bytes) -> Receipt:
+        """Stores a block; the receipt, which says also how long the producer should wait before its next one.
 
         Raises what is wrong with the block, or Refused: nothing was stored. After a refusal the producer's later blocks
         of that shard are refused too, until it is reset: they would overtake the one that comes again (hazard 37).

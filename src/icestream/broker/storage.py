@@ -1,6 +1,6 @@
 """The storage facade of seed 000: the one way in and out of what is stored.
 
-    store_messages(shard, messages)       a columnar batch becomes durable; the future tells its offsets when its ack
+    store_messages(shard, messages)       a columnar batch becomes durable; the receipt tells its offsets when its ack
                                           may leave. All batches of a loop tick enter the log together
     create_subscription_stream(…)         reads a topic for one subscription, from its stored cursor on
     update_subscription_cursor(cursor)    the cursor changed: it is written with the next flush
@@ -13,17 +13,15 @@ letters too, go through here: there is no second way.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from icestream.broker.records import CursorRecord
 from icestream.metadata.command import Compare, Operation
+from icestream.model.block import BlockHead
 from icestream.model.shard import Gap, ShardKey, Topic
-from icestream.wal.appender import Result
+from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
-
-Stored = asyncio.Future[list[Result]]
 
 
 class Found(NamedTuple):
@@ -113,19 +111,16 @@ class PersistentStorage(Protocol):
     def batch_bytes_max(self) -> int:
         """The largest block of more than one message."""
 
-    def store_messages(self, shard: ShardKey, messages: bytes) -> Stored:
-        """A block (block.py) for one shard. Raises Refused when nothing is stored now, UnknownTopic for one that was
-        not declared or is forgotten. What one caller stores in a shard is stored in that order: where a batch fails
-        because of the disk, those behind it fail in the same moment."""
+    def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
+        """A block (block.py) for one shard, and its head where the caller knows it. Raises Refused when nothing is
+        stored now, UnknownTopic for a topic that was not declared or is forgotten. What one caller stores in a shard
+        is stored in that order: where a batch fails because of the disk, those behind it fail in the same moment."""
 
     def has_room(self, size: int) -> bool:
         """Whether so many bytes may be stored now, without InFlightFull and before nobody who waits."""
 
     async def wait_for_room(self, size: int) -> None:
         """Until it is one's turn and there is room. Whoever is let in stores at once, before anything else happens."""
-
-    def pause_ms(self, shard: ShardKey) -> int:
-        """How long a producer of this shard should wait before it sends more: near a quota it is slowed."""
 
     async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream: ...
 

@@ -32,7 +32,6 @@ import reprlib
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple, cast
@@ -69,8 +68,7 @@ class Constant(NamedTuple):
 Values = Sequence[Value] | Constant
 
 
-@dataclass(frozen=True, slots=True)
-class Numbering:
+class Numbering(NamedTuple):
     """Who numbered the batch, and from where (hazard 7)."""
 
     producer_id: int
@@ -80,7 +78,7 @@ class Numbering:
 
 _BINARY: Final = ColumnKind.BINARY
 _unpack_head: Final = HEAD.unpack_from
-_new_tuple: Final = tuple.__new__  # of a NamedTuple, without its Python-level __new__: this is done for every batch
+new_tuple: Final = tuple.__new__  # of a NamedTuple, without its Python-level __new__: this is done for every batch
 _NOBODY: Final = Numbering(NOT_NUMBERED, 0, NOT_NUMBERED)
 _ONLY_BYTES: Final = {bytes}
 _ZEROS: Final = bytes(8)
@@ -217,10 +215,10 @@ def block_head(data: bytes | memoryview) -> BlockHead:
     if not 0 < rows <= limits.BLOCK_ROWS_MAX or not HEAD.size <= size <= len(data) or size % 8 or flags:
         raise errors.DecodeError("block header does not add up")
     if producer == sequence == NOT_NUMBERED:
-        return _new_tuple(BlockHead, (rows, size, None))
+        return new_tuple(BlockHead, (rows, size, None))
     if producer < 0 or epoch < 0 or sequence < 0 or sequence > 2**63 - 1 - rows:
         raise errors.DecodeError("block numbering does not add up")
-    return BlockHead(rows, size, Numbering(producer, epoch, sequence))
+    return new_tuple(BlockHead, (rows, size, new_tuple(Numbering, (producer, epoch, sequence))))
 
 
 class _Stored(NamedTuple):

@@ -229,6 +229,11 @@ def decode_parts(body: bytes) -> list[Part]:
     return parts
 
 
+def encode_stored(base_offset: int) -> bytes:
+    """`encode_done` of one part that was stored: what most answers are."""
+    return DONE.pack(Outcome.STORED, 0, 0, base_offset)
+
+
 def encode_done(done: Iterable[Done]) -> bytes:
     pieces: list[bytes] = []
     for outcome, base_offset, text in done:

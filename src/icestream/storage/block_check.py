@@ -1,8 +1,8 @@
 """The door for blocks that come from outside, and what a broker does with blocks without decoding them.
 
-    check_block   raises for everything that `model/block.py` does not allow, and for a batch that is small only because
-                  its columns are CONSTANT: whoever makes rows of it needs the memory of all of them (hazard 9: what is
-                  acked can always become a row)
+    check_block   what is in the block; raises for everything that `model/block.py` does not allow, and for a batch that
+                  is small only because its columns are CONSTANT: whoever makes rows of it needs the memory of all of
+                  them (hazard 9: what is acked can always become a row)
     select_rows   a body of some rows of a body; whole blocks as they are, the others cut
     row_keys      for each row what decides its order in a key-shared subscription
 
@@ -16,34 +16,55 @@ fallback where there is no native build. Refusals are InvalidInput: nothing was 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from typing import Final
 
 from icestream import errors, limits
 from icestream.model import block, envelope
-from icestream.model.block import COLUMN, CONSTANT, FIXED, HEAD, NULLS, Block, block_head, blocks_of
+from icestream.model.block import (
+    COLUMN,
+    CONSTANT,
+    FIXED,
+    HEAD,
+    NOT_NUMBERED,
+    NULLS,
+    Block,
+    BlockHead,
+    Numbering,
+    block_head,
+    blocks_of,
+    new_tuple,
+)
 from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
 from icestream.storage.native import native
 
 _WIDTH: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
+_OTHER_COLUMNS: Final = 63
 _HINT: Final = "docs/protocol.md describes blocks; docs/log-format.md their columns"
 
 
-def check_block(data: bytes) -> None:
-    """Everything that passes can be read without a further check, and be stored."""
+def column_bits(ids: Iterable[int]) -> int:
+    """A bit for each id below 63, bit 63 for all others together."""
+    return reduce(or_, (1 << min(column_id, _OTHER_COLUMNS) for column_id in ids), 0)
+
+
+def check_block(data: bytes) -> tuple[BlockHead, int]:
+    """The head and which columns there are (`column_bits`). Everything that passes can be read without a further check,
+    and be stored."""
     try:
-        _check_block(data)
+        rows, producer, epoch, sequence, columns, repeated = _check_block(data)
     except (ValueError, errors.DecodeError) as error:
         raise _invalid(error) from None
-    rows, _, _, _, count, _, _ = HEAD.unpack_from(data)
-    directory = data[HEAD.size : HEAD.size + COLUMN.size * count]
-    repeated = sum(size for _, encoding, _, size in COLUMN.iter_unpack(directory) if encoding == CONSTANT)
     if repeated * rows > limits.BLOCK_UNPACKED_BYTES_MAX:
         raise errors.MessageTooLarge(
             f"{rows} messages repeat {repeated} bytes each",
             hint=f"constant columns of a batch may stand for {limits.BLOCK_UNPACKED_BYTES_MAX} bytes; make it smaller",
         )
+    numbering = None if sequence == NOT_NUMBERED else new_tuple(Numbering, (producer, epoch, sequence))
+    return new_tuple(BlockHead, (rows, len(data), numbering)), columns
 
 
 def select_rows(body: bytes, first_row: int, rows: int) -> bytes:
@@ -69,8 +90,13 @@ def _invalid(error: ValueError | OverflowError | errors.DecodeError) -> errors.I
 # --- the oracle -------------------------------------------------------------------------------------------------------
 
 
-def check_block_python(data: bytes) -> None:
+def check_block_python(data: bytes) -> tuple[int, int, int, int, int, int]:
+    """Rows, producer, epoch, first sequence; `column_bits` of the columns; bytes that every row repeats."""
     block.check_block(data)
+    rows, _, producer, epoch, count, _, sequence = HEAD.unpack_from(data)
+    directory = list(COLUMN.iter_unpack(data[HEAD.size : HEAD.size + COLUMN.size * count]))
+    repeated = sum(size for _, encoding, _, size in directory if encoding == CONSTANT)
+    return rows, producer, epoch, sequence, column_bits(entry[0] for entry in directory), repeated
 
 
 def select_rows_python(body: bytes, first_row: int, rows: int) -> bytes:
@@ -163,6 +189,8 @@ def _key_or_name(key: block.Value, name: block.Value) -> block.Value:
     return name.encode() if isinstance(name, str) else b""
 
 
-_check_block: Final[Callable[[bytes], None]] = native.check_block if native else check_block_python
+_check_block: Final[Callable[[bytes], tuple[int, int, int, int, int, int]]] = (
+    native.check_block if native else check_block_python
+)
 _select_rows: Final[Callable[[bytes, int, int], bytes]] = native.select_rows if native else select_rows_python
 _row_keys: Final[Callable[[bytes], list[bytes]]] = native.row_keys if native else row_keys_python

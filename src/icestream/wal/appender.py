@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from icestream import errors, limits
-from icestream.model.block import Numbering
+from icestream.model.block import Numbering, new_tuple
 from icestream.model.shard import Gap
 from icestream.model.sync_mode import SyncMode
 from icestream.wal import format as wire
@@ -238,7 +238,7 @@ class Appender:
             gathered_bytes += cost
             if numbering is not None:
                 self.state.producers.record(shard.key, numbering, rows, base, lsn, now_us, self.synced_lsn)
-            results.append(Placed(base, lsn))
+            results.append(new_tuple(Placed, (base, lsn)))
         self._close_record(now_us)
         return results
 

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from icestream import errors, limits
-from icestream.model.block import block_head
+from icestream.model.block import BlockHead, block_head, new_tuple
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
@@ -21,12 +21,13 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
-from icestream.wal.admission import Quota, admit, pause_seconds, quota_of
+from icestream.wal.admission import Quota, admit, quota_of
 from icestream.wal.appender import Appender, Batch, Result
 from icestream.wal.options import LogOptions
 from icestream.wal.reader import Reader
+from icestream.wal.receipt import Receipt
 from icestream.wal.recovery import Recovered
-from icestream.wal.request import Answer, Request, Requests, size_of
+from icestream.wal.request import Request, Requests, size_of
 from icestream.wal.sink import Sink, SinkError
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import Tail
@@ -139,9 +140,9 @@ class Log:
     def shard(self, topic_id: int, shard: int = 0) -> Shard:
         return self.state.shard(ShardKey(topic_id, shard))
 
-    def batch(self, shard: Shard, block: bytes) -> Batch:
-        """A block as a batch, checked for size."""
-        rows, size, numbering = block_head(block)
+    def batch(self, shard: Shard, block: bytes, head: BlockHead | None = None) -> Batch:
+        """A block as a batch, checked for size. `head`: of the block, where somebody has looked at it already."""
+        rows, size, numbering = head or block_head(block)
         if size != len(block):
             raise errors.InvalidInput(f"a block of {size} bytes came in {len(block)}")
         allowed = self._rows_bytes_max if rows > 1 else self._row_bytes_max
@@ -149,7 +150,7 @@ class Log:
             raise errors.MessageTooLarge(
                 f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} bytes at once"
             )
-        return Batch(shard, rows, block, numbering)
+        return new_tuple(Batch, (shard, rows, block, numbering))
 
     @property
     def batch_bytes_max(self) -> int:
@@ -183,22 +184,25 @@ class Log:
         self._check_open()
         return self.has_room(size)
 
-    def submit(self, batches: Sequence[Batch]) -> Answer:
+    def submit(self, batches: Sequence[Batch]) -> Receipt:
         """As `append`, but at once: raises InFlightFull instead of waiting."""
         size = size_of(batches)
-        self._admit(batches, size)
+        pause = self._admit(batches, size)
         if not self.has_room(size):
             raise errors.InFlightFull(
                 f"{self.in_flight_bytes} bytes wait for the disk", hint="wait for acks before sending more"
             )
-        return self._enqueue(batches, size)
+        receipt = self._enqueue(batches, size)
+        if pause:
+            receipt.pause_ms = int(1000 * pause)
+        return receipt
 
-    def _enqueue(self, batches: Sequence[Batch], size: int) -> Answer:
+    def _enqueue(self, batches: Sequence[Batch], size: int) -> Receipt:
         self._check_open()
-        answer: Answer = self._loop.create_future()
-        self._requests.add(Request(batches, size, answer))
+        request = Request(batches, size)
+        self._requests.add(request)
         self._plan_flush()
-        return answer
+        return request
 
     @property
     def in_flight_bytes(self) -> int:
@@ -207,13 +211,6 @@ class Log:
     async def wait_for_room(self, size: int) -> None:
         """Until `submit` takes so many bytes; in turn with everybody who waits. Whoever is let in submits at once."""
         await self.turnstile.wait(lambda: self._may_pass(size))
-
-    def pause_ms(self, shard: Shard) -> int:
-        """How long a producer of this shard should wait before it sends more: near a quota it is slowed."""
-        used, held, quota = self.upkeep.used_bytes + self._requests.queued_bytes, shard.usage.held_bytes, self.quota
-        if used <= quota.slow_node_bytes and held <= quota.slow_topic_bytes:
-            return 0
-        return int(1000 * pause_seconds(quota, used, held))
 
     def has_room(self, size: int) -> bool:
         """Whether `submit` would take so many bytes now."""

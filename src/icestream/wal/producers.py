@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.model.block import Numbering
+from icestream.model.block import Numbering, new_tuple
 from icestream.model.shard import ShardKey
 
 
@@ -151,7 +151,7 @@ class Producers:
         if window is None or window.producer_epoch < numbering.producer_epoch:
             before = window if window is None or window.sent else window.before
             window = Window(numbering.producer_epoch, 0, now_us, numbering.first_sequence, before=before)
-        window.sent.append(Sent(numbering.first_sequence, count, base, lsn))
+        window.sent.append(new_tuple(Sent, (numbering.first_sequence, count, base, lsn)))
         window.forget(synced_lsn if self.held_lsn is None else min(synced_lsn, self.held_lsn))
         window.expected = numbering.first_sequence + count
         window.used_us = now_us
@@ -215,8 +215,13 @@ class Producers:
 
 
 def _raise_to(epochs: dict[int, int], producer_id: int, epoch: int, count_max: int) -> None:
-    """Notes an epoch of a producer, which is now the one used last; the least recently used leave."""
-    epochs[producer_id] = max(epochs.pop(producer_id, -1), epoch)
+    """Notes an epoch of a producer, which is now the one used last; the least recently used leave. Who was used last
+    is of no interest while there is room for as many again: this is done for every batch."""
+    known = epochs.get(producer_id, -1)
+    if known >= epoch and 2 * len(epochs) <= count_max:
+        return
+    epochs.pop(producer_id, None)
+    epochs[producer_id] = max(known, epoch)
     while len(epochs) > count_max:
         del epochs[next(iter(epochs))]
 

@@ -7,24 +7,25 @@ waiting    has its offsets and the LSN that releases it       released -> answer
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from icestream import errors
 from icestream.wal.appender import Batch, Placed, Result
+from icestream.wal.receipt import Receipt
 
-Answer = asyncio.Future[list[Result]]
 
+class Request(Receipt):
+    """An append, and the receipt for it."""
 
-@dataclass(slots=True)
-class Request:
-    batches: Sequence[Batch]
-    size: int
-    answer: Answer
-    results: list[Result] = field(default_factory=list)
-    lsn: int = 0
+    __slots__ = ("batches", "lsn", "results", "size")
+
+    def __init__(self, batches: Sequence[Batch], size: int) -> None:
+        super().__init__()
+        self.batches = batches  # those without offsets
+        self.size = size
+        self.results: list[Result] = []
+        self.lsn = 0
 
 
 def size_of(batches: Sequence[Batch]) -> int:
@@ -69,27 +70,26 @@ class Requests:
             request.lsn = max((one.lsn for one in request.results if isinstance(one, tuple)), default=0)
         if request.lsn > released_lsn:
             self.waiting.append(request)
-        elif not request.answer.done():
-            request.answer.set_result(request.results)
+        else:
+            request.settle(request.results)
 
     def release(self, released_lsn: int) -> None:
         """Acks leave up to this record."""
         waiting = self.waiting
         while waiting and waiting[0].lsn <= released_lsn:
             request = waiting.popleft()
-            if not request.answer.done():
-                request.answer.set_result(request.results)
+            request.settle(request.results)
 
     # --- failures ---
 
     def fail_waiting(self, error: errors.IcestreamError) -> None:
-        _fail(self.waiting, error)
-        self.waiting.clear()
+        failed, self.waiting = self.waiting, deque()
+        _fail(failed, error)
 
     def fail_queue(self, error: errors.IcestreamError) -> None:
-        _fail(self.queue, error)
-        self.queue.clear()
+        failed, self.queue = self.queue, deque()
         self.queued_bytes = 0
+        _fail(failed, error)
 
     def fail_begun(self, error: errors.IcestreamError) -> None:
         """A request that was taken only in part lost that part: the rest of it must not follow on its own."""
@@ -100,18 +100,17 @@ class Requests:
 
     def refuse(self, error: errors.Refused, released_lsn: int) -> int:
         """Everything queued is refused: what has no offsets yet can be sent again later. How many were."""
-        count = len(self.queue)
-        begun = [request for request in self.queue if request.results]
-        _fail([request for request in self.queue if not request.results], error)
-        self.queue.clear()
+        refused, self.queue = self.queue, deque()
         self.queued_bytes = 0
-        for request in begun:
-            request.results += [error] * len(request.batches)
-            self._await_release(request, released_lsn)
-        return count
+        for request in refused:
+            if request.results:
+                request.results += [error] * len(request.batches)
+                self._await_release(request, released_lsn)
+            else:
+                request.fail(error)
+        return len(refused)
 
 
 def _fail(requests: Iterable[Request], error: errors.IcestreamError) -> None:
     for request in requests:
-        if not request.answer.done():
-            request.answer.set_exception(error)
+        request.fail(error)

@@ -32,7 +32,6 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
-from icestream.broker.storage import Stored
 from icestream.broker.topic import Producer
 from icestream.model import SyncMode, envelope
 from icestream.model.block import blocks_of
@@ -40,6 +39,7 @@ from icestream.model.subscription import FailurePolicy, Start, StartAt, Subscrip
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed
 from icestream.wal.producers import Duplicate
+from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import BrokerMachine, Reader, block, quiet, subscribe
 
 Answer = TypeVar("Answer")
@@ -94,7 +94,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.machine = BrokerMachine(seed, self.mode, broker=options, tail_bytes=tail_bytes)
         self.topics: dict[TopicName, Topic] = {}
         self.payloads = 0
-        self.pending: list[tuple[TopicName, int, list[bytes], Stored]] = []
+        self.pending: list[tuple[TopicName, int, list[bytes], Receipt]] = []
         self.start()
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -173,9 +173,9 @@ class BrokerModel(RuleBasedStateMachine):
         producer = sender.producer if is_numbered else None
         sent = block(*payloads, keys=keys, producer=producer, first=sender.next[shard])
 
-        async def go() -> list[Stored]:
+        async def go() -> list[Receipt]:
             times = 2 if is_numbered and self.payloads % 3 == 0 else 1  # a client that is not sure sends again
-            return [self.broker.publish(sender.producer, shard, sent)[0] for _ in range(times)]
+            return [self.broker.publish(sender.producer, shard, sent) for _ in range(times)]
 
         sender.next[shard] += rows
         self.topics[name].given.setdefault(shard, []).extend(payloads)

@@ -49,9 +49,7 @@ class Operator:
         producer = await self.node.broker.open_producer(ORDERS, "p")
         for number in range(count):
             numbering = Numbering(producer.id, producer.epoch, number)
-            stored, _ = self.node.broker.publish(
-                producer, shard, encode_block(1, {envelope.PAYLOAD: [b"x"]}, numbering)
-            )
+            stored = self.node.broker.publish(producer, shard, encode_block(1, {envelope.PAYLOAD: [b"x"]}, numbering))
             await stored
 
 
@@ -258,7 +256,7 @@ async def test_a_producer_that_was_sent_away_must_open_again(ask: Operator) -> N
     broker = ask.node.broker
     producer = await broker.open_producer(ORDERS, "p")
     block = encode_block(1, {envelope.PAYLOAD: [b"x"]}, Numbering(producer.id, producer.epoch, 0))
-    await broker.publish(producer, 0, block)[0]
+    await broker.publish(producer, 0, block)
     (line,) = (await ask("page_producers", **TOPIC))["items"]
     assert (line["producer"], line["epoch"]) == ("p", 1)
     await ask("disconnect_producer", **TOPIC, producer="p")
@@ -271,7 +269,7 @@ async def test_a_producer_that_was_sent_away_must_open_again(ask: Operator) -> N
     await ask.refused(errors.NotConnected, "disconnect_producer", **TOPIC, producer="p")
     again = await broker.open_producer(ORDERS, "p")
     renewed = encode_block(1, {envelope.PAYLOAD: [b"x"]}, Numbering(again.id, again.epoch, 1))
-    await broker.publish(again, 0, renewed)[0]
+    await broker.publish(again, 0, renewed)
 
 
 async def test_a_producer_of_a_deleted_topic_stores_nothing(ask: Operator) -> None:
@@ -291,7 +289,7 @@ async def test_the_log_shows_its_files_and_numbers(ask: Operator) -> None:
     for number in range(20):
         numbering = Numbering(producer.id, producer.epoch, number)
         block = encode_block(1, {envelope.PAYLOAD: [bytes(7000)]}, numbering)
-        await ask.node.broker.publish(producer, 0, block)[0]
+        await ask.node.broker.publish(producer, 0, block)
     found = await ask("inspect_wal")
     assert (found["sync_mode"], found["synced_lsn"], found["last_lsn"]) == ("always", 20, 20)
     assert 0 < found["used_bytes"] <= found["quota_bytes"]

@@ -10,7 +10,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from icestream import errors, limits
 from icestream.frontends.native.pulse import Pulse
@@ -18,12 +17,13 @@ from icestream.protocol import document, frame
 from icestream.protocol.frame import Done, Kind, Outcome
 from icestream.wal.appender import Placed
 from icestream.wal.producers import Duplicate
+from icestream.wal.receipt import Receipt
 
-Part = Done | asyncio.Future[Any]
+Part = Done | Receipt
 
 
 class Answer:
-    """One frame: its parts, settled or futures that will be."""
+    """One frame: its parts, settled or still to be."""
 
     __slots__ = ("late", "left", "number", "parts", "size")
 
@@ -76,11 +76,11 @@ class Answers:
 
     def _settle(self, answer: Answer, _: object = None) -> None:
         answer.left -= 1
-        while self._waiting and not self._waiting[0].left:
-            first = self._waiting.popleft()
+        waiting = self._waiting
+        while waiting and not waiting[0].left:
+            first = waiting.popleft()
             self._bytes -= first.size
-            body = frame.encode_done([one if isinstance(one, Done) else outcome(one) for one in first.parts])
-            self._send(Kind.PUBLISHED, first.number, body)
+            self._send(Kind.PUBLISHED, first.number, _encode(first.parts))
         self.settled.beat()
 
     async def finish(self) -> None:
@@ -109,17 +109,23 @@ class Answers:
         return Done(Outcome.AFTER_REFUSED if is_after else Outcome.REFUSED, -1, document.encode_error(error))
 
 
-def outcome(stored: asyncio.Future[Any]) -> Done:
+def _encode(parts: list[Part]) -> bytes:
+    first = parts[0]
+    if len(parts) == 1 and isinstance(first, Receipt) and first.exception() is None:
+        (result,) = first.result()
+        if isinstance(result, Placed):
+            return frame.encode_stored(result.base_offset)
+    return frame.encode_done([one if isinstance(one, Done) else outcome(one) for one in parts])
+
+
+def outcome(receipt: Receipt) -> Done:
     """What became of one batch."""
-    if stored.cancelled():
-        return _unknown(errors.OutcomeUnknown("the broker stopped"))
-    error = stored.exception()
-    if isinstance(error, errors.IcestreamError) and not isinstance(error, errors.OutcomeUnknown):
-        return Answers.refused(error)
+    error = receipt.exception()
+    if isinstance(error, errors.OutcomeUnknown):
+        return Done(Outcome.UNKNOWN, -1, document.encode_error(error))
     if error is not None:
-        is_ours = isinstance(error, errors.OutcomeUnknown)
-        return _unknown(error if is_ours else errors.OutcomeUnknown("the broker failed", hint="its log says why"))
-    (result,) = stored.result()
+        return Answers.refused(error)
+    (result,) = receipt.result()
     match result:
         case Placed(base_offset, _):
             return Done(Outcome.STORED, base_offset)
@@ -129,8 +135,3 @@ def outcome(stored: asyncio.Future[Any]) -> Done:
             return Done(Outcome.DUPLICATE_FORGOTTEN, -1)
         case _:
             return Answers.refused(result)
-
-
-def _unknown(error: BaseException) -> Done:
-    assert isinstance(error, errors.IcestreamError)
-    return Done(Outcome.UNKNOWN, -1, document.encode_error(error))

@@ -178,8 +178,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Leaves at the end of this tick, with everything else."""
         if self._transport is None:
             return
-        self._out += pieces
-        self._out_bytes += sum(map(len, pieces))
+        for piece in pieces:
+            self._out.append(piece)
+            self._out_bytes += len(piece)
         if not self._write_planned:
             self._write_planned = True
             self._loop.call_soon(self._write)
@@ -195,7 +196,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _write(self) -> None:
         self._write_planned = False
         out, self._out = self._out, []
-        was_full, self._out_bytes = self.is_full, 0
+        was_full, self._out_bytes = bool(self.consumers) and self.is_full, 0
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(out)
         if not self._is_paused:
@@ -383,12 +384,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         try:
             if producer is None:
                 raise errors.UnknownHandle(f"producer {part.producer} was closed", hint="open it again")
-            stored, late_ms = self.broker.publish(producer, part.shard, part.block)
+            receipt = self.broker.publish(producer, part.shard, part.block)
         except errors.IcestreamError as error:
             self.answers.add(publish.answer, Answers.refused(error))
         else:
-            publish.late_ms = max(publish.late_ms, late_ms)
-            self.answers.add(publish.answer, stored)
+            publish.late_ms = max(publish.late_ms, receipt.pause_ms)
+            self.answers.add(publish.answer, receipt)
 
     # --- calls ---
 
