@@ -19,9 +19,10 @@ from icestream.model.shard import Topic
 from icestream.model.sync_mode import SyncMode
 from icestream.runtime.garbage import calm_collector
 from icestream.wal.appender import Batch, placed
-from icestream.wal.log import Answer, Log
+from icestream.wal.log import Log
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
+from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard
 
 MESSAGE_BYTES = 100
@@ -114,7 +115,7 @@ async def pipeline(log: Log, batch: Batch, count: int, per_tick: int = 1) -> flo
     """
     size = len(batch.block)
     bound = limits.IN_FLIGHT_BYTES_DEFAULT - 2 * size * per_tick
-    waiting: deque[Answer] = deque()
+    waiting: deque[Receipt] = deque()
     synced = syncs(log)
     started = time.perf_counter()
     for number in range(count):
