@@ -87,7 +87,7 @@ def merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 async def publish(broker: Broker, *rows: int) -> None:
     producer = await broker.open_producer(TOPIC, "p")
     for count in rows:
-        await broker.publish(producer, 0, encode_block(count, {envelope.PAYLOAD: Constant(b"x")}))[0]
+        await broker.publish(producer, 0, encode_block(count, {envelope.PAYLOAD: Constant(b"x")}))
 
 
 async def test_hazard_17_a_hole_and_a_million_acks_and_a_crash() -> None:

@@ -18,13 +18,14 @@ from icestream import errors
 from icestream.broker.dead_letters import Row, Source, encode_as_it_is, encode_letters, read_rows
 from icestream.broker.dispatch.instruction import DeadLetter
 from icestream.broker.records import SubscriptionRecord
-from icestream.broker.storage import PersistentStorage, ShardStream, Stored
+from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.broker.topic import Producer, Topic
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
 from icestream.model.subscription import FailurePolicy
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
+from icestream.wal.receipt import Receipt
 
 
 class Producing(Protocol):
@@ -91,7 +92,7 @@ class Burial:
 
     def _submit(
         self, key: ShardKey, rows: list[Row], source: Source, letter: DeadLetter, numbering: Numbering
-    ) -> tuple[list[Row], Stored]:
+    ) -> tuple[list[Row], Receipt]:
         """All of them where they fit one batch, else the first, and that one without the note where it must be."""
         for count in (len(rows), 1):
             with suppress(errors.MessageTooLarge):

@@ -37,7 +37,7 @@ async def store(broker: Broker, rows: int, columns: dict[envelope.Column, Any], 
     """The id of its producer."""
     producer = await broker.open_producer(TOPIC, "p")
     numbering = Numbering(producer.id, producer.epoch, 0) if numbered else None
-    await broker.publish(producer, 0, encode_block(rows, columns, numbering))[0]
+    await broker.publish(producer, 0, encode_block(rows, columns, numbering))
     return producer.id
 
 
@@ -151,7 +151,7 @@ async def test_letters_of_a_sharded_topic_keep_the_order_of_their_shard() -> Non
     await broker.create_topic(DEAD, 2)
     producer = await broker.open_producer(TOPIC, "p")
     for number in range(9):
-        await broker.publish(producer, number % 3, encode_block(1, {envelope.PAYLOAD: [b"%d" % number]}))[0]
+        await broker.publish(producer, number % 3, encode_block(1, {envelope.PAYLOAD: [b"%d" % number]}))
     reader = await subscribe(broker, kind=SubscriptionType.SHARED, start=EARLIEST, failure=AT_ONCE)
     await quiet()
     for shard in range(3):

@@ -38,7 +38,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 async def publish(api: Api, count: int) -> None:
     producer = await api.node.broker.open_producer(ORDERS, "p")
     for _ in range(count):
-        await api.node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [b"x"]}))[0]
+        await api.node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [b"x"]}))
 
 
 async def test_namespaces(api: Api) -> None:

@@ -83,7 +83,7 @@ async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_
 ) -> None:
     assert node.log is not None
     producer = await node.broker.open_producer(A, "p")
-    await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(900)]}))[0]
+    await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(900)]}))
     used = node.log.upkeep.used_bytes
     node.log.quota = Quota(int(used / 0.9), used)
     assert f"[!] disk: the quota is near, producers are slowed: {used} of " in await text(
@@ -154,7 +154,7 @@ async def test_the_metrics_know_what_happened(connect: Connecting, node: Node) -
     producer = await node.broker.open_producer(A, "p")
     block = encode_block(2, {envelope.PAYLOAD: [b"x", b"y"]}, Numbering(producer.id, producer.epoch, 0))
     for _ in range(2):
-        await node.broker.publish(producer, 0, block)[0]
+        await node.broker.publish(producer, 0, block)
     with pytest.raises(errors.InvalidInput):
         node.broker.publish(producer, 0, b"no block")
     with pytest.raises(errors.AfterRefused):
