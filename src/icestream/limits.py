@@ -87,6 +87,11 @@ CLOCK_CLAMP_US: Final = 5_000_000
 # and an unclean start makes at most one.
 GAPS_PER_SHARD_MAX: Final = 1_024
 
+# Messages get older while nothing happens: so often the log looks whether some are too old for their topic's retention.
+RETENTION_STEP_SECONDS: Final = 60.0
+# What one such step may drop of a topic: a wrong date then costs half of it, and somebody has a minute to see it (32).
+RETENTION_STEP_PERCENT_DEFAULT: Final = 50
+
 # --- producers ------------------------------------------------------------------------------------------------------
 # Batches remembered per producer and shard: also the number it may have in flight (hazard 7).
 PRODUCER_WINDOW_BATCHES: Final = 64

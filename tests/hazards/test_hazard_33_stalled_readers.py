@@ -1,19 +1,18 @@
-"""Hazard 33, the log's part: a reader that stalls holds a file for 30 seconds, never the log.
-
-Subscriptions, the gap event and the next tier wait for topics, delivery and the pipeline.
-"""
+"""Hazard 33: a reader that stalls holds a file for 30 seconds, never the log. The next tier waits for the pipeline."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
 from icestream import errors, limits
+from icestream.model import ShardKey
 from icestream.runtime.tasks import InlineOffload
 from icestream.wal.log import Log
 from tests.support.held_offload import HeldOffload
-from tests.support.machine import A, Machine, batch, messages, publish
+from tests.support.machine import A, Machine, batch, messages, publish, settle
 
 pytestmark = pytest.mark.asyncio
 
@@ -29,6 +28,19 @@ async def commit(log: Log) -> None:
     await log.advance_floor({A: log.shard(*A).synced})
     await log.checkpoint()
     await log.checkpoint()
+
+
+async def fill(log: Log, count: int, key: ShardKey = A) -> None:
+    for _ in range(count):
+        await log.submit([batch(log, key, bytes(6000))])
+
+
+async def pass_time(machine: Machine, seconds: float) -> None:
+    """Whoever sleeps wakes, and does all of its work."""
+    await settle()
+    machine.clock.advance(seconds)
+    for _ in range(5):
+        await settle()
 
 
 async def test_hazard_33_a_pin_older_than_30_seconds_is_broken_and_its_file_freed() -> None:
@@ -103,3 +115,43 @@ async def test_hazard_33_a_follower_that_is_cancelled_or_too_slow_frees_its_file
     await asyncio.gather(reading, return_exceptions=True)
     await commit(log)
     assert log.upkeep.files == []
+
+
+async def test_hazard_33_readers_that_come_one_after_the_other_hold_a_file_no_longer_than_one() -> None:
+    machine = Machine()
+    log, _ = await opened(machine)
+    for _ in range(30):
+        await publish(log, A, bytes(6000))
+    oldest = log.upkeep.files[0].number
+    pins = [log.upkeep.pins.take(oldest)]
+    for _ in range(int(limits.PIN_SECONDS_MAX)):
+        await commit(log)
+        assert oldest in [file.number for file in log.upkeep.files], "its newest pin is young"
+        machine.clock.advance(1.0)
+        pins.append(log.upkeep.pins.take(oldest))
+        log.upkeep.pins.release(pins[-2])
+    await commit(log)
+    assert log.upkeep.files == []
+    assert pins[-1].broken
+
+
+@pytest.mark.parametrize("trouble", ["a pin", "the disk"])
+async def test_hazard_33_what_cannot_be_freed_at_first_is_freed_later_without_anybody_asking(trouble: str) -> None:
+    """At the quota no file is sealed and no floor moves: nothing else would try again, and everybody is refused."""
+    machine = Machine(quota_bytes=200_000, topic_quota_bytes=200_000)
+    log, _ = await opened(machine)
+    with pytest.raises(errors.Refused):
+        await fill(log, 1000)
+    if trouble == "a pin":
+        log.upkeep.pins.take(log.upkeep.files[0].number)
+    else:
+        for number in range(4):
+            machine.disk.fail("create", errno.EIO, number)
+    await log.advance_floor({A: log.shard(*A).synced})
+    assert log.upkeep.files != []
+    machine.disk.heal()
+    with pytest.raises(errors.Refused):
+        await log.submit([batch(log, A, bytes(6000))])
+    await pass_time(machine, limits.PIN_SECONDS_MAX + 1)
+    assert log.upkeep.files == []
+    await publish(log, A, bytes(6000))

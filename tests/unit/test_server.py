@@ -64,6 +64,7 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         "spare_files": 5,
         "inline_sync_below_us": 11,
         "checkpoint_every_bytes": 2**22,
+        "retention_step_percent": 7,
     }
     tree = settings(tmp_path, **chosen)
     made = server.log_options(tree.model_copy(update={"broker": tree.broker.model_copy(update={"tail_bytes": 17})}))
@@ -79,6 +80,7 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         spare_files=5,
         inline_sync_below_us=11,
         checkpoint_every_bytes=2**22,
+        retention_step_percent=7,
         tail_bytes=17,
     )
     default = LogOptions()

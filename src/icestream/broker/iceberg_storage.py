@@ -18,6 +18,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.log import Log
 from icestream.wal.receipt import Receipt
+from icestream.wal.retention import Retention
 from icestream.wal.state import Shard
 from icestream.wal.tail import SectionRead
 
@@ -48,12 +49,16 @@ class IcebergStorage:
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         """Its messages are dropped from the log: every floor goes to the end."""
+        self.log.retainer.set(topic_id, shards, Retention())
         keys = [ShardKey(topic_id, number) for number in range(shards)]
         for key in keys:
             self._streams.pop(key, None)
         await self.log.sync()
         known = self.log.state.shards
         await self.log.advance_floor({key: known[key].synced for key in keys if key in known})
+
+    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
+        self.log.retainer.set(topic_id, shards, Retention(bytes_max, age_max_ms * 1000))
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self.log.state.producers.open(producer_id, producer_epoch)

@@ -62,6 +62,9 @@ class MemoryStorage:
         for number in range(shards):
             self._shards.pop(ShardKey(topic_id, number), None)
 
+    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
+        """Everything is kept until the process ends."""
+
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self._producers.open(producer_id, producer_epoch)
 

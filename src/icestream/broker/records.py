@@ -44,6 +44,8 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     max_publish_rate: int | None = None  # messages per second
     max_dispatch_rate: int | None = None  # messages per second and subscription
     max_message_bytes: int | None = None
+    retention_bytes: int | None = None  # of the topic in the log; what is older is dropped, as a declared gap
+    retention_ms: int | None = None  # of a message in the log
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

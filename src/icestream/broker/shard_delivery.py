@@ -81,7 +81,6 @@ class ShardDelivery:
 
     def start(self) -> None:
         self.stream.follow(self._on_visible)
-        self._step_over_gaps()
         self._on_visible()
 
     def close(self) -> None:
@@ -129,8 +128,10 @@ class ShardDelivery:
     def join(self, consumer: Consumer) -> None:
         self._consumers[consumer.id] = consumer
         for gap in self.stream.gaps():
-            if gap.end > self.dispatcher.acked.position:
+            known = self.dispatcher.acked
+            if gap.end > known.position and known.first_missing(gap.start, gap.end) is None:
                 consumer.sink.gap(self.stream.key.shard, self.generation, gap)
+        self._step_over_gaps()
         if isinstance(self.dispatcher, KeySharedDispatcher):
             keys = KeyFilter(consumer.key_patterns)
             self.carry_out(self.dispatcher.join_with(consumer.credit, keys, self.now_ms()))
@@ -184,7 +185,8 @@ class ShardDelivery:
             self._sight.look_elsewhere()
         self._mark()
         self.carry_out(out)
-        self._step_over_gaps()
+        if self._consumers:
+            self._step_over_gaps()
 
     # --- what happens by itself ---
 
@@ -199,6 +201,7 @@ class ShardDelivery:
             self.carry_out(self.dispatcher.readable(self.stream.visible, self.now_ms()))
 
     def _step_over_gaps(self) -> None:
+        """Only while somebody is there who can be told: until then the cursor stays before them."""
         for gap in self.stream.gaps():
             if gap.end > self.dispatcher.acked.position:
                 self.nothing_there(gap)

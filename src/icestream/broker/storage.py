@@ -95,6 +95,9 @@ class PersistentStorage(Protocol):
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         """The topic is deleted: nothing is stored in it from now on, and what it holds in the log may go."""
 
+    def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
+        """What of the topic is kept while it is in no table; 0: all of it. The oldest beyond it become a gap."""
+
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         """Only this epoch of the producer may store numbered batches from now on."""
 

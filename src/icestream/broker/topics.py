@@ -70,7 +70,13 @@ class Topics:
         topic = Topic(name, record, record.policies.over(self.namespaces[name.namespace].policies))
         self._storage.declare_topic(topic.identity, record.shards)
         self._topics[name] = topic
+        self._retain(topic)
         return topic
+
+    def _retain(self, topic: Topic) -> None:
+        policies = topic.policies
+        bytes_max, age_max_ms = policies.retention_bytes or 0, policies.retention_ms or 0
+        self._storage.set_retention(topic.record.id, topic.record.shards, bytes_max, age_max_ms)
 
     # --- namespaces ---
 
@@ -102,6 +108,7 @@ class Topics:
         for topic in self:
             if topic.name.namespace == name:
                 topic.set_policies(topic.record, topic.record.policies.over(policies))
+                self._retain(topic)
 
     # --- topics ---
 
@@ -144,6 +151,7 @@ class Topics:
         record = msgspec.structs.replace(topic.record, policies=policies)
         await self._store.put(records.topic_key(name), records.encode(record))
         topic.set_policies(record, policies.over(self.namespaces[name.namespace].policies))
+        self._retain(topic)
 
 
 def _unknown_namespace(name: str) -> errors.UnknownNamespace:

@@ -64,6 +64,10 @@ class Policies(Given):
     max_publish_rate: Number | None = Field(default=None, description="Messages in a second.")
     max_dispatch_rate: Number | None = Field(default=None, description="Messages in a second and subscription.")
     max_message_bytes: Number | None = None
+    retention_bytes: Number | None = Field(
+        default=None, description="Of the topic in the log; the oldest beyond it are dropped, as a declared gap."
+    )
+    retention_ms: Number | None = Field(default=None, description="Of a message in the log; older ones are dropped.")
 
 
 class NewNamespace(Given):

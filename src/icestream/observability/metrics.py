@@ -55,6 +55,9 @@ WAL_WRITE_FAILURES = Counter(
 WAL_MAINTENANCE_FAILURES = Counter(
     "icestream_wal_maintenance_failures_total", "Failed checkpoints, preparations and releases of log files."
 )
+WAL_RETENTION_DROPPED = Counter(
+    "icestream_wal_retention_dropped_messages_total", "Messages that a retention dropped from the log."
+)
 MESSAGES_DROPPED = Counter(
     "icestream_delivery_dropped_messages_total", "Messages that a subscription gave up, by reason.", ["reason"]
 )

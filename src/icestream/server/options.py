@@ -24,6 +24,7 @@ def log_options(settings: Settings) -> LogOptions:
         inline_sync_below_us=wal.inline_sync_below_us,
         tail_bytes=settings.broker.tail_bytes,
         checkpoint_every_bytes=wal.checkpoint_every_bytes,
+        retention_step_percent=wal.retention_step_percent,
     )
 
 

@@ -92,6 +92,14 @@ class Wal(Section):
         json_schema_extra=ONLINE,
     )
 
+    retention_step_percent: Annotated[int, units.count(1, 100)] = Field(
+        default=limits.RETENTION_STEP_PERCENT_DEFAULT,
+        description="How much of a topic's bytes in the log may be dropped at once, once a minute, because they are "
+        "older than its policy `retention_ms` (more only where one log file has more). Should the clock of the machine "
+        "be wrong, the rest is still there when somebody notices. Topics have no retention by default.",
+        json_schema_extra=ONLINE,
+    )
+
     def broken_rules(self) -> Iterator[Broken]:
         yield from self._message_fits_file()
         yield from self._message_fits_flight()

@@ -5,6 +5,7 @@
     sync_interval_ms                   from the next sync of mode `periodic` on
     inline_sync_below_us               from the next write on
     checkpoint_every_bytes             when the next file is sealed
+    retention_step_percent             with the next step of a retention
 
 Everything else stays as it was at the start: it is in the files, or threads and buffers were made by it.
 """
@@ -28,6 +29,7 @@ def change_options(log: Log, wanted: LogOptions) -> None:
         sync_interval_ms=wanted.sync_interval_ms,
         inline_sync_below_us=wanted.inline_sync_below_us,
         checkpoint_every_bytes=wanted.checkpoint_every_bytes,
+        retention_step_percent=wanted.retention_step_percent,
     )
     log._options = log.upkeep._options = options
     if (old.quota_bytes, old.topic_quota_bytes) != (options.quota_bytes, options.topic_quota_bytes):

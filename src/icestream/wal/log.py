@@ -28,6 +28,7 @@ from icestream.wal.reader import Reader
 from icestream.wal.receipt import Receipt
 from icestream.wal.recovery import Recovered
 from icestream.wal.request import Request, Requests, size_of
+from icestream.wal.retainer import Retainer
 from icestream.wal.sink import Sink, SinkError
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import Tail
@@ -70,6 +71,10 @@ class Log:
             directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready
         )
         self.reader = Reader(self.state, self.appender, self.upkeep, directory, reads, self.wait_released)
+        self.retainer = Retainer(
+            self.state, self.upkeep, clock, self._tasks, lambda: self._next_seal(self.appender.sealed_count),
+            lambda: self._options,
+        )  # fmt: skip
         self.quota = self._make_quota()
         self.stopped: errors.LogStopped | None = None
         self.on_stop: Callable[[errors.LogStopped], None] = lambda _: None

@@ -23,6 +23,7 @@ class LogOptions:
     inline_sync_below_us: int = 1000
     tail_bytes: int = limits.TAIL_BYTES_DEFAULT
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
+    retention_step_percent: int = limits.RETENTION_STEP_PERCENT_DEFAULT
 
     def __post_init__(self) -> None:
         if not limits.LOG_FILE_BYTES_MIN <= self.file_bytes <= limits.LOG_FILE_BYTES_MAX:

@@ -109,14 +109,17 @@ class Reader:
         return max(1, min(wanted, int(limits.READ_SECTIONS_MAX / shard.sections_per_point)))
 
     def earliest(self, key: ShardKey) -> int:
-        """The lowest offset of the shard that is still in the log, or its end when none is."""
+        """The lowest offset of the shard that can still be read, or its end when none can."""
+        return min(self._state.step_over(key, self._first_held(key)), self._state.shard(key).written)
+
+    def _first_held(self, key: ShardKey) -> int:
         for file in self._upkeep.files:
             if (held := file.find(key)) is not None:
                 return held.first
         shard = self._state.shard(key)
         for _, index in self._appender.open_files():
             if key in index.shards:
-                return min(index.shards[key].first_offset, shard.written)
+                return index.shards[key].first_offset
         return shard.written
 
     async def _find(self, key: ShardKey, offset: int, points: int) -> _Stretch:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from icestream import errors, limits
 from icestream.model.block import heads_of
-from icestream.model.shard import Gap, ShardKey, Topic
+from icestream.model.shard import Gap, GapState, ShardKey, Topic
 from icestream.wal import notes
 from icestream.wal.format import OPTIONAL, SECTION_KINDS_KNOWN, Entry, SectionKind
 from icestream.wal.index import ShardIndex
@@ -109,21 +109,18 @@ class LogState:
         return shard
 
     def declare_gap(self, gap: Gap) -> None:
-        """Adds a gap, merged with the one before it when they touch and say the same."""
+        """Adds a gap, merged with the one that it continues when they say the same."""
         gaps = self.gaps.setdefault(gap.key, [])
-        last = gaps[-1] if gaps else None
-        if (
-            last
-            and last.end == gap.start
-            and (last.reason, last.state, last.epoch) == (gap.reason, gap.state, gap.epoch)
-        ):
-            gaps[-1] = Gap(gap.key, last.start, gap.end, gap.epoch, gap.reason, gap.state)
+        before = next((at for at, known in enumerate(gaps) if _continues(known, gap)), None)
+        if before is not None:
+            gaps[before] = Gap(gap.key, gaps[before].start, gap.end, gap.epoch, gap.reason, gap.state)
         elif gap not in gaps:
             gaps.append(gap)
         if len(gaps) > limits.GAPS_PER_SHARD_MAX:
-            # what lies below the floor is accounted for elsewhere by now; what lies above it is never forgotten
+            # what lies below the floor is accounted for elsewhere by now; what lies above it, and what was dropped, is
+            # never forgotten
             floor = self.shards[gap.key].floor if gap.key in self.shards else 0
-            self.gaps[gap.key] = [gap for gap in gaps if gap.end > floor]
+            self.gaps[gap.key] = [gap for gap in gaps if gap.end > floor or gap.state is GapState.DROPPED]
 
     def gap_at(self, key: ShardKey, offset: int) -> Gap | None:
         return next((gap for gap in self.gaps.get(key, ()) if gap.start <= offset < gap.end), None)
@@ -183,6 +180,10 @@ class LogState:
                 hint="the log's dictionary is incomplete: icestream wal inspect shows the log",
             )
         return self.shard(ShardKey(entry.topic_id, entry.shard))
+
+
+def _continues(before: Gap, gap: Gap) -> bool:
+    return before.end == gap.start and (before.reason, before.state, before.epoch) == (gap.reason, gap.state, gap.epoch)
 
 
 def _advance(shard: Shard, offset: int) -> None:

@@ -62,6 +62,7 @@ class Upkeep:
         self._bytes_since_checkpoint = 0
         self._checkpointing = asyncio.Lock()  # one after the other: each writes down the floors of its moment
         self._prepare_again_ns = 0
+        self._frees_later = False
         self.pins = Pins(clock)
         self.files: list[FileSummary] = recovered.files
         self.sealed_bytes = sum(file.size for file in self.files)
@@ -247,12 +248,28 @@ class Upkeep:
         shard.floor = max(shard.floor, offset)
 
     async def floors_moved(self) -> None:
-        """Writes down the new floors when that frees a file: at a quota nothing else would ever write a checkpoint."""
-        shards = self._state.shards
-        if lifecycle.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor):
+        """Writes down the new floors when that frees a file: at a quota nothing else would ever write a checkpoint.
+
+        What a pin or the disk keeps from being freed now is tried again: there, too, nobody else would.
+        """
+        if self._is_something_passed:
             for _ in range(limits.CHECKPOINTS_KEPT):
                 await self.checkpoint()
         await self.free_files()
+        if self._is_something_passed and not self._frees_later and not self.closing:
+            self._frees_later = True
+            self._tasks.start(self._free_later(), "wal-free-later")
+
+    @property
+    def _is_something_passed(self) -> bool:
+        """Whether the oldest file is needed by nobody, as far as memory knows."""
+        shards = self._state.shards
+        return bool(lifecycle.freeable(self.files[:1], self._appender.synced_lsn, lambda key: shards[key].floor))
+
+    async def _free_later(self) -> None:
+        await self._clock.sleep(limits.PIN_SECONDS_MAX)
+        self._frees_later = False
+        await self.floors_moved()
 
     def _freeable(self) -> list[FileSummary]:
         kept = self._checkpoints

@@ -56,7 +56,9 @@ def test_a_reserve_note_is_its_entry(key: ShardKey, epoch: int, reserved: int) -
 def test_the_bodies_are_byte_by_byte_what_the_page_says() -> None:
     assert notes.topic_section(TOPIC).body == struct.pack("<q", 5) + "/default/ü".encode()
     assert notes.gap_section(GAP).body == struct.pack("<qB7x", 250, 1) + b"unclean stop"
-    assert {state.name: state.value for state in GapState} == {"UNUSED": 1, "LOST": 2, "PENDING": 3, "MERGED": 4}
+    assert {state.name: state.value for state in GapState} == {
+        "UNUSED": 1, "LOST": 2, "PENDING": 3, "MERGED": 4, "DROPPED": 5,
+    }  # fmt: skip
 
 
 def entry_of(topic_id: int = 17, shard: int = 3, base_offset: int = 100) -> wire.Entry:
@@ -92,7 +94,7 @@ def test_hostile_notes_are_read_or_refused(body: bytes, topic_id: int, base: int
     assert gap is None or 0 <= gap.start < gap.end <= limits.OFFSET_MAX
 
 
-@pytest.mark.parametrize("state", [0, 5, 255])
+@pytest.mark.parametrize("state", [0, 6, 255])
 def test_an_unknown_state_is_refused(state: int) -> None:
     with pytest.raises(errors.DecodeError):
         notes.decode_gap(entry_of(), struct.pack("<qB7x", 250, state))
