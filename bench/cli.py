@@ -54,7 +54,7 @@ def run(
     if native is None:
         talk.print("The goals are for the native build, and there is none here: make native", style="red")
         raise typer.Exit(1)
-    place = directory or DATA
+    place = (directory or DATA).resolve()
     is_new = not place.exists()
     place.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="bench-", dir=place))

@@ -34,6 +34,12 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return sum(int(one[11]) + int(one[12]) for one in fields) / _TICKS_PER_SECOND
 
 
+def thread_seconds(pids: Iterable[int]) -> float:
+    """The same in nanoseconds, of the threads that are still there: for processes that hardly do anything."""
+    threads = (thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
 def written_bytes(pids: Iterable[int]) -> int:
     """Bytes that they made the disk write, or will."""
     return sum(_numbers(pid, "io")["write_bytes"] for pid in pids)

@@ -20,6 +20,7 @@ from bench import broker, generator, process
 from bench.figures import Figure, Goal, Row
 from bench.generator import Load, Target, generator_note
 from bench.harness import Bench
+from icestream import limits
 
 NAME = "footprint"
 GOAL = "10 million messages with slow consumers: RSS < 1 GiB; an idle broker: < 0.5 % of a core, writes nothing"
@@ -44,17 +45,18 @@ def memory(path: Path, messages: int, batch: int, in_flight: int) -> tuple[float
         return sum(peaks), peaks[0], load
 
 
-def idle(path: Path, seconds: float, calm_seconds: float) -> tuple[float, float]:
+def idle(path: Path, seconds: float, calm_seconds: float, cursor_flush_ms: float) -> tuple[float, float]:
     """Per cent of a core, and bytes written."""
-    with broker.running(path, "always", has_lake=True) as target, _client(target):
+    settings = {"broker.cursor_flush_ms": int(cursor_flush_ms)}
+    with broker.running(path, "always", settings=settings, has_lake=True) as target, _client(target):
         broker.burst(target, 100_000, topics=100, topic="idle")
         broker.wait_for_lake(target)
         broker.wait_until_quiet(target, calm_seconds)
         pids = process.family(target.pid)
-        began, cpu, written = time.monotonic(), process.cpu_seconds(pids), process.written_bytes(pids)
+        began, cpu, written = time.monotonic(), process.thread_seconds(pids), process.written_bytes(pids)
         time.sleep(seconds)
         took = time.monotonic() - began
-        return 100 * (process.cpu_seconds(pids) - cpu) / took, float(process.written_bytes(pids) - written)
+        return 100 * (process.thread_seconds(pids) - cpu) / took, float(process.written_bytes(pids) - written)
 
 
 @contextmanager
@@ -102,14 +104,15 @@ def _memory(bench: Bench) -> list[Row]:
 
 def _idle(bench: Bench) -> list[Row]:
     seconds, calm = bench.pick(60, 4), bench.pick(12, 1)
-    found = bench.interleave(1, {"idle": lambda path: idle(path, seconds, calm)})["idle"]
+    flush_ms = bench.pick(limits.CURSOR_FLUSH_MS_DEFAULT, 500)
+    found = bench.interleave(1, {"idle": lambda path: idle(path, seconds, calm, flush_ms)})["idle"]
     return [
         Row(
             NAME,
             f"an idle broker, {seconds:g} s: share of a core",
             Figure([share for share, _ in found], " %"),
             Goal(at_most=0.5, unit=" %"),
-            note="broker and lake process; /proc counts in steps of 10 ms",
+            note="broker and lake process, all threads, schedstat of /proc",
         ),
         Row(
             NAME,

@@ -53,12 +53,12 @@ def measure(bench: Bench) -> list[Row]:
 
 
 def _of_mode(bench: Bench, mode: str, shapes: tuple[str, ...]) -> list[Row]:
-    many, few, topics = (5_000_000, 300_000, 1000) if not bench.quick else (500_000, 10_000, 100)
+    many, few, topics = (5_000_000, 100_000, 1000) if not bench.quick else (500_000, 10_000, 100)
     sides = {
         shape: partial(ours, mode=mode, shape=shape, topics=topics, messages=few if shape in SLOW else many)
         for shape in shapes
     }
-    found = bench.interleave(bench.rounds(5), sides)
+    found = bench.interleave(bench.rounds(5 if mode == "none" else 3), sides)
     goals = {MANY: 0.8, TENS: 0.5, MIXED: 0.5} if mode == "none" else {}
     pairs = [(shape, ONE) for shape in shapes if shape != ONE]
     pairs += [(MIXED, AS_MIXED)] if MIXED in found else []
@@ -75,8 +75,12 @@ def _row(what: str, side: tuple[str, list[Load]], peer: tuple[str, list[Load]], 
         f"{what}: {shape}, messages per second",
         ratios([load.rate for load in mine], [load.rate for load in theirs]),
         Goal(at_least=goal) if goal and other == ONE else None,
-        ours=f"{Figure([load.rate for load in mine], '/s')}",
-        peer=f"{Figure([load.rate for load in theirs], '/s')}",
+        ours=_text(mine),
+        peer=_text(theirs),
         peer_version=f"ours, {ONE}{'' if other == ONE else ', as mixed'}",
         note=generator_note([*mine, *theirs]),
     )
+
+
+def _text(loads: list[Load]) -> str:
+    return f"{Figure([load.rate for load in loads], '/s')}; server {Figure([load.server_us for load in loads], ' us')}"
