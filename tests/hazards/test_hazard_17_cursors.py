@@ -211,3 +211,22 @@ async def test_hazard_17_an_old_message_before_the_gaps_of_crashes_holds_back_no
         await machine.pass_time(11)
         await machine.kill()
         broker = await machine.open_broker()
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+async def test_hazard_17_time_outs_are_counted_over_a_stop(kind: SubscriptionType) -> None:
+    """Nobody says a word: only the time that passes makes the message fail."""
+    policy = FailurePolicy(ack_timeout_ms=2_000, max_redelivery_count=100, base_delay_ms=1)
+    machine = BrokerMachine()
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await publish(broker, 1)
+    await subscribe(broker, kind=kind, failure=policy)
+    await machine.pass_time(11)
+    (failed,) = broker.subscription(TOPIC, "s").delivery(0).dispatcher.attempts
+    assert failed[2] >= 4
+    await broker.shutdown()
+
+    broker = await machine.open_broker()
+    (known,) = broker.subscription(TOPIC, "s").delivery(0).dispatcher.attempts
+    assert known == failed

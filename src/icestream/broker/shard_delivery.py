@@ -72,6 +72,7 @@ class ShardDelivery:
         self._alarm = Alarm(clock, tasks, self.go_on)
         self._sight = KeySight(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
         self._standstill = Standstill(name, stream, dispatcher, clock, tasks)
+        self._failures = dispatcher.failures  # that the cursor to be written knows
         self._letters: deque[tuple[DeadLetter, int]] = deque()  # with the generation that they are of
         self._wakeup_planned = False
         self._is_burying = False
@@ -230,6 +231,9 @@ class ShardDelivery:
                 case Dropped():
                     self._on_dropped(one)
                     self._mark()
+        if self._failures != self.dispatcher.failures:
+            self._failures = self.dispatcher.failures
+            self._mark()
         if self._letters and not self._is_burying:
             self._is_burying = True
             self._tasks.start(self._bury_all(), f"{self.name}-dead-letters")

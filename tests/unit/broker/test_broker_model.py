@@ -336,13 +336,12 @@ class BrokerModel(RuleBasedStateMachine):
                     stored = self.stored(name, which, shard)
                     missing = {one for one in line.acked if one >= stored.offset} - in_ranges(stored)
                     assert not missing, f"acked and not stored after an interval: {missing}"
-                    self.keep(name, which, shard)
+                    self.keep(line, stored.failures)  # some messages may have failed since it was written
 
-    def keep(self, name: TopicName, which: str, shard: int) -> None:
-        """The cursor was written just now."""
-        line, delivery = self.topics[name].lines[which][shard], self.broker.subscription(name, which).deliveries[shard]
+    def keep(self, line: Line, failures: list[tuple[int, int, int]]) -> None:
+        """The cursor was written with these failures, and with everything acked."""
         line.kept = set(line.acked)
-        line.failures = {at: count for low, high, count in delivery.dispatcher.attempts for at in range(low, high)}
+        line.failures = {at: count for low, high, count in failures for at in range(low, high)}
 
     def stored(self, name: TopicName, which: str, shard: int) -> records.CursorRecord:
         key = records.cursor_key(name, which, shard, TOPICS[name])
@@ -364,8 +363,8 @@ class BrokerModel(RuleBasedStateMachine):
             self.collect()
             for name, topic in self.topics.items():
                 for which, lines in topic.lines.items():
-                    for shard in range(len(lines)):
-                        self.keep(name, which, shard)
+                    for line, delivery in zip(lines, self.broker.subscription(name, which).deliveries, strict=True):
+                        self.keep(line, delivery.dispatcher.attempts)
         elif how == "kill":
             self.run(self.machine.kill())
         else:

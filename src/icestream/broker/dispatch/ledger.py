@@ -58,6 +58,7 @@ class Ledger:
         self._empty: RunSet[None] = RunSet()  # offsets that are still new and hold no message
         self._gaps: RunSet[None] = RunSet()  # offsets from the position on that hold no message, acked or not
         self._out: list[Instruction] = []
+        self.failures = 0  # noted so far: when it moves, the stored cursor knows too little
         for start, end, failures in attempts:
             for low, high in acked.missing(start, end):
                 self._failed.take(low, high)
@@ -158,6 +159,7 @@ class Ledger:
                 self._bring_back(rested.start, rested.end, Failure(rested.value.attempt, rested.value.reason))
 
     def _fail(self, start: int, end: int, failure: Failure, now_ms: int, asked_ms: int = 0) -> None:
+        self.failures += 1
         if failure.attempt > self.policy.max_redelivery_count:
             self._give_up(start, end, failure)
         else:
