@@ -1,7 +1,8 @@
 """The child process of the scenario `start16`: fills a log, dies in it, or starts on it.
 
 python -m bench.backlog fill DIR BYTES ROWS      appends BYTES and stops cleanly
-python -m bench.backlog die DIR BYTES ROWS       appends BYTES, says "ready", and appends until it is killed
+python -m bench.backlog die DIR BYTES ROWS       appends BYTES, fills a file nearly, says "ready", goes on until it
+                                                 is killed
 python -m bench.backlog start DIR                opens the log, says how long it took, and stops cleanly
 """
 
@@ -31,9 +32,17 @@ async def fill(path: Path, total: int, rows: int) -> None:
 async def die(path: Path, total: int, rows: int) -> None:
     async with opened(path, options(mode=SyncMode.NONE, spare_files=0)) as log:
         await _append(log, total, rows)
+        while not _is_nearly_full(log):
+            await _append(log, 2**20, rows)
         print("ready", flush=True)
         while True:
-            await _append(log, 2**20, rows)
+            await _append(log, 2**10, rows)
+
+
+def _is_nearly_full(log: Log) -> bool:
+    """What a start reads and copies after a crash is the unsealed file: the worst that can happen is a full one."""
+    file = log.appender.file
+    return file is not None and 0.9 * file.capacity < file.position < 0.95 * file.capacity
 
 
 async def start(path: Path) -> None:
