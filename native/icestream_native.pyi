@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias, final
 from _typeshed import ReadableBuffer
 
 __all__: Final = [
+    "CONTRACT",
     "LogWriter",
     "check_block",
     "crc32",
@@ -24,6 +25,8 @@ _Body: TypeAlias = ReadableBuffer | Sequence[ReadableBuffer]
 _Section: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, _Body]
 # position, lsn, kind, synced_through, append_time_us, header_bytes, record_bytes, section_count
 _Record: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+
+CONTRACT: Final[int]
 
 def encode_record(
     kind: int,

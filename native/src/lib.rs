@@ -18,6 +18,10 @@ mod writer;
 
 #[pyo3::pymodule]
 mod icestream_native {
+    /// Rises with every change of what these functions take or return: `icestream/storage/native.py` asks for its own.
+    #[pymodule_export]
+    const CONTRACT: u32 = 2;
+
     #[pymodule_export]
     use crate::block::check_block;
     #[pymodule_export]
