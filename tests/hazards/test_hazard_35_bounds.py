@@ -1,6 +1,6 @@
 """Hazard 35: what waits for the disk is bounded, and no read blocks the loop.
 
-Fair shares between connections and paused sockets wait for the front ends.
+Fair shares between connections, paused sockets and send buffers: test_hazard_35_front_end.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -203,28 +202,6 @@ async def test_a_producer_that_the_broker_has_forgotten_opens_anew_by_itself(
             if number % 3 == 2:
                 storage._producers.expire(2**62)
     assert len(await stored(client, 40)) == 40
-
-
-async def test_hazard_37_order_holds_while_a_quota_comes_and_goes_under_pipelined_sends() -> None:
-    async with icestream.testing.broker("disk") as broker, icestream.connect(broker.address) as client:
-        log = broker.node.log
-        assert log is not None
-        chance, roomy = random.Random(37), log.quota
-        async with client.producer(TOPIC, shards=2) as producer:
-            sent: list[asyncio.Future[MessageId]] = []
-            for number in range(400):
-                sent.append(producer.send(b"%d" % number, key=b"%d" % (number % 3)))
-                if chance.random() < 0.1:
-                    log.quota = Quota(1, 1) if chance.random() < 0.5 else roomy
-                if chance.random() < 0.3:
-                    await asyncio.sleep(0.001)
-            log.quota = roomy
-            found = await asyncio.wait_for(asyncio.gather(*sent), WAIT_SECONDS)
-        everything = await stored(client, 400)
-    assert sorted((one.shard, one.offset) for one in found) == [(shard, offset) for shard, offset, _ in everything]
-    for shard in range(2):
-        numbers = [int(payload) for place, _, payload in everything if place == shard]
-        assert numbers == sorted(numbers)
 
 
 async def test_what_the_broker_never_takes_fails_with_its_reason_in_time() -> None:

@@ -14,22 +14,15 @@ import icestream
 from icestream import errors
 from icestream.client.batch import MessageId
 from icestream.model.topic_name import TopicName
-from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.testing import TestBroker
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.hasty_clock import HastyClock
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
 WAIT_SECONDS = 30.0
-
-
-class HastyClock(SystemClock):
-    """Waits a hundredth of what it should."""
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / 100)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from icestream.frontends.native.answers import Answer, Answers
 from icestream.frontends.native.calls import PUBLIC, Offered
 from icestream.frontends.native.consuming import NativeConsumer
 from icestream.frontends.native.pulse import Pulse
+from icestream.frontends.native.send_budget import SendBudget
 from icestream.observability.log import get_logger
 from icestream.protocol import document, frame, handshake
 from icestream.protocol.frame import HEAD, Frame, Kind, Part
@@ -58,7 +59,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self,
         broker: Broker,
         welcome: handshake.Server,
-        connections: set[NativeConnection],
+        connections: SendBudget,
         offered: Offered = PUBLIC,
     ) -> None:
         self.broker = broker
@@ -67,6 +68,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
+        self._room = 0  # of the buffer that is being read into
         self._agreed: handshake.Agreed | None = None
         self._transport: asyncio.Transport | None = None
         self._due: asyncio.TimerHandle | None = None  # until then it has said HELLO, or has gone
@@ -104,7 +106,6 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.close(errors.Refused(f"{len(self._connections)} connections are open", hint="close some of them"))
             return
         self._connections.add(self)
-        self._transport.set_write_buffer_limits(high=self._share)
         self._due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
@@ -112,9 +113,13 @@ class NativeConnection(asyncio.BufferedProtocol):
                 found.setsockopt(*option)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._stream.get_buffer()
+        buffer = self._stream.get_buffer()
+        self._room = len(buffer)
+        return buffer
 
     def buffer_updated(self, count: int) -> None:
+        if count == self._room:
+            self._end_turn()
         try:
             for one in self._stream.received(count):
                 self._receive(one)
@@ -123,6 +128,16 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._failure = error
             else:
                 self._give_up(error)
+
+    def _end_turn(self) -> None:
+        """There is more to read than one tick takes of a connection (hazard 35): uvloop would read on, 32 times."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._is_waiting and not self._is_leaving and self._transport is not None:
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -159,15 +174,14 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     # --- out ---
 
-    @property
-    def _share(self) -> int:
-        """Its part of the bytes that may wait for all sockets."""
-        fair = limits.SEND_BYTES_TOTAL // (len(self._connections) or 1)
-        return max(limits.SOCKET_WRITE_BYTES_MIN, min(fair, limits.SOCKET_WRITE_BYTES_MAX))
+    def set_share(self, share_bytes: int) -> None:
+        """So much may wait for its socket."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=share_bytes)
 
     @property
     def is_full(self) -> bool:
-        return self._is_paused or self._is_leaving or self._out_bytes >= self._share
+        return self._is_paused or self._is_leaving or self._out_bytes >= self._connections.share
 
     @property
     def agreed(self) -> handshake.Agreed:
@@ -332,8 +346,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 raise self._failure
         except errors.IcestreamError as error:
             self._give_up(error)
-        if not self._is_waiting and not self._is_leaving and self._transport is not None:
-            self._transport.resume_reading()
+        self._read_on()
 
     # --- publishing ---
 

@@ -9,6 +9,7 @@ from icestream import errors, limits
 from icestream.broker.service import Broker
 from icestream.frontends.native.calls import PUBLIC, Offered
 from icestream.frontends.native.connection import NativeConnection
+from icestream.frontends.native.send_budget import SendBudget
 from icestream.protocol import handshake
 from icestream.runtime import local_socket
 
@@ -18,7 +19,7 @@ class NativeListener:
         self._broker = broker
         self._welcome = welcome
         self._offered = offered
-        self._connections: set[NativeConnection] = set()
+        self._connections = SendBudget()
         self._server: asyncio.Server | None = None
         self.port = 0
 
@@ -53,7 +54,7 @@ class NativeListener:
         leaving = [asyncio.ensure_future(connection.leave(reason)) for connection in self._connections]
         if leaving:
             await asyncio.wait(leaving, timeout=limits.CLOSE_SECONDS_MAX)
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.abort()
         for one in leaving:
             one.cancel()

@@ -1,0 +1,54 @@
+"""The connections of one listener, and how much of what they were sent may wait for their sockets (hazard 35).
+
+All of them share SEND_BYTES_TOTAL in equal parts, within bounds for each. The parts are told anew when the number of
+connections has doubled or become a quarter, so that those who came first keep no more than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from icestream import limits
+
+if TYPE_CHECKING:
+    from icestream.frontends.native.connection import NativeConnection
+
+
+class SendBudget:
+    def __init__(self) -> None:
+        self._connections: set[NativeConnection] = set()
+        self._parts = 1
+        self.share = self._share()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __iter__(self) -> Iterator[NativeConnection]:
+        return iter(list(self._connections))
+
+    def add(self, connection: NativeConnection) -> None:
+        self._connections.add(connection)
+        if not self._divide():
+            connection.set_share(self.share)
+
+    def discard(self, connection: NativeConnection) -> None:
+        self._connections.discard(connection)
+        self._divide()
+
+    def _divide(self) -> bool:
+        """Whether everybody was told of a new share."""
+        count = len(self._connections)
+        if self._parts // 4 < count <= self._parts:
+            return False
+        self._parts = 1 << max(count - 1, 0).bit_length()
+        share, self.share = self.share, self._share()
+        if share == self.share:
+            return False
+        for one in self._connections:
+            one.set_share(self.share)
+        return True
+
+    def _share(self) -> int:
+        fair = limits.SEND_BYTES_TOTAL // self._parts
+        return max(limits.SOCKET_WRITE_BYTES_MIN, min(fair, limits.SOCKET_WRITE_BYTES_MAX))

@@ -1,0 +1,238 @@
+"""Hazard 35 through the native front end: what one connection may take and hold, and whom it may disturb."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+import icestream
+from icestream import limits
+from icestream.frontends.native.connection import NativeConnection
+from icestream.model.topic_name import TopicName
+from icestream.protocol import frame
+from icestream.protocol.frame import Kind, Outcome, Part
+from icestream.testing import TestBroker
+from tests.support.held_sink import held_sink
+from tests.support.raw_client import RawClient, block, credit, ping, publish, raw_client
+from tests.support.until import until
+
+TOPIC, OTHER = "/default/orders", "/default/other"
+NODE_BYTES = 1 * limits.MIB
+FRAME = block(*[bytes(100)] * 100)
+
+
+@pytest_asyncio.fixture
+async def broker() -> AsyncIterator[TestBroker]:
+    settings = {"storage": {"iceberg_config": {"wal": {"in_flight_bytes": NODE_BYTES, "max_message_bytes": 100_000}}}}
+    async with icestream.testing.broker("disk", settings) as running:
+        yield running
+
+
+def producer_name(client: RawClient) -> str:
+    return f"p{id(client)}"
+
+
+async def producer_of(client: RawClient, topic: str = TOPIC) -> int:
+    found = await client.call("open_producer", topic=topic, producer=producer_name(client))
+    return int(found["handle"])
+
+
+def frames_of(handle: int, count: int) -> bytes:
+    return b"".join(publish(number, Part(handle, 0, FRAME)) for number in range(1000, 1000 + count))
+
+
+def connections_of(broker: TestBroker) -> list[NativeConnection]:
+    return list(broker.node.native._connections)
+
+
+def stored(broker: TestBroker) -> int:
+    return broker.node.broker.topics.get(TopicName.parse(TOPIC)).published_messages
+
+
+class Firehose:
+    """Sends as fast as the kernel takes it, and remembers how much."""
+
+    def __init__(self, client: RawClient, data: bytes) -> None:
+        self.client = client
+        self._data = memoryview(data)
+        self.sent = 0
+
+    def push(self) -> int:
+        count = self.client.write_now(bytes(self._data[self.sent : self.sent + limits.MIB]))
+        self.sent += count
+        return count
+
+    async def rest(self) -> None:
+        await self.client.write(bytes(self._data[self.sent :]))
+        self.sent = len(self._data)
+
+
+# --- a tick -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_hazard_35_a_tick_takes_256_kib_of_a_connection_and_all_take_turns(
+    monkeypatch: pytest.MonkeyPatch, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """uvloop would read one busy socket 32 times before it looks at the next."""
+    taken: list[Counter[int]] = [Counter()]  # of each tick: bytes by connection
+    original = NativeConnection.buffer_updated
+
+    def count_and_read(self: NativeConnection, count: int) -> None:
+        taken[-1][id(self)] += count
+        original(self, count)
+
+    async def tick() -> None:
+        while True:
+            taken.append(Counter())
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(icestream.testing.broker("disk"))
+            hoses: list[Firehose] = []
+            for _ in range(3):
+                client = await stack.enter_async_context(raw_client(broker.address))
+                hoses.append(Firehose(client, frames_of(await producer_of(client), 400)))
+            ticking = asyncio.create_task(tick())
+            for hose in hoses:  # the kernel's buffers are full before the first is read
+                while hose.push():
+                    pass
+            await asyncio.gather(*(hose.rest() for hose in hoses))
+            for hose in hoses:
+                for number in range(1000, 1400):
+                    await hose.client.published(number)
+            ticking.cancel()
+
+    monkeypatch.setattr(NativeConnection, "buffer_updated", count_and_read)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+    assert max(count for one in taken for count in one.values()) <= limits.SOCKET_READ_BYTES
+    busy = [one for one in taken if sum(one.values()) >= 2 * limits.SOCKET_READ_BYTES]
+    assert busy, "more than one connection was read in a tick"
+    assert len({connection for one in taken for connection in one}) == 3
+
+
+# --- a disk that stands still -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_hazard_35_while_the_disk_stands_still_producers_pause_and_everybody_else_goes_on(
+    broker: TestBroker,
+) -> None:
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(raw_client(broker.address))
+        await other.call("create_topic", topic=OTHER)
+        hoses: list[Firehose] = []
+        for _ in range(3):
+            client = await stack.enter_async_context(raw_client(broker.address))
+            hoses.append(Firehose(client, frames_of(await producer_of(client), 300)))
+        sink = stack.enter_context(held_sink(broker.node.log))
+        busy = [one for one in connections_of(broker) if one.producers]
+        await fill(hoses, busy)
+        assert broker.node.log is not None
+        assert broker.node.log.in_flight_bytes <= NODE_BYTES
+        held = sum(len(one.body) for connection in busy for one in connection._held)
+        assert held <= len(busy) * limits.SOCKET_READ_BYTES
+        await other.write(ping(50, b"still there"))
+        assert (await other.read()).body == b"still there"
+        assert (await other.call("describe_topic", topic=OTHER))["shards"] == 1
+        sink.let_go()
+        await asyncio.gather(*(hose.rest() for hose in hoses))
+        for hose in hoses:
+            outcomes = {(await hose.client.published(number))[0].outcome for number in range(1000, 1300)}
+            assert outcomes == {Outcome.STORED}
+    assert stored(broker) == 3 * 300 * 100
+
+
+async def fill(hoses: list[Firehose], busy: list[NativeConnection]) -> None:
+    """Until the broker reads no more, and the kernel takes no more."""
+    sent = -1
+    while not all(one._is_waiting for one in busy) or sent != (sent := sum(hose.sent for hose in hoses)):
+        for hose in hoses:
+            hose.push()
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_hazard_35_what_one_connection_has_without_an_answer_is_bounded(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CONNECTION_IN_FLIGHT_BYTES_MAX", 100_000)
+    log = broker.node.log
+    assert log is not None
+    async with raw_client(broker.address) as client, raw_client(broker.address) as other:
+        hose = Firehose(client, frames_of(await producer_of(client), 300))
+        (busy,) = [one for one in connections_of(broker) if one.producers]
+        second = await producer_of(other)
+        with held_sink(log):
+            await fill([hose], [busy])
+            taken = log.in_flight_bytes
+            assert taken < 200_000, "the others have the rest"
+            await other.write(publish(1000, Part(second, 0, FRAME)))
+            await until(lambda: log.in_flight_bytes > taken)
+        await hose.rest()
+        assert (await other.published(1000))[0].outcome == Outcome.STORED
+        outcomes = {(await client.published(number))[0].outcome for number in range(1000, 1300)}
+        assert outcomes == {Outcome.STORED}
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+async def consumer_of(client: RawClient, name: str) -> int:
+    found = await client.call("subscribe", topic=TOPIC, subscription=name, consumer="c", start="earliest")
+    await client.write(credit(found["handle"], limits.CREDIT_MAX))
+    return int(found["handle"])
+
+
+@pytest.mark.asyncio
+async def test_hazard_35_consumers_that_do_not_read_share_one_budget_and_slow_nobody(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEND_BYTES_TOTAL", 1 * limits.MIB)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(icestream.connect(broker.address))
+        producer = await stack.enter_async_context(client.producer(TOPIC))
+        reader = await stack.enter_async_context(client.subscribe(TOPIC, "reader", prefetch=10_000))
+        for number in range(8):
+            lazy = await stack.enter_async_context(raw_client(broker.address, receive_bytes=4096))
+            await consumer_of(lazy, f"lazy-{number}")
+        seen = 0
+        for _ in range(200):
+            await asyncio.gather(*(producer.send(bytes(5_000)) for _ in range(20)))
+            while seen < stored(broker):
+                seen += len(await reader.take(1000))
+        assert seen == 4000, "20 MB went through"
+        transports = [one._transport for one in connections_of(broker)]
+        waiting = [one.get_write_buffer_size() for one in transports if one is not None]
+        assert sum(size > 0 for size in waiting) == 8, "they are all stuck"
+        share = limits.SEND_BYTES_TOTAL // 16
+        assert max(waiting) <= 2 * share + 110_000, "what fills the share in one tick may come on top, and a section"
+
+
+@pytest.mark.asyncio
+async def test_hazard_35_a_consumer_that_reads_again_gets_everything_in_order(broker: TestBroker) -> None:
+    async with (
+        icestream.connect(broker.address) as client,
+        client.producer(TOPIC) as producer,
+        raw_client(broker.address, receive_bytes=4096) as lazy,
+    ):
+        await producer.send(b"first")
+        await consumer_of(lazy, "lazy")
+        for _ in range(20):
+            await asyncio.gather(*(producer.send(bytes(50_000)) for _ in range(10)))
+        offsets: list[int] = []
+        while len(offsets) < 201:
+            one = await lazy.read()
+            assert one.kind == Kind.DELIVER
+            found = frame.decode_delivery(one.body)
+            first = found.base_offset + found.first_row
+            offsets += range(first, first + found.rows)
+        assert offsets == list(range(201))
