@@ -365,6 +365,12 @@ CATALOG_REQUIREMENTS_MAX: Final = 1_000
 CATALOG_CLOCK_SKEW_MS: Final = 60_000
 # Metadata files named in a metadata file unless the table says otherwise: Iceberg's default.
 CATALOG_METADATA_LOG_DEFAULT: Final = 100
+# Rounds remembered beside a table's pointer (hazard 14): a driver that was cut off asks again within a few of them.
+CATALOG_ROUNDS_KEPT: Final = 64
+# Runs of a shard that are remembered; only the last one is open, the others tell where owners changed.
+CATALOG_RUNS_PER_SHARD_MAX: Final = 8
+# Removals of rows by other engines that are told one by one: they stand in the summary of every snapshot behind them.
+CATALOG_REMOVALS_KEPT: Final = 16
 # Versions of a view that are kept unless the view says otherwise: Iceberg's default.
 CATALOG_VIEW_VERSIONS_DEFAULT: Final = 10
 

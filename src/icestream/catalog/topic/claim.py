@@ -1,0 +1,72 @@
+"""`assert-icestream-range`: how a round of the pipeline says which offsets its commit brings (hazard 14).
+
+    {"type": "assert-icestream-range", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
+     "ranges": [{"shard": 0, "epoch": 1, "start": 100, "end": 200}, …]}
+
+It is a requirement like any other in a commit. A table gets messages of its topic by it and by nothing else: never by
+properties, which anybody may copy.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object, shown
+from icestream.storage.checksum import crc32
+
+TYPE: Final = "assert-icestream-range"
+
+
+class Range(NamedTuple):
+    shard: int
+    epoch: int
+    start: int
+    end: int
+
+
+class Claim(NamedTuple):
+    round_id: bytes
+    topic_id: int
+    pipeline_epoch: int
+    ranges: tuple[Range, ...]  # by shard
+
+    @property
+    def sum(self) -> int:
+        return crc32(repr((self.topic_id, *self.ranges)).encode())
+
+
+def read_claim(requirement: Object) -> Claim:
+    """Raises InvalidInput for a claim that could not hold for any table."""
+    ranges = sorted(_read_range(one) for one in values.objects(requirement, "ranges"))
+    if not ranges or len({one.shard for one in ranges}) < len(ranges):
+        raise errors.InvalidInput("a round brings one range of each of its shards, and at least one")
+    return Claim(
+        _read_round_id(values.text(requirement, "round-id")),
+        values.long(requirement, "topic-id"),
+        _not_negative(requirement, "pipeline-epoch"),
+        tuple(ranges),
+    )
+
+
+def _read_range(given: Object) -> Range:
+    found = Range(*(_not_negative(given, name) for name in Range._fields))
+    if not found.start < found.end <= limits.OFFSET_MAX:
+        raise errors.InvalidInput(f"[{found.start}, {found.end}) is not a range of offsets")
+    return found
+
+
+def _read_round_id(given: str) -> bytes:
+    try:
+        return uuid.UUID(given).bytes
+    except ValueError:
+        raise errors.InvalidInput(f"a round-id is a UUID, not {shown(given)}") from None
+
+
+def _not_negative(holder: Object, name: str) -> int:
+    found = values.long(holder, name)
+    if found < 0:
+        raise errors.InvalidInput(f"{name} {found} is below 0")
+    return found

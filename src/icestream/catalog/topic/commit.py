@@ -1,0 +1,171 @@
+"""A commit to one table, with the rules of topics: the one place where a table's next version is decided. Pure.
+
+1. A round (claim.py) is judged by the binding (judgement.py). A repeat ends here: nothing changes.
+2. The requirements of the protocol must hold.
+3. The updates are applied. A round's snapshot and the table's properties get what the server writes.
+4. A round must append to main, nothing else. A foreign commit to a topic's table is looked at by guard.py, and what it
+   removes from main is recorded.
+
+In a transaction each table is judged by itself: repeats change nothing, a conflict refuses all and names the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from icestream import errors
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import commit, requirement, snapshot, update
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import guard, properties
+from icestream.catalog.topic.binding import Binding
+from icestream.catalog.topic.claim import TYPE, Claim, read_claim
+from icestream.catalog.topic.judgement import Accepted, Repeated, judge, refused
+from icestream.catalog.topic.removal import Removals, after_commit
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class State(NamedTuple):
+    """What a commit is judged against."""
+
+    table: Table
+    location: str  # of its metadata file
+    binding: Binding | None = None
+    removals: Removals = ()
+
+
+class Request(NamedTuple):
+    requirements: Sequence[Object]
+    updates: Sequence[Object]
+    is_forced: bool = False
+
+
+class Outcome(NamedTuple):
+    """What is in force afterwards. The same table object: there is nothing to write."""
+
+    table: Table
+    binding: Binding | None
+    removals: Removals
+    repeated: int | None = None  # the snapshot of the round that was committed before
+    is_round: bool = False  # its files are synced by whoever wrote them
+
+
+def judge_commit(state: State, request: Request, lease_epoch: int | None, now_ms: int) -> Outcome:
+    commit.check_size(request.requirements, request.updates)
+    claims = [one for one in request.requirements if requirement.kind(one) == TYPE]
+    others = [one for one in request.requirements if requirement.kind(one) != TYPE]
+    if len(claims) > 1:
+        raise errors.InvalidInput(f"a commit with {len(claims)} of {TYPE}")
+    if claims:
+        return _judge_round(state, read_claim(claims[0]), others, request.updates, lease_epoch, now_ms)
+    commit.check_requirements(state.table, others)
+    is_bound = state.binding is not None
+    properties.check_untouched(request.updates, state.table.properties, is_bound)
+    after = commit.apply_updates(state.table, state.location, request.updates, now_ms)
+    return _judge_foreign(state, after, request, now_ms)
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def _judge_round(
+    state: State,
+    claim: Claim,
+    others: Sequence[Object],
+    updates: Sequence[Object],
+    lease_epoch: int | None,
+    now_ms: int,
+) -> Outcome:
+    if state.binding is None:
+        raise refused(None, "not_bound", "the table belongs to no topic")
+    verdict = judge(state.binding, claim, lease_epoch)
+    if isinstance(verdict, Repeated):
+        return Outcome(state.table, state.binding, state.removals, verdict.snapshot_id, True)
+    commit.check_requirements(state.table, others)
+    properties.check_untouched(updates, state.table.properties, is_bound=True)
+    binding, written = _written_by_server(state, verdict, claim, updates)
+    after = commit.apply_updates(state.table, state.location, written, now_ms)
+    _check_appends(state.table, after, binding.rounds[-1].snapshot_id)
+    if (objection := guard.objection(state.table, after, updates)) is not None:
+        raise objection
+    return Outcome(after, binding, state.removals, None, True)
+
+
+def _written_by_server(
+    state: State, verdict: Accepted, claim: Claim, updates: Sequence[Object]
+) -> tuple[Binding, list[Object]]:
+    """The binding that the round makes, and its updates with what the server adds to them."""
+    assert state.binding is not None
+    added = [one for one in updates if update.action(one) == "add-snapshot"]
+    if len(added) != 1:
+        raise errors.InvalidInput(f"a round adds one snapshot, not {len(added)}")
+    made = values.an_object(values.required(added[0], "snapshot"), "snapshot")
+    binding = verdict.binding(state.binding, claim, values.long(made, "snapshot-id"))
+    summary = values.optional_text_map(made, "summary") | properties.summary(binding, state.removals)
+    named = {"action": "add-snapshot", "snapshot": {**made, "summary": summary}}
+    written = [named if one is added[0] else one for one in updates]
+    return binding, [*written, *properties.set_written(state.table.properties, binding)]
+
+
+def _check_appends(before: Table, after: Table, snapshot_id: int) -> None:
+    added = after.snapshots.find(snapshot_id)
+    if after.current_snapshot_id != snapshot_id or added is None:
+        raise errors.InvalidInput("a round sets main to the snapshot that it adds")
+    if snapshot.operation(added) != "append":
+        raise errors.InvalidInput(f"a round appends; this snapshot is of operation {snapshot.operation(added)}")
+    if added.get("parent-snapshot-id") != before.current_snapshot_id:
+        raise errors.CommitConflict(
+            f"Requirement failed: branch main has changed: expected id {added.get('parent-snapshot-id')} "
+            f"!= {before.current_snapshot_id}"
+        )
+
+
+# --- everybody else ---------------------------------------------------------------------------------------------------
+
+
+def _judge_foreign(state: State, after: Table, request: Request, now_ms: int) -> Outcome:
+    if state.binding is None:
+        return Outcome(after, None, state.removals)
+    objection = guard.objection(state.table, after, request.updates)
+    if objection is None:
+        removals = after_commit(state.removals, state.table, after, state.binding, now_ms)
+        return Outcome(after, state.binding, removals)
+    if not request.is_forced:
+        raise objection
+    parted = [*request.updates, *properties.set_written(after.properties, None)]
+    return Outcome(commit.apply_updates(state.table, state.location, parted, now_ms), None, ())
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def judge_transaction(
+    commits: Mapping[Name, tuple[State, Request]], lease_epoch: int | None, now_ms: int
+) -> dict[Name, Outcome]:
+    """All of them, or a conflict that names every table that stood in the way. Keys name the tables."""
+    outcomes: dict[Name, Outcome] = {}
+    conflicts: dict[Name, errors.CommitConflict] = {}
+    for name, (state, request) in commits.items():
+        try:
+            outcomes[name] = judge_commit(state, request, lease_epoch, now_ms)
+        except errors.CommitConflict as conflict:
+            conflicts[name] = conflict
+        except errors.InvalidInput as mistake:
+            raise type(mistake)(f"{name}: {mistake.message}", hint=mistake.hint) from None
+    if conflicts:
+        raise conflict_of(conflicts)
+    return outcomes
+
+
+def conflict_of(conflicts: Mapping[Name, errors.CommitConflict]) -> errors.CommitConflict:
+    told = [{"table": str(name), "message": one.message, **one.details} for name, one in conflicts.items()]
+    first = next(iter(conflicts.values()))
+    names = ", ".join(str(name) for name in conflicts)
+    return errors.CommitConflict(
+        f"{first.message} (tables in conflict: {names})",
+        hint="leave these tables out and send the others again",
+        details={"tables": told},
+    )

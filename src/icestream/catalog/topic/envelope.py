@@ -1,0 +1,54 @@
+"""The envelope of a topic's table (design 7): the columns that every message has, by name and Iceberg type.
+
+The list of the message itself is model/envelope.py; shard, offset and append_time come from where it lies in the log.
+Typed columns of a schema follow behind these and are not looked at here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from icestream import errors
+from icestream.catalog.document import field_type
+from icestream.catalog.document.values import Object
+from icestream.model import envelope
+from icestream.model.envelope import ColumnKind
+
+_TYPES: Final[dict[ColumnKind, str]] = {
+    ColumnKind.INT32: "int",
+    ColumnKind.INT64: "long",
+    ColumnKind.TIMESTAMP_US: "timestamptz",
+    ColumnKind.BOOLEAN: "boolean",
+    ColumnKind.BINARY: "binary",
+    ColumnKind.STRING: "string",
+    ColumnKind.HEADERS: "map",
+}
+COLUMNS: Final[dict[str, str]] = {
+    "shard": "int",
+    "offset": "long",
+    "append_time": "timestamptz",
+    **{column.name: _TYPES[column.kind] for column in envelope.COLUMNS if column.in_table},
+}
+
+
+def check_bindable(schema: Object) -> None:
+    """Raises InvalidInput when the table could not hold the messages of a topic."""
+    found = {field["name"]: field["type"] for field in schema["fields"]}
+    for name, wanted in COLUMNS.items():
+        if name not in found:
+            raise errors.InvalidInput(f"the table has no column {name}", hint="a topic's table has the whole envelope")
+        if field_type.family(found[name]) != wanted:
+            raise errors.InvalidInput(f"column {name} is not of type {wanted}")
+
+
+def changed_column(before: Object, after: Object) -> str | None:
+    """An envelope column that was dropped, renamed or got another type; None when all are as they were."""
+    now = {field["id"]: _identity(field) for field in after["fields"]}
+    for field in before["fields"]:
+        if field["name"] in COLUMNS and now.get(field["id"]) != _identity(field):
+            return str(field["name"])
+    return None
+
+
+def _identity(field: Object) -> tuple[str, bool, Any]:
+    return field["name"], field["required"], field["type"]

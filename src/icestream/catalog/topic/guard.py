@@ -1,0 +1,47 @@
+"""What other engines may do to the table of a topic (hazard 21).
+
+    refused unless forced    the envelope's columns dropped, renamed or of another type; the table replaced, or left
+                             without a current snapshot; a format version that the pipeline cannot write
+    allowed                  everything else. Rows that go are recorded (removal.py)
+
+Dropping, renaming and registering a topic's table again are refused where those are planned. What is forced parts the
+table from its topic, because the pipeline could not go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from icestream import errors
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import update
+from icestream.catalog.table.snapshot import MAIN
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import envelope
+
+INGEST_FORMAT_VERSION_MAX: Final = 2
+HINT: Final = "part them first: `icestream lake detach`, or ask again with icestream-force"
+
+
+def objection(before: Table, after: Table, updates: Sequence[Object]) -> errors.TopicTable | None:
+    """Why the commit is refused on a bound table; None when it is not."""
+    if after.format_version > max(INGEST_FORMAT_VERSION_MAX, before.format_version):
+        return _refusal(f"the pipeline cannot write format version {after.format_version}")
+    had_rows = before.current_snapshot_id is not None
+    if had_rows and (after.current_snapshot_id is None or any(_drops_main(one) for one in updates)):
+        return _refusal("the table of a topic cannot be replaced")
+    if after.fields["current-schema-id"] != before.fields["current-schema-id"]:
+        column = envelope.changed_column(before.current_schema, after.current_schema)
+        if column is not None:
+            return _refusal(f"column {column} belongs to the envelope of the topic's messages")
+    return None
+
+
+def _drops_main(one: Object) -> bool:
+    return update.action(one) == "remove-snapshot-ref" and values.text(one, "ref-name") == MAIN
+
+
+def _refusal(what: str) -> errors.TopicTable:
+    return errors.TopicTable(what, hint=HINT)

@@ -1,0 +1,87 @@
+"""`icestream.*`: what the server writes into a topic's table, and nobody else (hazard 14).
+
+    in the properties of the table      topic, topic-id, pipeline-epoch, round, committed
+    in the summary of each snapshot that a round made      topic-id, round, committed, removed
+
+`committed` is JSON: per shard the first offset that is not in the table. What the snapshot says tells what is missing
+when somebody moves main to it (removal.py).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from icestream import errors
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import update
+from icestream.catalog.topic import removal
+from icestream.catalog.topic.binding import Binding
+from icestream.catalog.topic.removal import Removals
+
+PREFIX: Final = "icestream."
+ROUND: Final = PREFIX + "round"
+
+
+def written(binding: Binding) -> dict[str, str]:
+    """The properties of a table with this binding."""
+    found = {
+        PREFIX + "topic": binding.topic,
+        PREFIX + "pipeline-epoch": str(binding.pipeline_epoch),
+        **removal.as_summary(binding, ()),
+    }
+    return found | _round(binding) if binding.rounds else found
+
+
+def summary(binding: Binding, removals: Removals) -> dict[str, str]:
+    """What the snapshot says that made this binding."""
+    return removal.as_summary(binding, removals) | _round(binding)
+
+
+def _round(binding: Binding) -> dict[str, str]:
+    return {ROUND: str(uuid.UUID(bytes=binding.rounds[-1].id))}
+
+
+def set_written(properties: Mapping[str, str], binding: Binding | None) -> list[Object]:
+    """The updates that bring a table's properties in line with its binding; without one they go."""
+    wanted = written(binding) if binding else {}
+    gone = [name for name in properties if name.startswith(PREFIX) and name not in wanted]
+    updates: list[Object] = [{"action": "remove-properties", "removals": gone}] if gone else []
+    if wanted:
+        updates.append({"action": "set-properties", "updates": wanted})
+    return updates
+
+
+def check_untouched(updates: Iterable[Object], properties: Mapping[str, str], is_bound: bool) -> None:
+    """Raises TopicTable when somebody sets one of ours, or removes one of a topic's table. The value that is there
+    already may be said again: tools copy properties."""
+    for one in updates:
+        match update.action(one):
+            case "set-properties":
+                given = values.text_map(one, values.either(one, "updates", "updated"))
+                touched = [name for name in given if _is_ours(name) and properties.get(name) != given[name]]
+            case "remove-properties":
+                removed = values.texts(one, values.either(one, "removals", "removed"))
+                touched = [name for name in removed if is_bound and _is_ours(name) and name in properties]
+            case "add-snapshot":
+                snapshot = values.an_object(values.required(one, "snapshot"), "snapshot")
+                touched = [
+                    name for name in values.optional_text_map(snapshot, "summary") if is_bound and _is_ours(name)
+                ]
+            case _:
+                continue
+        if touched:
+            raise errors.TopicTable(
+                f"{touched[0]} is written by Icestream alone", hint="leave the properties icestream.* as they are"
+            )
+
+
+def check_new(properties: Mapping[str, str]) -> None:
+    """The same for a table that is created."""
+    check_untouched([{"action": "set-properties", "updates": dict(properties)}], {}, is_bound=False)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(PREFIX)
