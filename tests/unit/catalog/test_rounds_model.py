@@ -79,6 +79,8 @@ class History:
 
 
 class Rounds(RuleBasedStateMachine):
+    accepted = repeats = 0  # over all runs of a test
+
     @initialize()
     def begin(self) -> None:
         self.state: State = bound(SHARDS)
@@ -165,7 +167,9 @@ class Rounds(RuleBasedStateMachine):
             assert post.lease == self.leases[-1], "a driver without the lease committed"
             assert all(epoch == self.logs[shard].epoch for shard, epoch, _, _ in post.ranges), "of a deposed owner"
             self.settle(done, post.snapshot_id, post.rows)
+            Rounds.accepted += 1
         else:
+            Rounds.repeats += 1
             assert sorted(self.history.rows[done.repeated]) == sorted(post.rows), "a repeat of something else"
         if is_heard:
             self.told.append((post, done.repeated or post.snapshot_id))
@@ -236,4 +240,7 @@ class Rounds(RuleBasedStateMachine):
 
 
 def test_every_offset_is_in_the_table_exactly_once() -> None:
+    Rounds.accepted = Rounds.repeats = 0
     run_state_machine_as_test(Rounds, settings=settings(HALF, stateful_step_count=40))
+    assert Rounds.accepted > 50, "a run without rounds proves little"
+    assert Rounds.repeats > 10
