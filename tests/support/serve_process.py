@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 30.0
@@ -51,6 +52,12 @@ class ServeProcess:
             if lines[-1] == READY:
                 return lines
         raise AssertionError(f"it ended before it was ready: {lines} {self._pipe(self._process.stderr).read()}")
+
+    def announcement(self) -> Any:
+        """What it says to a program, with `--output json`."""
+        line = self._pipe(self._process.stdout).readline()
+        assert line, self._pipe(self._process.stderr).read()
+        return json.loads(line)
 
     @staticmethod
     def _pipe(pipe: IO[str] | None) -> IO[str]:

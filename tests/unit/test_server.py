@@ -157,7 +157,7 @@ def test_the_greeting_has_the_recovery_the_sizes_and_what_to_try(tmp_path: Path)
     lines = asyncio.run(greet())
     assert lines[0] == f"Icestream: the broker is ready ({tmp_path / 'wal'}), sync mode periodic"
     assert "  recovered: 4 records read, checkpoint at record 5, the log ends at record 7" in lines
-    assert any(line.startswith("  2 sealed files, ") and line.endswith(" bytes, 2 shards") for line in lines)
+    assert any(line.startswith("  0 topics, the log uses ") for line in lines)
     assert (lines[-5], lines[-1]) == ("Try, in another terminal:", "Stop with Ctrl-C.")
     assert [line.split(" /default/hello")[0].rpartition("icestream ")[2] for line in lines[-4:-1]] == [
         "produce", "consume", "topic describe",

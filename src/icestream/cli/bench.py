@@ -49,9 +49,15 @@ class Measured:
 
 
 def bench(
-    messages: Annotated[int, typer.Option("--messages", min=1, max=1_000_000, help="How many.")] = 100_000,
-    size: Annotated[int, typer.Option("--size", min=0, max=limits.MESSAGE_BYTES_MAX, help="Bytes of each.")] = 100,
-    acks: Annotated[int, typer.Option("--acks", min=1, max=100_000, help="Single messages that are timed.")] = 1_000,
+    messages: Annotated[
+        int, typer.Option("--messages", metavar="NUMBER", min=1, max=1_000_000, help="How many.")
+    ] = 100_000,
+    size: Annotated[
+        int, typer.Option("--size", metavar="BYTES", min=0, max=limits.MESSAGE_BYTES_MAX, help="Bytes of each.")
+    ] = 100,
+    acks: Annotated[
+        int, typer.Option("--acks", metavar="NUMBER", min=1, max=100_000, help="Single messages that are timed.")
+    ] = 1_000,
     memory: Annotated[bool, typer.Option("--memory", help="Start a broker in this process, in memory.")] = False,
     address: AddressOption = None,
     config: ConfigFile = None,

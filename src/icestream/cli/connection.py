@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from icestream import errors, limits
+from icestream.cli.nearest import with_suggestion
 from icestream.cli.options import load_settings
 from icestream.runtime.link import open_link
 
@@ -165,7 +166,10 @@ def ask(target: Target, question: Callable[[BrokerCalls], Awaitable[Answer]]) ->
 
     async def asked() -> Answer:
         async with broker_calls(target) as broker:
-            return await question(broker)
+            try:
+                return await question(broker)
+            except errors.UnknownTopic as error:
+                raise await with_suggestion(error, lambda method, given: broker.call(method, **given)) from None
 
     return asyncio.run(asked())
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from icestream import limits
-from icestream.cli.output import size_text
+from icestream.observability.words import size_text
 
 # A disk that takes longer than this for a sync makes every ack of mode `always` as slow.
 SYNC_SLOW_SECONDS: Final = 0.02

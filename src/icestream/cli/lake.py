@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from icestream.cli.command import Commands
-from icestream.cli.options import ConfigFile, Sets, load_settings
-from icestream.cli.output import say_aside
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.output import Output, OutputFormat, say_aside
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -30,6 +31,7 @@ def serve(
     ] = None,
     config: ConfigFile = None,
     sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
     """Serve the API in the foreground, for a broker with lake.managed=false; Ctrl-C stops it.
 
@@ -42,9 +44,14 @@ def serve(
     settings = load_settings(config, sets).settings
     set_up_logging(settings.log.level, settings.log.format)
     options = LakeOptions(socket or settings.local_socket, settings.node.bind_host, settings.ports.lake)
-    asyncio.run(serve_lake(options, lambda port: _greet(settings, port)))
+    asyncio.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))
 
 
-def _greet(settings: Settings, port: int) -> None:
-    say_aside(f"The API listens: http://{settings.node.bind_host}:{port}/api/v1")
+def _greet(settings: Settings, port: int, answer: Output) -> None:
+    url = f"http://{settings.node.bind_host}:{port}/api/v1"
+    if not answer.for_people:
+        answer.record({"api": url})
+        sys.stdout.flush()
+        return
+    say_aside(f"The API listens: {url}")
     say_aside("Stop with Ctrl-C.")

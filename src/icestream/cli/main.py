@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from icestream.cli.command import Commands, Group
-from icestream.cli.output import Asked, say_aside
+from icestream.cli.output import Asked, say_aside, writing
 from icestream.errors import IcestreamError, exit_code
 
 # Each is a module of this package with a `Commands` called `app`, or with a function of its own name.
@@ -107,18 +107,36 @@ def icestream(
 
 
 def main() -> None:
+    _open_streams()
     asked = Asked()
     try:
         try:
             app(obj=asked)
         finally:
-            sys.stdout.flush()  # here, where a reader that is gone can still be answered
+            with writing():
+                sys.stdout.flush()  # here, where somebody who is told can still be told
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of the process tries again
-        sys.exit(1)
+        code = 1
     except KeyboardInterrupt:
         say_aside("icestream: interrupted")
-        sys.exit(130)
+        code = 130
     except IcestreamError as error:
         asked.say_error(error)
-        sys.exit(exit_code(error))
+        code = exit_code(error)
+    _give_up_output()
+    sys.exit(code)
+
+
+def _open_streams() -> None:
+    """A stream that the caller has closed is an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # until the end of the process
+
+
+def _give_up_output() -> None:
+    """What nobody takes: the end of the process would try once more to write it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from icestream.cli.arguments import NamespaceName
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
@@ -14,8 +11,6 @@ from icestream.cli.output import Output, OutputFormat
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 
 app = Commands("List, make, change and delete namespaces.")
-
-Name = Annotated[str, typer.Argument(metavar="NAMESPACE", help="Such as default.")]
 
 
 @app.command("list")
@@ -40,7 +35,7 @@ def list_namespaces(
 
 @app.command()
 def create(
-    namespace: Name,
+    namespace: NamespaceName,
     policy: PolicyOption = None,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -61,7 +56,7 @@ def create(
 
 @app.command()
 def delete(
-    namespace: Name,
+    namespace: NamespaceName,
     yes: Yes = False,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -83,7 +78,7 @@ def delete(
 
 @app.command()
 def policy(
-    namespace: Name,
+    namespace: NamespaceName,
     changes: Changes = None,
     socket: SocketOption = None,
     config: ConfigFile = None,

@@ -13,12 +13,24 @@ from icestream.cli.output import Asked, OutputFormat
 if TYPE_CHECKING:
     from icestream.settings import Loaded
 
+
+def _setting_words() -> list[str]:
+    from icestream.cli import completion  # which needs this module
+
+    return completion.settings()
+
+
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Settings file (YAML); without it, the defaults.")
 ]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting, such as log.level=debug; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one setting, such as log.level=debug; repeatable.",
+        autocompletion=_setting_words,
+    ),
 ]
 
 

@@ -8,8 +8,10 @@ the form that the command was asked for: two sentences, or one line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TextIO
@@ -70,28 +72,52 @@ class Output:
             self._line(text)
 
     def _line(self, text: str) -> None:
-        print(text.rstrip(), file=self._stream)
+        with writing():
+            print(text.rstrip(), file=self._stream)
 
     def _json(self, document: object) -> None:
-        print(json.dumps(document, indent=2, ensure_ascii=False, default=str), file=self._stream)
+        with writing():
+            print(json.dumps(document, indent=2, ensure_ascii=False, default=str), file=self._stream)
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         texts = [list(columns), *(list(map(str, row)) for row in rows)]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        sides = [str.rjust if is_number else str.ljust for is_number in _are_numbers(columns, rows)]
         for row in texts:
-            self._line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+            cells = (side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True))
+            self._line("  ".join(cells))
 
     def _rich_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False)
-        for column in columns:
-            table.add_column(column, overflow="fold")
+        table = Table(box=None, pad_edge=False, header_style="" if os.environ.get("NO_COLOR") else "bold")
+        for column, is_number in zip(columns, _are_numbers(columns, rows), strict=True):
+            table.add_column(column, overflow="fold", justify="right" if is_number else "left")
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))  # Text: a value in brackets is not markup
-        Console(file=self._stream).print(table)
+        with writing():
+            Console(file=self._stream).print(table)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """A disk that is full under the output is said in a sentence. A reader that is gone is another matter (main.py)."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise IcestreamError(
+            f"the output cannot be written: {error.strerror or error}", hint="where does it go, and is there room?"
+        ) from None
+
+
+def _are_numbers(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    """For each column, whether it holds numbers: those are compared by their ends."""
+    values = [[_plain(row[at]) for row in rows] for at in range(len(columns))]
+    return [bool(found) and all(type(value) in (int, float) for value in found) for found in values]
 
 
 def say_aside(text: str) -> None:
@@ -126,12 +152,3 @@ def _error_document(error: IcestreamError) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     return value.value if isinstance(value, Cell) else value
-
-
-def size_text(size_bytes: int) -> str:
-    """A size for people; programs get the bytes."""
-    size = float(size_bytes)
-    unit, *larger = ("B", "KiB", "MiB", "GiB")
-    while size >= 1024 and larger:
-        size, unit = size / 1024, larger.pop(0)
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -8,9 +8,11 @@ is stored. So a run can go on behind the last line that counts.
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Final
@@ -18,13 +20,15 @@ from typing import IO, Annotated, Final
 import typer
 
 from icestream import errors, limits
+from icestream.cli.arguments import TopicName
 from icestream.cli.connection import AddressOption, Target, client_of, interruptible, unless_stopped
 from icestream.cli.lines import Draft, LineSplitter, draft_of_json, read_chunks
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+from icestream.cli.output import Output, OutputFormat, say_aside
 from icestream.cli.progress import Advance, progress
 from icestream.client.batch import MessageId
 from icestream.client.producer import Producer
+from icestream.observability.words import counted
 
 INTERRUPTED: Final = 130
 
@@ -51,13 +55,22 @@ class Account:
             first, last = self.offsets.get(found.shard, (found.offset, found.offset))
             self.offsets[found.shard] = min(first, found.offset), max(last, found.offset)
 
-    def offsets_cell(self) -> Cell:
-        ranges = sorted(self.offsets.items())
-        texts = [f"{first}..{last}" if last > first else str(first) for _, (first, last) in ranges]
-        if len(ranges) > 1:
-            texts = [f"shard {shard}: {text}" for (shard, _), text in zip(ranges, texts, strict=True)]
-        value = [{"shard": shard, "first": first, "last": last} for shard, (first, last) in ranges]
-        return Cell(value, ", ".join(texts) or "none")
+    def ranges(self) -> list[dict[str, int]]:
+        return [{"shard": shard, "first": first, "last": last} for shard, (first, last) in sorted(self.offsets.items())]
+
+    def words(self) -> str:
+        """`2 messages stored at offsets 0..1`"""
+        texts = [_range_text(*found) for _, found in sorted(self.offsets.items())]
+        if len(texts) == 1:
+            places = f" at offset{'s' if '.' in texts[0] else ''} {texts[0]}"
+        else:
+            shards = (f"shard {shard}: {text}" for shard, text in zip(sorted(self.offsets), texts, strict=True))
+            places = f" ({', '.join(shards)})" if texts else ""
+        return f"{counted(self.stored, 'message')} stored{places}"
+
+
+def _range_text(first: int, last: int) -> str:
+    return f"{first}..{last}" if last > first else str(first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +85,25 @@ class Wanted:
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Such as /default/orders.")],
-    key: Annotated[str | None, typer.Option("--key", help="Key of every message that has none of its own.")] = None,
+    topic: TopicName,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Key of every message that has none of its own.")
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of every message; repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Each line is an object with payload, key, headers.")] = False,
-    file: Annotated[Path | None, typer.Option("--file", help="Read this file instead of the standard input.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='Each line is an object: {"payload": "text", "key": "k", "headers": {}}.')
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Read this file instead of the standard input.")
+    ] = None,
     create: Annotated[bool, typer.Option("--create/--no-create", help="Make the topic if it is not there.")] = True,
-    shards: Annotated[int, typer.Option("--shards", min=1, help="Shards of a topic that is made.")] = 1,
+    shards: Annotated[
+        int, typer.Option("--shards", metavar="NUMBER", min=1, help="Shards of a topic that is made.")
+    ] = 1,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, help="Seconds in which a message must be stored.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="In which a message must be stored.")
     ] = limits.CLIENT_SEND_SECONDS_DEFAULT,
     address: AddressOption = None,
     config: ConfigFile = None,
@@ -91,7 +112,9 @@ def produce(
 ) -> None:
     """Send each line of the input as a message; ends with how many are stored, and where.
 
-    Example: echo hello | icestream produce /default/orders --key customer-7
+    Example: echo hello | icestream produce /default/orders
+    Example: icestream produce /default/orders --file orders.txt --key customer-7 --header source=shop
+    Example: icestream produce /default/orders --json --shards 4 < orders.jsonl
     """
     wanted = Wanted(topic, key, dict(map(_header, header or ())), as_json, shards, create, timeout)
     account = Account()
@@ -100,7 +123,7 @@ def produce(
     try:
         with ExitStack() as stack:
             source = _open(file, stack)
-            advance = stack.enter_context(progress("sending", file.stat().st_size if file is not None else None))
+            advance = stack.enter_context(progress("sending", _size(source)))
             target = Target(address, None, config, sets)
             interrupted = asyncio.run(_produce(target, wanted, source, account, advance))
     except errors.IcestreamError as error:
@@ -120,7 +143,7 @@ def _header(given: str) -> tuple[str, str]:
 
 
 def _open(file: Path | None, stack: ExitStack) -> IO[bytes]:
-    if file is None:
+    if file is None or str(file) == "-":
         if sys.stdin.isatty():
             say_aside("each line is a message; Ctrl-D ends")
         return sys.stdin.buffer
@@ -128,6 +151,14 @@ def _open(file: Path | None, stack: ExitStack) -> IO[bytes]:
         return stack.enter_context(file.open("rb"))
     except OSError as error:
         raise errors.InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _size(source: IO[bytes]) -> int | None:
+    """None where nobody knows: a pipe, a terminal, bytes in memory."""
+    with suppress(OSError):
+        found = os.fstat(source.fileno())
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 async def _produce(target: Target, wanted: Wanted, source: IO[bytes], account: Account, advance: Advance) -> bool:
@@ -181,11 +212,10 @@ class _Sending:
 
 
 def _report(account: Account, answer: Output, stopped_by: errors.IcestreamError | None) -> None:
-    offsets = account.offsets_cell()
     if answer.for_people:
-        answer.say(f"{account.stored} messages, offsets {offsets}")
+        answer.say(account.words())
     else:
-        answer.record({"stored": account.stored, "failed": account.failed, "offsets": offsets})
+        answer.record({"stored": account.stored, "failed": account.failed, "offsets": account.ranges()})
     if stopped_by is not None:
         raise type(stopped_by)(f"{stopped_by.message}; {_lost(account)}", hint=stopped_by.hint)
     if account.failed:
@@ -196,5 +226,5 @@ def _report(account: Account, answer: Output, stopped_by: errors.IcestreamError 
 def _lost(account: Account) -> str:
     """How many are stored, and how many of those that were sent are not."""
     if account.failed:
-        return f"{account.failed} of {account.stored + account.failed} messages were not stored"
-    return f"the {account.stored} messages before it are stored"
+        return f"{account.failed} of {counted(account.stored + account.failed, 'message')} not stored"
+    return f"{counted(account.stored, 'message')} before it stored"

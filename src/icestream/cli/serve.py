@@ -7,13 +7,19 @@ from collections.abc import Callable
 
 import typer
 
-from icestream.cli.options import ConfigFile, Sets, load_settings
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.output import OutputFormat
 
 
-def serve(config: ConfigFile = None, sets: Sets = None) -> None:
-    """Start the broker in the foreground; Ctrl-C stops it in order.
+def serve(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = OutputFormat.TABLE) -> None:
+    """Start a broker in the foreground; Ctrl-C or SIGTERM stops it in order, with exit code 0.
 
-    Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic
+    With --output json it says where everything is in one line of JSON as soon as it is ready, and nothing else.
+
+    Example: icestream serve
+    Example: icestream serve --config broker.yml
+    Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic --set log.level=warning
+    Example: icestream serve --set data_dir=elsewhere --set ports.native=0 --set ports.broker_http=0 --set ports.lake=0
     """
     from icestream import server
     from icestream.observability.log import set_up_logging
@@ -22,7 +28,8 @@ def serve(config: ConfigFile = None, sets: Sets = None) -> None:
     settings = loaded.settings
     set_up_logging(settings.log.level, settings.log.format)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(server.serve(settings, typer.echo, loaded.origins))
+        to_a_program = output is OutputFormat.JSON
+        runner.run(server.serve(settings, typer.echo, loaded.origins, to_a_program=to_a_program))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli import completion
+from icestream.cli.arguments import SubscriptionName, TopicName
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
@@ -19,8 +21,6 @@ app = Commands("List, make, move, change and delete subscriptions.")
 
 _LINE = ("subscription", "type", "consumers", "lag")
 _POSITION = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Such as /default/orders.")]
-Name = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="Such as billing.")]
 
 
 @app.command("list")
@@ -51,9 +51,22 @@ def list_subscriptions(
 @app.command()
 def create(
     topic: TopicName,
-    subscription: Name,
-    kind: Annotated[str, typer.Option("--type", help="exclusive, shared, failover or key-shared.")] = "exclusive",
-    start: Annotated[str, typer.Option("--from", help="earliest, latest, an offset, a time, or -10m.")] = "latest",
+    subscription: SubscriptionName,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--type", metavar="TYPE", help="exclusive, shared, failover or key-shared.", autocompletion=completion.types
+        ),
+    ] = "exclusive",
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="earliest, latest, an offset, a time, or -10m.",
+            autocompletion=completion.places,
+        ),
+    ] = "latest",
     policy: PolicyOption = None,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -78,7 +91,7 @@ def create(
 @app.command()
 def describe(
     topic: TopicName,
-    subscription: Name,
+    subscription: SubscriptionName,
     socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
@@ -120,9 +133,17 @@ def _cell(value: object) -> Cell:
 @app.command()
 def seek(
     topic: TopicName,
-    subscription: Name,
-    to: Annotated[str, typer.Option("--to", help="earliest, latest, an offset, a time, or -10m.")],
-    shard: Annotated[int | None, typer.Option("--shard", min=0, help="Only in this shard.")] = None,
+    subscription: SubscriptionName,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="earliest, latest, an offset, a time, or -10m.",
+            autocompletion=completion.places,
+        ),
+    ],
+    shard: Annotated[int | None, typer.Option("--shard", metavar="NUMBER", min=0, help="Only in this shard.")] = None,
     address: AddressOption = None,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -147,7 +168,7 @@ def seek(
 @app.command()
 def policy(
     topic: TopicName,
-    subscription: Name,
+    subscription: SubscriptionName,
     changes: Changes = None,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -178,7 +199,7 @@ def policy(
 @app.command()
 def delete(
     topic: TopicName,
-    subscription: Name,
+    subscription: SubscriptionName,
     yes: Yes = False,
     address: AddressOption = None,
     socket: SocketOption = None,

@@ -26,7 +26,8 @@ from icestream.cli.connection import (
     unless_stopped,
 )  # fmt: skip
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat, size_text
+from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.observability.words import size_text
 from icestream.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -67,8 +68,12 @@ class Look:
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Show one table and end; always so into a pipe.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between looks.")] = 1.0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=TOPICS_MAX, help="Topics at most.")] = 50,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Seconds between looks.")
+    ] = 1.0,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="NUMBER", min=1, max=TOPICS_MAX, help="Topics at most.")
+    ] = 50,
     socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,

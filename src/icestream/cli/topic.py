@@ -6,25 +6,30 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli import completion
+from icestream.cli.arguments import TopicName
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat, size_text
+from icestream.cli.output import Cell, Output, OutputFormat
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
+from icestream.observability.words import size_text
 
 app = Commands("List, make, change and delete topics.")
 
 _LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions")
 _SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")
 _SUBSCRIPTION = ("subscription", "type", "consumers", "lag")
-TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Such as /default/orders.")]
 
 
 @app.command("list")
 def list_topics(
-    namespace: Annotated[str | None, typer.Option("--namespace", help="Only of this one.")] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", metavar="NAME", help="Only of this one.", autocompletion=completion.namespaces),
+    ] = None,
     address: AddressOption = None,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -50,7 +55,9 @@ def list_topics(
 @app.command()
 def create(
     topic: TopicName,
-    shards: Annotated[int, typer.Option("--shards", min=1, help="How many; it cannot be changed.")] = 1,
+    shards: Annotated[
+        int, typer.Option("--shards", metavar="NUMBER", min=1, help="How many; it cannot be changed.")
+    ] = 1,
     non_reliable: Annotated[
         bool, typer.Option("--non-reliable", help="Deliver once, to whoever has room at that moment.")
     ] = False,

@@ -12,9 +12,10 @@ import typer
 from icestream import errors
 from icestream.cli.command import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside, size_text
+from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.progress import progress
 from icestream.model.shard import Gap, Topic
+from icestream.observability.words import size_text
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
 from icestream.wal import inspect as wal_inspect

@@ -47,6 +47,7 @@ class Subscription:
         given = asked.consumer
         self.consumer = f"{socket.gethostname()}-{session.randomness.token(8).hex()}" if given is None else given
         check_name("consumer", self.consumer)
+        self.positions: list[int] = []  # of each shard, when it was opened: everything below was acked
         self.is_active = False  # of a failover subscription: it is this consumer's turn
         self.error: errors.IcestreamError | None = None
         self.gaps: deque[Gap] = deque(maxlen=limits.CLIENT_GAPS_MAX)
@@ -377,6 +378,7 @@ class Subscription:
         self._inbox.begin(generations, is_same=identity == self._identity)
         self._identity = identity
         self._handle = document.number_of(found, "handle", 1, 2**32 - 1)
+        self.positions = _numbers(found, "positions", limits.OFFSET_MAX) if "positions" in found else []
         self._connection = connection
         self.is_active = self._asked.type != "failover"
         connection.join(self._handle, self)
@@ -395,9 +397,9 @@ class Subscription:
         self._wake()
 
 
-def _numbers(found: Document, key: str) -> list[int]:
+def _numbers(found: Document, key: str, most: int = 2**32 - 1) -> list[int]:
     numbers = found.get(key)
     is_list = isinstance(numbers, list) and 0 < len(numbers) <= limits.SHARDS_PER_TOPIC_MAX
-    if not is_list or not all(type(number) is int and 0 <= number < 2**32 for number in numbers or ()):
+    if not is_list or not all(type(number) is int and 0 <= number <= most for number in numbers or ()):
         raise errors.DecodeError(f"{key} are not numbers of shards")
     return list(numbers or ())

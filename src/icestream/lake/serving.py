@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from icestream import errors, limits
+from icestream import limits
 from icestream.lake.app import build_app
 from icestream.lake.options import LakeOptions
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
+from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 
 _log = get_logger("lake")
@@ -94,8 +95,6 @@ def bound(host: str, port: int) -> socket.socket:
         found.listen(limits.API_CONNECTIONS_MAX)
     except OSError as error:
         found.close()
-        raise errors.ConfigurationError(
-            f"cannot listen on {host}:{port}: {error}", hint="set ports.lake to a free port, or stop the other one"
-        ) from None
+        raise cannot_listen("ports.lake", host, port, error) from None
     found.setblocking(False)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Literal, cast
 
@@ -16,7 +17,7 @@ def set_up_logging(level: str, form: Literal["console", "json"]) -> None:
     renderer = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
     )
     structlog.configure(
         processors=[

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from icestream.observability.words import counted, size_text
 from icestream.server.node import Node
+from icestream.settings import Settings
+from icestream.settings.derive import DATA_DIR_DEFAULT
 from icestream.storage.native import native
 from icestream.wal.recovery import RecoveryReport
 
@@ -26,33 +30,75 @@ def greeting(node: Node) -> Iterator[str]:
     if log is not None:
         for line in recovery_lines(log.report):
             yield f"  {line}"
-        used, quota = log.upkeep.used_bytes, log.quota.node_bytes
-        yield f"  {len(log.upkeep.files)} sealed files, {used} of {quota} bytes, {len(log.state.shards)} shards"
-    yield f"  {len(node.broker.topics)} topics in {len(node.broker.topics.namespaces)} namespaces"
+    yield f"  {_contents(node)}"
     host, around = settings.node.bind_host, node.around
     yield f"Listening: native {host}:{node.native.port}"
     if around.http.port:
-        yield f"  health and metrics: http://{host}:{around.http.port}/readyz?verbose, /livez, /metrics"
+        yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
     if around.lake is not None:
-        port = settings.ports.lake or "any free port"
-        yield f"  API, in a moment: http://{host}:{port}/api/v1 (the lake process)"
+        where = f"{_url(host, settings.ports.lake)}/api/v1" if settings.ports.lake else "at any free port"
+        yield f"  API, in a moment: {where} (the lake process)"
     yield "Try, in another terminal:"
     for command in commands(node):
         yield f"  {command}"
     yield "Stop with Ctrl-C."
 
 
+def announcement(node: Node) -> dict[str, object]:
+    """The same for a program: where everything is. A port of the lake process that is not fixed is null."""
+    settings, around = node.settings, node.around
+    host, log = settings.node.bind_host, node.log
+    api = _url(host, settings.ports.lake) if around.lake is not None and settings.ports.lake else None
+    return {
+        "ready": True,
+        "pid": os.getpid(),
+        "data_dir": str(settings.data_dir.absolute()),
+        "address": _address(host, node.native.port),
+        "socket": str(settings.local_socket.absolute()) if around.local is not None else None,
+        "http": _url(host, around.http.port) if around.http.port else None,
+        "api": f"{api}/api/v1" if api is not None else None,
+        "storage": settings.storage.type,
+        "sync_mode": settings.wal.sync_mode,
+        "topics": len(node.broker.topics),
+        "clean_start": log.report.clean if log is not None else True,
+        "new_gaps": len(log.report.gaps) if log is not None else 0,
+    }
+
+
+def _contents(node: Node) -> str:
+    words = counted(len(node.broker.topics), "topic")
+    if node.log is None:
+        return words
+    used, quota = node.log.upkeep.used_bytes, node.log.quota.node_bytes
+    return f"{words}, the log uses {size_text(used)} of {size_text(quota)}"
+
+
+def _address(host: str, port: int) -> str:
+    """Where one connects, on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{_address(host, port)}"
+
+
 def commands(node: Node) -> Iterator[str]:
     """Three that work as they stand, whatever the settings."""
-    settings, port = node.settings, node.native.port
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.node.bind_host, settings.node.bind_host)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    settings = node.settings
+    address = _address(settings.node.bind_host, node.native.port)
     at = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    socket = shlex.quote(str(settings.local_socket.absolute()))
     program = shlex.quote(_program())
     yield f"echo hello | {program} produce {TOPIC}{at}"
     yield f"{program} consume {TOPIC}{at}"
-    yield f"{program} topic describe {TOPIC}{at if node.around.local is None else f' --socket {socket}'}"
+    yield f"{program} topic describe {TOPIC}{at if node.around.local is None else _socket_option(settings)}"
+
+
+def _socket_option(settings: Settings) -> str:
+    """Nothing where a command finds it by itself."""
+    if str(settings.data_dir) == DATA_DIR_DEFAULT:
+        return ""
+    return f" --socket {shlex.quote(str(settings.local_socket.absolute()))}"
 
 
 def _program() -> str:
@@ -66,7 +112,9 @@ def _program() -> str:
 
 def recovery_lines(report: RecoveryReport) -> Iterator[str]:
     """What the start found and did, in sentences."""
-    if report.clean:
+    if report.clean and not report.last_lsn:
+        yield "a new log"
+    elif report.clean:
         yield f"clean start at record {report.last_lsn}"
     else:
         yield (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from icestream.metadata.node_store import NodeStore
 from icestream.observability.health import Check
+from icestream.observability.words import size_text
 from icestream.server.children import Child
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _log(log: Log | None) -> Iterator[Check]:
 def _disk(log: Log) -> Check:
     """Shown only: consumers are served from a full disk too, and nobody gets it empty by staying away."""
     used, quota = log.upkeep.used_bytes, log.quota
-    reason = f"{used} of {quota.node_bytes} bytes"
+    reason = f"the log uses {size_text(used)} of {size_text(quota.node_bytes)}"
     if log.upkeep.prepare_error is not None:
         return Check("disk", False, f"no room for another file: {log.upkeep.prepare_error}", is_needed=False)
     if used >= quota.node_bytes:

@@ -16,6 +16,7 @@ stop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from icestream.model.shard import ShardKey
 from icestream.model.topic_name import parse_shard
 from icestream.protocol import handshake
 from icestream.protocol.compression import Compression
+from icestream.runtime import local_socket
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
@@ -62,6 +64,15 @@ async def stored_positions(store: MetadataStore) -> dict[ShardKey, int]:
         place = ShardKey(cursor.topic_id, shard or 0)
         found[place] = max(found.get(place, 0), cursor.end)
     return found
+
+
+def _check_not_running(settings: Settings) -> None:
+    """Raises LogLocked when a broker answers at this one's own socket."""
+    with contextlib.suppress(OSError):
+        if local_socket.is_answered(settings.local_socket):
+            raise errors.LogLocked(
+                f"another broker runs on {settings.data_dir}", hint="stop it first, or give this one its own data_dir"
+            )
 
 
 class Node:
@@ -97,7 +108,11 @@ class Node:
     async def start(cls, settings: Settings, origins: Mapping[str, Origin] | None = None) -> Node:
         """`origins`: where the settings came from, for those who ask."""
         around = Surroundings(settings, origins)
-        await around.open_http()
+        try:
+            await around.open_http()
+        except errors.ConfigurationError:
+            _check_not_running(settings)  # the port is taken by another broker of the same data: that is the news
+            raise
         try:
             node = await cls._open(settings, around)
         except BaseException:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable, Mapping
 
 from icestream.observability.log import get_logger
 from icestream.runtime.garbage import calm_collector
-from icestream.server.greeting import greeting
+from icestream.server.greeting import announcement, greeting
 from icestream.server.node import Node
 from icestream.settings import Origin, Settings
 
 _log = get_logger("server")
 
 
-async def serve(settings: Settings, say: Callable[[str], None], origins: Mapping[str, Origin] | None = None) -> None:
-    """Runs until SIGTERM or SIGINT, or until the log stops because its disk cannot be trusted any more."""
+async def serve(
+    settings: Settings,
+    say: Callable[[str], None],
+    origins: Mapping[str, Origin] | None = None,
+    *,
+    to_a_program: bool = False,
+) -> None:
+    """Runs until SIGTERM or SIGINT, or until the log stops because its disk cannot be trusted any more.
+
+    `say` gets sentences; or, when a program listens, one line of JSON as soon as the broker is ready.
+    """
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
     # before the log is opened: a signal during a long recovery stops the process behind it, not in the middle of it
@@ -25,13 +35,15 @@ async def serve(settings: Settings, say: Callable[[str], None], origins: Mapping
     try:
         node = await Node.start(settings, origins)
         calm_collector()
-        for line in greeting(node):
+        _log.info("broker ready", topics=len(node.broker.topics), native_port=node.native.port)
+        for line in [json.dumps(announcement(node))] if to_a_program else greeting(node):
             say(line)
         await run(node, stop)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-    say("stopped in order: the next start needs no recovery" if settings.storage.type != "memory" else "stopped")
+    if not to_a_program:
+        say("stopped in order: the next start needs no recovery" if settings.storage.type != "memory" else "stopped")
 
 
 def _ask_to_stop(stop: asyncio.Future[None]) -> None:
@@ -41,7 +53,6 @@ def _ask_to_stop(stop: asyncio.Future[None]) -> None:
 
 async def run(node: Node, stop: asyncio.Future[None]) -> None:
     """Until `stop`, then stops the node. Raises what made the node fail by itself."""
-    _log.info("broker ready", topics=len(node.broker.topics), native_port=node.native.port)
     try:
         await asyncio.wait({stop, node.failed}, return_when=asyncio.FIRST_COMPLETED)
         if node.failed.done():

@@ -15,6 +15,8 @@ import pytest
 from icestream import connect_sync, errors, testing
 from icestream.cli.consume import Progress
 from icestream.cli.places import place_of, time_text
+from icestream.client.asked import Gap
+from icestream.model.shard import GapState
 from icestream.model.topic_name import TopicName
 from tests.support.command_line import Ran, icestream, icestream_process
 from tests.support.serve_process import WAIT_SECONDS
@@ -103,7 +105,7 @@ def test_json_can_be_produced_again(broker: testing.TestBroker, topic: str) -> N
     assert (second["payload_base64"], second["key"], second["redelivery_count"]) == ("/wA=", "k", 0)
     assert datetime.now(UTC) - datetime.fromisoformat(second["append_time"]) < timedelta(minutes=5)
     copied = icestream("produce", f"{topic}-copy", "--json", "--address", broker.address, given=ran.out.encode())
-    assert copied.out == "2 messages, offsets 0..1\n"
+    assert copied.out == "2 messages stored at offsets 0..1\n"
     assert consume(broker, f"{topic}-copy", "--format", "%k %p", "-n", "1").out == " 9\n"
 
 
@@ -119,6 +121,24 @@ def test_a_named_subscription_goes_on_where_it_stands_and_stays(broker: testing.
     assert consume(broker, topic, *named).out.split() == ["4", "5", "6", "7", "8", "9"]
     assert consume(broker, topic, *named, "--timeout", "0.2").out == ""
     assert subscriptions(broker, topic) == ["billing"]
+
+
+def test_a_named_subscription_that_is_done_ends_at_once_whatever_its_type(
+    broker: testing.TestBroker, topic: str
+) -> None:
+    assert consume(broker, topic, "--subscription", "s", "--type", "key-shared").out.count("\n") == 10
+    assert consume(broker, topic, "--subscription", "s", "--timeout", "1000") == (0, "", "0 messages\n")
+    ran = consume(broker, topic, "--subscription", "s", "--type", "shared")
+    assert (ran.code, ran.out) == (4, "")
+    assert "is key-shared, not shared" in ran.err
+
+
+def test_what_another_consumer_has_is_said_not_to_come(broker: testing.TestBroker, topic: str) -> None:
+    with connect_sync(broker.address) as client, client.subscribe(topic, "s", start="earliest") as other:
+        next(iter(other))
+        ran = consume(broker, topic, "--subscription", "s", "--timeout", "0.4")
+    assert ran.code == 0
+    assert "nothing came for 0.4 s, although the end is not reached in shard 0 (another consumer" in ran.err
 
 
 def test_from_does_not_move_a_subscription_that_exists(broker: testing.TestBroker, topic: str) -> None:
@@ -151,8 +171,15 @@ def test_an_unknown_topic_is_not_made(broker: testing.TestBroker) -> None:
     ran = consume(broker, "/default/nothing-here")
     assert (ran.code, ran.out) == (4, "")
     assert "there is no topic /default/nothing-here" in ran.err
+    assert "hint: create it, or publish to it once; `icestream topic list` shows all" in ran.err
     with connect_sync(broker.address) as client:
         assert "/default/nothing-here" not in client.list_topics()
+
+
+def test_a_misspelt_topic_is_suggested(broker: testing.TestBroker, topic: str) -> None:
+    ran = consume(broker, topic[:-2] + topic[-1] + topic[-2])
+    assert ran.code == 4
+    assert f"hint: do you mean {topic}? `icestream topic list` shows all" in ran.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -200,7 +227,7 @@ def test_a_broker_that_goes_away_is_an_error() -> None:
             ran = consume(own, str(name), "--subscription", "s", "--type", "shared", "--timeout", "1")
             stopping.join()
     assert (ran.code, ran.out) == (11, "")
-    assert "the connection to the broker is lost, 0 messages were written" in ran.err
+    assert "the connection to the broker is lost; written until then: 0 messages" in ran.err
 
 
 def test_a_shard_is_done_at_the_end_that_it_had() -> None:
@@ -215,6 +242,18 @@ def test_a_shard_is_done_at_the_end_that_it_had() -> None:
     ]  # fmt: skip
     progress.note(0, 4)
     assert progress.behind == set()
+
+
+def test_a_gap_up_to_the_end_is_the_end() -> None:
+    progress = Progress()
+    progress.begin({0: 0}, {0: 100})
+    gap = Gap(0, 5, 100, GapState.UNUSED, "unclean stop")
+    progress.skip([gap])
+    assert progress.behind == {0}, "what is before it has not come yet"
+    for offset in range(5):
+        progress.note(0, offset)
+    progress.skip([gap])
+    assert (progress.behind, progress.written, progress.reached) == (set(), 5, {0: 100})
 
 
 NOW = datetime(2026, 7, 1, 12, tzinfo=UTC)

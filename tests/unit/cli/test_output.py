@@ -21,7 +21,22 @@ class Terminal(io.StringIO):
 def test_a_pipe_gets_plain_aligned_columns() -> None:
     stream = io.StringIO()
     Output(OutputFormat.TABLE, stream).table(COLUMNS, ROWS)
-    assert stream.getvalue() == "name            size\nfirst           1KiB\nsecond, longer  0B\n"
+    assert stream.getvalue() == "name            size\nfirst           1KiB\nsecond, longer    0B\n"
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_a_terminal_gets_a_bold_heading_unless_it_wants_none(no_color: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    Output(OutputFormat.TABLE, stream).table(COLUMNS, ROWS)
+    assert ("\x1b[" in stream.getvalue()) is (not no_color)
+
+
+def test_only_numbers_stand_at_the_right() -> None:
+    stream = io.StringIO()
+    Output(OutputFormat.TABLE, stream).table(("a", "b", "c"), [(1, "x", True), (1000, "yy", False)])
+    assert stream.getvalue().splitlines() == ["   a  b   c", "   1  x   True", "1000  yy  False"]
 
 
 def test_a_program_gets_values_instead_of_texts() -> None:

@@ -45,7 +45,7 @@ def stored(address: str, topic: str, count: int) -> list[tuple[bytes | None, byt
 
 def test_each_line_is_a_message(broker: testing.TestBroker, topic: str) -> None:
     ran = icestream("produce", topic, "--address", broker.address, given="one\n\nünü\nlast without an end".encode())
-    assert (ran.code, ran.out, ran.err) == (0, "4 messages, offsets 0..3\n", "")
+    assert (ran.code, ran.out, ran.err) == (0, "4 messages stored at offsets 0..3\n", "")
     payloads = [payload for _, payload, _ in stored(broker.address, topic, 4)]
     assert payloads == [b"one", b"", "ünü".encode(), b"last without an end"]
 
@@ -97,10 +97,10 @@ def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
     given = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
     ran = icestream("produce", topic, "--json", "--address", broker.address, given=given)
     assert ran.code == errors.exit_code(errors.InvalidInput(""))
-    assert ran.out == "1 messages, offsets 0\n"
+    assert ran.out == "1 message stored at offset 0\n"
     assert "icestream: line 2: " in ran.err
     assert said in ran.err
-    assert "; the 1 messages before it are stored" in ran.err
+    assert "; 1 message before it stored" in ran.err
 
 
 def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: str, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: 
 
 def test_nothing_in_is_nothing_out(broker: testing.TestBroker, topic: str) -> None:
     ran = icestream("produce", topic, "--address", broker.address)
-    assert (ran.code, ran.out) == (0, "0 messages, offsets none\n")
+    assert (ran.code, ran.out) == (0, "0 messages stored\n")
 
 
 def test_a_topic_is_not_made_where_that_is_not_wanted(broker: testing.TestBroker, topic: str) -> None:
@@ -132,7 +132,7 @@ def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: st
         client.create_topic(topic, max_message_bytes=500)
     ran = icestream("produce", topic, "--address", broker.address, "--output", "json", given=b"abc\n" + 501 * b"x")
     assert (ran.code, ran.document["stored"]) == (4, 1)
-    assert "icestream: 1 of 2 messages were not stored" in ran.err or "line 2: " in ran.err
+    assert "icestream: 1 of 2 messages not stored" in ran.err or "line 2: " in ran.err
 
 
 def test_without_a_broker_it_says_what_to_do() -> None:
@@ -169,7 +169,7 @@ def test_an_interrupted_run_says_what_is_stored(broker: testing.TestBroker, topi
         assert len(stored(broker.address, _made(broker, topic), 2)) == 2
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=WAIT_SECONDS)
-        assert (process.returncode, out) == (130, "2 messages, offsets 0..1\n")
+        assert (process.returncode, out) == (130, "2 messages stored at offsets 0..1\n")
 
 
 def _made(broker: testing.TestBroker, topic: str) -> str:

@@ -45,9 +45,9 @@ def test_the_three_commands_of_the_greeting_work_as_they_stand(tmp_path: Path) -
             subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
             for command in said[at:-1]
         ]
-    assert [(one.returncode, one.stderr) for one in ran] == [(0, ""), (0, "1 messages\n"), (0, "")]
+    assert [(one.returncode, one.stderr) for one in ran] == [(0, ""), (0, "1 message\n"), (0, "")]
     produced, consumed, described = (one.stdout for one in ran)
-    assert (produced, consumed) == ("1 messages, offsets 0\n", "0:0\t\thello\n")
+    assert (produced, consumed) == ("1 message stored at offset 0\n", "0:0\t\thello\n")
     assert "published_messages  1" in described
 
 
@@ -69,6 +69,37 @@ def test_a_damaged_log_stops_the_start_with_file_position_and_command(tmp_path: 
     ]
     assert {one.name for one in path.iterdir()} == {*drawn.files, "LOCK"}
     assert (path / file).read_bytes() == content
+
+
+def test_a_second_one_on_the_same_data_and_ports_is_told_what_matters(tmp_path: Path) -> None:
+    """Not that a port is taken: with another one it would still not start."""
+    with ServeProcess(tmp_path / "data", "--output", "json") as first:
+        port = first.announcement()["http"].rpartition(":")[2]
+        with ServeProcess(tmp_path / "data", "--set", f"ports.broker_http={port}") as second:
+            code, out, err = second.end()
+        assert (code, out) == (8, "")
+        assert err.splitlines()[0] == f"icestream: another broker runs on {tmp_path / 'data'}"
+        with ServeProcess(tmp_path / "other", "--set", f"ports.broker_http={port}") as third:
+            code, out, err = third.end()
+        assert (code, out) == (3, "")
+        assert err.splitlines()[0] == f"icestream: cannot listen on 127.0.0.1:{port}: another process listens there"
+        assert "--set ports.broker_http=0" in err
+
+
+def test_a_program_gets_one_line_of_json_and_nothing_else(tmp_path: Path) -> None:
+    with ServeProcess(tmp_path / "data", "--output", "json") as process:
+        found = process.announcement()
+        assert process.stop(signal.SIGTERM) == (0, "")
+    assert (found["ready"], found["pid"], found["sync_mode"], found["clean_start"]) == (
+        True,
+        process.pid,
+        "always",
+        True,
+    )
+    assert (found["data_dir"], found["socket"]) == (str(tmp_path / "data"), str(tmp_path / "data" / "broker.sock"))
+    assert found["address"].startswith("127.0.0.1:")
+    assert found["http"].startswith("http://127.0.0.1:")
+    assert (found["api"], found["topics"], found["new_gaps"]) == (None, 0, 0)
 
 
 def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:

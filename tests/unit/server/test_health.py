@@ -17,6 +17,7 @@ from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
+from icestream.observability.words import size_text
 from icestream.runtime import local_socket
 from icestream.server import Node
 from icestream.server.surroundings import Surroundings
@@ -86,9 +87,8 @@ async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_
     await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [bytes(900)]}))
     used = node.log.upkeep.used_bytes
     node.log.quota = Quota(int(used / 0.9), used)
-    assert f"[!] disk: the quota is near, producers are slowed: {used} of " in await text(
-        connect, node, "/readyz?verbose"
-    )
+    near = f"[!] disk: the quota is near, producers are slowed: the log uses {size_text(used)} of "
+    assert near in await text(connect, node, "/readyz?verbose")
     node.log.quota = Quota(used, used)
     said = await text(connect, node, "/readyz?verbose")
     assert "[!] disk: the quota is reached, producers are refused" in said

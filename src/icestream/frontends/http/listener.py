@@ -18,6 +18,7 @@ from typing import NamedTuple
 from icestream import errors, limits
 from icestream.frontends.http.request import END, Request, parse
 from icestream.observability.log import get_logger
+from icestream.runtime.listening import cannot_listen
 
 TEXT = "text/plain; charset=utf-8"
 _log = get_logger("http")
@@ -44,10 +45,7 @@ class HttpListener:
         try:
             self._server = await asyncio.start_server(self._accept, host, port, limit=limits.HTTP_HEAD_BYTES_MAX)
         except OSError as error:
-            raise errors.ConfigurationError(
-                f"cannot listen on {host}:{port}: {error}",
-                hint="set ports.broker_http to a free port, or stop the other one",
-            ) from None
+            raise cannot_listen("ports.broker_http", host, port, error) from None
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:

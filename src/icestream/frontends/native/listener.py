@@ -12,6 +12,7 @@ from icestream.frontends.native.connection import NativeConnection
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.protocol import handshake
 from icestream.runtime import local_socket
+from icestream.runtime.listening import cannot_listen
 
 
 class NativeListener:
@@ -30,10 +31,7 @@ class NativeListener:
         try:
             self._server = await asyncio.get_running_loop().create_server(self._connection, host, port, backlog=1024)
         except OSError as error:
-            raise errors.ConfigurationError(
-                f"cannot listen on {host}:{port}: {error}",
-                hint="set ports.native to a free port, or stop the other one",
-            ) from None
+            raise cannot_listen("ports.native", host, port, error) from None
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def listen_locally(self, path: Path) -> None:

@@ -1,0 +1,17 @@
+"""Numbers for people: short, and never read back by a program."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(size_bytes: int) -> str:
+    """`62.0 KiB`; programs get the bytes."""
+    size = float(size_bytes)
+    unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
+    while size >= 1024 and larger:
+        size, unit = size / 1024, larger.pop(0)
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
