@@ -54,15 +54,15 @@
         └── ClientClosed           client_closed     no
 
 `retryable` says whether the same call may succeed later without anybody's help. `hint` says what to do, in words that
-a person at a terminal can act on. `EXIT_CODES` maps the tree to exit codes of the command line, `HTTP_STATUS` to those
-of HTTP, `ICEBERG_ERRORS` to those of Iceberg's REST protocol; the native protocol carries `code` itself. Each further
-protocol gets its own column in the same way, never a second tree.
+a person at a terminal can act on. The native protocol carries `code` itself; what every other way out says of an error
+stands in one table, `SAID`, with a column for each. A further protocol gets its own column, never a second tree.
+docs/errors.md shows the whole of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 
 class IcestreamError(Exception):
@@ -294,91 +294,77 @@ class ClientClosed(ClientError):
     code = "client_closed"
 
 
-# Exit codes of the command line, most specific class first. 0 is success, 1 an unexpected failure, 2 wrong usage.
-EXIT_CODES: tuple[tuple[type[IcestreamError], int], ...] = (
-    (ConfigurationError, 3),
-    (InvalidInput, 4),
-    (Refused, 5),
-    (OutcomeUnknown, 6),
-    (PositionGone, 7),
-    (LogLocked, 8),
-    (LogDamaged, 9),
-    (LogError, 10),
-    (ConnectionLost, 11),
-    (IcestreamError, 1),
-)
+class Said(NamedTuple):
+    """How a kind of error is said: a row of the table. What is None is said as the parent says it.
+
+    exit_code   of the command line. 0 is success, 1 an unexpected failure, 2 wrong usage
+    http        the status of a problem (docs/api.md). 4xx: the request is wrong as it is; 5xx and 429: it is not
+    iceberg     of Iceberg's REST protocol: the status, and the type name that its clients look at. A conflict is 409;
+                what may have happened is 500 CommitStateUnknownException and nothing else, because a client that is
+                told 409 deletes the files of its commit (hazard 13). Java's clients take IllegalArgumentException
+                literally and put "Malformed request" before every other 400
+    """
+
+    exit_code: int | None = None
+    http: int | None = None
+    iceberg: tuple[int, str] | None = None
+
+
+SAID: dict[type[IcestreamError], Said] = {
+    IcestreamError: Said(1, 500, (500, "InternalServerError")),
+    ConfigurationError: Said(3, 422),
+    InvalidInput: Said(4, 400, (400, "IllegalArgumentException")),
+    MessageTooLarge: Said(http=413, iceberg=(413, "BadRequestException")),
+    UnknownTopic: Said(http=404),
+    UnknownNamespace: Said(http=404, iceberg=(404, "NoSuchNamespaceException")),
+    UnknownSubscription: Said(http=404),
+    UnknownHandle: Said(http=404),
+    UnknownSetting: Said(http=404),
+    UnknownProducer: Said(http=404),
+    UnknownTable: Said(http=404, iceberg=(404, "NoSuchTableException")),
+    UnknownView: Said(http=404, iceberg=(404, "NoSuchViewException")),
+    NotConnected: Said(http=404),
+    AlreadyExists: Said(http=409, iceberg=(409, "AlreadyExistsException")),
+    NotEmpty: Said(http=409, iceberg=(409, "NamespaceNotEmptyException")),
+    PolicyReached: Said(http=409),
+    SubscriptionTaken: Said(http=409),
+    OutOfOrderSequence: Said(http=409),
+    ProducerFenced: Said(http=409),
+    CommitConflict: Said(http=409, iceberg=(409, "CommitFailedException")),
+    TopicTable: Said(http=403, iceberg=(403, "ForbiddenException")),
+    Contradiction: Said(http=422, iceberg=(422, "UnprocessableEntityException")),
+    Refused: Said(5, 503, (503, "ServiceUnavailableException")),
+    InFlightFull: Said(http=429),
+    NodeQuotaReached: Said(http=507),
+    TopicQuotaReached: Said(http=507),
+    DiskFull: Said(http=507),
+    MetadataFull: Said(http=507),
+    OutcomeUnknown: Said(6, 504, (500, "CommitStateUnknownException")),
+    PositionGone: Said(7, 410),
+    MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),
+    LogError: Said(10),
+    LogLocked: Said(8),
+    LogDamaged: Said(9),
+    StaleRead: Said(http=503),
+    ConnectionLost: Said(11, 503),
+}
 
 
 def exit_code(error: IcestreamError) -> int:
-    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
-
-
-# Status codes of HTTP (docs/api.md), most specific class first. 4xx: the request is wrong as it is; 5xx: it is not.
-HTTP_STATUS: tuple[tuple[type[IcestreamError], int], ...] = (
-    (ConfigurationError, 422),
-    (MessageTooLarge, 413),
-    (UnknownTopic, 404),
-    (UnknownNamespace, 404),
-    (UnknownSubscription, 404),
-    (UnknownHandle, 404),
-    (UnknownSetting, 404),
-    (UnknownProducer, 404),
-    (UnknownTable, 404),
-    (UnknownView, 404),
-    (NotConnected, 404),
-    (AlreadyExists, 409),
-    (NotEmpty, 409),
-    (PolicyReached, 409),
-    (SubscriptionTaken, 409),
-    (OutOfOrderSequence, 409),
-    (ProducerFenced, 409),
-    (CommitConflict, 409),
-    (TopicTable, 403),
-    (Contradiction, 422),
-    (InvalidInput, 400),
-    (InFlightFull, 429),
-    (NodeQuotaReached, 507),
-    (TopicQuotaReached, 507),
-    (DiskFull, 507),
-    (MetadataFull, 507),
-    (Refused, 503),
-    (OutcomeUnknown, 504),
-    (PositionGone, 410),
-    (MetadataFileMissing, 404),
-    (StaleRead, 503),
-    (ConnectionLost, 503),
-    (IcestreamError, 500),
-)
+    return next(code for row in _rows(error) if (code := row.exit_code) is not None)
 
 
 def http_status(error: IcestreamError) -> int:
-    return next(status for kind, status in HTTP_STATUS if isinstance(error, kind))
-
-
-# Iceberg's REST protocol: status and the type name that its clients look at, most specific class first. A conflict is
-# 409; what may have happened is 500 CommitStateUnknownException and nothing else, because a client that is told 409
-# deletes the files of its commit (hazard 13). Java's clients take IllegalArgumentException literally and put "Malformed
-# request" before every other 400.
-ICEBERG_ERRORS: tuple[tuple[type[IcestreamError], int, str], ...] = (
-    (UnknownNamespace, 404, "NoSuchNamespaceException"),
-    (UnknownTable, 404, "NoSuchTableException"),
-    (UnknownView, 404, "NoSuchViewException"),
-    (MetadataFileMissing, 404, "NotFoundException"),
-    (AlreadyExists, 409, "AlreadyExistsException"),
-    (NotEmpty, 409, "NamespaceNotEmptyException"),
-    (CommitConflict, 409, "CommitFailedException"),
-    (TopicTable, 403, "ForbiddenException"),
-    (Contradiction, 422, "UnprocessableEntityException"),
-    (MessageTooLarge, 413, "BadRequestException"),
-    (InvalidInput, 400, "IllegalArgumentException"),
-    (Refused, 503, "ServiceUnavailableException"),
-    (OutcomeUnknown, 500, "CommitStateUnknownException"),
-    (IcestreamError, 500, "InternalServerError"),
-)
+    return next(status for row in _rows(error) if (status := row.http) is not None)
 
 
 def iceberg_error(error: IcestreamError) -> tuple[int, str]:
-    return next((status, name) for kind, status, name in ICEBERG_ERRORS if isinstance(error, kind))
+    return next(said for row in _rows(error) if (said := row.iceberg) is not None)
+
+
+def _rows(error: IcestreamError) -> list[Said]:
+    """Its own and its parents', the nearest first."""
+    return [SAID[kind] for kind in type(error).__mro__ if kind in SAID]
 
 
 def _by_code(kind: type[IcestreamError]) -> dict[str, type[IcestreamError]]:

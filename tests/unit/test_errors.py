@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
 from icestream import errors
 
+PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.IcestreamError)]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -52,11 +54,38 @@ def test_exit_codes_do_not_change(kind: type[errors.IcestreamError], code: int) 
     assert errors.exit_code(kind("x")) == code
 
 
-def test_the_most_specific_exit_code_comes_first() -> None:
-    for number, (kind, _) in enumerate(errors.EXIT_CODES):
-        shadowed = [later for later, _ in errors.EXIT_CODES[number + 1 :] if issubclass(later, kind)]
-        assert not shadowed
-    assert errors.EXIT_CODES[-1][0] is errors.IcestreamError
+@every_kind
+def test_every_way_out_has_an_answer(kind: type[errors.IcestreamError]) -> None:
+    error = kind("x")
+    assert 1 <= errors.exit_code(error) < 128
+    assert 400 <= errors.http_status(error) < 600
+    assert 400 <= errors.iceberg_error(error)[0] < 600
+
+
+def row(kind: type[errors.IcestreamError]) -> str:
+    error = kind("x")
+    status, name = errors.iceberg_error(error)
+    retry = "yes" if kind.retryable else "no"
+    return f"| `{kind.code}` | {retry} | {errors.http_status(error)} | {status} {name} | {errors.exit_code(error)} | "
+
+
+def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
+    shown = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    expected = [row(errors.BY_CODE[code]) for code in errors.BY_CODE]
+    wrong = [start for start, line in zip(expected, shown, strict=False) if not line.startswith(start)]
+    assert not wrong, f"docs/errors.md needs these rows, each with what it means: {wrong}"
+    assert len(shown) == len(expected)
+    assert all(len(line.split("|")) == 8 and line.split("|")[6].strip() for line in shown)
+
+
+def test_a_row_says_something_and_nothing_twice() -> None:
+    for kind, row in errors.SAID.items():
+        parents = [errors.SAID[parent] for parent in kind.__mro__[1:] if parent in errors.SAID]
+        for column in errors.Said._fields:
+            above = next((found for parent in parents if (found := getattr(parent, column)) is not None), None)
+            assert getattr(row, column) != above or above is None, (kind, column)
+        assert any(value is not None for value in row), kind
+    assert None not in errors.SAID[errors.IcestreamError]
 
 
 def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:

@@ -1,4 +1,4 @@
-"""Errors as HTTP says them: problem documents (RFC 9457), made from the one tree and its table (errors.HTTP_STATUS).
+"""Errors as HTTP says them: problem documents (RFC 9457), made from the one tree and its table (errors.SAID).
 
 type        urn:icestream:error:<code>; stable, for programs
 title       the kind of error in words

@@ -59,19 +59,6 @@ def test_the_description_refers_only_to_what_it_holds(described: Any) -> None:
     assert "ValidationError" not in text
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_the_status_of_every_error_is_on_the_page(kind: type[errors.IcestreamError]) -> None:
-    rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE, flags=re.MULTILINE)
-    shown = {code: int(status) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
-    assert shown.get(kind.code, 500) == errors.http_status(kind("x"))
-
-
-def test_the_most_specific_status_comes_first() -> None:
-    for number, (kind, _) in enumerate(errors.HTTP_STATUS):
-        assert not [later for later, _ in errors.HTTP_STATUS[number + 1 :] if issubclass(later, kind)]
-    assert errors.HTTP_STATUS[-1][0] is errors.IcestreamError
-
-
 def test_what_was_refused_for_now_is_never_the_clients_mistake() -> None:
     for kind in KINDS:
         status = errors.http_status(kind("x"))
