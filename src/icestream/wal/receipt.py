@@ -6,8 +6,8 @@
 
 It looks like a future and can be awaited like one. But a future of asyncio calls back through the queue of the loop, a
 turn later: for a batch of one message that costs as much as storing it, and in between others see a state that is over.
-A receipt calls back at once. Whoever asks for that does something short that cannot fail, and expects that the log is
-in the middle of its news.
+A receipt calls back at once. Whoever asks for that does something short, and expects that the log is in the middle of
+its news. Should it fail all the same, the loop is told, and neither the log nor anybody else who waits is disturbed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ class Receipt:
 
     def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
         """At once when it is known already."""
+        self._callbacks.append(callback)
         if self.done():
-            callback(self)
-        else:
-            self._callbacks.append(callback)
+            self._tell()
 
     def settle(self, results: list[Result]) -> None:
         self._results = results
@@ -60,7 +59,11 @@ class Receipt:
     def _tell(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception as error:  # noqa: BLE001 (a mistake of one of them must not stop the log)
+                context = {"message": "who waited for an append failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
 
     def __await__(self) -> Generator[Any, None, list[Result]]:
         if not self.done():

@@ -54,3 +54,14 @@ async def test_who_gives_up_waiting_takes_nothing_from_others() -> None:
 async def test_nobody_is_told_what_is_not_known() -> None:
     with pytest.raises(asyncio.InvalidStateError):
         Receipt().result()
+
+
+async def test_one_who_fails_disturbs_nobody_and_the_loop_is_told() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    receipt, heard = Receipt(), []
+    receipt.add_done_callback(lambda _: 1 // 0)
+    receipt.add_done_callback(heard.append)
+    receipt.settle(RESULTS)
+    assert heard == [receipt]
+    assert [type(error) for error in told] == [ZeroDivisionError]
