@@ -28,20 +28,33 @@ class BlockRows(NamedTuple):
     at: int
 
 
+class Identity(NamedTuple):
+    """Which subscription it is: one that is made again under the same name is another."""
+
+    id: int
+    created_ms: int
+
+
 class Delivered:
     """Rows are counted from 0 and have the offsets `start` to `end`, without a hole."""
 
     __slots__ = (
         "_blocks", "_body", "_columns", "_first_row", "append_time_us", "arrived_ns", "attempt", "bytes", "connection",
-        "generation", "payloads", "rows", "shard", "start", "subscription",
+        "generation", "identity", "payloads", "rows", "shard", "start", "subscription",
     )  # fmt: skip
 
     def __init__(
-        self, subscription: Subscription, connection: Connection | None, delivery: Delivery, arrived_ns: int
+        self,
+        subscription: Subscription,
+        connection: Connection | None,
+        identity: Identity | None,
+        delivery: Delivery,
+        arrived_ns: int,
     ) -> None:
         """Of a delivery that was checked (`check`)."""
         self.subscription = subscription
         self.connection = connection  # on which it came
+        self.identity = identity  # of the subscription then
         self.shard = delivery.shard
         self.generation = delivery.generation
         self.attempt = delivery.attempt

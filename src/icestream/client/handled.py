@@ -5,8 +5,9 @@
     acked     for good
 
 A broker delivers again whatever it does not know as acked: after a lost connection, after a crash that took the newest
-acks with it, after a time-out. What was acked here is never handed out again, it is acked again. What waits is not put
-in a second time. What was handed out is handed out again (at least once), unless the subscription deduplicates.
+acks with it, after a time-out. What was acked here is never handed out again, it is acked again; a copy that waits when
+the message is acked is dropped. What waits is not put in a second time. What was handed out is handed out again (at
+least once), unless the subscription deduplicates.
 
 All of it belongs to one generation of the shard: a seek asks for everything anew (hazard 48).
 """
@@ -20,10 +21,11 @@ from icestream.model.run_set import RunSet
 
 
 class Arrived(NamedTuple):
-    """What is to be handed out, and what is to be acked again."""
+    """What is to be handed out, what is to be acked again, and whether all of it is behind what came before."""
 
     fresh: list[tuple[int, int]]
     acked: list[tuple[int, int]]
+    may_be_copies: bool  # it is not
 
 
 class Handled:
@@ -33,6 +35,7 @@ class Handled:
         self._waiting: RunSet[None] = RunSet()
         self._handed: RunSet[None] = RunSet()  # stays empty where nothing is deduplicated
         self._acked: RunSet[None] = RunSet()
+        self._end = 0  # behind all that came
 
     def arrived(self, start: int, end: int) -> Arrived:
         """Messages came; what is fresh of them waits from now on."""
@@ -42,7 +45,9 @@ class Handled:
                 fresh = [piece for low, high in fresh for piece in _without(known, low, high)]
         for low, high in fresh:
             self._waiting.add(low, high, None)
-        return Arrived(fresh, acked)
+        may_be_copies = start < self._end
+        self._end = max(self._end, end)
+        return Arrived(fresh, acked, may_be_copies)
 
     @staticmethod
     def _within(runs: RunSet[None], start: int, end: int) -> list[tuple[int, int]]:
@@ -58,13 +63,11 @@ class Handled:
             _add(self._handed, start, end)
 
     def acked(self, start: int, end: int) -> None:
+        """A copy of them does not wait any more."""
+        self._waiting.take(start, end)
         if self._handed.size:
             self._handed.take(start, end)
         _add(self._acked, start, end)
-
-    def acked_through(self, end: int) -> None:
-        """Everything below `end`: first deliveries are in order, so all of it was handed out to somebody."""
-        self.acked(0, end)
 
     def nacked(self, start: int, end: int) -> None:
         """They are asked for again."""

@@ -2,6 +2,9 @@
 
 A generation belongs to each shard (hazard 48). A delivery of an older one is passed over; one of a newer one, or the
 answer to a seek, forgets everything of the shard that came before it.
+
+What comes again may wait here as a copy of what the application has. While that may be so (`may_hold_copies`), an ack
+drops the copy at once; otherwise nobody looks for one.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class Inbox:
         self._shards: list[Handled] = []
         self._queue: deque[Delivered] = deque()
         self._at = 0  # the first row of the first in the queue that was not taken
+        self.may_hold_copies = False
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -55,6 +59,7 @@ class Inbox:
                 self._give_up(delivered, delivered.start)
         self._queue.clear()
         self._at = 0
+        self.may_hold_copies = False
         self.credit.held = self.credit.held_bytes = 0
 
     def sought(self, generations: Sequence[int], *, is_new: bool = False) -> None:
@@ -106,23 +111,31 @@ class Inbox:
         if handled is None:
             self.credit.took(delivered.rows, delivered.bytes)
             return []
-        fresh, acked = handled.arrived(delivered.start, delivered.end)
+        fresh, acked, may_be_copies = handled.arrived(delivered.start, delivered.end)
         if fresh == [(delivered.start, delivered.end)]:
             self._queue.append(delivered)
-            return acked
-        self.credit.took(delivered.rows, delivered.bytes)
-        for start, end in fresh:
-            part = delivered.part(start, end)
-            self.credit.held += part.rows
-            self.credit.held_bytes += part.bytes
-            self._queue.append(part)
+        else:
+            self.credit.took(delivered.rows, delivered.bytes)
+            self._queue.extend(self._parts(delivered, fresh))
+        self.may_hold_copies |= may_be_copies and bool(fresh)
         return acked
+
+    def _parts(self, delivered: Delivered, ranges: Sequence[tuple[int, int]]) -> list[Delivered]:
+        """Some of its messages, which are held from now on."""
+        parts = [delivered.part(start, end) for start, end in ranges]
+        self.credit.held += sum(part.rows for part in parts)
+        self.credit.held_bytes += sum(part.bytes for part in parts)
+        return parts
 
     # --- out ---
 
     def take(self, rows_max: int, now_ns: int) -> Chunk | None:
-        """The next messages, at most so many, all of one delivery. They count as held until they are finished."""
+        """The next messages, at most so many, all of one delivery. They count as held until they are finished.
+
+        Those that were taken before are finished by now.
+        """
         if not self._queue:
+            self.may_hold_copies = False
             return None
         delivered, first = self._queue[0], self._at
         end = min(delivered.rows, first + rows_max)
@@ -143,16 +156,46 @@ class Inbox:
         if handled is not None and row < end:
             handled.given_up(start + row, start + end)
 
+    def hand_back(self, chunk: Chunk, row: int) -> None:
+        """The application has the rows up to `row`; the others wait again, in front of everything."""
+        delivered, _, end = chunk
+        self.finish(chunk._replace(end=row), row)
+        if row == end:
+            return
+        if self._queue and self._queue[0] is delivered:
+            self._at = row
+            return
+        self.credit.took(end - row, _size(delivered, row, end))
+        self._queue.extendleft(self._parts(delivered, [(delivered.start + row, delivered.start + end)]))
+
     # --- what becomes of messages ---
 
     def acked(self, shard: int, generation: int, ranges: Sequence[tuple[int, int]]) -> None:
-        if generation == self.generation(shard):
-            for start, end in ranges:
-                self._shards[shard].acked(start, end)
+        if generation != self.generation(shard):
+            return
+        for start, end in ranges:
+            self._shards[shard].acked(start, end)
+            if self.may_hold_copies:
+                self._drop(shard, start, end)
+
+    def _drop(self, shard: int, start: int, end: int) -> None:
+        """These messages are not handed out."""
+        queue, self._queue = self._queue, deque()
+        for number, delivered in enumerate(queue):
+            first = self._at if number == 0 else 0
+            low, high = delivered.start + first, delivered.end
+            if delivered.shard != shard or end <= low or high <= start:
+                self._queue.append(delivered)
+                continue
+            if number == 0:
+                self._at = 0
+            self.credit.took(high - low, _size(delivered, first, delivered.rows))
+            left = [(low, min(start, high)), (max(end, low), high)]
+            self._queue.extend(self._parts(delivered, [piece for piece in left if piece[0] < piece[1]]))
 
     def acked_through(self, shard: int, generation: int, end: int) -> None:
-        if generation == self.generation(shard):
-            self._shards[shard].acked_through(end)
+        """Everything below `end`: first deliveries are in order, so all of it was handed out to somebody."""
+        self.acked(shard, generation, [(0, end)])
 
     def nacked(self, shard: int, generation: int, start: int, end: int) -> None:
         if generation == self.generation(shard):

@@ -22,7 +22,7 @@ from icestream import errors, limits
 from icestream.client.acks import AckBook
 from icestream.client.asked import Gap, SubscriptionAsked
 from icestream.client.connection import Connection, Document
-from icestream.client.delivered import Delivered, check
+from icestream.client.delivered import Delivered, Identity, check
 from icestream.client.endpoint import Session
 from icestream.client.inbox import Chunk, Inbox
 from icestream.client.message import NOTED, Message, Noted
@@ -59,7 +59,7 @@ class Subscription:
         self._acks = AckBook()
         self._connection: Connection | None = None
         self._handle = 0
-        self._identity: tuple[int, int] | None = None
+        self._identity: Identity | None = None
         self._is_closed = self._is_planned = self._is_watched = False
         self._waiting: list[asyncio.Future[None]] = []
         self._chunk: Chunk | None = None  # what is being handed out
@@ -156,14 +156,29 @@ class Subscription:
     # --- acks ---
 
     def ack_row(self, delivered: Delivered, row: int) -> None:
+        if not self._is_planned or self._inbox.may_hold_copies or delivered.identity is not self._identity:
+            self.ack_rows(delivered, row, row + 1)
+            return
         offset = delivered.start + row
         self._acks.ack(delivered.shard, delivered.generation, offset, offset + 1)
-        if not self._is_planned:
-            self._plan_ack()
 
     def ack_rows(self, delivered: Delivered, first: int, end: int) -> None:
-        self._acks.ack(delivered.shard, delivered.generation, delivered.start + first, delivered.start + end)
         self._plan_ack()
+        if delivered.identity is not self._identity:
+            return  # of a subscription that is gone: another one of its name has other messages at these offsets
+        start, stop = delivered.start + first, delivered.start + end
+        self._acks.ack(delivered.shard, delivered.generation, start, stop)
+        if self._inbox.may_hold_copies:
+            self._drop_copies(delivered, start, stop)
+
+    def _drop_copies(self, delivered: Delivered, start: int, stop: int) -> None:
+        """What was acked just now may have come a second time, and must not be handed out any more."""
+        if self._chunk is not None and self._chunk.delivered.shard == delivered.shard:
+            at = self._chunk.delivered.start
+            if at + self._row < stop and start < at + self._end:
+                self._inbox.hand_back(self._chunk, self._row)
+                self._chunk, self._row, self._end = None, 0, 0
+        self._inbox.acked(delivered.shard, delivered.generation, [(start, stop)])
 
     def ack_through(self, message: Message) -> Noted:
         """This message and everything before it in its shard. Only where one consumer gets everything in order."""
@@ -172,9 +187,12 @@ class Subscription:
                 f"subscription {self.name} is {self._asked.type}: it has no cumulative ack",
                 hint="ack each message, or subscribe as exclusive or failover",
             )
-        delivered, offset = message.place
-        self._acks.ack_through(delivered.shard, delivered.generation, offset + 1)
         self._plan_ack()
+        delivered, offset = message.place
+        if delivered.identity is self._identity:
+            self._acks.ack_through(delivered.shard, delivered.generation, offset + 1)
+            if self._inbox.may_hold_copies:
+                self._drop_copies(delivered, 0, offset + 1)
         return NOTED
 
     def nack_row(self, delivered: Delivered, row: int, delay_seconds: float) -> None:
@@ -184,18 +202,18 @@ class Subscription:
         delay_ms = round(delay_seconds * 1000)
         if not 0 <= delay_ms <= limits.FAILURE_POLICY_VALUE_MAX:
             raise errors.InvalidInput(f"a delay of {delay_seconds} s", hint="0 seconds to a week are allowed")
+        self._plan_ack()
         start, stop = delivered.start + first, delivered.start + end
-        self._finish_rows(delivered, start, stop)
+        self._note_handed_out()
+        self._inbox.nacked(delivered.shard, delivered.generation, start, stop)
         if delivered.connection is self._connection:  # of another one it comes again by itself
             self._acks.nack(delivered.shard, delivered.generation, delay_ms, start, stop)
-        self._plan_ack()
 
-    def _finish_rows(self, delivered: Delivered, start: int, stop: int) -> None:
-        """Messages that were handed out are asked for again: they may be of the chunk that is being handed out."""
-        if self._chunk is not None and self._chunk.delivered is delivered:
+    def _note_handed_out(self) -> None:
+        """Of the chunk that is being handed out: what comes again of it is not taken for what still waits."""
+        if self._chunk is not None and self._row > self._chunk.first:
             self._inbox.finish(self._chunk._replace(end=self._row), self._row)
             self._chunk = self._chunk._replace(first=self._row)
-        self._inbox.nacked(delivered.shard, delivered.generation, start, stop)
 
     def _plan_ack(self) -> None:
         if self.error is not None:
@@ -279,7 +297,9 @@ class Subscription:
 
     def delivered(self, delivery: frame.Delivery) -> None:
         check(delivery)
-        came = Delivered(self, self._connection, delivery, self._session.clock.monotonic_ns())
+        if self._chunk is not None and self._chunk.delivered.shard == delivery.shard and self._is_again(delivery):
+            self._note_handed_out()
+        came = Delivered(self, self._connection, self._identity, delivery, self._session.clock.monotonic_ns())
         for start, end in self._inbox.arrive(came):
             self._acks.ack(came.shard, came.generation, start, end)
         self._drop_old_chunk()
@@ -291,6 +311,11 @@ class Subscription:
             self._is_watched = True
             self._session.tasks.start(self._watch(self._asked.take_timeout), f"subscription-{self.name}-watch")
         self._wake()
+
+    def _is_again(self, delivery: frame.Delivery) -> bool:
+        """Whether it is not behind what is being handed out."""
+        assert self._chunk is not None
+        return delivery.base_offset + delivery.first_row < self._chunk.delivered.start + self._row
 
     async def _watch(self, take_seconds: float) -> None:
         """Ends the subscription when something waits and nothing was taken for so long."""
@@ -369,14 +394,16 @@ class Subscription:
             await self._session.tell(connection, "close_consumer", {"handle": found.get("handle")})
             return
         generations = _numbers(found, "generations")
-        identity = (
+        identity = Identity(
             document.number_of(found, "subscription_id", 0, 2**63 - 1, 0),
             document.number_of(found, "created_ms", 0, 2**63 - 1, 0),
         )
         ack_timeout_ms = document.number_of(found, "ack_timeout_ms", 1, 2**63 - 1, 30_000)
         self._inbox.credit.drain_ns = int(ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
         self._inbox.begin(generations, is_same=identity == self._identity)
-        self._identity = identity
+        if identity != self._identity:
+            self._acks = AckBook()  # of messages that are gone
+            self._identity = identity
         self._handle = document.number_of(found, "handle", 1, 2**32 - 1)
         self.positions = _numbers(found, "positions", limits.OFFSET_MAX) if "positions" in found else []
         self._connection = connection

@@ -30,7 +30,7 @@ NUMBERS = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 def delivered(body: bytes, first_row: int = 0, rows: int = 0) -> Delivered:
     rows = rows or sum(count for count, _ in rows_of(body))
-    return Delivered(NOBODY, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
+    return Delivered(NOBODY, None, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
 
 
 def shown(column: envelope.Column, value: Any) -> Any:

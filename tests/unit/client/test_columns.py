@@ -23,7 +23,7 @@ def delivered(body: bytes, first_row: int, rows: int) -> Delivered:
     delivery = Delivery(1, 0, 0, 0, 100, 0, first_row, rows, body)
     check(delivery)
     nobody: Any = None
-    return Delivered(nobody, None, delivery, 0)
+    return Delivered(nobody, None, None, delivery, 0)
 
 
 @given(blocks(), st.data())

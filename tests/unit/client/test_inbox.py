@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from icestream import errors
 from icestream.client.delivered import Delivered
-from icestream.client.inbox import Inbox
+from icestream.client.inbox import Chunk, Inbox
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.protocol.frame import Delivery
@@ -28,7 +28,7 @@ NOBODY: Any = None
 
 def delivered(start: int, rows: int, shard: int = 0, generation: int = 0) -> Delivered:
     body = encode_block(rows, {envelope.PAYLOAD: [b"x"] * rows})
-    return Delivered(NOBODY, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
+    return Delivered(NOBODY, None, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
 
 
 def opened(shards: int = 1, prefetch: int = 64, *, deduplicates: bool = False) -> Inbox:
@@ -70,6 +70,41 @@ def test_what_was_acked_is_acked_again_and_not_handed_out() -> None:
     inbox.acked(0, 0, [(1, 3)])
     assert inbox.arrive(delivered(0, 5)) == [(1, 3)]
     assert taken(inbox) == [(0, 0), (0, 3), (0, 4)]
+
+
+def test_a_copy_that_waits_is_dropped_when_the_message_is_acked() -> None:
+    inbox = opened()
+    inbox.arrive(delivered(0, 5))
+    taken(inbox)
+    inbox.arrive(delivered(0, 5))
+    inbox.arrive(delivered(5, 2))
+    assert inbox.may_hold_copies
+    inbox.acked(0, 0, [(1, 3), (4, 6)])
+    assert taken(inbox) == [(0, 0), (0, 3), (0, 6)]
+    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+    assert not inbox.may_hold_copies, "nothing is here any more"
+
+
+def test_a_copy_in_what_is_being_handed_out_is_dropped_too() -> None:
+    inbox = opened()
+    inbox.arrive(delivered(0, 6))
+    taken(inbox)
+    inbox.arrive(delivered(0, 6))
+    chunk = inbox.take(4, 0)
+    assert chunk is not None
+    inbox.hand_back(chunk, 1)  # row 0 was handed out once more
+    inbox.acked(0, 0, [(0, 3)])
+    assert taken(inbox) == [(0, 3), (0, 4), (0, 5)]
+    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+
+
+def test_while_everything_comes_for_the_first_time_nobody_looks_for_copies() -> None:
+    inbox = opened(shards=2)
+    for start in range(0, 30, 3):
+        inbox.arrive(delivered(start, 3, shard=start % 2))
+        assert not inbox.may_hold_copies
+        if start % 4:
+            taken(inbox)
 
 
 def test_a_newer_generation_forgets_what_waits_of_its_shard_only() -> None:
@@ -135,53 +170,85 @@ class InboxModel(RuleBasedStateMachine):
         self.deduplicates = deduplicates
         self.handed: list[tuple[int, int]] = []
         self.acked: set[tuple[int, int]] = set()
-        self.waited: set[tuple[int, int]] = set()
+        self.chunk: Chunk | None = None  # taken, and perhaps not handed out to its end
+        self.row = 0
 
-    @rule(shard=st.integers(0, 1), start=st.integers(0, 30), rows=st.integers(1, 6))
+    @rule(shard=st.integers(0, 1), start=st.integers(0, 9), rows=st.integers(1, 6))
     def arrive(self, shard: int, start: int, rows: int) -> None:
         rows = min(rows, self.inbox.credit.credit)
         if rows:
             self.inbox.arrive(delivered(start, rows, shard))
 
-    @rule(rows=st.integers(1, 5), kept=st.integers(0, 5))
-    def take(self, rows: int, kept: int) -> None:
-        """Some of what is taken may be dropped before it is handed out."""
-        chunk = self.inbox.take(rows, 0)
-        if chunk is None:
-            return
-        middle = min(chunk.end, chunk.first + kept)
-        self.inbox.finish(chunk, middle)
-        shard, start = chunk.delivered.shard, chunk.delivered.start
-        for row in range(chunk.first, middle):
-            place = (shard, start + row)
-            assert place not in self.acked or place in self.waited
-            self.waited.discard(place)
-            assert not self.deduplicates or place not in self.handed
-            self.handed.append(place)
+    @rule(data=st.data(), rows=st.integers(1, 6))
+    def come_again(self, data: st.DataObject, rows: int) -> None:
+        if self.handed:
+            shard, start = data.draw(st.sampled_from(self.handed))
+            self.finish()
+            self.inbox.credit.grant()
+            self.arrive(shard, start, rows)
+
+    def finish(self) -> None:
+        """Some of what was taken may never be handed out."""
+        if self.chunk is not None:
+            self.inbox.finish(self.chunk, self.row)
+        self.chunk = None
+
+    @rule(rows=st.integers(1, 5), count=st.integers(0, 5))
+    def take(self, rows: int, count: int) -> None:
+        self.finish()
+        self.chunk = self.inbox.take(rows, 0)
+        self.row = self.chunk.first if self.chunk is not None else 0
+        self.hand_out(count)
 
     @rule(count=st.integers(1, 4))
-    def ack(self, count: int) -> None:
-        for shard, offset in self.handed[-count:]:
+    def hand_out(self, count: int) -> None:
+        while self.chunk is not None and self.row < self.chunk.end and count:
+            place = (self.chunk.delivered.shard, self.chunk.delivered.start + self.row)
+            assert place not in self.acked
+            assert not self.deduplicates or place not in self.handed
+            self.handed.append(place)
+            self.row += 1
+            count -= 1
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def ack(self, data: st.DataObject, count: int) -> None:
+        """Those of which a copy waits before the others."""
+        handed = [place for place in self.handed if place in self.waiting()] or self.handed
+        at = data.draw(st.integers(0, max(0, len(handed) - 1)))
+        for shard, offset in handed[at : at + count]:
+            if self.inbox.may_hold_copies and self.chunk is not None:
+                self.inbox.hand_back(self.chunk, self.row)
+                self.chunk = None
             self.inbox.acked(shard, 0, [(offset, offset + 1)])
             self.acked.add((shard, offset))
-            copies = [one for one in self.inbox._queue if one.shard == shard and one.start <= offset < one.end]
-            if copies:  # it came again before this ack, and is handed out once more
-                self.waited.add((shard, offset))
 
     @rule()
     def grant(self) -> None:
         self.inbox.credit.grant()
 
-    @rule()
-    def lose(self) -> None:
-        self.inbox.begin([0, 0], is_same=True)
+    @rule(is_lost=st.integers(0, 4))
+    def lose(self, is_lost: int) -> None:
+        if not is_lost:
+            self.finish()
+            self.inbox.begin([0, 0], is_same=True)
 
     @invariant()
     def it_adds_up(self) -> None:
         credit = self.inbox.credit
         assert 0 <= credit.held + credit.credit <= 20
         assert credit.held_bytes >= 0
-        assert bool(self.inbox) == (credit.held > 0)
+        assert (bool(self.inbox) or self.chunk is not None) == (credit.held > 0)
+
+    def waiting(self) -> set[tuple[int, int]]:
+        found: set[tuple[int, int]] = set()
+        for number, one in enumerate(self.inbox._queue):
+            first = self.inbox._at if number == 0 else 0
+            found |= {(one.shard, one.start + row) for row in range(first, one.rows)}
+        return found
+
+    @invariant()
+    def nothing_that_was_acked_waits(self) -> None:
+        assert not self.waiting() & self.acked
 
 
 def test_each_message_is_handed_out_as_often_as_it_may_and_credit_adds_up() -> None:

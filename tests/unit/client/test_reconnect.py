@@ -317,6 +317,33 @@ async def test_another_subscription_of_the_same_name_is_not_taken_for_the_old_on
             assert [int((await anext(messages)).payload) for _ in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_acks_of_messages_that_are_gone_do_not_ack_those_that_took_their_offsets(scene: Scene, when: str) -> None:
+    """Acked while the connection was lost, or after it came back, from a topic that was deleted meanwhile."""
+    await fill(scene, 3)
+    async with (
+        icestream.connect(scene.broker.address) as direct,
+        scene.client.subscribe(TOPIC, "s", start="earliest") as messages,
+    ):
+        old = [await anext(messages) for _ in range(3)]
+        scene.proxy.is_open = False
+        scene.proxy.cut()
+        await until(lambda: not scene.client.is_connected)
+        if when == "before":
+            for message in old:
+                message.ack()
+        await direct.delete_topic(TOPIC)
+        await fill(scene, 3)
+        scene.proxy.is_open = True
+        await until(lambda: messages.waiting_messages == 3)
+        if when == "after":
+            for message in old:
+                message.ack()
+        await messages.flush()
+        assert scene.broker.node.broker.subscription(TopicName.parse(TOPIC), "s").lag == 3
+        assert [int((await anext(messages)).payload) for _ in range(3)] == [0, 1, 2]
+
+
 # --- calls and connections --------------------------------------------------------------------------------------------
 
 

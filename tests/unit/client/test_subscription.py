@@ -173,6 +173,46 @@ async def test_without_deduplication_what_was_not_acked_in_time_comes_again(clie
         assert (first.redelivery_count, again.redelivery_count) == (0, 1)
 
 
+HURRIED = {**FAST, "ack_timeout_ms": 40, "max_redelivery_count": 1000}
+
+
+@pytest.mark.parametrize("how", ["ack", "ack_through", "batch"])
+async def test_what_is_acked_is_not_handed_out_again_even_when_its_copy_is_here_already(
+    client: icestream.Client, how: str
+) -> None:
+    """The ack time-out is over, a copy of each message waits: an ack drops it before the next one is handed out."""
+    await publish(client, 6)
+    kind: Any = "exclusive" if how == "ack_through" else "shared"
+    async with client.subscribe(TOPIC, "s", type=kind, start="earliest", failure=HURRIED) as messages:
+        if how == "batch":
+            (batch,) = [await anext(messages.batches())]
+            await until(lambda: messages.waiting_messages == 6)
+            batch.ack()
+        else:
+            first = await take(messages, 6)
+            await until(lambda: messages.waiting_messages == 6)
+            again = await take(messages, 1)  # of the copies: the others are still being handed out
+            assert numbers(again) == [0]
+            if how == "ack":
+                for message in first:
+                    message.ack()
+            else:
+                messages.ack_through(first[-1])
+        assert messages.waiting_messages == 0
+        await publish(client, 1, first=6)
+        assert numbers(await take(messages, 1)) == [6]
+
+
+async def test_only_the_copies_of_what_was_acked_are_dropped(client: icestream.Client) -> None:
+    await publish(client, 5)
+    async with client.subscribe(TOPIC, "s", start="earliest", failure=HURRIED) as messages:
+        first = await take(messages, 5)
+        await until(lambda: messages.waiting_messages == 5)
+        first[1].ack()
+        first[3].ack()
+        assert numbers(await take(messages, 3)) == [0, 2, 4]
+
+
 async def test_a_cumulative_ack_covers_what_came_before(client: icestream.Client, broker: TestBroker) -> None:
     await publish(client, 10)
     async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest") as messages:
