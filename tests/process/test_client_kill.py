@@ -1,166 +1,308 @@
-"""kill -9 of a broker under a live producer and live consumers of the Python client. Again and again.
+"""kill -9 of a broker under real clients that publish, consume, ack, nack and seek. Again and again.
 
 stored      every message whose future said so is there, once, where it said, in the order of sending
-futures     all of them resolve: the producer finds out what was stored, and sends the rest again
-delivered   every message reaches each consumer; with dedup=True exactly once and in order
+futures     all of them resolve: a producer finds out what was stored, and sends the rest again
+delivered   with dedup=True exactly once and in order; else S1 to S6 of tests/support/subscription_audit.py
+buried      each message that failed too often is a dead letter, once
+ids         of topics, subscriptions, consumers and producers stay; a topic that is made anew has a new one
+
+The plan of a run follows from its seed; the moments, to the microsecond, do not. KILL_SEED runs one seed again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
-import re
-import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import icestream
-from icestream.client.batch import MessageId
-from tests.support.serve_process import ServeProcess
+from tests.support.history import check
+from tests.support.kill_traffic import (
+    KINDS,
+    LETTERS,
+    SHARDS,
+    TOPIC,
+    WAIT_SECONDS,
+    Auditors,
+    BriskClock,
+    Kept,
+    Worker,
+    is_poison,
+    number_of,
+)
+from tests.support.killed_broker import LOST, Behind, KilledBroker
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
-TOPIC = "/default/orders"
-WAIT_SECONDS = 60.0
-SHARDS = 2
+Job = Coroutine[Any, Any, None]
+Begin = Callable[[Job], None]
+WAYS_TO_END = ("load", "load", "seek", "sought", "recovery", "start", "stored", "stop")
+STORED_WITHIN_SECONDS = 10.0
+FLUSH_MS = (1, 1, 5, 20, 60)  # at 1 ms a cursor is being written at almost any moment
 
 
-class KilledBroker:
-    """A broker on one directory and one port, killed and started again as often as anybody likes."""
-
-    def __init__(self, folder: Path, mode: str) -> None:
-        self._folder = folder
-        self._mode = mode
-        self._port = 0
-        self._process: ServeProcess | None = None
-
-    async def start(self) -> str:
-        mode, port = f"storage.iceberg_config.wal.sync_mode={self._mode}", f"ports.native={self._port}"
-        self._process = ServeProcess(self._folder, "--set", mode, "--set", port)
-        greeting = "\n".join(await asyncio.to_thread(self._process.greeting))
-        found = re.search(r"native \S+:(\d+)", greeting)
-        assert found is not None, greeting
-        self._port = int(found[1])
-        return f"127.0.0.1:{self._port}"
-
-    async def kill(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            await asyncio.to_thread(process.stop, signal.SIGKILL)
-
-
-class Traffic:
-    def __init__(self) -> None:
-        self.sent: list[asyncio.Future[MessageId]] = []
-        self.seen: list[tuple[int, int, int]] = []  # of the consumer that deduplicates: shard, offset, number
-        self.seen_at_least: set[int] = set()  # of the one that does not
-        self.is_over = False
-
-    async def produce(self, client: icestream.Client, chance: random.Random) -> None:
-        async with client.producer(TOPIC, name="till", shards=SHARDS) as producer:
-            while not self.is_over:
-                await until(self.can_follow)
-                for _ in range(chance.randrange(1, 20)):
-                    await producer.ready()
-                    number = len(self.sent)
-                    self.sent.append(producer.send(b"%d" % number, key=b"%d" % (number % 7)))
-                await asyncio.sleep(chance.choice([0, 0.0005, 0.002]))
-            await producer.flush()
-
-    def can_follow(self) -> bool:
-        """The consumers are not far behind: the whole test waits for them in the end."""
-        return self.is_over or len(self.sent) - min(len(self.seen), len(self.seen_at_least)) < 2_000
-
-    async def until_acked(self, count: int) -> None:
-        """So many more than now."""
-        acked = sum(one.done() for one in self.sent)
-        await until(lambda: sum(one.done() for one in self.sent) >= acked + count)
-
-    async def consume(self, client: icestream.Client, chance: random.Random) -> None:
-        async with client.subscribe(TOPIC, "once", type="exclusive", start="earliest", dedup=True) as messages:
-            kept: list[icestream.Message] = []
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        message = await anext(messages)
-                        self.seen.append((message.shard, message.offset, int(message.payload)))
-                        kept.append(message)
-                        if chance.random() > 0.1:
-                            continue
-                for one in kept:  # in portions, and when nothing comes
-                    one.ack()
-                kept.clear()
-
-    async def consume_carelessly(self, client: icestream.Client, chance: random.Random) -> None:
-        async with client.subscribe(TOPIC, "twice", start="earliest", failure={"base_delay_ms": 1}) as messages:
-            async for message in messages:
-                self.seen_at_least.add(int(message.payload))
-                if chance.random() < 0.99:
-                    message.ack()
-                else:
-                    message.nack()
-
-
-@pytest.mark.parametrize("mode", ["always", "periodic"])
+@pytest.mark.parametrize("mode", ["always", "periodic", "none"])
 async def test_a_broker_that_is_killed_loses_and_doubles_nothing_for_its_clients(tmp_path: Path, mode: str) -> None:
-    await check_kills(tmp_path / "data", mode, kills=3, seed=20_261)
+    await check_kills(tmp_path / "data", mode, kills=11, seed=20_261)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", ["always", "periodic", "none"])
-async def test_a_broker_that_is_killed_40_times_loses_and_doubles_nothing(tmp_path: Path, mode: str) -> None:
-    await check_kills(tmp_path / "data", mode, kills=40, seed=random.SystemRandom().randrange(10**9))
+async def test_a_broker_that_is_killed_100_times_loses_and_doubles_nothing(tmp_path: Path, mode: str) -> None:
+    await check_kills(tmp_path / "data", mode, kills=100, seed=random.SystemRandom().randrange(10**9))
 
 
 async def check_kills(folder: Path, mode: str, kills: int, seed: int) -> None:
     seed = int(os.environ.get("KILL_SEED", seed))
-    chance = random.Random(seed)
-    broker, traffic = KilledBroker(folder, mode), Traffic()
-    address = await broker.start()
+    run = Run(folder, mode, seed)
     try:
-        async with icestream.connect(address, send_timeout=WAIT_SECONDS) as client:
-            await client.create_topic(TOPIC, shards=SHARDS)
-            producing = asyncio.create_task(traffic.produce(client, chance))
-            consuming = [
-                asyncio.create_task(traffic.consume(client, chance)),
-                asyncio.create_task(traffic.consume_carelessly(client, chance)),
-            ]
-            for _ in range(kills):
-                await traffic.until_acked(50)
-                await asyncio.sleep(chance.random() * 0.1)
-                await broker.kill()
-                assert await broker.start() == address
-            traffic.is_over = True
-            await asyncio.wait_for(producing, WAIT_SECONDS)
-            found = await asyncio.gather(*traffic.sent)
-            await until(lambda: len(traffic.seen) >= len(found) and len(traffic.seen_at_least) >= len(found))
-            for task in consuming:
-                task.cancel()
-            await asyncio.gather(*consuming, return_exceptions=True)
-            assert client.connections > kills
+        await run.all_lives(kills)
+        await run.last_life()
     except BaseException as error:
-        error.add_note(f"KILL_SEED={seed}, mode {mode}, log in {folder}")
+        error.add_note(f"KILL_SEED={seed}, mode {mode}, {run.ends}, broker in {folder}")
         raise
     finally:
-        with contextlib.suppress(AssertionError):
-            await broker.kill()
-    check(traffic, found)
+        run.broker.close()
+    assert run.ends["killed while it started"] > 0
+    assert run.ends["seeks answered"] > 1
+    assert run.ends["take-overs"] > 0
+    assert run.auditors.repeated > 0, "no kill came between an ack and the write of its cursor"
+    assert len(run.kept.incarnations) > kills // 4
 
 
-def check(traffic: Traffic, found: list[MessageId]) -> None:
-    places = {(shard, offset): number for shard, offset, number in traffic.seen}
-    assert len(places) == len(traffic.seen) == len(found), "something was handed out twice, or stored twice"
-    for number, one in enumerate(found):
-        assert places[one.shard, one.offset] == number
-    for shard in range(SHARDS):
-        assert_rising([number for place, _, number in sorted(traffic.seen) if place == shard])
-        assert_rising([offset for place, offset, _ in traffic.seen if place == shard])
-    assert traffic.seen_at_least == set(range(len(found)))
+class Run:
+    def __init__(self, folder: Path, mode: str, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.broker = KilledBroker(folder, mode)
+        self.kept = Kept(self.chance)
+        self.auditors = Auditors()
+        self.ends: Counter[str] = Counter()
+        self._ids: dict[str, int] = {}
+        self._was_stopped = False
+        self._keeping: list[asyncio.Task[None]] = []
+        self._client: icestream.Client
 
+    # --- the lives ---
 
-def assert_rising(numbers: list[int]) -> None:
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) > 50
+    async def all_lives(self, kills: int) -> None:
+        await self._first_life()
+        ways = ["recovery", "load", "stop", "sought"]
+        while self.ends["kills"] < kills:
+            await self._life(ways.pop())
+            ways = ways or self.chance.sample(WAYS_TO_END, len(WAYS_TO_END))
+
+    async def _first_life(self) -> None:
+        """Everything that others find again is made."""
+        await self.broker.start(FLUSH_MS[0])
+        self._client = await icestream.connect(self.broker.address, send_timeout=WAIT_SECONDS, clock=BriskClock())
+        await self._client.create_topic(TOPIC, shards=SHARDS)
+        async with self._consumers() as (_, behind):
+            await self._look_at_ids(behind)
+        kept = self.kept
+        for coming in (kept.sell, kept.sell_by_fits, kept.read, kept.churn):
+            self._keeping.append(asyncio.create_task(coming(self._client)))
+        await self._kill()
+
+    async def _life(self, way: str) -> None:
+        self.ends[way] += 1
+        flush_ms = FLUSH_MS[-1] if way in ("load", "stop") else self.chance.choice(FLUSH_MS)
+        if way == "recovery":
+            await self._be_killed_early(flush_ms)
+            return
+        await self.broker.start(flush_ms)
+        async with self._consumers() as (workers, behind), self._working(workers, behind) as begin:
+            if way != "start":
+                await self._do(way, workers, behind, begin)
+            self.kept.behind = None
+            if way == "stop":
+                await self._stop(workers, behind)
+            else:
+                await self._kill()
+
+    async def _be_killed_early(self, flush_ms: int) -> None:
+        await self.broker.begin(flush_ms)
+        await asyncio.sleep(self.chance.uniform(0.1, 1.0) * self.broker.start_seconds)
+        await self._kill()
+        self.ends["killed while it started"] += 1
+
+    async def _kill(self) -> None:
+        await self.broker.kill()
+        self.ends["kills"] += 1
+        self._was_stopped = False
+
+    async def _stop(self, workers: list[Worker], behind: Behind) -> None:
+        await self._count(workers, behind)
+        await self.broker.stop()
+        self._was_stopped = True
+
+    # --- one life ---
+
+    @contextlib.asynccontextmanager
+    async def _consumers(self) -> AsyncIterator[tuple[list[Worker], Behind]]:
+        """Those that are new in each life. They end before the next one begins."""
+        behind = await self.broker.look()
+        client = await icestream.connect(self.broker.address, clock=BriskClock())
+        try:
+            if self._keeping:
+                await self.auditors.life_began(behind, was_stopped=self._was_stopped)
+            workers = [
+                Worker(client, kind, name, self.auditors, self.chance) for kind in KINDS for name in kind.consumers
+            ]
+            for worker in workers:
+                await worker.subscription
+            yield workers, behind
+        finally:
+            await client.close()
+            await behind.close()
+
+    @contextlib.asynccontextmanager
+    async def _working(self, workers: list[Worker], behind: Behind) -> AsyncIterator[Begin]:
+        """They work until the block ends, or one of them finds that something is wrong. The block may begin more."""
+        tasks: list[asyncio.Task[None]] = []
+        jobs = [self._watch_those_that_stay(), self._count_always(workers, behind), self._pace(behind)]
+        jobs += [job for worker in workers for job in (worker.run(), worker.settle())]
+        try:
+            async with asyncio.TaskGroup() as group:
+
+                def begin(job: Job) -> None:
+                    tasks.append(group.create_task(job))
+
+                for job in jobs:
+                    begin(job)
+                yield begin
+                for task in tasks:
+                    task.cancel()
+        except BaseExceptionGroup as found:
+            raise found.exceptions[0] from None
+
+    async def _watch_those_that_stay(self) -> None:
+        await asyncio.wait(self._keeping, return_when=asyncio.FIRST_EXCEPTION)
+        for task in self._keeping:
+            if task.done():
+                task.result()
+
+    async def _do(self, way: str, workers: list[Worker], behind: Behind, begin: Begin) -> None:
+        self.kept.behind = behind
+        stored = self.kept.stored + self.chance.randrange(10, 60)
+        await until(lambda: self.kept.stored >= stored)
+        await self._look_at_ids(behind)
+        meanwhile = self.chance.random()
+        if meanwhile < 0.3:
+            await self._seek(workers)
+        elif meanwhile < 0.7:
+            await self._take_over(workers)
+        if way == "stored":
+            await self._until_stored()
+        elif way == "load":
+            await asyncio.sleep(self.chance.random() * 0.03)
+        elif way == "seek":
+            begin(self._seek(workers))
+            await asyncio.sleep(self.chance.random() * 0.006)
+        elif way == "sought":
+            await self._seek(workers)
+
+    async def _take_over(self, workers: list[Worker]) -> None:
+        """The one that stands by gets what is in flight, and then all that is still to come."""
+        first, *_ = standby = [one for one in workers if one.kind.type == "failover"]
+        await self._seek(standby)
+        await first.leave()
+        self.ends["take-overs"] += 1
+
+    async def _seek(self, workers: list[Worker]) -> None:
+        worker = self.chance.choice([one for one in workers if one.kind.is_sought and not one.has_left])
+        shard = self.chance.randrange(SHARDS)
+        position = self.chance.choice(self.kept.newest[shard][-60:])
+        worker.audits[shard].seek_asked(position)
+        await worker.subscription.seek(position, shard=shard)
+        worker.audits[shard].seek_answered()
+        self.ends["seeks answered"] += 1
+
+    async def _count_always(self, workers: list[Worker], behind: Behind) -> None:
+        with contextlib.suppress(*LOST):
+            while True:
+                await self._count(workers, behind)
+                await asyncio.sleep(0.002)
+
+    @staticmethod
+    async def _count(workers: Sequence[Worker], behind: Behind) -> None:
+        for worker in workers:
+            if not worker.has_left:
+                await worker.count(behind)
+
+    async def _pace(self, behind: Behind) -> None:
+        with contextlib.suppress(*LOST):
+            while True:
+                self.kept.backlog = max((await behind.lags(TOPIC)).values())
+                await asyncio.sleep(0.003)
+
+    async def _until_stored(self) -> None:
+        """The flusher is at work: what was counted is stored soon. The bound is for machines that stand still."""
+        waiting = [(audit, audit.waiting) for audit in self.auditors]
+        async with asyncio.timeout(STORED_WITHIN_SECONDS):
+            await until(lambda: not any(acks & audit.waiting for audit, acks in waiting))
+
+    async def _look_at_ids(self, behind: Behind) -> None:
+        """The numbers that the store has, and those that the broker uses."""
+        found: dict[str, int] = {}
+        for prefix in ("/topics", "/subscriptions", "/consumers", "/producers"):
+            for key, value, _ in await behind.entries(f"{prefix}{TOPIC}"):
+                found[key] = json.loads(value)["id"]
+        for kind in KINDS:
+            page = await behind.call("page_consumers", topic=TOPIC, subscription=kind.name)
+            for one in page["items"]:
+                found[f"/consumers{TOPIC}/{kind.name}/{one['consumer']}"] = one["id"]
+        page = await behind.call("page_producers", topic=TOPIC)
+        found |= {f"/producers{TOPIC}/{one['producer']}": one["id"] for one in page["items"]}
+        found["incarnation"] = (await behind.call("inspect_topic", topic=TOPIC))["incarnation"]
+        for name, number in found.items():
+            check(self._ids.setdefault(name, number) == number, "an id has changed", name, self._ids[name], number)
+        check(found.keys() >= self._ids.keys(), "an id is gone", self._ids.keys() - found.keys())
+
+    # --- the end ---
+
+    async def last_life(self) -> None:
+        """Everybody gets everything; then a stop in order, and a look at all of it."""
+        await self.broker.start(FLUSH_MS[-1])
+        async with self._consumers() as (workers, behind), self._working(workers, behind):
+            for worker in workers:
+                worker.lets_go = True
+            selling, by_fits, reading, churning = self._keeping
+            self.kept.is_over = True
+            await asyncio.wait_for(asyncio.gather(selling, by_fits, churning), WAIT_SECONDS)
+            found = await asyncio.gather(*self.kept.sent)
+            await self._drained(behind, TOPIC)
+            await until(lambda: self.auditors.are_done(self.kept))
+            await self._check_letters(behind)
+            reading.cancel()
+        await self._client.close()
+        await self.broker.stop()
+        self.kept.check_all(found)
+        self.auditors.check_all(self.kept)
+
+    async def _drained(self, behind: Behind, topic: str) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while any((await behind.lags(topic)).values()):  # noqa: ASYNC110  # there is no event to wait for
+                await asyncio.sleep(0.01)
+
+    async def _check_letters(self, behind: Behind) -> None:
+        letters: Counter[int] = Counter()
+        async with self._client.subscribe(LETTERS, "reader", type="exclusive", start="earliest") as messages:
+
+            async def read() -> None:
+                async for message in messages:
+                    letters[number_of(message.payload)] += 1
+                    message.ack()
+
+            reading = asyncio.create_task(read())
+            await self._drained(behind, LETTERS)
+            reading.cancel()
+        expected = Counter(number for number in range(len(self.kept.sent)) if is_poison(number))
+        check(letters == expected, "dead letters", letters - expected, expected - letters)

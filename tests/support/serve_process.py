@@ -1,4 +1,4 @@
-"""`icestream` as a process of its own, the way a person starts it, on a directory of the test."""
+"""`icestream` as a process of its own, on a directory of the test: as a person starts it, or from the nursery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.nursery import NurseryProcess, nursery
+
 WAIT_SECONDS = 30.0
 READY = "Stop with Ctrl-C."
 COMMAND = (sys.executable, "-c", "from icestream.cli.main import main; main()")
@@ -29,16 +30,23 @@ SMALL = (
 class ServeProcess:
     """`icestream serve`, from its start to its end. Leaves nothing behind."""
 
-    def __init__(self, data_dir: Path, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [*COMMAND, "serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments],
-            cwd=data_dir.parent,
-            env={name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, data_dir: Path, *arguments: str, is_fork: bool = False) -> None:
+        """`is_fork`: of a process that has imported everything, for those that start many (nursery.py)."""
+        given = ("serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")}
+        self._process: subprocess.Popen[str] | NurseryProcess
+        if is_fork:
+            self._process = nursery().start("icestream.cli.main:main", given, data_dir.parent, environment)
+        else:
+            self._process = subprocess.Popen(
+                [*COMMAND, *given],
+                cwd=data_dir.parent,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -68,12 +76,12 @@ class ServeProcess:
         """Its exit code, and what it said after the signal."""
         self._process.send_signal(number)
         said, _ = self._process.communicate(timeout=WAIT_SECONDS)
-        return self._process.returncode, said
+        return self._process.wait(WAIT_SECONDS), said
 
     def end(self) -> tuple[int, str, str]:
         """Its exit code, stdout and stderr, when it ends by itself."""
         out, err = self._process.communicate(timeout=WAIT_SECONDS)
-        return self._process.returncode, out, err
+        return self._process.wait(WAIT_SECONDS), out, err
 
     def __enter__(self) -> ServeProcess:
         return self

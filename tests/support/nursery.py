@@ -1,0 +1,235 @@
+"""Processes that start in milliseconds: forks of one that has imported everything already.
+
+Nine tenths of the start of a broker are imports, and tests that kill one start it again and again. A nursery is a child
+of the test process without threads; asked for a process it forks, and the fork calls the function that the command
+would have called, with the same arguments. It is a process like any other: of its own session, killed by its number.
+
+The socket between them keeps messages whole.
+    to the nursery      {call: "module:function", arguments, directory, environment}, with three pipes
+    from the nursery    {started: pid}, {ended: pid, code}; a code below 0 is the signal that ended it
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_SECONDS = 60.0
+MESSAGE_BYTES_MAX = 200_000
+PRELOADED = ("uvloop", "icestream.cli.serve", "icestream.cli.main", "tests.support.writer_load")
+
+
+class Nursery:
+    """The test's end of it. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, "-m", __name__], cwd=ROOT, stdin=theirs)
+        self._socket.settimeout(WAIT_SECONDS)
+        self._ended: dict[int, int] = {}
+
+    def start(
+        self, call: str, arguments: Iterable[str], directory: Path, environment: Mapping[str, str]
+    ) -> NurseryProcess:
+        asked = {
+            "call": call,
+            "arguments": [*arguments],
+            "directory": str(directory),
+            "environment": {**environment},
+        }
+        read_in, write_in = os.pipe()
+        read_out, write_out = os.pipe()
+        read_err, write_err = os.pipe()
+        theirs = [read_in, write_out, write_err]
+        try:
+            socket.send_fds(self._socket, [json.dumps(asked).encode()], theirs)
+        finally:
+            for pipe in theirs:
+                os.close(pipe)
+        while (started := self._hear().get("started")) is None:
+            pass
+        return NurseryProcess(self, started, write_in, read_out, read_err)
+
+    def _hear(self) -> dict[str, Any]:
+        said = self._socket.recv(MESSAGE_BYTES_MAX)
+        assert said, "the nursery has ended"
+        found: dict[str, Any] = json.loads(said)
+        if "ended" in found:
+            self._ended[found["ended"]] = found["code"]
+        return found
+
+    def end_of(self, pid: int, seconds: float) -> int | None:
+        """The code with which it ended; None: it has not within that time."""
+        deadline = time.monotonic() + seconds
+        while pid not in self._ended:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.000_1))
+            try:
+                self._hear()
+            except TimeoutError:
+                return None
+            finally:
+                self._socket.settimeout(WAIT_SECONDS)
+        return self._ended[pid]
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(WAIT_SECONDS)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this test process; it ends with it."""
+    found = Nursery()
+    atexit.register(found.close)
+    return found
+
+
+class NurseryProcess:
+    """What a test needs of `subprocess.Popen`, under the same names."""
+
+    def __init__(self, home: Nursery, pid: int, stdin: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self._home = home
+        self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
+        self.stdout: IO[str] = os.fdopen(stdout, encoding="utf-8")
+        self.stderr: IO[str] = os.fdopen(stderr, encoding="utf-8")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(0.0)
+
+    def wait(self, timeout: float = WAIT_SECONDS) -> int:
+        code = self._wait(timeout)
+        assert code is not None, f"process {self.pid} has not ended in {timeout} s"
+        return code
+
+    def _wait(self, seconds: float) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._home.end_of(self.pid, seconds)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = WAIT_SECONDS) -> tuple[str, str]:
+        """All that it still says, and its end."""
+        said = {self.stdout: io.StringIO(), self.stderr: io.StringIO()}
+        self.stdin.close()
+        with selectors.DefaultSelector() as selector:
+            for pipe in said:
+                if not pipe.closed:
+                    selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(timeout)
+                assert ready, f"process {self.pid} was silent for {timeout} s and has not ended"
+                for key, _ in ready:
+                    found = os.read(key.fd, 65_536).decode()
+                    said[key.fileobj].write(found)  # type: ignore[index]
+                    if not found:
+                        selector.unregister(key.fileobj)
+        self.wait(timeout)
+        out, err = (text.getvalue() for text in said.values())
+        self.close()
+        return out, err
+
+    def close(self) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            pipe.close()
+
+
+# --- the nursery's own end --------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    home = socket.socket(fileno=0)
+    for module in PRELOADED:
+        importlib.import_module(module)
+    heard, woken = socket.socketpair()
+    woken.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(home, selectors.EVENT_READ)
+        selector.register(heard, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is heard:
+                    heard.recv(1_000)
+                    _tell_ends(home)
+                elif not _start(home):
+                    return
+
+
+def _tell_ends(home: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        home.send(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _start(home: socket.socket) -> bool:
+    """False: nobody asks any more."""
+    asked, pipes, _, _ = socket.recv_fds(home, MESSAGE_BYTES_MAX, 3)
+    if not asked:
+        return False
+    pid = os.fork()
+    if not pid:
+        _live(json.loads(asked), pipes)
+    for pipe in pipes:
+        os.close(pipe)
+    home.send(json.dumps({"started": pid}).encode())
+    return True
+
+
+def _live(asked: dict[str, Any], pipes: list[int]) -> None:
+    """The life of a fork. Does not come back."""
+    code: object = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        for number, pipe in enumerate(pipes):
+            os.dup2(pipe, number)
+        os.closerange(3, 1_000)
+        os.chdir(asked["directory"])
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        sys.argv = ["icestream", *asked["arguments"]]
+        module, _, name = asked["call"].partition(":")
+        code = getattr(importlib.import_module(module), name)() or 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:  # noqa: BLE001  # the end of a process, as of every other: with a traceback
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    main()
