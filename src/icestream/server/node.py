@@ -149,9 +149,16 @@ class Node:
         return cls(settings, store, storage, log, around)
 
     async def stop(self) -> None:
+        """Whatever fails on the way, what was taken is finished and the log closed.
+
+        Clients, children and processes of the node take their leave at the same time: each may take seconds, and all
+        of it must not take ten.
+        """
         try:
-            await self.native.close()
-            await self.around.close()
+            leaving = await asyncio.gather(self.native.close(), self.around.close(), return_exceptions=True)
             await self.broker.shutdown()
+            for failure in leaving:
+                if isinstance(failure, BaseException):
+                    raise failure
         finally:
             await self.around.close_http()

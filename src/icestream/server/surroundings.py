@@ -5,11 +5,12 @@
     local socket     for processes of this node; not where nothing of the node is on disk and nobody needs it
     lake process     last, and nobody waits for it
 
-They end in reverse, before the broker does.
+They end together, before the broker does.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -115,12 +116,16 @@ class Surroundings:
             self._tasks.start(self.lake.run(), "lake")
 
     async def close(self) -> None:
-        for child in self.children:
-            await child.stop()
-        if self.local is not None:
-            await self.local.close()
-            self._settings.local_socket.unlink(missing_ok=True)
-        await self._tasks.stop()
+        try:
+            async with asyncio.TaskGroup() as leaving:
+                for child in self.children:
+                    leaving.create_task(child.stop())
+                if self.local is not None:
+                    leaving.create_task(self.local.close())
+        finally:
+            if self.local is not None:
+                self._settings.local_socket.unlink(missing_ok=True)
+            await self._tasks.stop()
 
     async def close_http(self) -> None:
         """At the very end: until then it says that the broker is shutting down."""
