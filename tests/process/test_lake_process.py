@@ -46,7 +46,7 @@ def test_a_lake_process_that_dies_is_started_again_and_the_broker_stays_ready(tm
         assert said.endswith("ready\n")
         run.until_api()
         assert run.lake_pid != first
-        assert 'icestream_child_restarts{process="lake"} 1.0' in get(run.http_port, "/metrics")[1]
+        assert 'icestream_child_restarts_total{process="lake"} 1.0' in get(run.http_port, "/metrics")[1]
 
 
 def test_a_port_that_is_taken_is_said_and_disturbs_nobody(tmp_path: Path) -> None:

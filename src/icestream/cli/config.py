@@ -1,4 +1,4 @@
-"""`icestream config`: what applies, whether a file is good, and what there is to set."""
+"""`icestream config`: what applies, here and in a running broker, whether a file is good, and what there is to set."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Annotated
 
 import typer
 
+from icestream.cli import completion
 from icestream.cli.command import Commands
+from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
 from icestream.cli.output import Cell, Output, OutputFormat
 from icestream.settings import KEYS, Key, Loaded, Problem, examine, reference, refusal, value_at
+from icestream.settings.layers import from_flags
 
-app = Commands("Show, check and explain the settings.")
-
+app = Commands("Show, check, explain and change the settings.")
+SettingKey = Annotated[
+    str, typer.Argument(metavar="KEY", help="Such as log.level.", autocompletion=completion.online_keys)
+]
 
 _REFERENCE_COLUMNS = ("key", "default", "allowed", "environment", "online", "description")
 
@@ -27,18 +32,82 @@ class ReferenceFormat(StrEnum):
 
 @app.command()
 def show(
+    live: Annotated[bool, typer.Option("--live", help="As the running broker has them, changes included.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Also show where each value came from.")] = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
-    origin: Annotated[bool, typer.Option("--origin", help="Also show where each value came from.")] = False,
 ) -> None:
-    """Print every setting as it applies here: file < environment < flags.
+    """Print every setting as it applies here: file < environment < flags. Or, with --live, as it applies there.
 
     Example: icestream config show --origin --set log.level=debug
+    Example: icestream config show --live --origin
     """
-    loaded = load_settings(config, sets)
+    rows = _live_rows(Target(None, socket, config, sets)) if live else _rows(load_settings(config, sets))
     columns = ("key", "value", "origin") if origin else ("key", "value")
-    Output(output).table(columns, [row[: len(columns)] for row in _rows(loaded)])
+    Output(output).table(columns, [row[: len(columns)] for row in rows])
+
+
+@app.command("set")
+def set_value(
+    key: SettingKey,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Such as debug, 64MiB, 5s, true or null.")],
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Change a setting of the running broker, at once and for its next starts; only keys that are marked online.
+
+    It is kept in the metadata store and beats file, environment and flags until it is unset.
+
+    Example: icestream config set log.level debug
+    Example: icestream config set storage.iceberg_config.wal.quota 200GiB
+    """
+    _change(Target(None, socket, config, sets), Output(output), "set_setting", key=key, value=_read(key, value))
+
+
+@app.command()
+def unset(
+    key: SettingKey,
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Forget a change of the running broker: what file, environment and flags say counts again.
+
+    Example: icestream config unset log.level
+    """
+    _change(Target(None, socket, config, sets), Output(output), "unset_setting", key=key)
+
+
+def _read(key: str, text: str) -> object:
+    """As `--set` would read it. Raises ConfigurationError."""
+    layer = from_flags([f"{key}={text}"], KEYS)
+    if layer.problems:
+        raise refusal(layer.problems)
+    return layer.entries[key].value
+
+
+def _change(target: Target, answer: Output, method: str, **arguments: object) -> None:
+    async def changed(broker: BrokerCalls) -> Document:
+        return await broker.call(method, **arguments)
+
+    found = ask(target, changed)
+    key = KEYS[found["key"]]
+    answer.record({"key": key.path, "value": Cell(found["value"], key.show(found["value"])), "origin": found["origin"]})
+
+
+def _live_rows(target: Target) -> list[tuple[object, ...]]:
+    async def listed(broker: BrokerCalls) -> list[Document]:
+        return list((await broker.call("list_settings"))["items"])
+
+    return [
+        (one["key"], Cell(one["value"], KEYS[one["key"]].show(one["value"])), one["origin"])
+        for one in ask(target, listed)
+    ]
 
 
 @app.command()

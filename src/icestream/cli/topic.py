@@ -15,12 +15,13 @@ from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
-from icestream.observability.words import size_text
+from icestream.observability.words import counted, size_text
 
 app = Commands("List, make, change and delete topics.")
 
 _LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions")
 _SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")
+_PRODUCER = ("producer", "peer", "epoch")
 _SUBSCRIPTION = ("subscription", "type", "consumers", "lag")
 
 
@@ -123,6 +124,7 @@ def describe(
         if not broker.is_local:
             return await broker.call("describe_topic", topic=topic)
         found = await broker.call("inspect_topic", topic=topic)
+        found["connected"] = await broker.items("page_producers", topic=topic)
         return found | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
 
     _show(ask(Target(address, socket, config, sets), described), Output(output))
@@ -132,19 +134,30 @@ def _show(found: Document, answer: Output) -> None:
     if not answer.for_people:
         answer.record(found)
         return
-    subscriptions, shards = found.pop("subscriptions"), found.pop("shard_offsets", None)
-    if shards is None:
-        answer.record(found | {"subscriptions": ", ".join(subscriptions) or "none"})
+    if "shard_offsets" not in found:
+        answer.record(found | {"subscriptions": ", ".join(found["subscriptions"]) or "none"})
         return
-    found["created"] = time_text(found.pop("created_ms") * 1000)
-    found |= {name: policies_cell(found[name]) for name in ("policies", "effective_policies")}
-    found |= {name: size_text(found[name]) for name in ("published_bytes", "held_bytes")}
-    answer.record(found)
+    answer.record(
+        {
+            "topic": found["topic"],
+            "created": time_text(found["created_ms"] * 1000),
+            "shards": found["shards"],
+            "dispatch": found["dispatch"],
+            "connected": f"{counted(found['producers'], 'producer')}, {counted(found['consumers'], 'consumer')}",
+            "published": f"{counted(found['published_messages'], 'message')}, {size_text(found['published_bytes'])}, "
+            "since the broker started",
+            "in the log": size_text(found["held_bytes"]),
+            "policies": policies_cell(found["effective_policies"]),
+        }
+    )
     answer.say("")
-    answer.table(_SHARD, [[shard[name] for name in _SHARD] for shard in shards])
-    if subscriptions:
+    answer.table(_SHARD, [[shard[name] for name in _SHARD] for shard in found["shard_offsets"]])
+    if found["subscriptions"]:
         answer.say("")
-        answer.table(_SUBSCRIPTION, [[one[name] for name in _SUBSCRIPTION] for one in subscriptions])
+        answer.table(_SUBSCRIPTION, [[one[name] for name in _SUBSCRIPTION] for one in found["subscriptions"]])
+    if found["connected"]:
+        answer.say("")
+        answer.table(_PRODUCER, [[one[name] for name in _PRODUCER] for one in found["connected"]])
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """The HTTP of the lake process: the API, its description, and how the process itself is doing.
 
+/, /api/v1                  what there is, for somebody who looks around
 /api/v1/…                   lake/routes; docs/api.md shows them to people
 /api/v1/openapi.json        the same for programs, made of the routes and lake/models.py
 /livez, /readyz, /metrics   of this process: ready means connected to the broker
@@ -24,6 +25,7 @@ from icestream.lake.models import Problem
 from icestream.lake.routes import namespaces, node, subscriptions, topics
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
+from icestream.observability.health import Check
 from icestream.runtime.link_keeper import LinkKeeper
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -78,10 +80,22 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> 
         return PlainTextResponse("ok\n")
 
     @app.get("/readyz", include_in_schema=False)
-    async def ready() -> PlainTextResponse:
-        if keeper.is_here:
-            return PlainTextResponse("ready\n")
-        return PlainTextResponse("not ready: the broker is away\n", 503)
+    async def ready(request: Request) -> PlainTextResponse:
+        check = Check("broker", keeper.is_here, "connected" if keeper.is_here else "it is away")
+        said = "ready" if check.ok else f"not ready: {check.name}: {check.reason}"
+        lines = [check.line, said] if "verbose" in request.query_params else [said]
+        return PlainTextResponse("".join(f"{line}\n" for line in lines), 200 if check.ok else 503)
+
+    @app.get("/", include_in_schema=False)
+    @app.get(PREFIX, include_in_schema=False)
+    async def index() -> dict[str, Any]:
+        names = ("namespaces", "topics", "wal", "config", "health")
+        return {
+            "name": "Icestream",
+            "description": f"{PREFIX}/openapi.json",
+            "resources": {name: f"{PREFIX}/{name}" for name in names},
+            "process": {name: f"/{name}" for name in ("livez", "readyz", "metrics")},
+        }
 
     @app.get("/metrics", include_in_schema=False)
     async def show_metrics() -> Response:

@@ -121,16 +121,18 @@ WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk
 WAL_QUOTA = Reading("icestream_wal_quota_bytes", "Bytes that it may take.")
 WAL_IN_FLIGHT = Reading("icestream_wal_in_flight_bytes", "Bytes that wait for the disk.")
 WAL_SYNCED_LSN = Reading("icestream_wal_synced_lsn", "The last record that is known to be on disk.")
+WAL_SYNC_MODE = Reading("icestream_wal_sync_mode", "1 for the mode that decides when an ack leaves.", "mode")
+WAL_SYNC_SECONDS = Reading("icestream_wal_sync_seconds", "How long a sync of the log takes: a moving average.")
+WAL_GAPS = Reading("icestream_wal_gaps", "Declared gaps: ranges of offsets that hold no message, over all shards.")
 WAL_TAIL = Reading("icestream_wal_tail_bytes", "Bytes of the newest messages that are held in memory.")
 METADATA_REVISION = Reading("icestream_metadata_revision", "The revision of the metadata store.")
 METADATA_KEYS = Reading("icestream_metadata_keys", "Keys in the metadata store.")
 METADATA_BYTES = Reading("icestream_metadata_bytes", "Bytes of keys and values in the metadata store.")
 CHILD_UP = Reading("icestream_child_up", "1 when a child process runs and answers.", "process")
-CHILD_RESTARTS = Reading("icestream_child_restarts", "How often a child process was started again.", "process")
 
 
 class Counted(NamedTuple):
-    """A counter of another process than the broker, which keeps its numbers itself."""
+    """A counter whose numbers somebody else keeps."""
 
     name: str
     text: str
@@ -141,6 +143,11 @@ class Counted(NamedTuple):
         for found, number in values.items():
             family.add_metric(found, number)
         return family
+
+
+CHILD_RESTARTS = Counted(
+    "icestream_child_restarts_total", "Times that a child process was started again.", ("process",)
+)
 
 
 # --- the API, in the lake process -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from icestream.broker.online_settings import OnlineSettings
 from icestream.frontends.http import readings
@@ -69,15 +69,15 @@ class Surroundings:
     async def exposition(self) -> bytes:
         return readings.with_counters(await self._families())
 
-    async def _families(self) -> list[GaugeMetricFamily]:
+    async def _families(self) -> list[Metric]:
         node = self._node
         if node is None:
             return [metrics.READY.family(0)]
         listeners = {"native": node.native.connections, "local": self.local.connections if self.local else 0}
-        found = await readings.broker_families(node.broker)
+        found: list[Metric] = [*await readings.broker_families(node.broker)]
         found.append(metrics.CONNECTIONS.family({name: float(count) for name, count in listeners.items()}))
         found.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
-        found.append(metrics.CHILD_RESTARTS.family({child.name: float(child.restarts) for child in self.children}))
+        found.append(metrics.CHILD_RESTARTS.family({(child.name,): child.restarts for child in self.children}))
         if node.log is not None:
             found += readings.log_families(node.log)
         if isinstance(node.store, NodeStore):

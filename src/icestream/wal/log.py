@@ -29,7 +29,7 @@ from icestream.wal.receipt import Receipt
 from icestream.wal.recovery import Recovered
 from icestream.wal.request import Request, Requests, size_of
 from icestream.wal.retainer import Retainer
-from icestream.wal.sink import Sink, SinkError
+from icestream.wal.sink import NativeSink, Sink, SinkError
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import Tail
 from icestream.wal.turnstile import Turnstile
@@ -161,6 +161,15 @@ class Log:
     def batch_bytes_max(self) -> int:
         """The largest block of more than one message."""
         return self._rows_bytes_max
+
+    @property
+    def mode(self) -> SyncMode:
+        return self._options.mode
+
+    @property
+    def sync_seconds(self) -> float | None:
+        """What a sync takes at present; None where nobody measures it."""
+        return self._sink.sync_seconds if isinstance(self._sink, NativeSink) else None
 
     def gaps(self, key: ShardKey) -> list[Gap]:
         return list(self.state.gaps.get(key, ()))

@@ -164,6 +164,11 @@ class NativeSink:
             self._start_write_back(write, file)
         return True
 
+    @property
+    def sync_seconds(self) -> float:
+        """What a sync takes at present."""
+        return self._sync_ns / 1e9
+
     def _note_sync(self, nanoseconds: int) -> None:
         """An average that forgets: one slow sync sends the next ones to the thread until they are short again."""
         self._sync_ns = nanoseconds if not self._sync_ns else max(0.7 * self._sync_ns + 0.3 * nanoseconds, 1.0)

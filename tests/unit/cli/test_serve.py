@@ -48,7 +48,7 @@ def test_the_three_commands_of_the_greeting_work_as_they_stand(tmp_path: Path) -
     assert [(one.returncode, one.stderr) for one in ran] == [(0, ""), (0, "1 message\n"), (0, "")]
     produced, consumed, described = (one.stdout for one in ran)
     assert (produced, consumed) == ("1 message stored at offset 0\n", "0:0\t\thello\n")
-    assert "published_messages  1" in described
+    assert "1 message, " in described
 
 
 def test_a_damaged_log_stops_the_start_with_file_position_and_command(tmp_path: Path) -> None:

@@ -58,8 +58,11 @@ def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
 
 def test_describe_shows_shards_and_subscriptions(broker: testing.TestBroker, local: tuple[str, str], name: str) -> None:
     with connect_sync(broker.address) as client:
-        with client.producer(name) as producer:
+        with client.producer(name, name="shop") as producer:
             producer.send_all([b"a", b"b"])
+            lines = icestream("topic", "describe", name, *local).out.splitlines()
+            assert ["producer", "peer", "epoch"] in [line.split() for line in lines]
+            assert any(line.startswith("shop ") for line in lines)
         with client.subscribe(name, "billing", start="earliest"):
             pass
     found = icestream("topic", "describe", name, *local, "--output", "json").document

@@ -176,8 +176,15 @@ async def test_what_does_not_fit_is_refused_with_its_place(
 async def test_what_is_nowhere_is_a_problem_too(api: Api) -> None:
     assert (await api.problem("GET", "/nothing"))["code"] == "not_found"
     assert (await api.problem("DELETE", "/topics"))["code"] == "method_not_allowed"
-    answer = await api.ask("GET", "/")
+    answer = await api.ask("GET", "/nothing")
     assert (answer.status, answer.is_problem) == (404, True)
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1"])
+async def test_somebody_who_looks_around_finds_everything(api: Api, path: str) -> None:
+    found = (await api.ask("GET", path)).json
+    for place in (found["description"], *found["resources"].values(), *found["process"].values()):
+        assert (await api.ask("GET", place)).status == 200, place
 
 
 async def test_a_name_with_a_slash_is_never_another_path(api: Api) -> None:
@@ -199,9 +206,11 @@ async def test_while_the_broker_is_away_it_says_so_and_then_goes_on(tmp_path: Pa
     assert (answer.status, answer.json["code"], answer.json["retryable"]) == (503, "connection_lost", True)
     assert answer.headers["retry-after"] == "1"
     assert ((await ask("GET", "/livez")).status, (await ask("GET", "/readyz")).status) == (200, 503)
+    assert (await ask("GET", "/readyz?verbose")).body == b"[-] broker: it is away\nnot ready: broker: it is away\n"
     async with local_broker(path, MemoryStore()) as broker:
         await keeper.until_here(10)
         assert (await ask("GET", "/readyz")).status == 200
+        assert (await ask("GET", "/readyz?verbose")).body == b"[+] broker: connected\nready\n"
         assert (await ask("DELETE", "/api/v1/namespaces/default/topics/none")).status == 404
         await broker.go_away()
         answer = await ask("GET", "/api/v1/topics")

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
+from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.words import size_text
 from icestream.runtime import local_socket
 from icestream.server import Node
 from icestream.server.surroundings import Surroundings
+from icestream.storage.native import native
 from icestream.wal.admission import Quota
 from tests.support.node_settings import node_settings
 from tests.support.raw_http import Connecting
@@ -179,13 +183,34 @@ async def test_many_topics_are_counted_in_slices(connect: Connecting, node: Node
     assert numbers(await text(connect, node, "/metrics"))["icestream_topics"] == 5
 
 
-async def test_names_of_metrics_follow_the_rules(connect: Connecting, node: Node) -> None:
-    exposition = await text(connect, node, "/metrics")
-    kinds = dict(line.split()[2:4] for line in exposition.splitlines() if line.startswith("# TYPE icestream_"))
-    assert len(kinds) > 25
-    for name, kind in kinds.items():
-        assert name.endswith("_total") == (kind == "counter"), name
-        assert not name.endswith(("_ms", "_us", "_kib", "_mib", "_seconds_ms")), name
+async def test_prometheus_can_read_it_and_names_follow_the_rules(connect: Connecting, node: Node) -> None:
+    http = await connect(node.around.http.port)
+    status, headers, body = await http.get("/metrics")
+    assert (status, headers["content-type"]) == (200, CONTENT_TYPE_LATEST)
+    families = list(text_string_to_metric_families(body.decode()))
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names), "a family comes twice"
+    ours = {family.name: family for family in families if family.name.startswith("icestream_")}
+    assert len(ours) > 30
+    for name, family in ours.items():
+        assert family.documentation.endswith("."), name
+        assert family.type in ("counter", "gauge"), name
+        assert not name.endswith(("_ms", "_us", "_kib", "_mib", "_kb", "_minutes", "_percent")), name
+        for sample in family.samples:
+            assert sample.name == (f"{name}_total" if family.type == "counter" else name)
+            assert len(sample.labels) <= 1, "few labels"
+
+
+async def test_sync_mode_gaps_and_the_time_of_a_sync_are_visible(connect: Connecting, node: Node) -> None:
+    found = numbers(await text(connect, node, "/metrics"))
+    modes = {mode: found[f'icestream_wal_sync_mode{{mode="{mode}"}}'] for mode in ("always", "periodic", "none")}
+    assert modes == {"always": 1.0, "periodic": 0.0, "none": 0.0}
+    assert found["icestream_wal_gaps"] == 0.0
+    assert ("icestream_wal_sync_seconds" in found) is (native is not None)
+    assert node.log is not None
+    key = ShardKey(1, 0)
+    node.log.state.gaps[key] = [Gap(key, 0, 5, 0, "unclean stop", GapState.UNUSED)]
+    assert numbers(await text(connect, node, "/metrics"))["icestream_wal_gaps"] == 1.0
 
 
 async def test_every_metric_is_on_the_page(connect: Connecting, node: Node) -> None:

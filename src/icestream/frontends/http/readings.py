@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import REGISTRY, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from icestream import limits
 from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
 from icestream.metadata.state_machine import StateMachine
+from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.wal.log import Log
@@ -64,13 +66,17 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
 
 
 def log_families(log: Log) -> list[GaugeMetricFamily]:
-    return [
+    modes = {mode.value: float(mode is log.mode) for mode in SyncMode}
+    found = [
+        metrics.WAL_SYNC_MODE.family(modes),
+        metrics.WAL_GAPS.family(sum(map(len, log.state.gaps.values()))),
         metrics.WAL_USED.family(log.upkeep.used_bytes),
         metrics.WAL_QUOTA.family(log.quota.node_bytes),
         metrics.WAL_IN_FLIGHT.family(log.in_flight_bytes),
         metrics.WAL_SYNCED_LSN.family(log.appender.synced_lsn),
         metrics.WAL_TAIL.family(log.tail.held_bytes),
     ]
+    return found if log.sync_seconds is None else [*found, metrics.WAL_SYNC_SECONDS.family(log.sync_seconds)]
 
 
 def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
@@ -81,6 +87,6 @@ def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
     ]
 
 
-def with_counters(families: list[GaugeMetricFamily]) -> bytes:
+def with_counters(families: Sequence[Metric]) -> bytes:
     """These, and everything that is counted (observability/metrics.py), as Prometheus text."""
     return exposition(families) + generate_latest(REGISTRY)

@@ -1,0 +1,55 @@
+"""Log messages: where they go in a process of ours, and where inside somebody else's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+SAY = """
+import sys
+from icestream.observability.log import get_logger, set_up_logging
+log = get_logger("part")
+{set_up}
+log.debug("too small")
+log.info("it happened", topic="/default/a", count=2)
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("it failed")
+"""
+
+
+def said(set_up: str, **env: str) -> tuple[str, str]:
+    code = SAY.format(set_up=set_up)
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    return ran.stdout, ran.stderr
+
+
+def test_a_process_of_ours_says_it_on_stderr() -> None:
+    out, err = said("set_up_logging('info', 'console')")
+    assert out == ""
+    assert "it happened" in err
+    assert "topic=/default/a" in err
+    assert "ZeroDivisionError" in err
+    assert ("too small" in err, "\x1b[" in err) == (False, False)
+
+
+def test_a_collector_gets_one_object_per_line() -> None:
+    out, err = said("set_up_logging('info', 'json')")
+    first, second = map(json.loads, err.splitlines())
+    assert out == ""
+    assert (first["event"], first["level"], first["component"], first["count"]) == ("it happened", "info", "part", 2)
+    assert "ZeroDivisionError" in second["exception"]
+
+
+def test_inside_somebody_elses_process_it_is_left_to_python() -> None:
+    out, err = said("")
+    assert out == "", "stdout belongs to the program"
+    assert "it happened" not in err, "Python shows warnings only, unless the program wants more"
+    assert "it failed component=part\nTraceback" in err
+    out, err = said("import logging; logging.basicConfig(level=logging.DEBUG)")
+    assert "INFO:icestream:it happened component=part topic=/default/a count=2" in err
+    assert "DEBUG:icestream:too small" in err
+    assert logging.getLogger("icestream").level == logging.NOTSET
