@@ -177,7 +177,8 @@ def policy(
 ) -> None:
     """Show or change what happens to messages that fail, and how fast messages are sent.
 
-    Example: icestream sub policy /default/orders billing max_redelivery_count=3 poison=dead-letter
+    Example: icestream sub policy /default/orders billing max_redelivery_count=3 max_dispatch_rate=500
+    Example: icestream sub policy /default/orders billing poison=dead-letter dead_letter_topic=/default/failed
     """
     wanted = changes_of(changes or (), (*FAILURE_KEYS, DISPATCH_RATE))
     place = {"topic": topic, "subscription": subscription}

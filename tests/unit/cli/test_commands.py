@@ -21,9 +21,21 @@ from icestream.cli.main import COMMANDS, load
 from icestream.settings import Settings
 from tests.support.command_line import icestream
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
-SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
-SHOWN = re.findall(r"^(?:.*\| )?(icestream [^\n]*)$", SHELL, re.MULTILINE)
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def shown(page: str) -> list[str]:
+    """The commands that a page tells somebody to type."""
+    blocks = "\n".join(re.findall(r"```(?:sh|console)\n(.*?)```", page, re.DOTALL))
+    return re.findall(r"^(?:\$ )?(?:.*\| )?((?:\.venv/bin/)?icestream [^\n]*)$", blocks, re.MULTILINE)
+
+
+SHOWN = shown(PAGE)
+ELSEWHERE = [
+    line for name in ("README.md", "docs/operate.md", "docs/api.md", "docs/client.md", "docs/config.md")
+    for line in shown((ROOT / name).read_text(encoding="utf-8"))
+]  # fmt: skip
 
 
 def commands(found: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, TyperCommand]]:
@@ -42,7 +54,7 @@ HEAVY = {"rich", "structlog", "prometheus_client", "yaml", "icestream.server", "
 
 def words(line: str) -> list[str]:
     """Of a command in a shell, from `icestream` on, without what follows a pipe or a redirection."""
-    found = shlex.split(line, comments=True)
+    found = [word.removeprefix(".venv/bin/") for word in shlex.split(line, comments=True)]
     found = found[found.index("icestream") + 1 :]
     ends = [found.index(one) for one in ("|", "<", ">") if one in found]
     return found[: min(ends, default=len(found))]
@@ -128,8 +140,8 @@ def test_every_command_is_in_the_page_with_an_example(name: str) -> None:
     assert any(words(line)[: len(name.split())] == name.split() for line in SHOWN), name
 
 
-@pytest.mark.parametrize("line", SHOWN)
-def test_every_example_of_the_page_is_right(line: str) -> None:
+@pytest.mark.parametrize("line", SHOWN + ELSEWHERE)
+def test_every_example_of_the_pages_is_right(line: str) -> None:
     if "-completion" not in line:
         check_usage(line)
     assert words(line)
