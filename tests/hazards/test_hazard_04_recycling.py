@@ -13,9 +13,11 @@ from icestream.model import Topic
 from icestream.model.block import Numbering
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
+from icestream.wal.damage import plan_repair
 from icestream.wal.log import Log
 from icestream.wal.log_file import checkpoint_lsn
 from icestream.wal.producers import Duplicate
+from icestream.wal.repair import apply_repair
 from tests.support.machine import TOPICS, A, B, Machine, block, messages, publish
 
 pytestmark = pytest.mark.asyncio
@@ -127,6 +129,32 @@ async def test_hazard_04_without_any_checkpoint_a_recycled_log_does_not_start_at
         machine.disk.remove(name)
     with pytest.raises(errors.LogDamaged, match="a log file or a checkpoint is missing"):
         await machine.start()
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "zero"])
+async def test_hazard_04_checkpoints_that_cannot_be_read_still_tell_how_far_the_log_went(damage: str) -> None:
+    """Every file was freed, and both checkpoints are hit: their names are all that is left of the log."""
+    machine = Machine()
+    log = await machine.start()
+    await fill(log, 30)
+    await log.close()
+    log = await machine.start()
+    await recycle(log)
+    await log.close()
+    last = log.state.lsn
+    assert not [name for name in machine.disk.names() if name.startswith("log-")]
+    for name in checkpoints(machine.disk):
+        spoil(machine.disk, name, damage)
+    before = machine.disk.names()
+    with pytest.raises(errors.LogDamaged, match=f"the log ends at record 0, but a checkpoint covers record {last}"):
+        await machine.start()
+    assert machine.disk.names() == before
+
+    plan = plan_repair(machine.disk)
+    assert [(loss.lsn_first, loss.lsn_last) for loss in plan.losses] == [(1, last)]
+    apply_repair(machine.disk, machine.clock, plan)
+    log = await machine.start({A: 30, B: 30})
+    assert (await publish(log, A, b"new"), log.state.lsn > last) == (30, True), "who knows a position is believed"
 
 
 async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it() -> None:

@@ -23,10 +23,11 @@ from icestream.model import ShardKey, SyncMode
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from icestream.wal import format as wire
 from icestream.wal.appender import Placed
+from icestream.wal.format import RECORDS_START
 from icestream.wal.log import Log
-from icestream.wal.log_file import SEAL_POSITION, SECTOR, log_number
+from icestream.wal.log_file import SEAL_POSITION, SECTOR, log_name, log_number
 from tests.support.effort import HALF, QUARTER
-from tests.support.machine import A, B, Machine, batch, messages, publish, turn, undeclared
+from tests.support.machine import A, B, Machine, batch, messages, publish, settle, turn, undeclared
 from tests.support.stepped_sink import SteppedSink
 
 # As every LogDamaged of a start must read: which file, where in it, what to do.
@@ -436,6 +437,39 @@ def test_hazard_05_a_flip_in_the_seal_of_a_file_that_a_failed_write_ended_neithe
         assert await messages(started, A) == {0: b"first"}
         found = await messages(started, B)
         assert {offset: found.get(offset) for offset in (0, 1)} == {0: b"second", 1: b"third"}
+
+    run(check())
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["with a footer", "without"])
+def test_hazard_05_a_lost_seal_does_not_make_damage_of_the_torn_beginning_of_the_next_file(stopped: bool) -> None:
+    """What is missing between two files stood at the beginning of the second, and no sync had reached it."""
+
+    async def check() -> None:
+        machine, sink = Machine(), SteppedSink()
+        log = await machine.start(sink=sink)
+        await acked(log, sink, A, b"first")
+        if stopped:
+            closing = asyncio.ensure_future(log.close())
+            await turn(log, sink)
+            await closing
+            log = await machine.start(sink=(sink := SteppedSink()))
+        else:
+            machine.disk.fail("write", errno.ENOSPC)
+            log.submit([batch(log, A, b"taken back")])
+            await turn(log, sink)
+        for value in (b"torn", b"whole"):
+            log.submit([batch(log, A, value)])
+            await settle()
+        assert await turn(log, sink, 1) == 1, "both are written, and not synced"
+        assert log.appender.file is not None
+        name = log_name(log.appender.file.number)
+        await machine.kill()
+        machine.disk.flip("log-0000000000000001.wal", 8 * (SEAL_POSITION + 20))
+        machine.disk.flip(name, 8 * (RECORDS_START + 20))
+        log = await machine.start()
+        assert await messages(log, A) == {0: b"first"}
+        assert await publish(log, A, b"next") == 1
 
     run(check())
 

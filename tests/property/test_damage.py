@@ -17,12 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
+from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.files import LocalDirectory
 from icestream.runtime.simulated_disk import SimulatedFile
+from icestream.wal.damage import plan_repair
 from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, RECORDS_START
 from icestream.wal.log import Log
 from icestream.wal.log_file import SEAL_POSITION, SECTOR
 from icestream.wal.recovery import examine
+from icestream.wal.repair import apply_repair
 from icestream.wal.survey import survey
 from tests.support.damage import Cut, Damage, Flip, Gone, flips
 from tests.support.effort import QUARTER
@@ -245,6 +248,45 @@ def test_hazard_05_a_cut_file_on_a_real_disk_is_reported_too(tmp_path: Path) -> 
             with pytest.raises(errors.LogDamaged):
                 examine(directory, survey(directory))
             directory.close()
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def several(draw: st.DrawFn, drawn: Picture) -> list[Damage]:
+    files = sorted(name for name in drawn.files if drawn.files[name] and name.startswith(("log-", "checkpoint-")))
+    found: list[Damage] = []
+    for file in draw(st.lists(st.sampled_from(files), min_size=1, max_size=4)):
+        used = max(drawn.used(file), 1)
+        flip = st.integers(0, 8 * used - 1).map(lambda bit, file=file: Flip(file, bit))  # type: ignore[misc]
+        cut = st.integers(0, used + 8).map(lambda size, file=file: Cut(file, size))  # type: ignore[misc]
+        found.append(draw(flip | flip | cut | st.just(Gone(file))))
+    return found
+
+
+@QUARTER
+@given(data=st.data())
+@pytest.mark.parametrize("name", LOGS)
+def test_whatever_is_damaged_at_once_can_be_repaired_in_one_go(name: str, data: st.DataObject) -> None:
+    """Afterwards the log opens, holds nothing that was never there, and needs no second repair. Only a record that was
+    taken back can be there again, when its seal and everything behind it is gone: nobody knows of it any more."""
+    drawn = picture(name)
+    disk = drawn.disk()
+    for damage in data.draw(several(drawn)):
+        if damage.file in disk.names():
+            damage.do(disk)
+    apply_repair(disk, SimulatedClock(), plan_repair(disk))
+    again = plan_repair(disk)
+    assert (again.is_needed, again.refusal) == (False, None)
+
+    async def check() -> None:
+        log = await open_small(disk, drawn.mode)
+        for key, found in (await read_all(log, drawn)).items():
+            there = {offset: payload for offset, payload in found.items() if offset >= drawn.floors[key]}
+            assert "write failed" in name or there.items() <= drawn.acked[key].items()
+
+    asyncio.run(check())
 
 
 @pytest.mark.chaos

@@ -28,8 +28,8 @@ from icestream.wal.footer import read_footer
 from icestream.wal.format import RECORDS_START, RecordKind, SectionKind
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.losses import Ledger, Loss
-from icestream.wal.recovery import examine
-from icestream.wal.scan import find_headers, scan_records
+from icestream.wal.recovery import examine, is_debris
+from icestream.wal.scan import begins_with, find_headers, scan_records
 from icestream.wal.survey import Survey, survey
 
 _LSN_MAX: Final = 2**63
@@ -139,18 +139,29 @@ class _LogFile:
             return
         data, number = read_records(directory, self.name), self.header.number
         headers = find_headers(data, RECORDS_START, number, 1)
+        self.first = begins_with(headers)
         if headers:
-            position, lsn, _ = headers[0]
-            self.first = lsn if position == RECORDS_START else max(lsn - 1, 1)  # a record stood before it
             self.synced = max(self.synced, *(synced for _, _, synced in headers))
             position, lsn, _ = headers[-1]
             if scan_records(data[position - RECORDS_START :], position, number, lsn)[3] == "footer":
                 self.is_ended = True
                 return  # behind it is nothing that could be missing
-        made_for = limits.LOG_FILE_BYTES_MAX if self.size < RECORDS_START else self.header.file_bytes
+        is_unknown = self.size < RECORDS_START or (self.is_headless and _ends_too_early(data, number, headers))
+        made_for = limits.LOG_FILE_BYTES_MAX if is_unknown else self.header.file_bytes
         self.cut_bytes = max(made_for - self.size, 0)
         if self.cut_bytes and headers:
             self.synced = max(self.synced, headers[-1][1])
+
+
+def _ends_too_early(data: bytes, number: int, headers: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a file ends in a record, or where its footer would have no room: so it was longer. A record that no sync
+    reached looks the same, and then nothing is missing but numbers."""
+    end = RECORDS_START
+    if headers:
+        position = headers[-1][0]
+        end = wire.decode_header(data, position - RECORDS_START, position).end
+    rest = data[end - RECORDS_START :]
+    return len(rest) < wire.HEADER_BYTES + wire.ENTRY_BYTES or is_debris(rest, number, end, 1)
 
 
 def _look(directory: Directory, found: Survey) -> list[_LogFile]:
@@ -183,19 +194,24 @@ class _Planner:
         self.files = _look(directory, found)
         state = found.checkpoint.state if found.checkpoint else None
         self.covered = found.checkpoint.lsn if found.checkpoint else 0
-        self.known = max([self.covered, *(max(file.synced, file.first - 1) for file in self.files)])
+        self.known = max([found.checkpointed_lsn, *(max(file.synced, file.first - 1) for file in self.files)])
         self.firsts = [file.first for file in self.files if file.first]
         self.expected = min([self.covered + 1, *self.firsts[:1]])
         self.ledger = Ledger(state)
         self.plan = RepairPlan(len(self.files), topics=dict(state.topics) if state else {})
         self.last_number = 0
+        self.torn: list[str] = []  # files in which nothing counts, with a record that could be taken for one
         self.may_have_begun = True  # the file before this one was ended, so this one may have got records
         if self.expected > 1:
             # what lies below the oldest record was freed; unless a shard misses it
             self.ledger.last = Loss(self._name_of_first(), RECORDS_START, 0, 1, self.expected - 1)
 
     def _name_of_first(self) -> str:
-        return next((file.name for file in self.files if file.first), "") or self.found.kept[0].name
+        return next((file.name for file in self.files if file.first), "") or self._name_of_checkpoint()
+
+    def _name_of_checkpoint(self) -> str:
+        """The newest that can be read, else any."""
+        return [*(kept.name for kept in self.found.kept), *self.found.bad_checkpoints][0]
 
     def run(self, step: Callable[[], None]) -> RepairPlan:
         freed = self.ledger.last
@@ -283,6 +299,8 @@ class _Planner:
             self.plan.rewrites.append(rewrite)
         elif not rewrite.parts and (file.is_headless or file.is_short or (following and file.first)):
             self.plan.set_aside.append(file.name)
+        elif not rewrite.parts and file.first:
+            self.torn.append(file.name)
         self.last_number = file.header.number
         self.may_have_begun = file.is_ended or not file.first
 
@@ -375,7 +393,7 @@ class _Planner:
     def _newest_is_gone(self) -> None:
         """Something knows of a record behind the last one that is there."""
         last = self.files[-1] if self.files else None
-        name, position = (last.name, last.size) if last else (self.found.kept[0].name, 0)
+        name, position = (last.name, last.size) if last else (self._name_of_checkpoint(), 0)
         self.ledger.lose(Loss(name, position, 0, self.expected, self.known))
         gone = max(self.found.number_max - self.last_number, 1)
         self.ledger.doubt_all(gone * limits.LOG_FILE_BYTES_MAX)
@@ -396,6 +414,7 @@ class _Planner:
             header = FileHeader(self.found.log_id or bytes(16), self.found.number_max + 1, 0, 0, 0, 0)
             kind = RecordKind.REPAIR if self.ledger.has_lost_end else RecordKind.DATA
             self.plan.closing = Closing(header, kind, first_lsn, max(first_lsn, self.known + 1), sections)
+            self.plan.set_aside += self.torn  # no end of the log any more: a file follows
 
     def _ask_recovery(self) -> None:
         try:

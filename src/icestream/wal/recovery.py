@@ -26,7 +26,7 @@ from icestream.wal.index import FileIndex
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.plain_records import PlainRecords
 from icestream.wal.rewrite import write_copy
-from icestream.wal.scan import find_headers, scan_records
+from icestream.wal.scan import begins_with, find_headers, scan_records
 from icestream.wal.state import LogState
 from icestream.wal.summary import FileSummary
 from icestream.wal.survey import Survey, SurveyedFile, repair_hint, survey
@@ -110,9 +110,9 @@ class Replay:
         last = self._expected - 1 if self._expected else 0
         self._check_nothing_is_missing()
         last = last or self.covered  # every file was freed
-        if last < self.covered:
+        if last < self.found.checkpointed_lsn:
             raise errors.LogDamaged(
-                f"the log ends at record {last}, but a checkpoint covers record {self.covered}",
+                f"the log ends at record {last}, but a checkpoint covers record {self.found.checkpointed_lsn}",
                 hint=f"log files are missing from {self.directory.describe('')}. {repair_hint(self.directory)}",
             )
         self.report.last_lsn = last
@@ -242,21 +242,20 @@ class Replay:
             data = handle.read_at(wire.RECORDS_START, max(file.size - wire.RECORDS_START, 0))
         finally:
             handle.close()
-        headers = find_headers(data, wire.RECORDS_START, file.number, 1)
-        return min((lsn for _, lsn, _ in headers), default=0)
+        return begins_with(find_headers(data, wire.RECORDS_START, file.number, 1))
 
     def _judge(self, file: SurveyedFile, data: bytes, end: int, lsn: int) -> None:
         """Record `lsn` should stand at `end` and does not: damage when it is known to have been synced (hazard 5)."""
         if file.header.synced_through >= lsn:
             raise self._damage(file, end, lsn, "the file's header says that it was synced")
-        if self.covered >= lsn:
+        if self.found.checkpointed_lsn >= lsn:
             raise self._damage(file, end, lsn, "a checkpoint covers it")
         rest = data[end - wire.RECORDS_START :]
         for position, later_lsn, synced_through in find_headers(rest, end, file.number, lsn):
             if synced_through >= lsn:
                 raise self._damage(file, end, lsn, f"record {later_lsn} at position {position} says that it was synced")
         cut = len(rest.rstrip(b"\0"))
-        if cut and _is_debris(rest, file.number, end, lsn):
+        if cut and is_debris(rest, file.number, end, lsn):
             self.report.tail_file, self.report.tail_position, self.report.tail_bytes = file.name, end, cut
 
     def _damage(self, file: SurveyedFile, position: int, lsn: int, evidence: str) -> errors.LogDamaged:
@@ -289,7 +288,7 @@ def _body(data: bytes, entry: wire.Entry) -> bytes:
     return data[start : start + entry.body_bytes]
 
 
-def _is_debris(rest: bytes, number: int, position: int, lsn: int) -> bool:
+def is_debris(rest: bytes, number: int, position: int, lsn: int) -> bool:
     """Whether what lies behind the last good record is a torn write of this file, not a recycled file's past."""
     return rest[:4] == wire.MAGIC_BYTES and (
         int.from_bytes(rest[16:24], "little") == number or bool(find_headers(rest, position, number, lsn))

@@ -121,7 +121,11 @@ def _chunks(sections: Sequence[wire.Section]) -> list[Sequence[wire.Section]]:
 
 
 def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:
-    """What stays of a record, and the notes on what does not."""
+    """What stays of a record, and the notes on what does not. In a record that is there they come first: its shards may
+    go on behind what they lost before it. In the place of missing ones they come last: what was saved is the oldest."""
+    notes_on_losses = [notes.gap_section(gap) for loss in part.losses for gap in loss.gaps]
+    if part.position:
+        yield from notes_on_losses
     positions: Iterable[int] = part.kept or ()
     if part.kept is None:
         header = wire.decode_header(data, part.position - RECORDS_START, part.position)
@@ -132,7 +136,8 @@ def _sections(part: Part, data: bytes) -> Iterator[wire.Section]:
         body = data[start : start + entry.body_bytes]
         fields = (entry.epoch, entry.base_offset, entry.append_time_us, entry.rows)
         yield wire.Section(entry.topic_id, entry.shard, entry.kind, entry.flags, *fields, 0, body)
-    yield from (notes.gap_section(gap) for loss in part.losses for gap in loss.gaps)
+    if not part.position:
+        yield from notes_on_losses
 
 
 def _named(sections: Sequence[wire.Section], named: set[int], topics: Mapping[int, Topic]) -> list[wire.Section]:

@@ -97,5 +97,14 @@ def find_headers_python(data: bytes | memoryview, position: int, generation: int
     return found
 
 
+def begins_with(headers: Headers) -> int:
+    """The lowest LSN of an unsealed file whose good headers are these, 0 when it holds no record. Where the first one
+    does not stand at the beginning, one before it did."""
+    if not headers:
+        return 0
+    position, lsn, _ = headers[0]
+    return lsn if position == wire.RECORDS_START else max(lsn - 1, 1)
+
+
 scan_records: Final[Callable[[bytes, int, int, int], Scan]] = native.scan_records if native else scan_records_python
 find_headers: Final[Callable[[bytes, int, int, int], Headers]] = native.find_headers if native else find_headers_python

@@ -45,6 +45,12 @@ class Survey:
     log_id: bytes | None = None
     number_max: int = 0
 
+    @property
+    def checkpointed_lsn(self) -> int:
+        """The highest LSN that a checkpoint covers. Its name says it too, so also one that cannot be read vouches."""
+        bad = [log_file.checkpoint_lsn(name) or 0 for name in self.bad_checkpoints]
+        return max([0, *(kept.lsn for kept in self.kept), *bad])
+
 
 def survey(directory: Directory) -> Survey:
     found = Survey()

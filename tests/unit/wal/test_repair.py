@@ -388,6 +388,31 @@ def test_the_newest_files_may_be_gone_when_only_a_checkpoint_knows_of_them() -> 
     asyncio.run(check_repaired(drawn, disk, Gone("log-0000000000000003.wal"), plan.gaps))
 
 
+def test_a_shard_that_goes_on_in_a_record_of_which_another_section_is_lost_misses_what_was_lost_before() -> None:
+    """Its gap is noted in that record, before its messages: a start goes through them in this order."""
+    drawn = picture("killed often")
+    place = place_of(drawn, 7, A)
+    disk = damaged(drawn, Gone(place_of(drawn, 4, A).file), Flip(place.file, 8 * place.body.start))
+    plan, _ = repair(disk)
+    assert {(gap.key, gap.start, gap.end) for gap in plan.gaps} == {(A, 3, 6), (A, 6, 8), (B, 3, 6)}
+    log = asyncio.run(open_small(disk))
+    assert sorted(asyncio.run(read_shard(log, A))) == [0, 1, 2, 8]
+    assert sorted(asyncio.run(read_shard(log, B))) == [0, 1, 2, 6, 7, 8]
+
+
+@pytest.mark.parametrize("left", [0, 8, 60, 100, 150])
+def test_a_file_without_a_header_that_is_cut_too_may_have_held_more(left: int) -> None:
+    """Nothing says any more how long it was; but a file that is whole has room for its footer at the end."""
+    drawn = picture("killed")
+    file = drawn.logs()[0]
+    disk = damaged(drawn, Flip(file, 8 * 40), Cut(file, place_of(drawn, 3, B).record.start + left))
+    plan, _ = repair(disk)
+    assert {gap.key for loss in plan.losses for gap in loss.unknown} == {A, B}
+    log = asyncio.run(open_small(disk))
+    for key in (A, B):
+        assert log.shard(*key).assigned > max(drawn.acked[key])
+
+
 # --- after the end was lost -------------------------------------------------------------------------------------------
 
 
@@ -474,6 +499,32 @@ def test_files_that_no_longer_count_are_set_aside_with_the_header_that_said_so()
     assert sorted(kept) == [f"damaged-1-{drawn.logs()[0]}", f"damaged-1-{copied}"]
     log = asyncio.run(open_small(disk))
     assert {key: asyncio.run(read_shard(log, key)) for key in (A, B)} == drawn.acked
+
+
+def test_a_torn_end_in_a_file_of_its_own_is_set_aside_when_the_repair_ends_the_log_behind_it() -> None:
+    """Alone it is no damage; but the record that closes the log has its number, and stands in a later file."""
+
+    async def write() -> Picture:
+        log = SmallLog()
+        await log.open()
+        await log.append({A: 1, B: 1})
+        await log.append({A: 1, B: 1})
+        await log.close()
+        await log.open()
+        await log.append({A: 1})
+        log.kill()
+        return log.picture()
+
+    drawn = asyncio.run(write())
+    *_, last = drawn.places()
+    hit = place_of(drawn, 1, A)
+    disk = damaged(drawn, Flip(hit.file, 8 * hit.body.start), Flip(last.file, 8 * last.body.start))
+    plan, kept = repair(disk)
+    assert plan.closing is not None
+    assert sorted(kept) == [f"damaged-1-{hit.file}", f"damaged-1-{last.file}"]
+    assert not plan_repair(disk).is_needed
+    log = asyncio.run(open_small(disk))
+    assert asyncio.run(read_shard(log, B)) == drawn.acked[B]
 
 
 def test_a_second_repair_keeps_the_originals_of_the_first() -> None:
