@@ -458,3 +458,54 @@ async def test_hazard_16_a_follower_never_sees_what_was_taken_back() -> None:
         assert lsns == [1, 2]
         assert b"NEW" in seen[1].data
         await machine.kill()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename"])
+async def test_hazard_16_a_checkpoint_that_fails_leaves_nothing_behind(operation: str) -> None:
+    """Each is written at another record, under another name: on a disk that is full they would pile up."""
+    machine = Machine()
+    log = await machine.start()
+    for _ in range(3):
+        await publish(log, A, b"x")
+        before = machine.disk.names()
+        for _ in range(2):  # and once more with the room of the reserve
+            machine.disk.fail(operation, errno.EIO)
+        await log.checkpoint()
+        machine.disk.heal()
+        assert machine.disk.names() in (before, [name for name in before if name != "reserve"])
+    await log.checkpoint()
+    assert len(log.upkeep.checkpoints) == 1
+
+
+@pytest.mark.parametrize("after", range(4))
+async def test_hazard_16_a_sync_that_fails_while_the_log_closes_stops_it_and_lets_go_of_everything(after: int) -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    answer = log.submit([batch(log, A, b"in flight")])
+    machine.disk.fail("sync", errno.EIO, after)
+    closing = asyncio.ensure_future(log.close())
+    await turn(log, sink)
+    await asyncio.wait({closing}, timeout=HANGS_SECONDS)
+    if log.stopped:
+        assert closing.exception() is log.stopped, "it did not end in order, and says so"
+    else:
+        assert closing.exception() is None
+    assert answer.done()
+    log = await machine.start()
+    await publish(log, A, b"next")
+
+
+async def test_hazard_16_the_quota_counts_a_file_also_while_it_is_sealed() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    used = []
+    for _ in range(12):
+        log.submit([batch(log, A, bytes(6000))])
+        await settle()
+        used.append(log.upkeep.used_bytes)
+    assert log.appender.sealing(), "one is full, and the disk has done nothing yet"
+    assert used == sorted(used)
+    assert used[-1] >= 12 * 6000
+    await turn(log, sink)
+    assert not log.appender.sealing()
+    assert abs(log.upkeep.used_bytes - used[-1]) < 1000

@@ -155,3 +155,21 @@ async def test_hazard_33_what_cannot_be_freed_at_first_is_freed_later_without_an
     await pass_time(machine, limits.PIN_SECONDS_MAX + 1)
     assert log.upkeep.files == []
     await publish(log, A, bytes(6000))
+
+
+async def test_hazard_33_a_follower_of_a_log_that_closes_is_told_so() -> None:
+    machine = Machine()
+    log, _ = await opened(machine)
+    await publish(log, A, b"first")
+    found: list[int] = []
+
+    async def follow() -> None:
+        async for chunk in log.reader.follow(1):
+            found.extend(record[1] for record in chunk.records)
+
+    following = asyncio.ensure_future(follow())
+    await settle()
+    assert (found, following.done()) == ([1], False), "it waits for more"
+    await log.close()
+    with pytest.raises(errors.LogClosed):
+        await asyncio.wait_for(following, 2.0)

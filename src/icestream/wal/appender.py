@@ -142,6 +142,7 @@ class Appender:
         self._sealing: deque[tuple[int, SealedFile]] = deque()
         self._sealed: list[SealedFile] = []
         self.sealed_count = 0
+        self.sealing_bytes = 0  # of the files whose seal is planned
         self._released_at = (0, 0)  # file number and end position of the last released record
         self._gathered: list[Shard] = []
         self._gathered_notes: list[wire.Section] = []
@@ -183,6 +184,7 @@ class Appender:
         self._plan(file.number, file.position, footer, sync=self.synced_lsn < last)
         ticket = self._plan(file.number, SEAL_POSITION, encode_seal(seal), sync=True)
         self._sealing.append((ticket, SealedFile(seal, file.index)))
+        self.sealing_bytes += seal.end_position + seal.footer_bytes
 
     def sealing(self) -> list[Seal]:
         """The files whose seal is planned but not yet on disk."""
@@ -399,8 +401,10 @@ class Appender:
         while unsynced and unsynced[0].ticket <= synced:
             self._note_synced(unsynced.popleft())
         while self._sealing and self._sealing[0][0] <= synced:
-            self._sealed.append(self._sealing.popleft()[1])
+            sealed = self._sealing.popleft()[1]
+            self._sealed.append(sealed)
             self.sealed_count += 1
+            self.sealing_bytes -= sealed.seal.end_position + sealed.seal.footer_bytes
 
     def write_failed(self) -> list[SealedFile]:
         """A write failed: forget what was not released. Returns the files to seal, in order, before going on (16).
@@ -453,6 +457,7 @@ class Appender:
         """Every file with unfinished writes, ended at the last record that counts, without a footer."""
         unfinished = [sealed.seal for _, sealed in self._sealing]
         self._sealing.clear()
+        self.sealing_bytes = 0
         if self.file is not None:
             unfinished.append(Seal(self.file.number, self.file.first_lsn, keep, 0, 0, 0))
             self.file = None

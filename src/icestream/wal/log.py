@@ -86,6 +86,7 @@ class Log:
         self._row_bytes_max = options.batch_bytes_max
         self._rows_bytes_max = options.rows_bytes_max
         self._closing = False
+        self._closed: errors.LogClosed | None = None
         self._rolled_back = False  # a write failed since the log was opened
 
     # --- start ---
@@ -253,7 +254,7 @@ class Log:
         if self.stopped:
             raise self.stopped
         if self._closing:
-            raise errors.LogClosed("the log is closed", hint="the broker is shutting down: connect again later")
+            raise _closed()
 
     def _plan_flush(self) -> None:
         if not self._flush_planned:
@@ -326,8 +327,8 @@ class Log:
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         """Waits until progress makes it true."""
-        if self.stopped:
-            raise self.stopped
+        if error := self.stopped or self._closed:
+            raise error
         await self._waiters.until(is_reached)
 
     async def wait_released(self, lsn: int) -> None:
@@ -459,16 +460,26 @@ class Log:
     # --- end ---
 
     async def close(self) -> None:
-        """Finishes what was taken, seals the file, writes a clean checkpoint. The next start has nothing to recover."""
+        """Finishes what was taken, seals the file, writes a clean checkpoint. The next start has nothing to recover.
+
+        Raises LogStopped when a sync fails on the way: then the next start has. Everything is let go of all the same.
+        """
         if self._closing:
             return
-        if not self.stopped:
-            await self._until(lambda: not self._requests)
-        self._closing = self.upkeep.closing = True
+        try:
+            if not self.stopped:
+                await self._until(lambda: not self._requests)
+            self._closing = self.upkeep.closing = True
+            await self._tasks.stop()
+            if not self.stopped:
+                await self._seal_last()
+                await self.upkeep.settle()
+        finally:
+            self._closing = self.upkeep.closing = True
+            await self._let_go()
+
+    async def _let_go(self) -> None:
         await self._tasks.stop()
-        if not self.stopped:
-            await self._seal_last()
-            await self.upkeep.settle()
         if self._sink.fileno() >= 0:
             self._loop.remove_reader(self._sink.fileno())
         self._sink.close()
@@ -477,9 +488,15 @@ class Log:
         self._reads.close()
         self._lock.close()
         self._directory.close()
+        self._closed = _closed()
+        self._waiters.look(self._closed)
 
     async def _seal_last(self) -> None:
         if self.appender.file is not None:
             self.appender.close()
             self._carry_out()
             await self._until(lambda: not self.appender.sealing())
+
+
+def _closed() -> errors.LogClosed:
+    return errors.LogClosed("the log is closed", hint="the broker is shutting down: connect again later")

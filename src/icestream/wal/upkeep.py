@@ -85,7 +85,7 @@ class Upkeep:
     @property
     def used_bytes(self) -> int:
         file = self._appender.file
-        return self.sealed_bytes + (file.position if file else 0)
+        return self.sealed_bytes + self._appender.sealing_bytes + (file.position if file else 0)
 
     # --- the next file ---
 
@@ -164,8 +164,7 @@ class Upkeep:
             file.close()
             return
         file.close()
-        with contextlib.suppress(OSError):  # nothing in it counts; what cannot go now goes at the next start
-            self._directory.remove(log_file.log_name(sealed.seal.number))
+        self._give_up(log_file.log_name(sealed.seal.number))  # nothing in it counts
 
     def _add(self, summary: FileSummary) -> None:
         self.files.append(summary)
@@ -186,8 +185,15 @@ class Upkeep:
         try:
             file.write_at(0, data)
             file.sync()
+        except OSError:
+            self._give_up(name)
+            raise
         finally:
             file.close()
+
+    def _give_up(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # what cannot go now goes at the next start
+            self._directory.remove(name)
 
     async def _checkpoint_and_free(self) -> None:
         await self.checkpoint()
@@ -232,7 +238,11 @@ class Upkeep:
             if not self._provisioner.use_reserve():
                 raise
             self._write_temporary(temporary, data)
-        directory.rename(temporary, name)
+        try:
+            directory.rename(temporary, name)
+        except OSError:
+            self._give_up(temporary)
+            raise
         directory.sync()
         kept = [KeptCheckpoint(name, lsn, floors), *self._checkpoints]
         for old in kept[limits.CHECKPOINTS_KEPT :]:

@@ -22,8 +22,8 @@ class Waiters:
             self._waiting.append((is_reached, waiter))
             await waiter
 
-    def look(self, stopped: errors.LogStopped | None) -> None:
-        """Something has changed: everybody looks again. A log that stopped will never get there."""
+    def look(self, stopped: errors.LogError | None) -> None:
+        """Something has changed: everybody looks again. A log that stopped or is closed will never get there."""
         left = []
         for is_reached, waiter in self._waiting:
             if waiter.done():
