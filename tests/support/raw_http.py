@@ -36,6 +36,13 @@ class RawHttp:
         await self.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
         return await self.reply()
 
+    async def until_closed(self) -> bytes:
+        """Everything that the other side still says."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            with contextlib.suppress(ConnectionError):
+                return await self._reader.read()
+        return b""
+
     async def is_closed(self) -> bool:
         """Whether the other side has nothing more to say."""
         async with asyncio.timeout(WAIT_SECONDS):

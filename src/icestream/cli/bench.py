@@ -23,11 +23,12 @@ import typer
 from icestream import errors, limits
 from icestream.cli.connection import NAME, AddressOption, Target, client_of
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.cli.output import Output, OutputFormat
 from icestream.client.batch import MessageId
 from icestream.client.client import Client
 from icestream.client.connect import connect
 from icestream.client.producer import Producer
+from icestream.observability.words import size_text
 
 # Messages that leave together, and that are taken together.
 TICK_MESSAGES: Final = 1_000
@@ -73,7 +74,8 @@ def bench(
     load = Load(messages, size, acks)
     where = "memory" if memory else Target(address, None, config, sets).public_address()
     found = asyncio.run(_run(Target(address, None, config, sets), load, memory=memory))
-    Output(output).record({"broker": where, **figures(load, found)})
+    answer = Output(output)
+    answer.record({"broker": where, **(words if answer.for_people else figures)(load, found)})
 
 
 def figures(load: Load, found: Measured) -> dict[str, object]:
@@ -83,8 +85,20 @@ def figures(load: Load, found: Measured) -> dict[str, object]:
         "publish_messages_per_second": _rate(load.messages, found.publish_seconds),
         "publish_bytes_per_second": _rate(load.messages * load.payload_bytes, found.publish_seconds),
         "consume_messages_per_second": _rate(load.messages, found.consume_seconds),
-        "ack_p50_seconds": _time(percentile(found.ack_seconds, 50)),
-        "ack_p99_seconds": _time(percentile(found.ack_seconds, 99)),
+        "ack_p50_seconds": round(percentile(found.ack_seconds, 50), 7),
+        "ack_p99_seconds": round(percentile(found.ack_seconds, 99), 7),
+    }
+
+
+def words(load: Load, found: Measured) -> dict[str, object]:
+    """The same for people."""
+    size = _rate(load.messages * load.payload_bytes, found.publish_seconds)
+    p50, p99 = (1000 * percentile(found.ack_seconds, share) for share in (50, 99))
+    return {
+        "load": f"{load.messages:,} messages of {load.payload_bytes:,} bytes",
+        "publish": f"{_rate(load.messages, found.publish_seconds):,} messages/s, {size_text(size)}/s",
+        "consume": f"{_rate(load.messages, found.consume_seconds):,} messages/s",
+        "ack of one message": f"{p50:.3f} ms (p50), {p99:.3f} ms (p99)",
     }
 
 
@@ -94,13 +108,8 @@ def percentile(values: Sequence[float], share: int) -> float:
     return ordered[max(-(-len(ordered) * share // 100) - 1, 0)]
 
 
-def _rate(count: int, seconds: float) -> Cell:
-    rate = round(count / max(seconds, 1e-9))
-    return Cell(rate, f"{rate:,}")
-
-
-def _time(seconds: float) -> Cell:
-    return Cell(round(seconds, 7), f"{seconds * 1000:.3f} ms")
+def _rate(count: int, seconds: float) -> int:
+    return round(count / max(seconds, 1e-9))
 
 
 async def _run(target: Target, load: Load, *, memory: bool) -> Measured:

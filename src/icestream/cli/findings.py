@@ -50,7 +50,7 @@ def free_disk(free_bytes: int, used_bytes: int, quota_bytes: int, file_bytes: in
 
 
 def sync_cost(seconds: float, mode: str) -> Finding:
-    text = f"{seconds * 1000:.3f} ms for a sync of 4 KiB (the middle one of some)"
+    text = f"{seconds * 1000:.3f} ms for a sync of 4 KiB (the median of some)"
     if seconds >= SYNC_SLOW_SECONDS:
         fix = "use a faster disk, or storage.iceberg_config.wal.sync_mode=periodic"
         state = State.WARNING if mode == "always" else State.OK

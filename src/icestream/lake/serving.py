@@ -1,7 +1,8 @@
 """Runs the lake process until somebody ends it: a signal, or its parent.
 
-uvicorn serves, without the two habits that do not fit here: it looks ten times in a second whether it should end, and
-it takes the signals for itself.
+uvicorn serves, without the habits that do not fit here: it looks ten times in a second whether it should end, it takes
+the signals for itself, and it writes a traceback for everything that a client does wrong. What is a mistake of ours is
+logged by us (problems.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
+from h11 import ProtocolError
 
 from icestream import limits
 from icestream.lake.app import build_app
@@ -45,6 +48,7 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     """`on_ready` is told the port. Whether the broker is there is another matter: the API says so while it is not."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_connection_failed)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     parent = await watch_parent(stop.set) if options.is_child else None
@@ -61,6 +65,15 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
             loop.remove_signal_handler(number)
 
 
+def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What nobody caught: uvicorn, when a client sends what is no HTTP; or a mistake of ours."""
+    error = context.get("exception")
+    if isinstance(error, ProtocolError):
+        _log.info("a connection broke off", reason=str(error))
+    else:
+        _log.error("something failed in the background", message=context["message"], exc_info=error)
+
+
 async def _serve_http(
     keeper: LinkKeeper, options: LakeOptions, stop: asyncio.Event, on_ready: Callable[[int], None]
 ) -> None:
@@ -69,6 +82,7 @@ async def _serve_http(
     config = uvicorn.Config(
         build_app(keeper, options.host),
         log_config=None,
+        log_level="critical",
         access_log=False,
         lifespan="off",
         ws="none",

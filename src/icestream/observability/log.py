@@ -10,15 +10,37 @@ import logging
 import os
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import structlog
 
 Logger = structlog.typing.FilteringBoundLogger
 
 
-def set_up_logging(level: str, form: Literal["console", "json"]) -> None:
-    """By the process's entry, and again when the level changes."""
+Form = Literal["console", "json"]
+_OURS: Final = "icestream"  # our name in Python's logging
+_forward: logging.Handler | None = None  # there is one since this process was set up
+
+
+def set_up_logging(level: str, form: Form) -> None:
+    """By the entry of a process of ours: from now on it decides about all log messages of the process."""
+    global _forward  # noqa: PLW0603  # as global as logging is
+    if _forward is None:
+        _forward = _Forward()
+        logging.getLogger().addHandler(_forward)
+    logging.getLogger().setLevel(level.upper())
+    _configure(level, form)
+
+
+def change_log_level(level: str, form: Form) -> None:
+    """Of our own messages only, where the process is somebody else's."""
+    if _forward is not None:
+        set_up_logging(level, form)
+    else:
+        logging.getLogger(_OURS).setLevel(level.upper())
+
+
+def _configure(level: str, form: Form) -> None:
     renderer = (
         structlog.processors.JSONRenderer()
         if form == "json"
@@ -37,6 +59,14 @@ def set_up_logging(level: str, form: Literal["console", "json"]) -> None:
     )
 
 
+class _Forward(logging.Handler):
+    """What libraries and asyncio say to Python's logging comes out in the same form as everything else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = get_logger(record.name)
+        log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+
+
 def _in_one_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
     said = str(event.pop("event", ""))
     trace = event.pop("exception", "")
@@ -48,7 +78,7 @@ def _leave_it_to_python() -> None:
     structlog.configure(
         processors=[structlog.processors.format_exc_info, _in_one_line],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
-        logger_factory=lambda *_: logging.getLogger("icestream"),
+        logger_factory=lambda *_: logging.getLogger(_OURS),
         cache_logger_on_first_use=False,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from icestream.broker.service import Broker
-from icestream.observability.log import get_logger, set_up_logging
+from icestream.observability.log import change_log_level, get_logger
 from icestream.server.options import broker_options, log_options
 from icestream.settings import KEYS, Settings, value_at
 from icestream.wal.live_options import change_options
@@ -36,7 +36,7 @@ def apply_settings(broker: Broker, log: Log | None, old: Settings, new: Settings
     """In force when this returns; wal/live_options.py says what that means for the log."""
     changed = {path for path in KEYS if value_at(old, path) != value_at(new, path)}
     if changed & LOG_MESSAGES:
-        set_up_logging(new.log.level, new.log.format)
+        change_log_level(new.log.level, new.log.format)
     if changed & BROKER:
         wanted = broker_options(new)
         broker.options = replace(broker.options, auto_create_topics=wanted.auto_create_topics)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.openapi.models import OpenAPI
 
 from icestream import errors, limits
 from icestream.frontends.native.admin_calls import METHODS
@@ -50,6 +51,13 @@ def test_every_route_has_words_an_answer_and_a_problem(described: Any) -> None:
             assert answers <= {"200", "201", "204", "default"}, where
             problem = operation["responses"]["default"]["content"]["application/problem+json"]
             assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}, where
+
+
+def test_the_description_is_openapi(described: Any) -> None:
+    found = OpenAPI.model_validate(described)
+    assert found.openapi.startswith("3.")
+    operations = [one["operationId"] for path in described["paths"].values() for one in path.values()]
+    assert len(set(operations)) == len(operations), "programs name functions after them"
 
 
 def test_the_description_refers_only_to_what_it_holds(described: Any) -> None:

@@ -44,6 +44,25 @@ def test_a_collector_gets_one_object_per_line() -> None:
     assert "ZeroDivisionError" in second["exception"]
 
 
+def test_what_libraries_say_has_the_same_form() -> None:
+    """A collector that reads JSON must not stumble over asyncio."""
+    library = "import logging; logging.getLogger('asyncio').error('a %s failed', 'task', exc_info=ValueError('x'))"
+    _, err = said(f"set_up_logging('info', 'json'); {library}")
+    found = json.loads(err.splitlines()[0])
+    assert (found["event"], found["component"], found["level"]) == ("a task failed", "asyncio", "error")
+    assert "ValueError: x" in found["exception"]
+    _, err = said("set_up_logging('error', 'json'); import logging; logging.warning('too small')")
+    assert "too small" not in err
+
+
+def test_the_level_changes_while_the_process_runs() -> None:
+    change = "from icestream.observability.log import change_log_level as change"
+    _, err = said(f"{change}; set_up_logging('info', 'json'); change('debug', 'json')")
+    assert [json.loads(line)["event"] for line in err.splitlines()] == ["too small", "it happened", "it failed"]
+    _, err = said(f"{change}; set_up_logging('info', 'json'); change('error', 'json')")
+    assert [json.loads(line)["event"] for line in err.splitlines()] == ["it failed"]
+
+
 def test_inside_somebody_elses_process_it_is_left_to_python() -> None:
     out, err = said("")
     assert out == "", "stdout belongs to the program"

@@ -1,0 +1,91 @@
+"""The HTTP of the lake process over real sockets: HEAD, and clients that send what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from icestream.lake.options import LakeOptions
+from icestream.lake.serving import serve
+from tests.support.raw_http import Connecting
+
+pytestmark = pytest.mark.asyncio
+HOST = b"Host: 127.0.0.1\r\n"
+
+
+@pytest_asyncio.fixture
+async def port(tmp_path: Path) -> AsyncIterator[int]:
+    """A lake process without a broker, in this one."""
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(LakeOptions(tmp_path / "none", port=0), ready.set_result))
+    yield await ready
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+@pytest_asyncio.fixture
+async def connect() -> AsyncIterator[Connecting]:
+    found = Connecting()
+    yield found
+    await found.close()
+
+
+async def test_head_is_get_without_the_body(port: int, connect: Connecting) -> None:
+    http = await connect(port)
+    for path, status in (("/livez", 200), ("/readyz", 503), ("/api/v1", 200), ("/api/v1/topics", 503)):
+        await http.send(f"HEAD {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        head = await http.reply(has_body=False)
+        await http.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        body = await http.reply()
+        assert (head.status, body.status) == (status, status), path
+        assert int(head.headers["content-length"]) == len(body.body)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\xfe\r\n\r\n",
+        b"POST /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Content-Length: -1\r\n\r\n",
+        b"POST /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n",
+        b"HEAD /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /livez HTTP/1.1\r\n" + HOST + b"X: " + bytes(range(32)) + b"\r\n\r\n",
+    ],
+    ids=range(6),
+)
+async def test_what_is_no_http_is_refused_without_a_trace(
+    port: int, connect: Connecting, raw: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    http = await connect(port)
+    await http.send(raw)
+    await http.until_closed()
+    other = await connect(port)
+    await other.send(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert (await other.reply()).status == 200
+    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert loud == []
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_mistake_of_ours_is_logged_with_its_trace(
+    port: int, connect: Connecting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr("icestream.runtime.link_keeper.LinkKeeper.call", fail)
+    http = await connect(port)
+    await http.send(b"GET /api/v1/topics HTTP/1.1\r\n" + HOST + b"\r\n")
+    reply = await http.reply()
+    assert (reply.status, json.loads(reply.body)["code"]) == (500, "internal")
+    assert "nobody thought of this" in caplog.text
+    assert "Traceback" in caplog.text
