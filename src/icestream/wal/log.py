@@ -164,10 +164,6 @@ class Log:
         return self._rows_bytes_max
 
     @property
-    def mode(self) -> SyncMode:
-        return self._options.mode
-
-    @property
     def sync_seconds(self) -> float | None:
         """What a sync takes at present; None where nobody measures it."""
         return self._sink.sync_seconds if isinstance(self._sink, NativeSink) else None

@@ -66,7 +66,7 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
 
 
 def log_families(log: Log) -> list[GaugeMetricFamily]:
-    modes = {mode.value: float(mode is log.mode) for mode in SyncMode}
+    modes = {mode.value: float(mode is log.appender.mode) for mode in SyncMode}
     found = [
         metrics.WAL_SYNC_MODE.family(modes),
         metrics.WAL_GAPS.family(sum(map(len, log.state.gaps.values()))),
