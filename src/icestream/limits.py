@@ -355,6 +355,29 @@ METADATA_RETRY_SECONDS: Final = 1.0
 CATALOG_DOCUMENT_BYTES_MAX: Final = 64 * MIB
 # A request: a schema of some thousand columns is below a megabyte.
 CATALOG_BODY_BYTES_MAX: Final = 8 * MIB
+# A level of a namespace, or a name: longer ones make no directory. Several of the longest do not fit one key.
+CATALOG_NAME_BYTES_MAX: Final = 512
+CATALOG_LEVELS_MAX: Final = 32
+# A location: as long as a path may be on Linux. A part of one that we make: a name of a file is at most 255 bytes.
+CATALOG_LOCATION_BYTES_MAX: Final = 4 * KIB
+CATALOG_PATH_PART_MAX: Final = 100
+# Items of one page when the client does not say, and at most.
+CATALOG_PAGE_DEFAULT: Final = 1_000
+CATALOG_PAGE_MAX: Final = 10_000
+# A commit that others were faster than is judged again so often before it is a conflict.
+CATALOG_ATTEMPTS_MAX: Final = 16
+# An outcome that is not known is asked for so long; engines wait a minute for an answer.
+CATALOG_RESOLVE_SECONDS_MAX: Final = 20.0
+CATALOG_RESOLVE_RETRY_SECONDS: Final = 0.1
+# How long a request that names itself (Idempotency-Key) is remembered. At 200 of them in a second this is a tenth of
+# the keys that the metadata store holds.
+CATALOG_REQUEST_TTL_MS: Final = 600_000
+# Documents of tables and views in memory, by their bytes in files; as objects they take about four times that.
+CATALOG_CACHE_BYTES_DEFAULT: Final = 64 * MIB
+# Metadata files of one transaction that are written at the same time.
+CATALOG_WRITES_AT_ONCE: Final = 16
+# Tables of one transaction: two operations each, one for the lease.
+CATALOG_TRANSACTION_TABLES_MAX: Final = 500
 # Structs, lists and maps inside each other, and fields in all: both are walked in Python for each change of a schema.
 CATALOG_TYPE_DEPTH_MAX: Final = 64
 CATALOG_SCHEMA_FIELDS_MAX: Final = 100_000

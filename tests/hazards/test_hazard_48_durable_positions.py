@@ -138,7 +138,7 @@ async def test_hazard_48_what_waits_for_a_slow_consumer_is_not_sent_after_the_se
     assert consumer.credit_messages == 99, "credit for what does not come is given back"
 
 
-# --- seed 002: every message that is written is above all positions of its shard ---
+# --- seed 002: every message that is written is above all positions of its shard --------------------------------------
 
 PAST_THE_END = st.sampled_from([4, 50, 10**9, limits.OFFSET_MAX])
 STARTS = st.one_of(

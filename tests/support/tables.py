@@ -26,6 +26,20 @@ def schema(*columns: Object, **more: Any) -> Object:
 SCHEMA = schema(column(1, "id", required=True), column(2, "data", "string"), column(3, "at", "timestamptz"))
 
 
+NEW_VIEW: Object = {
+    "schema": SCHEMA,
+    "view-version": {
+        "version-id": 1,
+        "timestamp-ms": NOW_MS,
+        "schema-id": 0,
+        "summary": {},
+        "representations": [{"type": "sql", "sql": "select 1", "dialect": "spark"}],
+        "default-namespace": ["ns"],
+    },
+    "properties": {"a": "b"},
+}
+
+
 def table(version: int = 2, **request: Any) -> Table:
     given = {"schema": SCHEMA, "properties": {"format-version": str(version)}} | request
     return new_table(given, LOCATION, UUID, NOW_MS)

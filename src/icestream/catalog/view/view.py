@@ -33,8 +33,17 @@ class View:
         assert found is not None  # load and draft see to it
         return found
 
+    def pieces(self) -> list[bytes]:
+        """The document as a metadata file has it."""
+        return [values.encode(self.fields)]
+
     def encode(self) -> bytes:
-        return values.encode(self.fields)
+        return b"".join(self.pieces())
+
+    @property
+    def properties(self) -> dict[str, str]:
+        found: dict[str, str] = self.fields["properties"]
+        return found
 
     def as_json(self) -> Object:
         return self.fields

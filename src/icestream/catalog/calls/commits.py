@@ -1,0 +1,276 @@
+"""Commits: to one table, to several at once, and the binding of a table to its topic.
+
+Order of a commit (hazard 11): judge; make durable what others wrote and the commit newly names; write the new metadata
+files and sync them; move all pointers in one transaction. A crash anywhere leaves every table as it was, or as it is to
+be, and at most files that nothing points to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog import keys
+from icestream.catalog.calls.relations import Relations
+from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.document.values import Object
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.location import allowed
+from icestream.catalog.plan import commits, namespaces, relations
+from icestream.catalog.plan.commits import Change
+from icestream.catalog.records import TableRecord
+from icestream.catalog.requests import RequestName
+from icestream.catalog.table import commit, requirement, update
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import bind, properties
+from icestream.catalog.topic import commit as topic_commit
+from icestream.catalog.topic.claim import TYPE
+from icestream.catalog.topic.commit import Outcome, Request, State
+from icestream.metadata.entry import Entry
+
+# Updates that name files, and where.
+_REFERENCES: Final = {
+    "add-snapshot": "snapshot",
+    "set-statistics": "statistics",
+    "set-partition-statistics": "partition-statistics",
+}
+
+
+class Committed(NamedTuple):
+    """A table as it is in force."""
+
+    location: str
+    table: Table
+    repeated: int | None = None  # the snapshot of a round that was committed before
+
+
+class Loaded(NamedTuple):
+    entry: Entry
+    record: TableRecord
+    state: State
+
+
+class Judged(NamedTuple):
+    """One table of a commit, before its file is written."""
+
+    identifier: Identifier
+    loaded: Loaded | None  # None: it is created
+    namespace: Entry | None
+    outcome: Outcome
+
+    @property
+    def is_changed(self) -> bool:
+        """What lies beside a table changes only with the table."""
+        return self.loaded is None or self.outcome.table is not self.loaded.state.table
+
+    @property
+    def version(self) -> int:
+        return self.loaded.record.version + 1 if self.loaded else 0
+
+    def change(self, location: str) -> Change:
+        """With its new file."""
+        loaded, outcome = self.loaded, self.outcome
+        record = commits.record_of(outcome, outcome.table.uuid or "", location, self.version)
+        entry, was_bound = (loaded.entry, loaded.record.binding) if loaded else (None, None)
+        return Change(self.identifier, entry, record, was_bound, outcome.is_round, self.namespace)
+
+
+class Commits:
+    def __init__(self, steps: Steps, found: Relations, roots: Sequence[str]) -> None:
+        self._steps = steps
+        self._relations = found
+        self._roots = roots
+        self._writing = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
+
+    # --- reading ---
+
+    async def load(self, identifier: Identifier) -> Loaded:
+        entry, record = relations.table_of(identifier, await self._relations.entry(identifier))
+
+        async def location_now() -> str:
+            nonlocal entry, record
+            entry, record = relations.table_of(identifier, await self._relations.entry(identifier))
+            return record.location
+
+        documents = self._steps.documents
+        location, table = await self._relations.document(record.location, location_now, documents.table)
+        return Loaded(entry, record, State(table, location, record.binding, record.removals))
+
+    # --- commits ---
+
+    async def commit(self, identifier: Identifier, asked: Request, request: RequestName | None = None) -> Committed:
+        return (await self.commit_all({identifier: asked}, request))[identifier]
+
+    async def commit_all(
+        self, asked: Mapping[Identifier, Request], request: RequestName | None = None
+    ) -> dict[Identifier, Committed]:
+        """Each table is judged by itself; a conflict refuses all of them (hazards 14, 47)."""
+        if not 0 < len(asked) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
+            raise errors.InvalidInput(
+                f"a commit to {len(asked)} tables", hint=f"1 to {limits.CATALOG_TRANSACTION_TABLES_MAX} are possible"
+            )
+        placed = {identifier: self._placed(one) for identifier, one in asked.items()}
+        is_round = any(requirement.kind(need) == TYPE for one in asked.values() for need in one.requirements)
+
+        async def plan() -> Step[dict[Identifier, Committed]]:
+            lease = await self._steps.store.get(keys.LEASE) if is_round else None
+            judged = await self._judged(placed, commits.lease_epoch(lease))
+            return await self._written(judged, placed, lease)
+
+        async def again() -> dict[Identifier, Committed]:
+            found = {identifier: await self.load(identifier) for identifier in asked}
+            return {identifier: Committed(one.state.location, one.state.table) for identifier, one in found.items()}
+
+        return await self._steps.make([keys.relation_key(one) for one in asked], plan, request, again)
+
+    def _placed(self, asked: Request) -> Request:
+        """Nobody moves a table out of the warehouse."""
+        commit.check_size(asked.requirements, asked.updates)
+        updates = [self._placed_update(one) for one in asked.updates]
+        return asked._replace(updates=updates)
+
+    def _placed_update(self, one: Object) -> Object:
+        if update.action(one) == "set-location" and isinstance(one.get("location"), str):
+            return {**one, "location": allowed(one["location"], self._roots)}
+        return one
+
+    async def _judged(self, asked: Mapping[Identifier, Request], lease_epoch: int | None) -> list[Judged]:
+        now_ms = self._steps.now_ms()
+        creating = [one for one, request in asked.items() if commit.is_create(request.requirements)]
+        changing = [one for one in asked if one not in creating]
+        loaded = (
+            {one: await self.load(one) for one in changing} if len(changing) == 1 else await self._load_all(changing)
+        )
+        commits_to = {one: (found.state, asked[one]) for one, found in loaded.items()}
+        if len(asked) == 1 and commits_to:  # in the words of a single table
+            ((one, (state, request)),) = commits_to.items()
+            outcomes = {one: topic_commit.judge_commit(state, request, lease_epoch, now_ms)}
+        else:
+            outcomes = topic_commit.judge_transaction(commits_to, lease_epoch, now_ms)
+        judged = [Judged(one, loaded[one], None, outcome) for one, outcome in outcomes.items()]
+        return judged + [await self._created(one, asked[one], now_ms) for one in creating]
+
+    async def _load_all(self, identifiers: Sequence[Identifier]) -> dict[Identifier, Loaded]:
+        return dict(zip(identifiers, await asyncio.gather(*map(self.load, identifiers)), strict=True))
+
+    async def _created(self, identifier: Identifier, asked: Request, now_ms: int) -> Judged:
+        """The end of a create transaction: the table comes with all its updates."""
+        namespace = await self._relations.namespace(identifier.namespace)
+        namespaces.existing(identifier.namespace, namespace)
+        there = relations.found(identifier, await self._relations.entry(identifier))
+        if there is not None and not isinstance(there.record, TableRecord):
+            relations.check_free(identifier, there.entry, relations.TABLE)
+        if there is not None:
+            raise errors.CommitConflict("Requirement failed: table already exists")
+        commit.check_requirements(None, asked.requirements)
+        properties.check_untouched(asked.updates, {}, is_bound=False)
+        table = commit.apply_updates(None, None, asked.updates, now_ms)
+        return Judged(identifier, None, namespace, Outcome(table, None, ()))
+
+    async def _written(
+        self, judged: Sequence[Judged], asked: Mapping[Identifier, Request], lease: Entry | None
+    ) -> Step[dict[Identifier, Committed]]:
+        changed = [one for one in judged if one.is_changed]
+        foreign = [one for one in changed if not one.outcome.is_round]
+        named = [place for one in foreign for place in _references(one.outcome.table, asked[one.identifier].updates)]
+        await self._steps.documents.make_durable(named)
+        files = await self.write_all([(one.outcome.table, one.version) for one in changed])
+        locations = {one.identifier: location for one, location in zip(changed, files, strict=True)}
+        try:
+            return self._step(judged, locations, lease)
+        except errors.IcestreamError:
+            await self._steps.take_back(files)
+            raise
+
+    async def write_all(self, wanted: Sequence[tuple[Table, int]]) -> list[str]:
+        """Documents with their versions to files, several at a time: all of them, or none is left."""
+
+        async def write(table: Table, version: int) -> str:
+            async with self._writing:
+                return await self._steps.documents.write(table, table.properties, version)
+
+        if len(wanted) == 1:
+            return [await write(*wanted[0])]
+        found = await asyncio.gather(*(write(*one) for one in wanted), return_exceptions=True)
+        made = [one for one in found if isinstance(one, str)]
+        for one in found:
+            if isinstance(one, BaseException):
+                await self._steps.take_back(made)
+                raise one
+        return made
+
+    def _step(
+        self, judged: Sequence[Judged], locations: Mapping[Identifier, str], lease: Entry | None
+    ) -> Step[dict[Identifier, Committed]]:
+        answer = {}
+        for one in judged:
+            location = locations.get(one.identifier) or (one.loaded.state.location if one.loaded else "")
+            answer[one.identifier] = Committed(location, one.outcome.table, one.outcome.repeated)
+        changes = [one.change(locations[one.identifier]) for one in judged if one.identifier in locations]
+        if not changes:
+            return Step(None, answer)
+        dropped = [
+            name
+            for one in judged
+            if one.loaded
+            for name in commit.dropped_files(one.loaded.state.table, one.outcome.table)
+        ]
+        planned = commits.commit(changes, lease)
+        return Step(planned, answer, [*locations.values()], dropped, self._was_done(changes[0]))
+
+    def _was_done(self, change: Change) -> Callable[[], Awaitable[bool]]:
+        """Whether the pointer had our file before others went on: their files name it."""
+
+        async def look() -> bool:
+            loaded = await self.load(change.identifier)
+            log = loaded.state.table.metadata_log
+            if any(entry["metadata-file"] == change.record.location for entry in log):
+                return True
+            if loaded.record.uuid == change.record.uuid and loaded.record.version - change.record.version > len(log):
+                raise errors.OutcomeUnknown("too much was committed since to tell whether this was")
+            return False
+
+        return look
+
+    # --- topics ---
+
+    async def bind(
+        self, identifier: Identifier, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]]
+    ) -> Committed:
+        """`shards`: the epoch of each, and the offset from which the table gets its messages."""
+
+        async def decide(state: State) -> Outcome:
+            commits.check_unbound(topic, topic_id, await self._steps.store.get(keys.topic_key(topic_id)))
+            return bind.bind(state, topic, topic_id, shards, self._steps.now_ms())
+
+        return await self._rebind(identifier, decide)
+
+    async def detach(self, identifier: Identifier) -> Committed:
+        async def decide(state: State) -> Outcome:
+            return bind.detach(state, self._steps.now_ms())
+
+        return await self._rebind(identifier, decide)
+
+    async def _rebind(self, identifier: Identifier, decide: Callable[[State], Awaitable[Outcome]]) -> Committed:
+        async def plan() -> Step[dict[Identifier, Committed]]:
+            loaded = await self.load(identifier)
+            judged = Judged(identifier, loaded, None, await decide(loaded.state))
+            return await self._written([judged], {identifier: Request((), ())}, None)
+
+        async def again() -> dict[Identifier, Committed]:
+            raise AssertionError("it has no name")
+
+        return (await self._steps.make([keys.relation_key(identifier)], plan, None, again))[identifier]
+
+
+def _references(table: Table, updates: Sequence[Object]) -> list[str]:
+    """Where files lie that others wrote and these updates name for the first time."""
+    found = []
+    for one in updates:
+        named = one.get(_REFERENCES.get(update.action(one), ""))
+        if isinstance(named, dict):
+            places = (named.get("manifest-list"), *(named.get("manifests") or ()), named.get("statistics-path"))
+            found += [place for place in places if isinstance(place, str)]
+    return [f"{table.location}/data", *found] if found else []

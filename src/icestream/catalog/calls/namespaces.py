@@ -1,0 +1,113 @@
+"""What clients ask about namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog import keys
+from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.identifier import Namespace
+from icestream.catalog.plan import namespaces
+from icestream.catalog.plan.namespaces import PropertyChanges
+from icestream.catalog.requests import RequestName
+from icestream.metadata.store import MetadataStore
+
+
+class Page(NamedTuple):
+    """`token`: of the next one, None at the end."""
+
+    names: list[str]
+    token: str | None
+
+
+class Namespaces:
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._store = steps.store
+
+    async def load(self, namespace: Namespace) -> dict[str, str]:
+        """Its properties."""
+        entry = await self._store.get(keys.namespace_key(namespace))
+        return namespaces.existing(namespace, entry).properties
+
+    async def list(self, parent: Namespace, token: str | None, size: int | None) -> Page:
+        """The levels directly in another namespace; () is the root. Without a token: all of them."""
+        if parent:
+            await self.load(parent)
+        prefix = keys.namespaces_in(parent)
+        return await page(self._store, prefix, token, size)
+
+    async def create(
+        self, namespace: Namespace, properties: Mapping[str, str], request: RequestName | None = None
+    ) -> dict[str, str]:
+        key, above = keys.namespace_key(namespace), namespace[:-1]
+        new_id = self._steps.documents.new_uuid()
+
+        async def plan() -> Step[dict[str, str]]:
+            parent = await self._store.get(keys.namespace_key(above)) if above else None
+            found = await self._store.get(key)
+            return Step(namespaces.create(namespace, properties, new_id, found, parent), dict(properties))
+
+        return await self._steps.make([key], plan, request, lambda: self.load(namespace))
+
+    async def change_properties(
+        self,
+        namespace: Namespace,
+        updates: Mapping[str, str],
+        removals: Sequence[str],
+        request: RequestName | None = None,
+    ) -> PropertyChanges:
+        key = keys.namespace_key(namespace)
+
+        async def plan() -> Step[PropertyChanges]:
+            return Step(*namespaces.change_properties(namespace, updates, removals, await self._store.get(key)))
+
+        async def again() -> PropertyChanges:
+            return PropertyChanges([*updates], [*removals], [])
+
+        return await self._steps.make([key], plan, request, again)
+
+    async def drop(self, namespace: Namespace, request: RequestName | None = None) -> None:
+        key = keys.namespace_key(namespace)
+
+        async def plan() -> Step[None]:
+            found = await self._store.get(key)
+            return Step(namespaces.drop(namespace, found, await self._is_empty(namespace)), None)
+
+        async def again() -> None:
+            return None
+
+        await self._steps.make([key], plan, request, again)
+
+    async def _is_empty(self, namespace: Namespace) -> bool:
+        """Looked at after its entry was read: whatever is made later changes that entry."""
+        for prefix in (keys.namespaces_in(namespace), keys.relations_in(namespace)):
+            if await self._store.list(prefix, limit=1):
+                return False
+        return True
+
+
+async def page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> Page:
+    """Names below a prefix."""
+    if token is None:
+        return Page([keys.last_name(prefix, key) for key, _ in await store.list_all(prefix)], None)
+    wanted = page_size(size)
+    names: list[str] = []
+    after = keys.key_after(prefix, token)
+    while len(names) < wanted:
+        found = await store.list(prefix, after, min(wanted - len(names), limits.METADATA_LIST_MAX))
+        names += (keys.last_name(prefix, key) for key, _ in found)
+        if not found:
+            return Page(names, None)
+        after = found[-1][0]
+    return Page(names, keys.page_token(names[-1]))
+
+
+def page_size(size: int | None) -> int:
+    if size is None:
+        return limits.CATALOG_PAGE_DEFAULT
+    if size < 1:
+        raise errors.InvalidInput(f"a page of {size} items")
+    return min(size, limits.CATALOG_PAGE_MAX)

@@ -1,0 +1,97 @@
+"""How every change of the catalog is made: read, plan, write what the plan needs, move; again when others were faster.
+
+Files that a step wrote are taken back when it is certain that nothing points to them: the comparisons failed, or the
+store refused. After an unknown outcome they stay (hazard 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from icestream import errors, limits
+from icestream.catalog.documents import Documents
+from icestream.catalog.mover import Mover
+from icestream.catalog.plan.planned import Moved, Planned
+from icestream.catalog.requests import RequestName, Requests
+from icestream.catalog.turns import Turns
+from icestream.metadata.store import MetadataStore
+from icestream.runtime.clock import Clock
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Answer]):
+    """What one attempt comes to."""
+
+    planned: Planned | None  # None: there is nothing to change
+    answer: Answer
+    written: Sequence[str] = ()  # files that only this transaction points to
+    dropped: Sequence[str] = ()  # files that nobody needs when it is done
+    was_done: Callable[[], Awaitable[bool]] | None = None  # asked when others went on after an unknown outcome
+
+
+class Steps:
+    def __init__(self, store: MetadataStore, documents: Documents, clock: Clock) -> None:
+        self.store = store
+        self.documents = documents
+        self.clock = clock
+        self._mover = Mover(store, clock)
+        self._requests = Requests(store)
+        self._turns = Turns()
+
+    def now_ms(self) -> int:
+        return self.clock.wall_us() // 1000
+
+    async def make(
+        self,
+        turns: Sequence[str],
+        plan: Callable[[], Awaitable[Step[Answer]]],
+        request: RequestName | None,
+        again: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        """`turns`: the keys that it changes. `again`: what a repeat of a request that was done is answered."""
+        async with self._turns.of(turns if request is None else (*turns, request.key)):
+            if request is None:
+                return await self._make(plan, None, again)
+            try:
+                return await self._make(plan, request, again)
+            except (errors.InvalidInput, errors.MetadataFileMissing) as error:
+                await self._requests.note_error(request, error)
+                raise
+
+    async def _make(
+        self,
+        plan: Callable[[], Awaitable[Step[Answer]]],
+        request: RequestName | None,
+        again: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        for _ in range(limits.CATALOG_ATTEMPTS_MAX):
+            if request is not None and await self._requests.was_done(request):
+                return await again()
+            step = await plan()
+            if step.planned is None:
+                return step.answer
+            if await self._move(step, step.planned, request):
+                for location in step.dropped:
+                    await self.documents.forget(location)
+                return step.answer
+        raise errors.CommitConflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times", hint="try again")
+
+    async def _move(self, step: Step[Answer], planned: Planned, request: RequestName | None) -> bool:
+        try:
+            moved = await self._mover.move(planned if request is None else request.added_to(planned).checked())
+        except (errors.Refused, errors.InvalidInput):
+            await self.take_back(step.written)
+            raise
+        if moved is Moved.OVERTAKEN and step.was_done is not None and await step.was_done():
+            return True
+        if moved is not Moved.DONE:
+            await self.take_back(step.written)
+        return moved is Moved.DONE
+
+    async def take_back(self, written: Sequence[str]) -> None:
+        for location in written:
+            await self.documents.forget(location)

@@ -1,0 +1,135 @@
+"""What clients ask about tables, apart from commits: create, stage, register, load, rename, drop, list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from icestream import errors
+from icestream.catalog import keys, metadata_file
+from icestream.catalog.calls.commits import Commits, Committed
+from icestream.catalog.calls.namespaces import Page
+from icestream.catalog.calls.relations import Relations
+from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.identifier import Identifier, Namespace
+from icestream.catalog.location import allowed, for_new
+from icestream.catalog.plan import namespaces, relations
+from icestream.catalog.records import TableRecord
+from icestream.catalog.requests import RequestName
+from icestream.catalog.table.creation import new_table
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import properties
+
+
+class Tables:
+    def __init__(self, steps: Steps, found: Relations, commits: Commits, warehouse: str, roots: Sequence[str]) -> None:
+        self._steps = steps
+        self._relations = found
+        self._commits = commits
+        self._warehouse = warehouse
+        self._roots = roots
+
+    async def load(self, identifier: Identifier) -> Committed:
+        found = await self._commits.load(identifier)
+        return Committed(found.state.location, found.state.table)
+
+    async def exists(self, identifier: Identifier) -> None:
+        """Raises UnknownTable; its document is not read."""
+        relations.table_of(identifier, await self._relations.entry(identifier))
+
+    async def list(self, namespace: Namespace, token: str | None, size: int | None) -> Page:
+        return await self._relations.list(namespace, relations.TABLE, token, size)
+
+    async def rename(
+        self, source: Identifier, target: Identifier, is_forced: bool = False, request: RequestName | None = None
+    ) -> None:
+        await self._relations.rename(source, target, relations.TABLE, is_forced, request)
+
+    # --- new tables ---
+
+    async def stage(self, identifier: Identifier, asked: Object) -> Table:
+        """A table as it would be created; nothing is stored. A commit with `assert-create` makes it."""
+        namespaces.existing(identifier.namespace, await self._relations.namespace(identifier.namespace))
+        relations.check_free(identifier, await self._relations.entry(identifier), relations.TABLE)
+        return self._new(identifier, asked)
+
+    async def create(self, identifier: Identifier, asked: Object, request: RequestName | None = None) -> Committed:
+        made = self._new(identifier, asked)
+        assert made.uuid is not None
+        uuid = made.uuid
+
+        async def plan() -> Step[Committed]:
+            namespace = await self._relations.namespace(identifier.namespace)
+            entry = await self._relations.entry(identifier)
+            relations.create(identifier, TableRecord(uuid, "", 0), namespace, entry)  # refused before it is written
+            (location,) = await self._commits.write_all([(made, 0)])
+            record = TableRecord(uuid, location, 0)
+            planned = relations.create(identifier, record, namespace, entry)
+            return Step(planned, Committed(location, made), [location])
+
+        return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
+
+    def _new(self, identifier: Identifier, asked: Object) -> Table:
+        properties.check_new(values.optional_text_map(asked, "properties"))
+        given = values.optional_text(asked, "location")
+        uuid = self._steps.documents.new_uuid()
+        location = (
+            allowed(given, self._roots)
+            if given is not None
+            else for_new(self._warehouse, identifier.namespace, identifier.name, uuid)
+        )
+        return new_table(asked, location, uuid, self._steps.now_ms())
+
+    async def register(
+        self,
+        identifier: Identifier,
+        location: str,
+        is_overwriting: bool = False,
+        request: RequestName | None = None,
+    ) -> Committed:
+        """A table from a metadata file that is there. What it names is made durable first (hazard 11)."""
+        location = allowed(location, self._roots)
+
+        async def plan() -> Step[Committed]:
+            namespace = await self._relations.namespace(identifier.namespace)
+            entry = await self._relations.entry(identifier)
+            namespaces.existing(identifier.namespace, namespace)
+            if not is_overwriting or entry is None:
+                relations.check_free(identifier, entry, relations.TABLE)
+            table = await self._steps.documents.table(location)
+            bound = await self._steps.store.get(keys.bound_key(table.uuid or ""))
+            relations.check_registrable(table.uuid, bound)
+            await self._steps.documents.make_durable([location, f"{table.location}/data"])
+            record = TableRecord(table.uuid or "", location, metadata_file.version_of(location))
+            if entry is None:
+                planned = relations.create(identifier, record, namespace, entry)
+            else:
+                planned = relations.overwrite(identifier, record, entry)
+            return Step(planned, Committed(location, table))
+
+        return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
+
+    async def drop(
+        self,
+        identifier: Identifier,
+        is_purging: bool = False,
+        is_forced: bool = False,
+        request: RequestName | None = None,
+    ) -> None:
+        """Its files stay; a purge is written down, and done later by whoever tidies up."""
+        first: list[str] = []
+
+        async def plan() -> Step[None]:
+            entry = await self._relations.entry(identifier)
+            purge_ms = self._steps.now_ms() if is_purging else None
+            planned, record = relations.drop_table(identifier, entry, is_forced, purge_ms)
+            if first and first[0] != record.uuid:
+                raise errors.UnknownTable(f"Table does not exist: {identifier}")  # another one of its name
+            first[:] = [record.uuid]
+            return Step(planned, None)
+
+        async def again() -> None:
+            return None
+
+        await self._steps.make([keys.relation_key(identifier)], plan, request, again)

@@ -1,0 +1,132 @@
+"""What clients ask about views: create, load, replace, register, rename, drop, list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from icestream.catalog import keys, metadata_file
+from icestream.catalog.calls.namespaces import Page
+from icestream.catalog.calls.relations import Relations
+from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.identifier import Identifier, Namespace
+from icestream.catalog.location import allowed, for_new
+from icestream.catalog.plan import namespaces, relations
+from icestream.catalog.records import ViewRecord
+from icestream.catalog.requests import RequestName
+from icestream.catalog.view.commit import commit, new_view
+from icestream.catalog.view.view import View
+from icestream.metadata.entry import Entry
+
+
+class LoadedView(NamedTuple):
+    location: str
+    view: View
+
+
+Plan = Callable[[], Awaitable[Step[LoadedView]]]
+
+
+class Views:
+    def __init__(self, steps: Steps, found: Relations, warehouse: str, roots: Sequence[str]) -> None:
+        self._steps = steps
+        self._relations = found
+        self._warehouse = warehouse
+        self._roots = roots
+
+    async def load(self, identifier: Identifier) -> LoadedView:
+        _, _, found = await self._load(identifier)
+        return found
+
+    async def _load(self, identifier: Identifier) -> tuple[Entry, ViewRecord, LoadedView]:
+        entry, record = relations.view_of(identifier, await self._relations.entry(identifier))
+
+        async def location_now() -> str:
+            nonlocal entry, record
+            entry, record = relations.view_of(identifier, await self._relations.entry(identifier))
+            return record.location
+
+        documents = self._steps.documents
+        location, view = await self._relations.document(record.location, location_now, documents.view)
+        return entry, record, LoadedView(location, view)
+
+    async def exists(self, identifier: Identifier) -> None:
+        """Raises UnknownView."""
+        relations.view_of(identifier, await self._relations.entry(identifier))
+
+    async def list(self, namespace: Namespace, token: str | None, size: int | None) -> Page:
+        return await self._relations.list(namespace, relations.VIEW, token, size)
+
+    async def rename(self, source: Identifier, target: Identifier, request: RequestName | None = None) -> None:
+        await self._relations.rename(source, target, relations.VIEW, False, request)
+
+    async def create(self, identifier: Identifier, asked: Object, request: RequestName | None = None) -> LoadedView:
+        given = values.optional_text(asked, "location")
+        uuid = self._steps.documents.new_uuid()
+        location = (
+            allowed(given, self._roots)
+            if given is not None
+            else for_new(self._warehouse, identifier.namespace, identifier.name, uuid)
+        )
+        made = new_view(asked, location, uuid, self._steps.now_ms())
+
+        async def plan() -> Step[LoadedView]:
+            namespace = await self._relations.namespace(identifier.namespace)
+            entry = await self._relations.entry(identifier)
+            relations.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)  # refused before it is written
+            written = await self._steps.documents.write(made, made.properties, 0)
+            planned = relations.create(identifier, ViewRecord(uuid, written, 0), namespace, entry)
+            return Step(planned, LoadedView(written, made), [written])
+
+        return await self._make(identifier, plan, request)
+
+    async def replace(
+        self,
+        identifier: Identifier,
+        requirements: Sequence[Object],
+        updates: Sequence[Object],
+        request: RequestName | None = None,
+    ) -> LoadedView:
+        async def plan() -> Step[LoadedView]:
+            entry, record, found = await self._load(identifier)
+            made = commit(found.view, requirements, updates, self._steps.now_ms())
+            if made is found.view:
+                return Step(None, found)
+            if made.location != found.view.location:
+                allowed(made.location, self._roots)
+            written = await self._steps.documents.write(made, made.properties, record.version + 1)
+            planned = relations.moved(identifier, entry, ViewRecord(record.uuid, written, record.version + 1))
+            return Step(planned, LoadedView(written, made), [written])
+
+        return await self._make(identifier, plan, request)
+
+    async def register(self, identifier: Identifier, location: str, request: RequestName | None = None) -> LoadedView:
+        location = allowed(location, self._roots)
+
+        async def plan() -> Step[LoadedView]:
+            namespace = await self._relations.namespace(identifier.namespace)
+            entry = await self._relations.entry(identifier)
+            namespaces.existing(identifier.namespace, namespace)
+            relations.check_free(identifier, entry, relations.VIEW)
+            view = await self._steps.documents.view(location)
+            await self._steps.documents.make_durable([location])
+            record = ViewRecord(view.uuid, location, metadata_file.version_of(location))
+            planned = relations.create(identifier, record, namespace, entry)
+            return Step(planned, LoadedView(location, view))
+
+        return await self._make(identifier, plan, request)
+
+    async def drop(self, identifier: Identifier, request: RequestName | None = None) -> None:
+        async def plan() -> Step[None]:
+            return Step(relations.drop_view(identifier, await self._relations.entry(identifier)), None)
+
+        async def again() -> None:
+            return None
+
+        await self._steps.make([keys.relation_key(identifier)], plan, request, again)
+
+    async def _make(self, identifier: Identifier, plan: Plan, request: RequestName | None) -> LoadedView:
+        turns = [keys.relation_key(identifier)]
+        return await self._steps.make(turns, plan, request, lambda: self.load(identifier))

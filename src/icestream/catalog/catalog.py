@@ -1,0 +1,48 @@
+"""The embedded catalog: its parts, put together over a metadata store and a warehouse. The routes of the lake process
+call them; this package knows no HTTP.
+
+    identifier, keys, records, location, metadata_file      names and forms
+    document, table, view, topic                            documents and the rules about them; pure
+    plan                                                    what was read in, transactions out; pure
+    mover, files, documents, requests, turns                the thin shell
+    calls                                                   what clients ask: read, plan, write, move
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from icestream import limits
+from icestream.catalog.calls.commits import Commits
+from icestream.catalog.calls.namespaces import Namespaces
+from icestream.catalog.calls.relations import Relations
+from icestream.catalog.calls.steps import Steps
+from icestream.catalog.calls.tables import Tables
+from icestream.catalog.calls.views import Views
+from icestream.catalog.documents import Documents
+from icestream.catalog.files import TableFiles
+from icestream.catalog.location import normal
+from icestream.metadata.store import MetadataStore
+from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
+
+
+class Catalog:
+    def __init__(
+        self,
+        store: MetadataStore,
+        files: TableFiles,
+        clock: Clock,
+        randomness: Randomness,
+        warehouse: str,
+        other_roots: Sequence[str] = (),
+        cache_bytes: int = limits.CATALOG_CACHE_BYTES_DEFAULT,
+    ) -> None:
+        """`other_roots`: where tables may lie besides the warehouse."""
+        roots = [normal(root) for root in (warehouse, *other_roots)]
+        steps = Steps(store, Documents(files, randomness, roots, cache_bytes), clock)
+        relations = Relations(steps)
+        self.namespaces = Namespaces(steps)
+        self.commits = Commits(steps, relations, roots)
+        self.tables = Tables(steps, relations, self.commits, roots[0], roots)
+        self.views = Views(steps, relations, roots[0], roots)

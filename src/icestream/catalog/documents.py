@@ -1,0 +1,92 @@
+"""Documents of tables and views: written once under a name of their own, read through a memory of the newest.
+
+A metadata file never changes, so a document that was read or written is known by the name of its file.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+from icestream import errors
+from icestream.catalog import metadata_file
+from icestream.catalog.files import TableFiles
+from icestream.catalog.location import allowed
+from icestream.catalog.table import table
+from icestream.catalog.table.table import Table
+from icestream.catalog.view import view
+from icestream.catalog.view.view import View
+from icestream.runtime.randomness import Randomness
+
+Document = Table | View
+
+
+class Documents:
+    def __init__(self, files: TableFiles, randomness: Randomness, roots: Sequence[str], cache_bytes: int) -> None:
+        """`roots`: where the catalog may read and write at all."""
+        self._files = files
+        self._randomness = randomness
+        self._roots = roots
+        self._room = cache_bytes
+        self._kept: OrderedDict[str, tuple[Document, int]] = OrderedDict()  # the least recently used first
+        self._kept_bytes = 0
+
+    def new_uuid(self) -> str:
+        """By chance, of version 4."""
+        return str(uuid.UUID(bytes=self._randomness.token(16), version=4))
+
+    # --- reading ---
+
+    async def table(self, location: str) -> Table:
+        found = await self._document(location, table.decode)
+        assert isinstance(found, Table)
+        return found
+
+    async def view(self, location: str) -> View:
+        found = await self._document(location, view.decode)
+        assert isinstance(found, View)
+        return found
+
+    async def _document(self, location: str, decode: Callable[[bytes], Document]) -> Document:
+        kept = self._kept.get(location)
+        if kept is not None:
+            self._kept.move_to_end(location)
+            return kept[0]
+        data = metadata_file.unpacked(location, await self._files.read(allowed(location, self._roots)))
+        try:
+            found = decode(data)
+        except errors.InvalidInput as error:
+            raise errors.MetadataFileDamaged(f"{location} is no metadata file: {error.message}") from None
+        self._keep(location, found, len(data))
+        return found
+
+    def _keep(self, location: str, document: Document, size: int) -> None:
+        if location in self._kept:
+            self._kept_bytes -= self._kept.pop(location)[1]
+        self._kept[location] = document, size
+        self._kept_bytes += size
+        while self._kept_bytes > self._room and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popitem(last=False)[1][1]
+
+    # --- writing ---
+
+    async def write(self, document: Document, properties: Mapping[str, str], version: int) -> str:
+        """The location of the new file, which is on disk."""
+        directory = allowed(metadata_file.directory(document.location, properties), self._roots)
+        location = f"{directory}/{metadata_file.new_name(version, self.new_uuid(), properties)}"
+        pieces = document.pieces()
+        await self._files.create(location, metadata_file.packed(location, pieces))
+        self._keep(location, document, sum(map(len, pieces)))
+        return location
+
+    async def forget(self, location: str) -> None:
+        """A file that nothing points to, and that nothing ever will."""
+        if location in self._kept:
+            self._kept_bytes -= self._kept.pop(location)[1]
+        await self._files.remove(location)
+
+    async def make_durable(self, locations: Sequence[str]) -> None:
+        """What others wrote."""
+        if locations:
+            await self._files.make_durable([allowed(one, self._roots) for one in locations])

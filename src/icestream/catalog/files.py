@@ -1,0 +1,169 @@
+"""The files of tables: the catalog writes and reads metadata files, and makes durable what others wrote.
+
+    create         the file is on disk, with its name, when this returns (hazard 11); it must not exist
+    make_durable   everything that others wrote below these locations is on disk when this returns
+
+Local files here; object stores, where a finished upload is durable, come with the lake process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from typing import Final, Protocol
+
+from icestream import errors, limits
+from icestream.catalog.location import normal
+from icestream.runtime.files import Directory, File, LocalDirectory
+from icestream.runtime.tasks import Offload
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class TableFiles(Protocol):
+    async def create(self, location: str, pieces: Sequence[bytes]) -> None: ...
+
+    async def read(self, location: str) -> bytes:
+        """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
+
+    async def remove(self, location: str) -> None:
+        """Whether or not it is there. Never fails."""
+
+    async def make_durable(self, locations: Sequence[str]) -> None: ...
+
+
+class Folder(Directory, Protocol):
+    def sync_disk(self) -> None:
+        """Everything that anybody wrote to the file system of this directory is on disk when it returns."""
+
+
+class LocalFiles:
+    """Below `file:/`."""
+
+    def __init__(self, open_folder: Callable[[Path, bool], Folder], offload: Offload) -> None:
+        """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError."""
+        self._open = open_folder
+        self._offload = offload
+
+    async def create(self, location: str, pieces: Sequence[bytes]) -> None:
+        path, name = _split(location)
+        try:
+            await self._offload.run(lambda: self._create(path, name, pieces))
+        except OSError as error:
+            raise _not_written(location, error) from error
+
+    def _create(self, path: Path, name: str, pieces: Sequence[bytes]) -> None:
+        """First the bytes, then the name: a crash in between leaves a file that nothing points to."""
+        folder = self._open(path, True)
+        try:
+            file = folder.create(name)
+            try:
+                _write(file, pieces)
+                folder.sync()
+            except OSError:
+                self._remove(path, name)
+                raise
+        finally:
+            folder.close()
+
+    async def read(self, location: str) -> bytes:
+        return await self._offload.run(lambda: self._read(location, *_split(location)))
+
+    def _read(self, location: str, path: Path, name: str) -> bytes:
+        try:
+            directory = self._open(path, False)
+        except FileNotFoundError:
+            raise _missing(location) from None
+        try:
+            file = directory.open(name)
+        except FileNotFoundError:
+            raise _missing(location) from None
+        finally:
+            directory.close()
+        try:
+            if file.size() > limits.CATALOG_DOCUMENT_BYTES_MAX:
+                raise errors.MetadataFileDamaged(f"{location} has {file.size()} bytes: it is no metadata file")
+            return file.read_at(0, file.size())
+        finally:
+            file.close()
+
+    async def remove(self, location: str) -> None:
+        await self._offload.run(lambda: self._remove(*_split(location)))
+
+    def _remove(self, path: Path, name: str) -> None:
+        """What cannot be removed now is left to whoever looks for orphans."""
+        try:
+            directory = self._open(path, False)
+            try:
+                directory.remove(name)
+            finally:
+                directory.close()
+        except OSError:
+            return
+
+    async def make_durable(self, locations: Sequence[str]) -> None:
+        paths = {_split(location)[0] for location in locations}
+        await self._offload.run(lambda: self._make_durable(paths))
+
+    def _make_durable(self, paths: set[Path]) -> None:
+        for path in sorted(paths):
+            try:
+                directory = self._open(path, False)
+            except FileNotFoundError:
+                continue  # nobody wrote anything there
+            try:
+                directory.sync_disk()
+            finally:
+                directory.close()
+
+
+def _write(file: File, pieces: Sequence[bytes]) -> None:
+    try:
+        position = 0
+        for piece in pieces:
+            file.write_at(position, piece)
+            position += len(piece)
+        file.sync()
+    finally:
+        file.close()
+
+
+class LocalFolder(LocalDirectory):
+    def sync_disk(self) -> None:
+        """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(fd) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(self.path))
+        finally:
+            os.close(fd)
+
+
+def open_local(path: Path, is_new: bool) -> LocalFolder:
+    return LocalFolder(path, read_only=not is_new)
+
+
+def _split(location: str) -> tuple[Path, str]:
+    found = normal(location)
+    if not found.startswith("file:/"):
+        raise errors.InvalidInput(f"Cannot reach {location}", hint="this warehouse has local files only")
+    path = Path(found.removeprefix("file:"))
+    return path.parent, path.name
+
+
+def _not_written(location: str, error: OSError) -> errors.IcestreamError:
+    if error.errno in (ENOSPC, EDQUOT):
+        return errors.DiskFull(f"there is no room for {location}", hint="free some space on the disk of the warehouse")
+    return errors.PersistentStorageError(
+        f"{location} cannot be written: {error.strerror}", hint="check the disk of the warehouse, and who owns it"
+    )
+
+
+def _missing(location: str) -> errors.MetadataFileMissing:
+    return errors.MetadataFileMissing(
+        f"Failed to open input stream for file: {location}", hint="restore the file, or register another one"
+    )

@@ -1,0 +1,101 @@
+"""Where the catalog keeps what in the metadata store.
+
+    /catalog/namespaces/{levels above}:{level}       NamespaceRecord
+    /catalog/relations/{levels}:{name}               TableRecord or ViewRecord: one key for both, so that a table and a
+                                                     view never have one name
+    /catalog/topics/{topic id}                       TopicRecord: the table of a topic
+    /catalog/bound/{table uuid}                      BoundRecord: the topic of a table
+    /catalog/requests/{idempotency key}              RequestRecord, for a while
+    /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
+    /pipeline/lease                                  LeaseRecord, written by the pipeline
+
+`{levels}` is each level followed by `/`. In levels and names `%`, `/` and `:` are escaped. So what is directly in a
+namespace, and only that, lies below one prefix, in the order of its names, whatever lies deeper.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final
+from urllib.parse import unquote
+
+from icestream import errors, limits
+from icestream.catalog.document.values import shown
+from icestream.catalog.identifier import Identifier, Namespace
+from icestream.metadata.bounds import key_bytes
+
+ROOT: Final = "/catalog/"
+LEASE: Final = "/pipeline/lease"
+_ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
+
+
+def _escape(text: str) -> str:
+    return text.translate(_ESCAPED)
+
+
+def namespaces_in(parent: Namespace) -> str:
+    """The prefix of the namespaces directly in another; () is the root."""
+    return f"{ROOT}namespaces/{_levels(parent)}:"
+
+
+def relations_in(namespace: Namespace) -> str:
+    return f"{ROOT}relations/{_levels(namespace)}:"
+
+
+def _levels(levels: Namespace) -> str:
+    return "".join(f"{_escape(level)}/" for level in levels)
+
+
+def namespace_key(namespace: Namespace) -> str:
+    return _fitting(namespaces_in(namespace[:-1]) + _escape(namespace[-1]))
+
+
+def relation_key(identifier: Identifier) -> str:
+    return _fitting(relations_in(identifier.namespace) + _escape(identifier.name))
+
+
+def _fitting(key: str) -> str:
+    if key_bytes(key) > limits.METADATA_KEY_BYTES_MAX:
+        raise errors.InvalidInput("a name that is too long, with its namespace", hint="use fewer or shorter levels")
+    return key
+
+
+def last_name(prefix: str, key: str) -> str:
+    """The level or name at the end of a key below a prefix."""
+    return unquote(key.removeprefix(prefix))
+
+
+def topic_key(topic_id: int) -> str:
+    return f"{ROOT}topics/{topic_id}"
+
+
+def bound_key(uuid: str) -> str:
+    return f"{ROOT}bound/{uuid.lower()}"
+
+
+def request_key(request_id: str) -> str:
+    return f"{ROOT}requests/{request_id.lower()}"
+
+
+def purge_key(uuid: str) -> str:
+    return f"{ROOT}purges/{uuid.lower()}"
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def page_token(name: str) -> str:
+    """Where the next page begins: behind this name, whatever comes or goes meanwhile."""
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def key_after(prefix: str, token: str) -> str:
+    """The key behind which a page begins; an empty token is the first page."""
+    if not token:
+        return ""
+    try:
+        name = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise errors.InvalidInput(f"not a page token: {shown(token)}") from None
+    return prefix + _escape(name)

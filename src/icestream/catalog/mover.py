@@ -1,0 +1,52 @@
+"""Carries out planned transactions: the thin shell around the metadata store, and what it does when an answer is lost.
+
+held                    DONE
+comparisons failed      NOT_DONE: nothing was changed; whoever planned it reads again and plans anew
+refused                 nothing was changed; the refusal is raised
+unknown                 resolved by reading, and by a fence where it may still be on its way (plan/planned.py); if
+                        that does not end in time, OutcomeUnknown: never "failed", never "conflict" (hazard 13)
+"""
+
+from __future__ import annotations
+
+from icestream import errors, limits
+from icestream.catalog.plan.planned import Moved, Planned, look
+from icestream.metadata.store import MetadataStore
+from icestream.runtime.clock import Clock
+
+
+class Mover:
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def move(self, planned: Planned) -> Moved:
+        """OVERTAKEN only after an unknown outcome."""
+        try:
+            held = (await self._store.txn(planned.compare, planned.then)).held
+        except errors.OutcomeUnknown as lost:
+            return await self._resolved(planned, lost)
+        return Moved.DONE if held else Moved.NOT_DONE
+
+    async def _resolved(self, planned: Planned, lost: errors.OutcomeUnknown) -> Moved:
+        end_ns = self._clock.monotonic_ns() + int(limits.CATALOG_RESOLVE_SECONDS_MAX * 1e9)
+        while self._clock.monotonic_ns() < end_ns:
+            try:
+                found = await self._look(planned)
+            except (errors.OutcomeUnknown, errors.Refused):
+                found = None
+            if found is not None:
+                return found
+            await self._clock.sleep(limits.CATALOG_RESOLVE_RETRY_SECONDS)
+        raise errors.OutcomeUnknown(
+            f"it may or may not have happened: {lost.message}", hint="look at what is there before trying again"
+        )
+
+    async def _look(self, planned: Planned) -> Moved | None:
+        """What became of it; None: ask again. A fence that holds settles it: what compares the same cannot."""
+        found = look(planned, await self._store.get(planned.key))
+        if found is not None:
+            return found
+        if not (await self._store.txn(planned.compare, [planned.fence])).held:
+            return None
+        return Moved.DONE if planned.made(await self._store.get(planned.key)) else Moved.NOT_DONE

@@ -1,0 +1,88 @@
+"""Planned commits: the pointers of one or several tables, with everything that must still hold when they move. Pure.
+
+A round compares the lease of its driver in the same transaction (hazard 10): by value, because a driver that renews its
+lease writes the same value again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog import keys, records
+from icestream.catalog.identifier import Identifier, joined
+from icestream.catalog.plan import relations
+from icestream.catalog.plan.planned import Planned
+from icestream.catalog.records import BoundRecord, LeaseRecord, TableRecord, TopicRecord
+from icestream.catalog.topic.binding import Binding
+from icestream.catalog.topic.commit import Outcome
+from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry
+
+
+class Change(NamedTuple):
+    """One table of a commit, judged, with its new metadata file on disk."""
+
+    identifier: Identifier
+    before: Entry | None  # None: the table is created
+    record: TableRecord  # to be
+    was_bound: Binding | None
+    is_round: bool
+    namespace: Entry | None = None  # of a table that is created
+
+
+def record_of(outcome: Outcome, uuid: str, location: str, version: int) -> TableRecord:
+    return TableRecord(uuid, location, version, outcome.binding, outcome.removals)
+
+
+def lease_epoch(entry: Entry | None) -> int | None:
+    return None if entry is None else records.decode(LeaseRecord, keys.LEASE, entry).epoch
+
+
+def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
+    """A topic has one table. `entry`: where the topic's table is written down."""
+    if entry is not None:
+        there = records.decode(TopicRecord, keys.topic_key(topic_id), entry)
+        raise errors.AlreadyExists(f"topic {topic} has its table: {joined((*there.namespace, there.name))}")
+
+
+def commit(changes: Sequence[Change], lease: Entry | None) -> Planned:
+    """All of them or none. What became of the first tells what became of all."""
+    if not 0 < len(changes) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
+        raise errors.InvalidInput(
+            f"a transaction of {len(changes)} tables, at most {limits.CATALOG_TRANSACTION_TABLES_MAX}"
+        )
+    first, *others = (_planned(change) for change in changes)
+    for one in others:
+        first = first.with_more(one.compare, one.then)
+    if any(change.is_round for change in changes):
+        assert lease is not None  # judged with it
+        first = first.with_more([cmd.HasValue(keys.LEASE, lease.value)], [])
+    return first.checked()
+
+
+def _planned(change: Change) -> Planned:
+    if change.before is None:
+        return relations.create(change.identifier, change.record, change.namespace, None)
+    planned = relations.moved(change.identifier, change.before, change.record)
+    bound, was_bound = change.record.binding, change.was_bound
+    if was_bound is not None and bound is None:
+        gone = keys.topic_key(was_bound.topic_id), keys.bound_key(change.record.uuid)
+        return planned.with_more([], [cmd.Delete(key) for key in gone])
+    if bound is not None and was_bound is None:
+        return _bound(planned, change.identifier, change.record.uuid, bound)
+    return planned
+
+
+def _bound(planned: Planned, identifier: Identifier, uuid: str, binding: Binding) -> Planned:
+    """A topic has one table, a table one topic."""
+    topic, bound = keys.topic_key(binding.topic_id), keys.bound_key(uuid)
+    named = TopicRecord([*identifier.namespace], identifier.name, uuid)
+    return planned.with_more(
+        [cmd.Absent(topic), cmd.Absent(bound)],
+        [
+            cmd.Put(topic, records.encode(named)),
+            cmd.Put(bound, records.encode(BoundRecord(binding.topic, binding.topic_id))),
+        ],
+    )

@@ -1,0 +1,189 @@
+"""Planned changes of tables and views as a whole: create, register, rename, drop. Pure.
+
+The record of a table is its pointer: it moves only together with what lies beside it, after the metadata file that it
+names is on disk (hazard 11).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from icestream import errors
+from icestream.catalog import keys, records
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.plan import namespaces
+from icestream.catalog.plan.planned import Planned
+from icestream.catalog.records import PurgeRecord, Relation, TableRecord, TopicRecord, ViewRecord
+from icestream.catalog.topic.guard import HINT
+from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry
+
+TABLE: Final = "Table"
+VIEW: Final = "View"
+
+
+class Found(NamedTuple):
+    """A relation as it was read."""
+
+    entry: Entry
+    record: Relation
+
+
+def found(identifier: Identifier, entry: Entry | None) -> Found | None:
+    return None if entry is None else Found(entry, records.decode_relation(keys.relation_key(identifier), entry))
+
+
+def table_of(identifier: Identifier, entry: Entry | None) -> tuple[Entry, TableRecord]:
+    """A view of that name is no table: whoever asks for a table is told that there is none."""
+    relation = found(identifier, entry)
+    if relation is None or not isinstance(relation.record, TableRecord):
+        raise errors.UnknownTable(f"Table does not exist: {identifier}")
+    return relation.entry, relation.record
+
+
+def view_of(identifier: Identifier, entry: Entry | None) -> tuple[Entry, ViewRecord]:
+    relation = found(identifier, entry)
+    if relation is None or not isinstance(relation.record, ViewRecord):
+        raise errors.UnknownView(f"View does not exist: {identifier}")
+    return relation.entry, relation.record
+
+
+def kind_of(record: Relation) -> str:
+    return TABLE if isinstance(record, TableRecord) else VIEW
+
+
+def check_free(identifier: Identifier, entry: Entry | None, kind: str) -> None:
+    """Nothing has this name. The words differ for the same kind and the other one."""
+    relation = found(identifier, entry)
+    if relation is None:
+        return
+    there = kind_of(relation.record)
+    same = "" if there == kind else " with same name"
+    raise errors.AlreadyExists(f"{there}{same} already exists: {identifier}")
+
+
+def create(identifier: Identifier, record: Relation, namespace: Entry | None, entry: Entry | None) -> Planned:
+    """`entry` is what was found under that name: nothing, or the plan is refused."""
+    compare, then = namespaces.touch(identifier.namespace, namespace)
+    check_free(identifier, entry, kind_of(record))
+    key = keys.relation_key(identifier)
+    return Planned(
+        [cmd.Absent(key), compare],
+        [cmd.Put(key, records.encode(record)), then],
+        key,
+        0,
+        lambda now: _is(key, now, record.uuid),
+        namespaces.fence(identifier.namespace, namespace),
+    ).checked()
+
+
+def _is(key: str, now: Entry | None, uuid: str) -> bool:
+    """The same table or view is there, whatever was committed to it since."""
+    return now is not None and records.decode_relation(key, now).uuid == uuid
+
+
+def _points_to(key: str, now: Entry | None, location: str) -> bool:
+    return now is not None and records.decode_relation(key, now).location == location
+
+
+def check_registrable(uuid: str | None, bound: Entry | None) -> None:
+    """A topic's table has one name (hazard 21). `bound` is what the table's UUID is bound to."""
+    if uuid is None:
+        raise errors.InvalidInput(
+            "Cannot register a table without a UUID", hint="commit to it once where it comes from"
+        )
+    if bound is not None:
+        raise errors.TopicTable(f"table {uuid} belongs to a topic and has a name already", hint=HINT)
+
+
+def overwrite(identifier: Identifier, record: TableRecord, entry: Entry | None) -> Planned:
+    """A registration in place of a table that is there. A topic's table stays."""
+    before, old = table_of(identifier, entry)
+    if old.binding is not None:
+        raise errors.TopicTable(f"{identifier} is the table of topic {old.binding.topic}", hint=HINT)
+    return moved(identifier, before, record)
+
+
+def moved(identifier: Identifier, before: Entry, record: Relation) -> Planned:
+    """The pointer of a relation that is there, to another metadata file."""
+    key = keys.relation_key(identifier)
+    return Planned(
+        [cmd.AtRevision(key, before.mod_revision)],
+        [cmd.Put(key, records.encode(record))],
+        key,
+        before.mod_revision,
+        lambda now: _points_to(key, now, record.location),
+        cmd.Put(key, before.value),
+    ).checked()
+
+
+def drop_table(
+    identifier: Identifier, entry: Entry | None, is_forced: bool, purge_time_ms: int | None
+) -> tuple[Planned, TableRecord]:
+    """`purge_time_ms`: its files are to go as well, which is written down and done later."""
+    before, record = table_of(identifier, entry)
+    planned = _dropped(identifier, before, record.uuid)
+    if record.binding is not None:
+        _check_forced(identifier, record, is_forced, "dropped")
+        topic, bound = keys.topic_key(record.binding.topic_id), keys.bound_key(record.uuid)
+        planned = planned.with_more([], [cmd.Delete(topic), cmd.Delete(bound)])
+    if purge_time_ms is not None:
+        purge = cmd.Put(keys.purge_key(record.uuid), records.encode(PurgeRecord(record.location, purge_time_ms)))
+        planned = planned.with_more([], [purge])
+    return planned, record
+
+
+def drop_view(identifier: Identifier, entry: Entry | None) -> Planned:
+    before, record = view_of(identifier, entry)
+    return _dropped(identifier, before, record.uuid)
+
+
+def _dropped(identifier: Identifier, before: Entry, uuid: str) -> Planned:
+    key = keys.relation_key(identifier)
+    return Planned(
+        [cmd.AtRevision(key, before.mod_revision)],
+        [cmd.Delete(key)],
+        key,
+        before.mod_revision,
+        lambda now: not _is(key, now, uuid),
+        cmd.Put(key, before.value),
+    )
+
+
+def _check_forced(identifier: Identifier, record: TableRecord, is_forced: bool, what: str) -> None:
+    assert record.binding is not None
+    if not is_forced:
+        raise errors.TopicTable(
+            f"{identifier} is the table of topic {record.binding.topic} and is not {what}", hint=HINT
+        )
+
+
+def rename(
+    source: Identifier,
+    target: Identifier,
+    kind: str,
+    entry: Entry | None,
+    namespace: Entry | None,
+    there: Entry | None,
+    is_forced: bool = False,
+) -> Planned:
+    """`entry` at the source, `namespace` of the target, `there` at the target. A topic goes with its table."""
+    before, record = (table_of if kind == TABLE else view_of)(source, entry)
+    compare, then = namespaces.touch(target.namespace, namespace)
+    taken = found(target, there)
+    if taken is not None:
+        raise errors.AlreadyExists(f"Cannot rename {source} to {target}. {kind_of(taken.record)} already exists")
+    old, new = keys.relation_key(source), keys.relation_key(target)
+    planned = Planned(
+        [cmd.AtRevision(old, before.mod_revision), cmd.Absent(new), compare],
+        [cmd.Delete(old), cmd.Put(new, before.value), then],
+        new,
+        0,
+        lambda now: _is(new, now, record.uuid),
+        cmd.Put(old, before.value),
+    )
+    if isinstance(record, TableRecord) and record.binding is not None:
+        _check_forced(source, record, is_forced, "renamed")
+        named = TopicRecord([*target.namespace], target.name, record.uuid)
+        planned = planned.with_more([], [cmd.Put(keys.topic_key(record.binding.topic_id), records.encode(named))])
+    return planned.checked()

@@ -1,0 +1,204 @@
+"""Hazard 11: what a pointer names is on disk before the pointer moves. A crash leaves the old table or the new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from icestream import errors
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.commit import Request
+from icestream.runtime.simulated_disk import Crash, SimulatedDisk
+from tests.support.metadata_machine import MetadataMachine
+from tests.support.tables import NOW_MS, SCHEMA, add, point, snapshot
+from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim
+from tests.support.warehouse import NS, TABLE, World
+
+pytestmark = pytest.mark.asyncio
+
+PROPERTY = Request([], [{"action": "set-properties", "updates": {"a": "b"}}])
+
+
+def compacted(world: World, location: str) -> Request:
+    """A commit of another engine, whose files were written and never synced."""
+    for name in ("metadata/snap-1.avro", "metadata/manifest-1.avro", "data/rows-1.parquet"):
+        world.write(f"{location}/{name}", name.encode() * 100)
+    made = snapshot(1, **{"manifest-list": f"{location}/metadata/snap-1.avro", "timestamp-ms": NOW_MS})
+    return Request([], [add(made), point("main", 1)])
+
+
+async def test_hazard_11_files_of_other_engines_are_on_disk_before_they_count() -> None:
+    world = World()
+    await world.with_table()
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    await world.catalog.commits.commit(TABLE, compacted(world, location))
+    world.disk.power_loss()
+    for name in ("metadata/snap-1.avro", "metadata/manifest-1.avro", "data/rows-1.parquet"):
+        assert world.disk.content(f"{location}/{name}".removeprefix("file:")) == name.encode() * 100
+    assert (await world.another(9).tables.load(TABLE)).table.current_snapshot_id == 1
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"action": "set-properties", "updates": {"a": "b"}},
+        {"action": "set-location", "location": "file:/warehouse/elsewhere"},
+    ],
+)
+async def test_hazard_11_a_commit_that_names_no_new_file_syncs_only_its_own(update: dict[str, Any]) -> None:
+    world = World()
+    await world.with_table()
+    world.disk.operations.clear()
+    await world.catalog.commits.commit(TABLE, Request([], [update]))
+    kinds = [kind for kind, _ in world.disk.operations if kind != "write"]
+    assert kinds == ["create", "sync", "sync_directory"]
+
+
+async def test_hazard_11_a_round_has_synced_its_files_itself() -> None:
+    world = World()
+    await world.with_table(schema=ENVELOPE)
+    await world.store.put("/pipeline/lease", b'{"epoch":5}')
+    await world.catalog.commits.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
+    loaded = await world.catalog.commits.load(TABLE)
+    world.disk.operations.clear()
+    asked = Request([claim(1, (0, 0, 0, 10))], appending(loaded.state, 9))
+    done = await world.catalog.commits.commit(TABLE, asked)
+    assert done.table.current_snapshot_id == 9
+    assert "sync_disk" not in {kind for kind, _ in world.disk.operations}
+    assert LEASE == 5
+
+
+async def test_hazard_11_a_registered_table_is_made_durable_first() -> None:
+    world = World()
+    await world.with_table()
+    found = await world.catalog.tables.load(TABLE)
+    await world.catalog.tables.drop(TABLE)
+    copy = f"{found.table.location}/metadata/00007-copy.metadata.json"
+    world.write(copy, found.table.encode())
+    await world.catalog.tables.register(TABLE, copy)
+    world.disk.power_loss()
+    assert (await world.another(9).tables.load(TABLE)).location == copy
+
+
+async def test_hazard_11_a_place_outside_is_not_touched() -> None:
+    world = World()
+    await world.with_table()
+    made = snapshot(1, **{"manifest-list": "file:/etc/snap.avro", "timestamp-ms": NOW_MS})
+    with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
+        await world.catalog.commits.commit(TABLE, Request([], [add(made), point("main", 1)]))
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+class Computer:
+    """One machine: the disk of the metadata store, that of the warehouse, and both end together."""
+
+    def __init__(self, seed: int) -> None:
+        self.machine = MetadataMachine(seed, log_file_bytes=2**16)
+        self.disk = SimulatedDisk(seed)
+
+    async def start(self, seed: int = 1) -> tuple[World, Catalog]:
+        world = World(await self.machine.start(), self.disk, seed)
+        return world, world.catalog
+
+    async def end(self, how: str) -> None:
+        await self.machine.end(how)
+        if how == "kill":
+            self.disk.kill()
+        else:
+            self.disk.power_loss()
+
+
+async def life(computer: Computer, told: list[str]) -> None:
+    """One table through its life, commit by commit; what was answered is told."""
+    world, catalog = await computer.start()
+    await world.with_table()
+    told.append("created")
+    await catalog.commits.commit(TABLE, PROPERTY)
+    told.append("changed")
+    location = (await catalog.tables.load(TABLE)).table.location
+    await catalog.commits.commit(TABLE, compacted(world, location))
+    told.append("compacted")
+    await catalog.tables.rename(TABLE, Identifier(NS, "renamed"))
+    told.append("renamed")
+    await catalog.tables.drop(Identifier(NS, "renamed"))
+    told.append("dropped")
+
+
+STATES = ["nothing", "created", "changed", "compacted", "renamed", "dropped"]
+
+
+async def state_of(computer: Computer) -> str:
+    """What a fresh start finds. Every table that has a name can be read, with every file that it names."""
+    world, catalog = await computer.start(2)
+    try:
+        names = (await catalog.tables.list(NS, None, None)).names
+    except errors.UnknownNamespace:
+        return "nothing"
+    assert len(names) <= 1, "under two names"
+    if not names:
+        return "none"
+    found = (await catalog.tables.load(Identifier(NS, names[0]))).table
+    for one in found.snapshots:
+        path = one["manifest-list"].removeprefix("file:")
+        assert world.disk.content(path) == b"metadata/snap-1.avro" * 100, "a snapshot whose list is not on disk"
+        assert world.disk.content(path.replace("metadata/snap-1.avro", "data/rows-1.parquet"))
+    if names == ["renamed"]:
+        return "renamed"
+    return "compacted" if len(found.snapshots) else "changed" if "a" in found.properties else "created"
+
+
+@pytest.mark.parametrize("end", ["kill", "power loss"])
+@pytest.mark.parametrize("which", ["warehouse", "store"])
+async def test_hazard_11_a_crash_at_any_step_leaves_the_old_table_or_the_new_one(which: str, end: str) -> None:
+    whole = Computer(0)
+    await life(whole, [])
+    steps = len((whole.disk if which == "warehouse" else whole.machine.disk).operations)
+    seen = set()
+    for step in range(steps):
+        computer, told = Computer(step), list[str]()
+        (computer.disk if which == "warehouse" else computer.machine.disk).crash_after(step)
+        assert not await computer.machine.survives(crashing(computer, told))
+        await computer.end(end)
+        found = await state_of(computer)
+        seen.add(found)
+        check(found, told)
+        await computer.end("kill")
+    assert {"created", "changed", *(("compacted", "renamed") if which == "store" else ())} <= seen
+
+
+async def crashing(computer: Computer, told: list[str]) -> None:
+    """A crash of the warehouse's disk ends the process like one of the store's."""
+    await life(computer, told)
+    raise Crash
+
+
+def check(found: str, told: list[str]) -> None:
+    """At least as far as anybody was told, and at most one step further."""
+    last = STATES.index(told[-1]) if told else 0
+    possible = STATES[last : last + 2]
+    if found == "none":
+        assert "dropped" in possible or not told
+    else:
+        assert found in possible, (found, told)
+
+
+async def test_hazard_11_a_full_disk_refuses_and_leaves_the_table() -> None:
+    world = World()
+    await world.with_table()
+    before = await world.catalog.tables.load(TABLE)
+    for operation in ("create", "write", "sync", "sync_directory"):
+        world.disk.fail(operation, 28)  # ENOSPC
+        with pytest.raises(errors.DiskFull):
+            await world.catalog.commits.commit(TABLE, PROPERTY)
+        world.disk.heal()
+        assert await world.catalog.tables.load(TABLE) == before
+        assert len(world.metadata_files()) == 1
+    world.disk.fail("sync", 5)  # EIO
+    with pytest.raises(errors.PersistentStorageError):
+        await world.catalog.commits.commit(TABLE, PROPERTY)
+    assert (await world.another(9).commits.commit(TABLE, PROPERTY)).table.properties["a"] == "b"
+    assert SCHEMA["type"] == "struct"

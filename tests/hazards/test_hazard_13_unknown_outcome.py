@@ -1,0 +1,215 @@
+"""Hazard 13: an outcome that is unknown is resolved, or told as unknown. Never a conflict, and no file is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from icestream import errors, limits
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.commit import Request
+from icestream.metadata import command as cmd
+from icestream.metadata.store import MemoryStore
+from icestream.runtime.clock import SimulatedClock
+from tests.support.losing_store import LosingStore
+from tests.support.tables import SCHEMA
+from tests.support.warehouse import NS, TABLE, World
+
+pytestmark = pytest.mark.asyncio
+
+OTHER = Identifier(NS, "other")
+HOWS = ("done", "never", "late")
+
+
+def setting(name: str, value: str) -> Request:
+    return Request([], [{"action": "set-properties", "updates": {name: value}}])
+
+
+async def world_with_table() -> tuple[World, LosingStore]:
+    store = LosingStore(MemoryStore(SimulatedClock()))
+    world = World(store)
+    await world.with_table()
+    return world, store
+
+
+Act = Callable[[Catalog], Awaitable[object]]
+Check = Callable[[Catalog], Awaitable[bool]]
+
+
+async def _has_property(catalog: Catalog) -> bool:
+    return (await catalog.tables.load(TABLE)).table.properties.get("a") == "b"
+
+
+async def _is_named(catalog: Catalog, identifier: Identifier) -> bool:
+    return identifier.name in (await catalog.tables.list(NS, None, None)).names
+
+
+async def _negated(answer: Awaitable[bool]) -> bool:
+    return not await answer
+
+
+async def _has_namespace(catalog: Catalog, name: str, parent: tuple[str, ...]) -> bool:
+    return name in (await catalog.namespaces.list(parent, None, None)).names
+
+
+async def _has_namespace_property(catalog: Catalog) -> bool:
+    return (await catalog.namespaces.load(NS)) == {"a": "b"}
+
+
+ACTS: dict[str, tuple[Act, Check]] = {
+    "commit": (lambda one: one.commits.commit(TABLE, setting("a", "b")), _has_property),
+    "create": (lambda one: one.tables.create(OTHER, {"schema": SCHEMA}), lambda one: _is_named(one, OTHER)),
+    "rename": (lambda one: one.tables.rename(TABLE, OTHER), lambda one: _is_named(one, OTHER)),
+    "drop": (lambda one: one.tables.drop(TABLE), lambda one: _negated(_is_named(one, TABLE))),
+    "create namespace": (lambda one: one.namespaces.create(("new",), {}), lambda one: _has_namespace(one, "new", ())),
+    "create in a namespace": (
+        lambda one: one.namespaces.create((*NS, "new"), {}),
+        lambda one: _has_namespace(one, "new", NS),
+    ),
+    "set namespace properties": (
+        lambda one: one.namespaces.change_properties(NS, {"a": "b"}, []),
+        _has_namespace_property,
+    ),
+}
+
+
+async def pointed(catalog: Catalog) -> set[str]:
+    names = (await catalog.tables.list(NS, None, None)).names
+    return {(await catalog.tables.load(Identifier(NS, name))).location for name in names}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", ACTS)
+async def test_hazard_13_a_lost_answer_is_found_out_and_the_change_happens_once(name: str, how: str) -> None:
+    """Whatever became of the first transaction: the caller is told of success, and what was on its way stays without
+    effect when it arrives at last."""
+    world, store = await world_with_table()
+    act, check = ACTS[name]
+    store.lose(how)
+    await act(world.catalog)
+    assert await check(world.another(7))
+    for answer in await store.deliver():
+        assert getattr(answer, "held", False) is False, "it was fenced off"
+    assert await check(world.another(8))
+    assert await pointed(world.another(9)) <= set(world.metadata_files())
+
+
+@pytest.mark.parametrize("how", HOWS)
+async def test_hazard_13_what_cannot_be_found_out_is_told_as_unknown_and_the_file_is_kept(how: str) -> None:
+    world, store = await world_with_table()
+    before = world.metadata_files()
+    store.lose(how)
+
+    async def goes_down() -> None:
+        store.is_down = True
+
+    store.after = goes_down
+    commit = asyncio.ensure_future(world.catalog.commits.commit(TABLE, setting("a", "b")))
+    while not commit.done():
+        await asyncio.sleep(0)
+        world.clock.advance(limits.CATALOG_RESOLVE_RETRY_SECONDS)
+    with pytest.raises(errors.OutcomeUnknown) as unknown:
+        await commit
+    assert errors.iceberg_error(unknown.value) == (500, "CommitStateUnknownException")
+    (new,) = set(world.metadata_files()) - set(before)
+    store.is_down = False
+    await store.deliver()
+    found = await world.another(9).tables.load(TABLE)
+    assert (found.location == new) == (how != "never")
+
+
+@pytest.mark.parametrize("name", sorted(set(ACTS) - {"create namespace"}))  # there the fence is the change itself
+async def test_hazard_13_what_was_told_as_refused_never_comes_true(name: str) -> None:
+    """The answer is lost, the second attempt finds a full disk or a full store: now the first may not land any more."""
+    world, store = await world_with_table()
+    act, check = ACTS[name]
+    store.lose("late")
+    refusals = []
+
+    async def fills_up() -> None:
+        world.disk.fail("create", 28)  # ENOSPC
+        put, store.behind.submit = store.behind.submit, refuse_once  # type: ignore[method-assign]
+        refusals.append(put)
+
+    async def refuse_once(command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
+        """The fence passes; what comes behind it is refused."""
+        is_fence = isinstance(command, cmd.Txn) and len(command.then) == 1 and len(refusals) == 1
+        if is_fence:
+            refusals.append(None)
+            return await refusals[0](command)
+        raise errors.MetadataFull("no room")
+
+    store.after = fills_up
+    with pytest.raises(errors.Refused):
+        await act(world.catalog)
+    store.behind.submit = refusals[0]  # type: ignore[method-assign]
+    world.disk.heal()
+    for answer in await store.deliver():
+        assert getattr(answer, "held", False) is False, "it was fenced off"
+    assert not await check(world.another(8))
+    assert await pointed(world.another(9)) <= set(world.metadata_files())
+
+
+@pytest.mark.parametrize("how", HOWS)
+async def test_hazard_13_others_that_go_on_meanwhile_hide_nothing(how: str) -> None:
+    """After a lost answer two others commit: whether ours was before them stands in their files."""
+    world, store = await world_with_table()
+    other = world.another(50)
+
+    async def others() -> None:
+        await other.commits.commit(TABLE, setting("x", "1"))
+        await other.commits.commit(TABLE, setting("y", "2"))
+
+    store.lose(how)
+    store.after = others
+    done = await world.catalog.commits.commit(TABLE, setting("a", "b"))
+    assert done.table.properties["a"] == "b"
+    await store.deliver()
+    found = await world.another(9).tables.load(TABLE)
+    assert {name: found.table.properties.get(name) for name in "axy"} == {"a": "b", "x": "1", "y": "2"}
+    versions = sorted(
+        int(one.rsplit("/", 1)[1][:5]) for one in [entry["metadata-file"] for entry in found.table.metadata_log]
+    )
+    assert versions == [0, 1, 2], "three commits, each once"
+
+
+async def test_hazard_13_a_history_that_is_too_short_to_tell_is_unknown() -> None:
+    world, store = await world_with_table()
+    await world.catalog.commits.commit(TABLE, setting("write.metadata.previous-versions-max", "1"))
+    other = world.another(50)
+
+    async def others() -> None:
+        for number in range(3):
+            await other.commits.commit(TABLE, setting("x", str(number)))
+
+    store.lose("done")
+    store.after = others
+    with pytest.raises(errors.OutcomeUnknown, match="too much was committed since"):
+        await world.catalog.commits.commit(TABLE, setting("a", "b"))
+    assert await _has_property(world.another(9))
+
+
+async def test_hazard_13_a_refusal_changes_nothing_and_leaves_no_file() -> None:
+    world, store = await world_with_table()
+    before = world.metadata_files()
+
+    async def refuse(*_: object) -> object:
+        raise errors.MetadataFull("no room")
+
+    store.behind.submit = refuse  # type: ignore[method-assign, assignment]
+    with pytest.raises(errors.MetadataFull) as refused:
+        await world.catalog.commits.commit(TABLE, setting("a", "b"))
+    assert errors.iceberg_error(refused.value)[0] == 503
+    assert world.metadata_files() == before
+
+
+async def test_hazard_13_a_conflict_is_certain() -> None:
+    """Requirements that fail are a conflict; comparisons that fail are tried again."""
+    world, _ = await world_with_table()
+    requirement = {"type": "assert-current-schema-id", "current-schema-id": 9}
+    with pytest.raises(errors.CommitConflict) as conflict:
+        await world.catalog.commits.commit(TABLE, Request([requirement], []))
+    assert errors.iceberg_error(conflict.value) == (409, "CommitFailedException")

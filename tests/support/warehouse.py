@@ -1,0 +1,104 @@
+"""A warehouse on a simulated disk, and a catalog over it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles
+from icestream.catalog.identifier import Identifier
+from icestream.metadata.store import MemoryStore, MetadataStore
+from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.randomness import SeededRandomness
+from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
+from icestream.runtime.tasks import InlineOffload
+from tests.support.tables import SCHEMA
+
+WAREHOUSE = "file:/warehouse"
+NS = ("ns",)
+TABLE = Identifier(NS, "table")
+
+
+class SimulatedFolder:
+    """One folder of a disk whose names are whole paths."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path, is_new: bool) -> None:
+        self.disk, self.path = disk, path
+        if not is_new and not any(name.startswith(f"{path}/") for name in disk.names()):
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
+
+    def _named(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def names(self) -> list[str]:
+        below = [name.removeprefix(f"{self.path}/") for name in self.disk.names() if name.startswith(f"{self.path}/")]
+        return [name for name in below if "/" not in name]
+
+    def open(self, name: str) -> SimulatedFile:
+        return self.disk.open(self._named(name))
+
+    def create(self, name: str) -> SimulatedFile:
+        return self.disk.create(self._named(name))
+
+    def rename(self, old: str, new: str) -> None:
+        self.disk.rename(self._named(old), self._named(new))
+
+    def remove(self, name: str) -> None:
+        self.disk.remove(self._named(name))
+
+    def sync(self) -> None:
+        self.disk.sync()
+
+    def sync_disk(self) -> None:
+        self.disk.step("sync_disk", str(self.path))
+        for name in self.disk.names():
+            self.disk._entries[name].sync()
+        self.disk.sync()
+
+    def free_bytes(self) -> int:
+        return self.disk.free_bytes()
+
+    def lock(self, name: str) -> SimulatedFile:
+        return self.disk.lock(self._named(name))
+
+    def describe(self, name: str) -> str:
+        return self._named(name)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def files_on(disk: SimulatedDisk) -> LocalFiles:
+    return LocalFiles(lambda path, is_new: SimulatedFolder(disk, path, is_new), InlineOffload())
+
+
+class World:
+    """A store, a disk, a clock, and the catalog that lives with them."""
+
+    def __init__(self, store: MetadataStore | None = None, disk: SimulatedDisk | None = None, seed: int = 1) -> None:
+        self.clock = SimulatedClock()
+        self.store = store or MemoryStore(self.clock)
+        self.disk = disk or SimulatedDisk(1)
+        self.catalog = self.another(seed)
+
+    def another(self, seed: int, **more: Any) -> Catalog:
+        """Another node, or another life of this one: it knows nothing but what is stored."""
+        return Catalog(self.store, files_on(self.disk), self.clock, SeededRandomness(seed), WAREHOUSE, **more)
+
+    async def with_table(self, name: str = "table", **request: Any) -> Identifier:
+        if await self.store.get("/catalog/namespaces/:ns") is None:
+            await self.catalog.namespaces.create(NS, {})
+        identifier = Identifier(NS, name)
+        await self.catalog.tables.create(identifier, {"schema": SCHEMA, **request})
+        return identifier
+
+    def metadata_files(self) -> list[str]:
+        return [f"file:{name}" for name in self.disk.names() if name.endswith(".metadata.json")]
+
+    def write(self, location: str, data: bytes = b"x") -> None:
+        """As another engine does: it never syncs."""
+        file = self.disk.create(location.removeprefix("file:"))
+        file.write_at(0, data)
+        file.close()

@@ -1,0 +1,81 @@
+"""The files of tables on a real disk, and the memory of documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from icestream import errors, limits
+from icestream.catalog.documents import Documents
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.runtime.randomness import SeededRandomness
+from icestream.runtime.tasks import ThreadOffload
+from tests.support.tables import table, with_snapshots
+from tests.support.warehouse import World
+
+pytestmark = pytest.mark.asyncio
+
+
+def local() -> LocalFiles:
+    return LocalFiles(open_local, ThreadOffload("files", 2))
+
+
+async def test_a_file_is_made_with_its_folders_read_and_removed(tmp_path: Path) -> None:
+    files, location = local(), f"file:{tmp_path}/a/b/00000-x.metadata.json"
+    await files.create(location, [b"one ", b"two"])
+    assert await files.read(location) == b"one two"
+    assert (tmp_path / "a" / "b" / "00000-x.metadata.json").read_bytes() == b"one two"
+    await files.make_durable([location, f"file:{tmp_path}/none/x"])
+    await files.remove(location)
+    await files.remove(location)
+    with pytest.raises(errors.MetadataFileMissing):
+        await files.read(location)
+    with pytest.raises(errors.MetadataFileMissing):
+        await files.read(f"file:{tmp_path}/none/x")
+
+
+async def test_a_file_is_never_written_over(tmp_path: Path) -> None:
+    files, location = local(), f"file:{tmp_path}/x.metadata.json"
+    await files.create(location, [b"first"])
+    with pytest.raises(errors.PersistentStorageError, match="cannot be written"):
+        await files.create(location, [b"second"])
+    assert await files.read(location) == b"first"
+
+
+async def test_what_cannot_be_a_metadata_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CATALOG_DOCUMENT_BYTES_MAX", 10)
+    (tmp_path / "big").write_bytes(b"x" * 11)
+    with pytest.raises(errors.MetadataFileDamaged, match="11 bytes"):
+        await local().read(f"file:{tmp_path}/big")
+    with pytest.raises(errors.InvalidInput, match="local files only"):
+        await local().read("s3://bucket/x")
+
+
+async def test_a_packed_table_is_written_and_read_by_its_name() -> None:
+    world = World()
+    await world.with_table(properties={"write.metadata.compression-codec": "gzip"})
+    (location,) = world.metadata_files()
+    assert location.endswith(".gz.metadata.json")
+    assert world.disk.content(location.removeprefix("file:")).startswith(b"\x1f\x8b")
+    found = await world.another(9).tables.load((await world.with_table("other"))._replace(name="table"))
+    assert found.location == location
+
+
+async def test_the_memory_of_documents_is_bounded_and_keeps_the_newest() -> None:
+    world = World()
+    files = world.catalog.tables._steps.documents._files
+    one = len(table().encode())
+    documents = Documents(files, SeededRandomness(1), ["file:/"], 2 * one + 10)
+    locations = [await documents.write(table(), {}, number) for number in range(4)]
+    kept = list(documents._kept)
+    assert kept == locations[2:]
+    assert documents._kept_bytes == 2 * one
+    first = await documents.table(locations[2])
+    assert await documents.table(locations[2]) is first
+    await documents.table(locations[0])
+    assert list(documents._kept) == [locations[2], locations[0]]
+    await documents.forget(locations[2])
+    assert documents._kept_bytes == one
+    large = await documents.write(with_snapshots(50), {}, 9)
+    assert list(documents._kept) == [large], "one is always kept: a commit reads it again at once"
