@@ -117,6 +117,18 @@ async def test_a_numbered_batch_that_comes_again_is_the_one_from_before(storage:
     assert await read_all(storage, A0) == {0: b"a", 1: b"b"}
 
 
+async def test_what_older_epochs_stored_is_told_apart(storage: PersistentStorage) -> None:
+    """A process that starts again and counts from 0 must not take the numbers of the one before for its own."""
+    storage.open_producer(7, 1)
+    await store(storage, A0, b"a", b"b", numbering=Numbering(7, 1, 0))
+    storage.open_producer(7, 2)
+    assert (storage.last_sequence(A0, 7), storage.last_sequence(A0, 7, 2)) == (1, None)
+    assert storage.recent_batches(A0, 7, 2) == []
+    await store(storage, A0, b"c", numbering=Numbering(7, 2, 0))
+    assert (storage.last_sequence(A0, 7), storage.last_sequence(A0, 7, 2)) == (0, 0)
+    assert storage.recent_batches(A0, 7, 2) == [(0, 1, 2)]
+
+
 @pytest.mark.parametrize(
     ("numbering", "refusal"),
     [

@@ -63,11 +63,11 @@ class IcebergStorage:
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self.log.state.producers.open(producer_id, producer_epoch)
 
-    def last_sequence(self, shard: ShardKey, producer_id: int) -> int | None:
-        return self.log.state.producers.last_sequence(shard, producer_id)
+    def last_sequence(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> int | None:
+        return self.log.state.producers.last_sequence(shard, producer_id, since_epoch)
 
-    def recent_batches(self, shard: ShardKey, producer_id: int) -> list[tuple[int, int, int]]:
-        return self.log.state.producers.recent(shard, producer_id)
+    def recent_batches(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> list[tuple[int, int, int]]:
+        return self.log.state.producers.recent(shard, producer_id, since_epoch)
 
     async def settle(self) -> None:
         await self.log.sync()

@@ -38,7 +38,7 @@ class Publishing:
         """The same for the broker itself: no policy counts it, and nobody sees it."""
         record = await self._next_epoch(topic.name, name, instance, resumes=resumes)
         self._storage.open_producer(record.id, record.epoch)
-        return Producer(topic, name, record.id, record.epoch)
+        return Producer(topic, name, record.id, record.epoch, record.since_epoch)
 
     async def find(self, topic: Topic, name: str, instance: str) -> Producer | None:
         """The producer as it was when it was last opened, by this instance of it. It cannot send."""
@@ -47,7 +47,7 @@ class Publishing:
         record = records.decode(records.ProducerRecord, key, entry.value) if entry is not None else None
         if record is None or record.instance != instance:
             return None
-        return Producer(topic, name, record.id, record.epoch)
+        return Producer(topic, name, record.id, record.epoch, record.since_epoch)
 
     async def _next_epoch(
         self, topic: TopicName, producer: str, instance: str, *, resumes: bool
@@ -55,7 +55,7 @@ class Publishing:
         key = records.producer_key(topic, producer)
         entry = await self._store.get(key)
         if entry is None:
-            record = records.ProducerRecord(await self._store.allocate_id("producer"), 1, instance)
+            record = records.ProducerRecord(await self._store.allocate_id("producer"), 1, instance, 1)
             done = await self._store.txn([Absent(key)], [Put(key, records.encode(record))])
         else:
             known = records.decode(records.ProducerRecord, key, entry.value)
@@ -63,7 +63,8 @@ class Publishing:
                 raise errors.ProducerFenced(
                     f"another one opened producer {producer} of topic {topic}", hint="this instance must stop sending"
                 )
-            record = records.ProducerRecord(known.id, known.epoch + 1, instance)
+            epoch = known.epoch + 1
+            record = records.ProducerRecord(known.id, epoch, instance, known.since_epoch if resumes else epoch)
             done = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(record))])
         if not done.held:
             raise errors.Refused(f"producer {producer} was opened elsewhere at the same moment", hint="open it again")

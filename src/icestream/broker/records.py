@@ -107,6 +107,7 @@ class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     epoch: int
     instance: str = ""  # which life of the producer has this epoch, in the producer's own words
+    since_epoch: int = 0  # the first epoch of that life: what older ones stored is not its own
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True):

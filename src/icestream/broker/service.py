@@ -143,8 +143,17 @@ class Broker:
         return self.topics.get(name)
 
     def last_sequence(self, producer: Producer, shard: int) -> int | None:
-        """The last number of this producer that is stored, so that it knows where to go on."""
+        """The last number that is stored of this producer, so that it knows where to go on. Of its own: a process that
+        was started again and counts anew must not take the messages of the one before for its own (hazard 7)."""
+        return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id, producer.since_epoch)
+
+    def last_sequence_of_all(self, producer: Producer, shard: int) -> int | None:
+        """The same, also of those that had its name before: who begins behind it has numbers that nobody had."""
         return self.storage.last_sequence(producer.topic.shard_key(shard), producer.id)
+
+    def recent_batches(self, producer: Producer, shard: int) -> list[tuple[int, int, int]]:
+        """(first number, messages, base offset) of its own last batches."""
+        return self.storage.recent_batches(producer.topic.shard_key(shard), producer.id, producer.since_epoch)
 
     def close_producer(self, producer: Producer) -> None:
         producer.topic.producers.discard(producer)

@@ -101,10 +101,10 @@ class PersistentStorage(Protocol):
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         """Only this epoch of the producer may store numbered batches from now on."""
 
-    def last_sequence(self, shard: ShardKey, producer_id: int) -> int | None:
-        """The last number of a producer that is stored in a shard."""
+    def last_sequence(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> int | None:
+        """The last number of a producer that is stored in a shard, by its epochs from `since_epoch` on."""
 
-    def recent_batches(self, shard: ShardKey, producer_id: int) -> list[tuple[int, int, int]]:
+    def recent_batches(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> list[tuple[int, int, int]]:
         """(first number, messages, base offset) of its last batches there."""
 
     async def settle(self) -> None:

@@ -21,6 +21,7 @@ class Producer:
     name: str
     id: int
     epoch: int
+    since_epoch: int = 0  # of the same life of the producer
     peer: str = ""  # who it is, as far as the front end knows
     closed: errors.IcestreamError | None = None  # why it may not send any more
     is_numbered: bool | None = None  # None: it has sent nothing yet

@@ -180,19 +180,26 @@ class Producers:
         self._opened.pop(slot[1], None)
         _raise_to(self._forgotten, slot[1], window.producer_epoch, self.count_max)
 
-    def last_sequence(self, key: ShardKey, producer_id: int) -> int | None:
-        """The last number stored, of whichever epoch stored it."""
-        window = self._windows.get((key, producer_id))
-        while window is not None and not window.sent:
-            window = window.before
-        return window.expected - 1 if window else None
+    def last_sequence(self, key: ShardKey, producer_id: int, since_epoch: int = 0) -> int | None:
+        """The last number that epochs from `since_epoch` on have stored. Where all of theirs was taken back, the one
+        before the number that is expected."""
+        window = self._stored(key, producer_id, since_epoch)
+        if window is None and since_epoch:
+            newest = self._windows.get((key, producer_id))
+            window = newest if newest is not None and newest.producer_epoch >= since_epoch else None
+        return window.expected - 1 if window is not None and window.expected else None
 
-    def recent(self, key: ShardKey, producer_id: int) -> list[tuple[int, int, int]]:
-        """(first number, messages, base offset) of the last batches stored, of whichever epoch stored them."""
+    def recent(self, key: ShardKey, producer_id: int, since_epoch: int = 0) -> list[tuple[int, int, int]]:
+        """(first number, messages, base offset) of the last batches that one of these epochs has stored."""
+        window = self._stored(key, producer_id, since_epoch)
+        return [sent[:3] for sent in window.sent] if window is not None else []
+
+    def _stored(self, key: ShardKey, producer_id: int, since_epoch: int) -> Window | None:
+        """The newest window that holds a batch, of an epoch from `since_epoch` on."""
         window = self._windows.get((key, producer_id))
         while window is not None and not window.sent:
             window = window.before
-        return [sent[:3] for sent in window.sent] if window is not None else []
+        return window if window is not None and window.producer_epoch >= since_epoch else None
 
     def windows(self) -> Iterator[tuple[ShardKey, int, Window]]:
         for (key, producer_id), window in self._windows.items():

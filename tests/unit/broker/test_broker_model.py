@@ -161,7 +161,7 @@ class BrokerModel(RuleBasedStateMachine):
             assert topic.ids.setdefault(f"producer {who}", producer.id) == producer.id
             found = self.senders[name, who] = Sender(producer)
             for shard in range(TOPICS[name]):
-                last = self.broker.last_sequence(producer, shard)
+                last = self.broker.last_sequence_of_all(producer, shard)
                 found.next[shard] = 0 if last is None else last + 1
         return found
 

@@ -104,12 +104,13 @@ async def open_producer(connection: NativeConnection, given: Document) -> Docume
         raise
     handle = connection.keep_producer(producer)
     shards = range(producer.topic.record.shards)
+    last_sequence = broker.last_sequence if asked.resumes else broker.last_sequence_of_all
     return {
         "handle": handle,
         "producer_id": producer.id,
         "producer_epoch": producer.epoch,
         "shards": len(shards),
-        "last_sequences": [broker.last_sequence(producer, shard) for shard in shards],
+        "last_sequences": [last_sequence(producer, shard) for shard in shards],
         "recent": [recent(connection, producer, shard) for shard in shards] if asked.resumes else [],
         "max_message_bytes": producer.topic.policies.max_message_bytes or 0,
         "max_batch_bytes": broker.storage.batch_bytes_max,
@@ -118,7 +119,7 @@ async def open_producer(connection: NativeConnection, given: Document) -> Docume
 
 def recent(connection: NativeConnection, producer: Producer, shard: int) -> list[int]:
     """First number, messages, base offset of its last batches in the shard, one behind the other."""
-    found = connection.broker.storage.recent_batches(producer.topic.shard_key(shard), producer.id)
+    found = connection.broker.recent_batches(producer, shard)
     return [number for batch in found[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]
 
 
