@@ -5,7 +5,9 @@ nothing is ever in flight, fails or comes again, and the cursor follows the end 
 the keys and the filters are those of reliable dispatch. A rate slows it down and skips nothing: while it is reached,
 `next` stays.
 
-A consumer must be there before the messages are: what is readable without one is skipped.
+    history    stored before the subscription was made or sought (`kept_below`): it waits while nobody has room, so that
+               a start and a seek mean something
+    live       comes later: a consumer must be there and have room, or it is skipped
 """
 
 from __future__ import annotations
@@ -29,16 +31,26 @@ class BestEffortDispatcher(Dispatcher):
     """Exclusive, failover and shared."""
 
     def __init__(
-        self, kind: SubscriptionType, acked: Acked, rate: TokenBucket | None = None, generation: int = 0
+        self,
+        kind: SubscriptionType,
+        acked: Acked,
+        rate: TokenBucket | None = None,
+        generation: int = 0,
+        kept_below: int = 0,
     ) -> None:
         super().__init__(kind, FailurePolicy(), acked, rate=rate, generation=generation)
+        self.kept_below = kept_below
+
+    def seek(self, position: int, now_ms: int) -> list[Instruction]:
+        self.kept_below = self.end
+        return super().seek(position, now_ms)
 
     def _deliver_new(self, now_ms: int) -> None:
         while (found := self._find_new()) is not None:
             start, end = found
             stop = self._hand_out(start, end, 0, now_ms)
             self._pass(stop)
-            if self.throttle.wake_ms is not None:
+            if self.throttle.wake_ms is not None or stop < min(end, self.kept_below):
                 return
             if stop < end:
                 self._out.append(Dropped(stop, end, 0, NO_ROOM))
@@ -61,12 +73,23 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
         look_ahead: int = limits.KEY_LOOK_AHEAD_MAX,
         rate: TokenBucket | None = None,
         generation: int = 0,
+        kept_below: int = 0,
     ) -> None:
         super().__init__(FailurePolicy(), acked, look_ahead=look_ahead, rate=rate, generation=generation)
+        self.kept_below = kept_below
+
+    def seek(self, position: int, now_ms: int) -> list[Instruction]:
+        self.kept_below = self.end
+        return super().seek(position, now_ms)
 
     @property
     def wanted(self) -> tuple[int, int]:
-        return (self.next, self.next) if self.throttle.wake_ms is not None else super().wanted
+        must_wait = self.throttle.wake_ms is not None or self._is_kept(self.next)
+        return (self.next, self.next) if must_wait else super().wanted
+
+    def _is_kept(self, offset: int) -> bool:
+        """History, and nobody has room for anything."""
+        return offset < self.kept_below and not self.consumers.have_credit
 
     def read(self, start: int, keys: Sequence[bytes], now_ms: int) -> list[Instruction]:
         first, end = self.wanted
@@ -79,7 +102,9 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
         return self._go_on(now_ms)
 
     def _hand_over(self, offset: int, key: bytes, now_ms: int) -> bool:
-        """False: the rate is reached, and the message waits."""
+        """False: the rate is reached or nobody has room for history, and the message waits."""
+        if self._is_kept(offset):
+            return False
         owner = self.ring.owner(key, place_of(key))
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
         if member is None or member.credit.messages <= 0:
@@ -106,7 +131,7 @@ class KeySharedBestEffortDispatcher(KeySharedDispatcher):
             if self.next < self.end:
                 self.throttle.allowed(now_ms)
             return
-        while (found := self._find_new()) is not None:
+        while (found := self._find_new()) is not None and not self._is_kept(found[0]):
             self._out.append(Dropped(*found, 0, NO_ROOM))
             self.acked.add(*found)
             self._pass(found[1])

@@ -95,6 +95,11 @@ class Consumers:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def have_credit(self) -> bool:
+        """At least one of them."""
+        return any(member.credit.messages > 0 for member in self._members.values())
+
     def turn(self, waiting: int) -> int:
         """How many of the `waiting` messages one consumer gets before it is the next one's turn."""
         return waiting

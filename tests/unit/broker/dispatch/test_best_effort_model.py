@@ -2,6 +2,7 @@
 
 once       every message that can be read is delivered or skipped, exactly once, in order
 skipped    only when nobody who could get it had credit; never because of a rate
+history    what was there before the start or the seek waits while nobody has credit
 cursor     follows: nothing is in flight, nothing comes again, whatever is acked or nacked
 """
 
@@ -31,9 +32,11 @@ def key_of(offset: int) -> bytes:
 
 class BestEffortModel(RuleBasedStateMachine):
     @initialize(
-        kind=st.sampled_from(SubscriptionType), rate=st.sampled_from([0, 0, 10, 1000]), position=st.integers(0, 5)
-    )
-    def begin(self, kind: SubscriptionType, rate: int, position: int) -> None:
+        kind=st.sampled_from(SubscriptionType), rate=st.sampled_from([0, 0, 10, 1000]), position=st.integers(0, 5),
+        kept=st.integers(0, 15),
+    )  # fmt: skip
+    def begin(self, kind: SubscriptionType, rate: int, position: int, kept: int) -> None:
+        self.kept = kept
         self.kind, self.rate = kind, rate
         self.now, self.end, self.next = 0, position, position
         self.empty: set[int] = set()
@@ -41,9 +44,11 @@ class BestEffortModel(RuleBasedStateMachine):
         self.left: dict[int, int] = {}  # credit, by the oracle's count
         self.passed: list[int] = []  # when each delivery was
         if kind is SubscriptionType.KEY_SHARED:
-            self.dispatcher: Dispatcher = KeySharedBestEffortDispatcher(Acked(position), 7, TokenBucket(rate))
+            self.dispatcher: Dispatcher = KeySharedBestEffortDispatcher(
+                Acked(position), 7, TokenBucket(rate), kept_below=kept
+            )
         else:
-            self.dispatcher = BestEffortDispatcher(kind, Acked(position), TokenBucket(rate))
+            self.dispatcher = BestEffortDispatcher(kind, Acked(position), TokenBucket(rate), kept_below=kept)
 
     def follow(self, instructions: list[Instruction]) -> None:
         self.judge(instructions)
@@ -53,7 +58,8 @@ class BestEffortModel(RuleBasedStateMachine):
                 break
             assert end <= self.end
             self.judge(self.dispatcher.read(start, [key_of(offset) for offset in range(start, end)], self.now))
-            assert self.dispatcher.next > start or self.dispatcher.wake_ms is not None
+            has_gone_on = self.dispatcher.next > start
+            assert has_gone_on or self.dispatcher.wake_ms is not None or self.is_kept(self.next)
 
     def judge(self, instructions: list[Instruction]) -> None:
         for one in instructions:
@@ -70,7 +76,14 @@ class BestEffortModel(RuleBasedStateMachine):
                         self.passed.append(self.now)
                     case Dropped():
                         assert not takers, f"{offset} was skipped although {takers} had room"
+                        assert not self.is_kept(offset), f"{offset} was there before"
         self.step_over()
+
+    def is_kept(self, offset: int) -> bool:
+        able = list(self.left.values())
+        if self.kind in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
+            able = able[:1]
+        return offset < self.kept and not any(able)
 
     def step_over(self) -> None:
         while self.next in self.empty:
@@ -137,6 +150,7 @@ class BestEffortModel(RuleBasedStateMachine):
     @rule(position=st.integers(0, 60))
     def seek(self, position: int) -> None:
         self.next = min(position, self.dispatcher.end)
+        self.kept = self.dispatcher.end
         self.empty.clear()
         self.follow(self.dispatcher.seek(position, self.now))
 
@@ -150,10 +164,11 @@ class BestEffortModel(RuleBasedStateMachine):
         assert {consumer: credit.messages for consumer, credit in self.credits.items()} == self.left
 
     @invariant()
-    def nothing_is_left_but_for_a_rate(self) -> None:
+    def nothing_is_left_but_for_a_rate_and_history(self) -> None:
         self.step_over()
-        assert self.next >= self.end or self.rate
-        assert self.next >= self.end or self.dispatcher.wake_ms is not None
+        is_done = self.next >= self.end or self.is_kept(self.next)
+        assert is_done or self.rate
+        assert is_done or self.dispatcher.wake_ms is not None
         assert self.dispatcher.wake_ms is None or self.dispatcher.wake_ms > self.now
 
     @invariant()
