@@ -1,0 +1,55 @@
+"""Hazard 33 through the broker: a thousand consumers that take nothing hold neither the log nor a producer."""
+
+from __future__ import annotations
+
+import pytest
+
+from icestream.broker.records import Policies
+from icestream.model.shard import GapState, ShardKey
+from icestream.model.subscription import SubscriptionType
+from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Reader, Recorder, publish, quiet
+
+pytestmark = pytest.mark.asyncio
+
+SUBSCRIPTIONS, CONSUMERS = 20, 50
+KEPT_BYTES = 150_000
+
+
+async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_the_gap() -> None:
+    machine = BrokerMachine(tail_bytes=50_000, quota_bytes=600_000, topic_quota_bytes=600_000)
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC, policies=Policies(retention_bytes=KEPT_BYTES))
+    producer = await broker.open_producer(TOPIC, "p")
+    await publish(broker, producer, bytes(6000))
+    readers: list[Reader] = []
+    for number in range(SUBSCRIPTIONS * CONSUMERS):
+        sink = Recorder()
+        sink.is_full = number % 2 == 0  # every second one takes nothing from its socket, the others ask for nothing
+        name, consumer = f"s{number % SUBSCRIPTIONS}", f"c{number}"
+        found, joined = await broker.subscribe(TOPIC, name, SubscriptionType.SHARED, consumer, sink, EARLIEST)
+        if sink.is_full:
+            found.give_credit(joined, 3)
+        readers.append(Reader(broker, found, joined, sink))
+
+    for number in range(300):  # three times the quota passes through
+        stored = await publish(broker, producer, bytes(6000))
+        assert stored == number + 1
+    await quiet()
+    assert machine.log is not None
+    assert machine.log.upkeep.used_bytes < 400_000
+    (gap,) = machine.log.gaps(ShardKey(1, 0))
+    assert (gap.start, gap.state) == (0, GapState.DROPPED)
+    assert gap.end > 200
+
+    for reader in readers:
+        reader.sink.is_full = False
+        reader.consumer.drained()
+        reader.credit(10)
+    await quiet()
+    for number in range(SUBSCRIPTIONS):
+        mine = readers[number::SUBSCRIPTIONS]
+        got = sorted(offset for reader in mine for offset in reader.sink.offsets)
+        assert got == [*range(gap.end, 301)], "all that is left, each message once"
+        assert all([one.end for one in reader.sink.gaps] == [gap.end] for reader in mine), "everybody is told"
+        assert mine[0].subscription.lag == 301 - gap.end
+    await broker.shutdown()
