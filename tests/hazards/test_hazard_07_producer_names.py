@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
-from icestream.broker.storage import Stored
 from icestream.broker.topic import Producer
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed, Result
 from icestream.wal.producers import Duplicate
+from icestream.wal.receipt import Receipt
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, quiet, stored_rows
 from tests.support.machine import turn
 from tests.support.stepped_sink import SteppedSink
@@ -31,7 +31,7 @@ async def opened(machine: BrokerMachine, shards: int = 1) -> Broker:
 
 
 async def store(broker: Broker, producer: Producer, first: int, *payloads: bytes, shard: int = 0) -> Result:
-    (result,) = await broker.publish(producer, shard, block(*payloads, producer=producer, first=first))[0]
+    (result,) = await broker.publish(producer, shard, block(*payloads, producer=producer, first=first))
     return result
 
 
@@ -136,12 +136,12 @@ async def test_hazard_07_no_more_batches_are_in_flight_than_a_retry_can_ask_for(
     await broker.create_topic(TOPIC)
     producer = await broker.open_producer(TOPIC, "p")
     sent = [
-        broker.publish(producer, 0, block(b"x", producer=producer, first=first))[0]
+        broker.publish(producer, 0, block(b"x", producer=producer, first=first))
         for first in range(limits.PRODUCER_WINDOW_BATCHES)
     ]
     await quiet()
     assert producer.is_full(0), "whoever reads from its connection should wait"
-    refused = broker.publish(producer, 0, block(b"y", producer=producer, first=len(sent)))[0]
+    refused = broker.publish(producer, 0, block(b"y", producer=producer, first=len(sent)))
     await quiet()
     assert isinstance(refused.result()[0], errors.InFlightFull)
     await turn(machine.log, sink)
@@ -159,7 +159,7 @@ async def answer_of(
 ) -> Result:
     assert machine.log is not None
     broker.reset_producer(producer, 0)
-    stored = broker.publish(producer, 0, block(b"x", producer=producer, first=first))[0]
+    stored = broker.publish(producer, 0, block(b"x", producer=producer, first=first))
     await turn(machine.log, sink)
     return stored.result()[0]
 
@@ -192,7 +192,7 @@ async def test_hazard_07_a_producer_that_was_forgotten_must_open_again_and_is_no
 class Batch:
     first: int
     payloads: list[bytes]
-    answers: list[Stored] = field(default_factory=list)
+    answers: list[Receipt] = field(default_factory=list)
 
 
 class Client:
@@ -307,7 +307,7 @@ class Story:
             return
         data = block(*batch.payloads, producer=producer, first=batch.first)
         try:
-            batch.answers.append(self.broker.publish(producer, shard, data)[0])
+            batch.answers.append(self.broker.publish(producer, shard, data))
         except (errors.AfterRefused, errors.LogStopped):
             """Until it connects again."""
 
@@ -316,7 +316,7 @@ class Story:
             for batch in list(pending):
                 for answer in [one for one in batch.answers if one.done()]:
                     batch.answers.remove(answer)
-                    result = None if answer.cancelled() or answer.exception() else answer.result()[0]
+                    result = None if answer.exception() else answer.result()[0]
                     if isinstance(result, Placed | Duplicate):
                         assert result.base_offset is not None
                         self.note(shard, batch, result.base_offset)
@@ -347,7 +347,7 @@ class Story:
         producer = self.client.producer
         assert producer is not None
         if self.client.stored[0]:
-            stored = self.broker.publish(producer, 0, block(b"again", producer=producer, first=0))[0]
+            stored = self.broker.publish(producer, 0, block(b"again", producer=producer, first=0))
             await self.disk(1000)
             assert isinstance(stored.result()[0], errors.UnknownProducer)
         await self.connect(resumes=True)

@@ -70,7 +70,7 @@ async def check_kept(given: list[tuple[int, dict[Column, Any]]], **options: Any)
     await broker.create_topic(TOPIC)
     producer = await broker.open_producer(TOPIC, "p")
     for rows, columns in given:
-        (result,) = await broker.publish(producer, 0, encode_block(rows, columns))[0]
+        (result,) = await broker.publish(producer, 0, encode_block(rows, columns))
         assert isinstance(result, Placed)
     await machine.power_loss()
     found = await stored_rows(await machine.open_broker())
@@ -120,7 +120,7 @@ async def test_hazard_09_what_is_hostile_is_refused_and_leaves_no_trace(name: st
     assert machine.log is not None
     assert machine.log.shard(1, 0).assigned == 0
     producer = await broker.open_producer(TOPIC, "p")
-    (result,) = await broker.publish(producer, 0, block(b"good"))[0]
+    (result,) = await broker.publish(producer, 0, block(b"good"))
     assert result == Placed(0, 1), "the next one is the first"
 
 
@@ -152,7 +152,7 @@ async def test_hazard_09_a_message_above_the_size_of_its_topic_is_refused_howeve
     assert await stored_rows(broker) == {}
     broker.reset_producer(producer, 0)
     many = {envelope.PAYLOAD: [bytes(1000)] * 5}
-    (result,) = await broker.publish(producer, 0, encode_block(5, many))[0]
+    (result,) = await broker.publish(producer, 0, encode_block(5, many))
     assert isinstance(result, Placed), "a batch may be larger than a message"
 
 
