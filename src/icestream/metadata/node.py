@@ -276,6 +276,7 @@ class Node:
         if self._closing is not None and not self._queue:
             return
         if self._clock.monotonic_ns() >= self._retry_file_ns:
+            self._log.preparing = True  # now: a second step may come before the task begins
             self.tasks.start(self._prepare_file(), "metadata-file")
         elif self._queue:
             self._refuse_queue()

@@ -513,3 +513,17 @@ async def test_what_a_proposal_lost_to_another_leader_has_an_unknown_outcome() -
     foreign = cmd.encode_envelope(cmd.Envelope(cmd.VERSION, b"", 0, 0, cmd.Put("/b", b"")))
     store.node._apply(eraftpb.LogEntry(2, 9, eraftpb.NORMAL, foreign, b""))
     assert isinstance(await outcome(answer), errors.OutcomeUnknown)
+
+
+async def test_a_file_that_is_half_full_gets_one_successor_however_often_the_disk_has_news() -> None:
+    machine = MetadataMachine()
+    store, sink = await stepped(machine)
+    answer = put(store, "/large", bytes(machine.options.log_file_bytes // 2))
+    await asyncio.sleep(0)  # it is proposed
+    store.node._on_news()
+    store.node._on_news()  # in the same turn of the loop: what it wants has not begun yet
+    await turn(store, sink)
+    assert await outcome(answer) == 1
+    assert store.stopped is None
+    assert store.node._log.plan.next_file is not None
+    await machine.kill()
