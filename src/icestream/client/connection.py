@@ -78,7 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         self._answers: dict[int, asyncio.Future[Document]] = {}  # of calls and pings
         self._published: deque[_Sent] = deque()
         self._consumers: dict[int, Consumes | None] = {}  # None: closed, and something may be on its way
-        self._early: list[tuple[int, Frame]] = []
+        self._early: list[tuple[int, Frame]] = []  # events of consumers that are not there yet
+        self._early_gaps: deque[frame.GapSeen] = deque(maxlen=limits.CLIENT_GAPS_MAX)
         self.opened: asyncio.Future[handshake.Welcome] = self._loop.create_future()
         self._closed = asyncio.Event()
         self.is_full = False
@@ -288,6 +289,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._inform(one)
             else:
                 self._early.append((number, one))
+        for _ in range(len(self._early_gaps)):
+            gap = self._early_gaps.popleft()
+            if gap.consumer == handle:
+                consumer.gap_seen(gap)
+            else:
+                self._early_gaps.append(gap)
 
     def leave(self, handle: int) -> None:
         """It takes no more; something may be on its way to it, until the broker says that it knows (`forget`)."""
@@ -308,9 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         gap = frame.decode_gap(one.body) if one.kind == Kind.GAP else None
         handle = one.number if gap is None else gap.consumer
         if handle not in self._consumers:
-            if len(self._early) >= limits.CLIENT_EARLY_FRAMES_MAX or handle > _HANDLE_MAX:
-                raise errors.DecodeError(f"too much for consumer {handle}, which is not there")
-            self._early.append((handle, one))
+            self._keep(handle, one, gap)
             return
         consumer = self._consumers[handle]
         if consumer is None:
@@ -319,6 +324,16 @@ class Connection(asyncio.BufferedProtocol):
             consumer.gap_seen(gap)
         else:
             consumer.event(document.decode(one.body))
+
+    def _keep(self, handle: int, one: Frame, gap: frame.GapSeen | None) -> None:
+        """Until its consumer is there. Each crash of a broker leaves a gap, so there may be any number of them: the
+        newest are kept, as a subscription does."""
+        if gap is not None:
+            self._early_gaps.append(gap)
+        elif len(self._early) >= limits.CLIENT_EARLY_FRAMES_MAX or handle > _HANDLE_MAX:
+            raise errors.DecodeError(f"too much for consumer {handle}, which is not there")
+        else:
+            self._early.append((handle, one))
 
 
 async def open_connection(

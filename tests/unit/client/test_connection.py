@@ -257,6 +257,30 @@ async def test_events_that_overtake_the_answer_to_subscribe_are_not_lost() -> No
         assert [(seen.start, seen.end) for seen in messages.gaps] == [(5, 9)]
 
 
+async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None:
+    """Each crash leaves one, and they follow the answer at once. The newest are remembered."""
+    count = limits.CLIENT_GAPS_MAX + 5
+    gaps = [
+        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapSeen(handle, 0, 0, 1, start, start + 1, "why")))
+        for start in range(count)
+        for handle in (2, 3)
+    ]
+
+    def script(one: Frame) -> list[bytes]:
+        is_subscribe = one.kind == Kind.CALL and document.decode_call(one.body)[0] == "subscribe"
+        return [*polite(one), *gaps] if is_subscribe else polite(one)
+
+    async with (
+        fake_broker(script) as broker,
+        icestream.connect(broker.address) as client,
+        client.subscribe("/default/t", "s") as messages,
+    ):
+        assert await client.list_topics() == []
+        assert messages.gaps[-1].end == count
+        assert len(messages.gaps) <= limits.CLIENT_GAPS_MAX
+        assert broker.connections == 1
+
+
 async def test_messages_on_their_way_to_a_consumer_that_was_closed_disturb_nobody() -> None:
     def script(one: Frame) -> list[bytes]:
         is_close = one.kind == Kind.CALL and document.decode_call(one.body)[0] == "close_consumer"
