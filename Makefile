@@ -15,6 +15,9 @@ ifneq ($(file < $(STAMPS)/venv),$(CURDIR))
   REMAKE_VENV := remake-venv
 endif
 
+# Compiled modules are kept, whatever the surroundings say: the hundred processes of a test run load them again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -37,8 +40,9 @@ test: lint $(STAMPS)/package native-tested byte-code  ## check the code and run 
 lint: $(STAMPS)/dev $(STAMPS)/package  ## check format, style, types and import rules
 	@$(BIN)/ruff format --check --quiet || { echo "Some files are not formatted: make format" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/lint-imports --config pyproject.toml > .venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
+	@$(BIN)/lint-imports --config pyproject.toml > .venv/lint-imports.txt & imports=$$!; \
+	$(BIN)/mypy --no-error-summary || { wait $$imports; exit 1; }; \
+	wait $$imports || { cat .venv/lint-imports.txt; exit 1; }
 	@echo "lint: format, style, types and imports are in order"
 
 .PHONY: format
