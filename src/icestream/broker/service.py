@@ -18,7 +18,7 @@ from icestream.broker.options import BrokerOptions
 from icestream.broker.publishing import Publishing
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscribing import Subscribing
-from icestream.broker.subscription import Subscription
+from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Producer, Topic
 from icestream.broker.topics import Topics
 from icestream.metadata.store import MetadataStore
@@ -162,7 +162,10 @@ class Broker:
         """It has to open again before it sends more; what it sent until now counts."""
         found = [one for one in self.topics.get(name).producers if one.name == producer]
         if not found:
-            raise errors.NotConnected(f"topic {name} has no producer {producer} that is connected")
+            raise errors.NotConnected(
+                f"topic {name} has no producer {producer} that is connected",
+                hint=f"`icestream topic describe {name}` shows those that are",
+            )
         for one in found:
             one.close(errors.ProducerFenced("an operator disconnected this producer", hint="open it again"))
             self.close_producer(one)
@@ -225,7 +228,9 @@ class Broker:
         async def change() -> Subscription:
             topic = self.topics.get(name)
             if subscription in topic.subscriptions:
-                raise errors.AlreadyExists(f"topic {name} has a subscription {subscription} already")
+                raise errors.AlreadyExists(
+                    f"topic {name} has a subscription {subscription} already", hint="use it, or choose another name"
+                )
             topic.admit_subscription()
             return await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
 
@@ -262,5 +267,5 @@ class Broker:
     def subscription(self, name: TopicName, subscription: str) -> Subscription:
         found = self.topics.get(name).subscriptions.get(subscription)
         if found is None:
-            raise errors.UnknownSubscription(f"topic {name} has no subscription {subscription}")
+            raise unknown_subscription(name, subscription)
         return found

@@ -21,7 +21,7 @@ from icestream.broker.options import BrokerOptions
 from icestream.broker.rate import TokenBucket
 from icestream.broker.shard_delivery import ShardDelivery
 from icestream.broker.storage import PersistentStorage, ShardStream, SubscriptionStream
-from icestream.broker.subscription import Subscription
+from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Topic
 from icestream.metadata.command import Absent, Delete, Put
 from icestream.metadata.store import MetadataStore
@@ -189,7 +189,7 @@ class Subscribing:
     async def delete(self, topic: Topic, name: str) -> None:
         subscription = topic.subscriptions.get(name)
         if subscription is None:
-            raise errors.UnknownSubscription(f"topic {topic.name} has no subscription {name}")
+            raise unknown_subscription(topic.name, name)
         cursors = [delivery.cursor_key for delivery in subscription.deliveries]
 
         def gone() -> None:
@@ -220,7 +220,7 @@ class Subscribing:
     async def _change(self, topic: Topic, name: str, **changed: Any) -> None:
         subscription = topic.subscriptions.get(name)
         if subscription is None:
-            raise errors.UnknownSubscription(f"topic {topic.name} has no subscription {name}")
+            raise unknown_subscription(topic.name, name)
         record = msgspec.structs.replace(subscription.record, **changed)
         await self._store.put(records.subscription_key(topic.name, name), records.encode(record))
         subscription.set_record(record)

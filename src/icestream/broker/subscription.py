@@ -16,6 +16,13 @@ from icestream.broker.consumer import Consumer
 from icestream.broker.records import SubscriptionRecord
 from icestream.broker.shard_delivery import ShardDelivery
 from icestream.model.subscription import SubscriptionType
+from icestream.model.topic_name import TopicName
+
+
+def unknown_subscription(topic: TopicName, name: str) -> errors.UnknownSubscription:
+    return errors.UnknownSubscription(
+        f"topic {topic} has no subscription {name}", hint=f"`icestream sub list {topic}` shows those that it has"
+    )
 
 
 class Subscription:
@@ -60,7 +67,10 @@ class Subscription:
     def disconnect(self, consumer_name: str, reason: str) -> None:
         consumer = self.consumers.get(consumer_name)
         if consumer is None:
-            raise errors.NotConnected(f"subscription {self.name} has no consumer {consumer_name} that is connected")
+            raise errors.NotConnected(
+                f"subscription {self.name} has no consumer {consumer_name} that is connected",
+                hint="`icestream sub describe` shows those that are",
+            )
         self.leave(consumer)
         consumer.sink.event("closed", {"reason": reason})
 
@@ -94,7 +104,9 @@ class Subscription:
 
     def delivery(self, shard: int) -> ShardDelivery:
         if not 0 <= shard < len(self.deliveries):
-            raise errors.InvalidInput(f"subscription {self.name} has no shard {shard}")
+            raise errors.InvalidInput(
+                f"subscription {self.name} has no shard {shard}", hint=f"its shards are 0 to {len(self.deliveries) - 1}"
+            )
         return self.deliveries[shard]
 
     @property

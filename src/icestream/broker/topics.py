@@ -84,7 +84,7 @@ class Topics:
         key = records.namespace_key(check_namespace(name))
         record = records.Namespace(policies)
         if not (await self._store.txn([Absent(key)], [Put(key, records.encode(record))])).held:
-            raise errors.AlreadyExists(f"namespace {name} exists already")
+            raise errors.AlreadyExists(f"namespace {name} exists already", hint="use it, or choose another name")
         self.namespaces[name] = record
 
     async def delete_namespace(self, name: str) -> None:
@@ -94,7 +94,7 @@ class Topics:
         if held:
             raise errors.NotEmpty(f"namespace {name} has {len(held)} topics", hint=f"delete them first: {held[0]}, …")
         if name in BOOTSTRAP_NAMESPACES:
-            raise errors.InvalidInput(f"namespace {name} is always there")
+            raise errors.InvalidInput(f"namespace {name} is always there", hint="delete its topics instead")
         await self._store.delete(records.namespace_key(name))
         del self.namespaces[name]
 
@@ -114,7 +114,7 @@ class Topics:
 
     async def create(self, name: TopicName, shards: int, dispatch: Dispatch, policies: records.Policies) -> Topic:
         if name in self._topics:
-            raise errors.AlreadyExists(f"topic {name} exists already")
+            raise errors.AlreadyExists(f"topic {name} exists already", hint="use it, or choose another name")
         if not 0 < shards <= limits.SHARDS_PER_TOPIC_MAX:
             raise errors.InvalidInput(f"{shards} shards", hint=f"1 to {limits.SHARDS_PER_TOPIC_MAX} are possible")
         namespace = await self._store.get(records.namespace_key(name.namespace))

@@ -112,7 +112,9 @@ def _bytes_of(name: str, text: str | None, encoded: str | None) -> bytes | None:
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise errors.InvalidInput(f"{name}_base64 is not base64: {error}") from None
+        raise errors.InvalidInput(
+            f"{name}_base64 is not base64: {error}", hint=f"text may stand in {name} as it is"
+        ) from None
 
 
 async def read_chunks(source: IO[bytes]) -> AsyncIterator[bytes]:

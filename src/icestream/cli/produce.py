@@ -150,7 +150,9 @@ def _open(file: Path | None, stack: ExitStack) -> IO[bytes]:
     try:
         return stack.enter_context(file.open("rb"))
     except OSError as error:
-        raise errors.InvalidInput(f"{file} cannot be read: {error.strerror}") from None
+        raise errors.InvalidInput(
+            f"{file} cannot be read: {error.strerror}", hint="name a file that is there, or - for the standard input"
+        ) from None
 
 
 def _size(source: IO[bytes]) -> int | None:

@@ -67,8 +67,16 @@ def check_name(kind: str, text: str) -> str:
 def _split(text: str) -> TopicName:
     parts = text.split("/", 3)
     if len(parts) != 3 or parts[0] or not all(_PART.fullmatch(part) for part in parts[1:]):
-        raise errors.InvalidInput(f"{reprlib.repr(text)} is not the name of a topic", hint=_RULE)
+        raise errors.InvalidInput(f"{reprlib.repr(text)} is not the name of a topic", hint=_meant(parts) + _RULE)
     return TopicName(parts[1], parts[2])
+
+
+def _meant(parts: list[str]) -> str:
+    """For somebody who left the namespace or the first slash away."""
+    words = [part for part in parts if part]
+    if len(words) > 2 or not words or not all(_PART.fullmatch(word) for word in words):
+        return ""
+    return f"do you mean /{'/'.join(words if len(words) == 2 else ['default', *words])[:100]}? "
 
 
 def _checked(found: TopicName) -> TopicName:

@@ -95,3 +95,23 @@ def test_names_of_consumers_that_are_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["a", "host.example:5000 (1)", "日本語", "..", LONGEST])
 def test_names_of_consumers_that_are_taken(text: str) -> None:
     assert check_name("consumer", text) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("orders", "/default/orders"),
+        ("/orders", "/default/orders"),
+        ("shop/orders", "/shop/orders"),
+        ("/shop/orders/", "/shop/orders"),
+        ("/a/b/c", None),
+        ("", None),
+        ("//", None),
+        ("or ders", None),
+        ("/default/or ders", None),
+    ],
+)
+def test_somebody_who_left_something_away_is_told_what_he_means(given: str, meant: str | None) -> None:
+    with pytest.raises(errors.InvalidInput) as caught:
+        TopicName.parse(given)
+    assert caught.value.hint.startswith(f"do you mean {meant}? " if meant else "a topic is called /namespace/name")

@@ -144,7 +144,9 @@ class Administration:
         name = check_namespace(arguments_of(NamespaceOnly, given).namespace)
         record = self._broker.topics.namespaces.get(name)
         if record is None:
-            raise errors.UnknownNamespace(f"there is no namespace {name}")
+            raise errors.UnknownNamespace(
+                f"there is no namespace {name}", hint="`icestream namespace list` shows those that there are"
+            )
         return descriptions.namespace(name, record)
 
     async def create_namespace(self, connection: NativeConnection, given: Document) -> Document:
@@ -254,7 +256,9 @@ class Administration:
 
     def _log_on_disk(self) -> Log:
         if self._log is None:
-            raise errors.InvalidInput("this broker keeps its messages in memory: it has no log")
+            raise errors.InvalidInput(
+                "this broker keeps its messages in memory: it has no log", hint="storage.type iceberg has one"
+            )
         return self._log
 
     async def inspect_wal(self, connection: NativeConnection, given: Document) -> Document:
