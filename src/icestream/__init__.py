@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from icestream.client.arrow import ArrowBatch
     from icestream.client.asked import Gap
     from icestream.client.batch import MessageId
-    from icestream.client.blocking import BlockingClient, BlockingProducer, BlockingSubscription
-    from icestream.client.client import Client, TopicInfo
+    from icestream.client.blocking import BlockingClient
+    from icestream.client.blocking_producer import BlockingProducer
+    from icestream.client.blocking_subscription import BlockingSubscription
+    from icestream.client.client import Client
     from icestream.client.connect import connect, connect_sync
     from icestream.client.message import Message
     from icestream.client.producer import Producer
     from icestream.client.subscription import Subscription
+    from icestream.client.topic_info import TopicInfo
 
     __version__: str
 

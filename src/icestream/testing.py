@@ -6,8 +6,9 @@
     with icestream.testing.broker() as broker:                in a thread of its own, for code that blocks
         with icestream.connect_sync(broker.address) as client: ...
 
-It keeps its messages in memory, or with `storage="disk"` in a directory that is removed at the end. `restart()` stops
-it in order and starts it again under the same address; what was on disk is there again.
+It keeps its messages in memory, or with `storage="disk"` in a directory that is removed at the end. `stop()` and
+`start()`, or `restart()`, stop it in order and start it again under the same address; what was on disk is there again.
+In a thread of its own: `stop_sync()`, `start_sync()`, `restart_sync()`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from pydantic import ValidationError
+
 from icestream import errors
-from icestream.client.blocking import LoopThread
+from icestream.client.loop_thread import LoopThread
 from icestream.server.node import Node
 from icestream.settings import Settings
 from icestream.settings.tree import Ports
@@ -85,7 +88,13 @@ class TestBroker:
                 "iceberg_config": {"wal": dict(_SMALL_LOG)},
             },
         }
-        return Settings.model_validate(_merged(tree, self._given))
+        try:
+            return Settings.model_validate(_merged(tree, self._given))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise errors.ConfigurationError(
+                f"a broker cannot start with these settings: {wrong}", hint="docs/config.md lists all keys"
+            ) from None
 
     async def __aenter__(self) -> TestBroker:
         try:
@@ -127,15 +136,26 @@ class TestBroker:
             with contextlib.closing(thread):
                 thread.run(self.__aexit__(None, None, None))
 
+    def start_sync(self) -> None:
+        """`start` of a broker in a thread of its own, after `stop_sync`."""
+        self._here().run(self.start())
+
+    def stop_sync(self) -> None:
+        self._here().run(self.stop())
+
     def restart_sync(self) -> None:
-        """`restart` of a broker in a thread of its own."""
+        self._here().run(self.restart())
+
+    def _here(self) -> LoopThread:
         if self._thread is None:
             raise errors.ClientClosed("the broker does not run in a thread", hint="use it inside `with`")
-        self._thread.run(self.restart())
+        return self._thread
 
 
 def broker(storage: Literal["memory", "disk"] = "memory", settings: Mapping[str, Any] | None = None) -> TestBroker:
     """A broker for tests. `settings`: keys of the settings tree over those that it starts with."""
+    if storage not in ("memory", "disk"):
+        raise errors.InvalidInput(f"there is no storage {storage!r}", hint='it is "memory" or "disk"')
     return TestBroker(storage, settings or {})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from icestream import limits
+from icestream import errors, limits
 
 Pairs = list[tuple[int, int]]
 
@@ -25,6 +25,13 @@ class Nacks(NamedTuple):
     generation: int
     delay_ms: int
     ranges: Pairs
+
+
+def delay_ms_of(delay_seconds: float) -> int:
+    """Of a nack. Raises InvalidInput."""
+    if not 0 <= delay_seconds * 1000 <= limits.FAILURE_POLICY_VALUE_MAX:
+        raise errors.InvalidInput(f"a delay of {delay_seconds} s", hint="0 seconds to a week are allowed")
+    return round(delay_seconds * 1000)
 
 
 class AckBook:

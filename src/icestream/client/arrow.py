@@ -69,11 +69,11 @@ def schema() -> Any:
 class ArrowBatch:
     """Messages as a pyarrow.RecordBatch (`data`). Whatever takes Arrow takes it as it is: DuckDB, Polars, pyarrow."""
 
-    __slots__ = ("_chunks", "data")
+    __slots__ = ("chunks", "data")
 
     def __init__(self, data: Any, chunks: list[Chunk]) -> None:
         self.data = data
-        self._chunks = chunks
+        self.chunks = chunks  # where its rows came from
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -84,13 +84,13 @@ class ArrowBatch:
 
     def ack(self) -> Noted:
         """All messages of the batch are done with."""
-        for delivered, first, end in self._chunks:
+        for delivered, first, end in self.chunks:
             delivered.subscription.ack_rows(delivered, first, end)
         return NOTED
 
     def nack(self, delay: float = 0.0) -> Noted:
         """All messages of the batch come again, after `delay` seconds or later."""
-        for delivered, first, end in self._chunks:
+        for delivered, first, end in self.chunks:
             delivered.subscription.nack_rows(delivered, first, end, delay)
         return NOTED
 

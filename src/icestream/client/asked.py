@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from icestream import errors, limits
-from icestream.client.connection import Document
+from icestream.client.questions import Document
 from icestream.client.whence import Whence, arguments_of
 from icestream.model.shard import GapState
 from icestream.model.subscription import SubscriptionType

@@ -13,19 +13,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from icestream import errors, limits
 from icestream.client.address import Address
 from icestream.client.batch import Batch
+from icestream.client.consumers import Consumers
+from icestream.client.questions import Document, Questions
 from icestream.protocol import document, frame, handshake
 from icestream.protocol.compression import Compression
 from icestream.protocol.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Done, Frame, Kind
 from icestream.protocol.stream import FrameStream
 from icestream.runtime.clock import Clock
 
-Document = dict[str, Any]
-_HANDLE_MAX: Final = 2**32 - 1
 _CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that takes no more
 
 
@@ -33,16 +33,6 @@ class Publishes(Protocol):
     """Who sent batches and waits for what became of them."""
 
     def answered(self, batch: Batch, done: Done) -> None: ...
-
-
-class Consumes(Protocol):
-    """Who gets the messages of a subscription."""
-
-    def delivered(self, delivery: frame.Delivery) -> None: ...
-
-    def gap_seen(self, gap: frame.GapSeen) -> None: ...
-
-    def event(self, found: Document) -> None: ...
 
 
 class Owner(Protocol):
@@ -75,11 +65,9 @@ class Connection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []
         self._number = 0
         self._reads = 0
-        self._answers: dict[int, asyncio.Future[Document]] = {}  # of calls and pings
+        self._questions = Questions()
         self._published: deque[_Sent] = deque()
-        self._consumers: dict[int, Consumes | None] = {}  # None: closed, and something may be on its way
-        self._early: list[tuple[int, Frame]] = []  # events of consumers that are not there yet
-        self._early_gaps: deque[frame.GapSeen] = deque(maxlen=limits.CLIENT_GAPS_MAX)
+        self.consumers = Consumers()
         self.opened: asyncio.Future[handshake.Welcome] = self._loop.create_future()
         self._closed = asyncio.Event()
         self.is_full = False
@@ -134,11 +122,7 @@ class Connection(asyncio.BufferedProtocol):
             self.opened.set_exception(error)
             self.opened.exception()  # whoever waited for it may have gone
             return
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(self.lost_error())
-                answer.exception()
-        self._answers.clear()
+        self._questions.fail(self.lost_error())
         self._published.clear()
         self._owner.lost(self, error)
 
@@ -147,6 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write()
         if self.error is None:
             self.error = errors.ClientClosed("the client was closed")
+            self._questions.fail(self.error)
         if self._transport is not None:
             self._transport.close()
             try:
@@ -198,10 +183,8 @@ class Connection(asyncio.BufferedProtocol):
     def _ask(self, kind: Kind, body: bytes) -> asyncio.Future[Document]:
         if self.error is not None:
             raise self.lost_error()
-        if len(self._answers) >= limits.CLIENT_CALLS_MAX:
-            raise errors.InFlightFull(f"{len(self._answers)} calls wait for an answer", hint="make fewer at once")
+        answer = self._questions.ask(self._number + 1)
         self._number += 1
-        answer = self._answers[self._number] = self._loop.create_future()
         self.push(frame.encode_frame(kind, self._number, body))
         self.write()
         return answer
@@ -249,11 +232,11 @@ class Connection(asyncio.BufferedProtocol):
             case Kind.PUBLISHED:
                 self._settle(one)
             case Kind.DELIVER:
-                self._deliver(frame.decode_delivery(one.body))
+                self.consumers.deliver(frame.decode_delivery(one.body))
             case Kind.GAP | Kind.EVENT:
-                self._inform(one)
+                self.consumers.inform(one)
             case _:
-                self._answer(one)
+                self._questions.answered(one)
 
     def _settle(self, one: Frame) -> None:
         if not self._published or self._published[0].number != one.number:
@@ -264,76 +247,6 @@ class Connection(asyncio.BufferedProtocol):
             raise errors.DecodeError(f"PUBLISHED {one.number} has {len(answers)} answers to {len(batches)} parts")
         for batch, done in zip(batches, answers, strict=True):
             producer.answered(batch, done)
-
-    def _answer(self, one: Frame) -> None:
-        if one.kind == Kind.ERROR and not one.number:
-            raise document.decode_error(one.body)  # its last word
-        answer = self._answers.pop(one.number, None)
-        if answer is None:
-            raise errors.DecodeError(f"a frame of kind {one.kind} answers {one.number}, which was not asked")
-        if answer.done():
-            return  # whoever asked has gone
-        if one.kind == Kind.ERROR:
-            answer.set_exception(document.decode_error(one.body))
-        else:
-            answer.set_result({} if one.kind == Kind.PONG else document.decode(one.body))
-
-    # --- consumers ---
-
-    def join(self, handle: int, consumer: Consumes) -> None:
-        """What came for it before the answer to its `subscribe` was looked at is handed over now."""
-        self._consumers[handle] = consumer
-        early, self._early = self._early, []
-        for number, one in early:
-            if number == handle:
-                self._inform(one)
-            else:
-                self._early.append((number, one))
-        for _ in range(len(self._early_gaps)):
-            gap = self._early_gaps.popleft()
-            if gap.consumer == handle:
-                consumer.gap_seen(gap)
-            else:
-                self._early_gaps.append(gap)
-
-    def leave(self, handle: int) -> None:
-        """It takes no more; something may be on its way to it, until the broker says that it knows (`forget`)."""
-        if handle in self._consumers:
-            self._consumers[handle] = None
-
-    def forget(self, handle: int) -> None:
-        self._consumers.pop(handle, None)
-
-    def _deliver(self, delivery: frame.Delivery) -> None:
-        if delivery.consumer not in self._consumers:
-            raise errors.DecodeError(f"messages for consumer {delivery.consumer}, which is none")
-        consumer = self._consumers[delivery.consumer]
-        if consumer is not None:
-            consumer.delivered(delivery)
-
-    def _inform(self, one: Frame) -> None:
-        gap = frame.decode_gap(one.body) if one.kind == Kind.GAP else None
-        handle = one.number if gap is None else gap.consumer
-        if handle not in self._consumers:
-            self._keep(handle, one, gap)
-            return
-        consumer = self._consumers[handle]
-        if consumer is None:
-            return
-        if gap is not None:
-            consumer.gap_seen(gap)
-        else:
-            consumer.event(document.decode(one.body))
-
-    def _keep(self, handle: int, one: Frame, gap: frame.GapSeen | None) -> None:
-        """Until its consumer is there. Each crash of a broker leaves a gap, so there may be any number of them: the
-        newest are kept, as a subscription does."""
-        if gap is not None:
-            self._early_gaps.append(gap)
-        elif len(self._early) >= limits.CLIENT_EARLY_FRAMES_MAX or handle > _HANDLE_MAX:
-            raise errors.DecodeError(f"too much for consumer {handle}, which is not there")
-        else:
-            self._early.append((handle, one))
 
 
 async def open_connection(

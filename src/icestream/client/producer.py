@@ -19,9 +19,10 @@ from typing import Any, Final
 from icestream import errors, limits
 from icestream.client.batch import Batch, MessageId, headers_of
 from icestream.client.connection import Connection
-from icestream.client.endpoint import Session
 from icestream.client.instant import microseconds
 from icestream.client.publishing import Publishing
+from icestream.client.session import Session
+from icestream.client.waiters import Waiters
 from icestream.model.topic_name import TopicName, check_name
 
 Payload = bytes | bytearray | memoryview
@@ -52,7 +53,7 @@ class Producer:
         self._is_watched = False
         self._pending_max = pending_bytes
         self._pending_bytes = 0
-        self._room: list[asyncio.Future[None]] = []
+        self._room = Waiters()
         self._batch_bytes = limits.CLIENT_BATCH_BYTES_MAX
         self._fixed_bytes = _BLOCK_BYTES + len(self.name.encode()) + len(self.topic.encode())
 
@@ -75,7 +76,7 @@ class Producer:
         if self._pending_bytes >= self._pending_max:
             raise self._full()
         if type(payload) is not bytes:
-            payload = _bytes_of(payload)
+            payload = bytes_of(payload)
         size = len(payload) + _MESSAGE_BYTES
         if key is not None or headers or publish_time is not None:
             return self._send_with(payload, size, key, headers, publish_time)
@@ -95,9 +96,7 @@ class Producer:
         """Until there is room for another message."""
         while self._pending_bytes >= self._pending_max:
             self._check_open()
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._room.append(waiting)
-            await waiting
+            await self._room.wait()
         self._check_open()
 
     async def flush(self) -> None:
@@ -206,6 +205,7 @@ class Producer:
             self._is_watched = False
 
     def _check_open(self) -> None:
+        self._session.check_loop()
         if self.error is not None:
             raise self.error
         if self._is_closing or not self._out.was_open:
@@ -235,13 +235,7 @@ class Producer:
     def released(self, batch: Batch) -> None:
         self._pending_bytes -= batch.bytes
         if self._room and self._pending_bytes < self._pending_max:
-            self._wake()
-
-    def _wake(self) -> None:
-        room, self._room = self._room, []
-        for waiting in room:
-            if not waiting.done():
-                waiting.set_result(None)
+            self._room.wake()
 
     def lanes_changed(self) -> None:
         self._batch = None
@@ -263,10 +257,10 @@ class Producer:
     def _end(self, error: errors.IcestreamError) -> None:
         self._batch = None
         self._out.fail_pending(error)
-        self._wake()
+        self._room.wake()
 
 
-def _bytes_of(payload: object) -> bytes:
+def bytes_of(payload: object) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     raise errors.InvalidInput(f"a payload is bytes, not {type(payload).__name__}", hint="text.encode() makes bytes")

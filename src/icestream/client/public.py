@@ -11,7 +11,7 @@ _HOMES: Final = {
     "connect": "connect",
     "connect_sync": "connect",
     "Client": "client",
-    "TopicInfo": "client",
+    "TopicInfo": "topic_info",
     "Producer": "producer",
     "MessageId": "batch",
     "Subscription": "subscription",
@@ -19,8 +19,8 @@ _HOMES: Final = {
     "Gap": "asked",
     "ArrowBatch": "arrow",
     "BlockingClient": "blocking",
-    "BlockingProducer": "blocking",
-    "BlockingSubscription": "blocking",
+    "BlockingProducer": "blocking_producer",
+    "BlockingSubscription": "blocking_subscription",
 }
 NAMES: Final = (*_HOMES, *_MODULES, _VERSION)
 

@@ -17,9 +17,11 @@ from typing import Any, Final, Protocol
 from icestream import errors, limits
 from icestream.client.backoff import Backoff
 from icestream.client.batch import Batch
-from icestream.client.connection import Connection, Document
-from icestream.client.endpoint import Endpoint, Session
+from icestream.client.connection import Connection
+from icestream.client.endpoint import Endpoint
 from icestream.client.lane import Flow, Lane
+from icestream.client.questions import Document
+from icestream.client.session import Session
 from icestream.model import envelope
 from icestream.model.block import Constant, Numbering
 from icestream.protocol import document

@@ -11,7 +11,6 @@ Acks, nacks and credit of a loop tick leave together.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Generator
@@ -19,13 +18,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from icestream import errors, limits
-from icestream.client.acks import AckBook
+from icestream.client.acks import AckBook, delay_ms_of
 from icestream.client.asked import Gap, SubscriptionAsked
-from icestream.client.connection import Connection, Document
+from icestream.client.connection import Connection
 from icestream.client.delivered import Delivered, Identity, check
-from icestream.client.endpoint import Session
+from icestream.client.handout import Handout
 from icestream.client.inbox import Chunk, Inbox
+from icestream.client.joined import Joined, generations_of
 from icestream.client.message import NOTED, Message, Noted
+from icestream.client.questions import Document
+from icestream.client.session import Session
+from icestream.client.waiters import Waiters
 from icestream.client.whence import Whence, arguments_of
 from icestream.model.shard import GapState
 from icestream.model.topic_name import check_name
@@ -54,17 +57,14 @@ class Subscription:
         self._asked = asked
         self._arguments = asked.arguments(self.consumer)
         self._session = session
-        self._loop = asyncio.get_running_loop()
         self._inbox = Inbox(asked.prefetch, asked.buffer_bytes, deduplicates=asked.dedup)
+        self._out = Handout(self._inbox)
         self._acks = AckBook()
         self._connection: Connection | None = None
         self._handle = 0
         self._identity: Identity | None = None
         self._is_closed = self._is_planned = self._is_watched = False
-        self._waiting: list[asyncio.Future[None]] = []
-        self._chunk: Chunk | None = None  # what is being handed out
-        self._row = self._end = 0  # of it
-        self._chunks = 0
+        self._waiters = Waiters()
 
     # --- messages ---
 
@@ -72,18 +72,21 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
+        out = self._out
         while True:
-            row = self._row
-            if row < self._end:
-                self._row = row + 1
-                return Message(self._chunk.delivered, row)  # type: ignore[union-attr]  # there is one while rows are left
+            row = out.row
+            if row < out.end:
+                out.row = row + 1
+                return Message(out.delivered, row)
             if not await self._next_chunk(max(1, self._inbox.credit.window // 4)):
                 raise StopAsyncIteration
 
-    async def take(self, max_messages: int, kind: type[Message] = Message) -> list[Message]:
+    async def take(self, max_messages: int) -> list[Message]:
         """Waits for messages; what is there, at most so many. None: the subscription was closed."""
+        if max_messages < 1:
+            raise errors.InvalidInput(f"{max_messages} messages cannot be taken", hint="take at least one")
         chunk = await self.take_chunk(max_messages)
-        return [kind(chunk.delivered, row) for row in range(chunk.first, chunk.end)] if chunk is not None else []
+        return [Message(chunk.delivered, row) for row in range(chunk.first, chunk.end)] if chunk is not None else []
 
     def batches(self, max_messages: int = 10_000) -> AsyncIterator[ArrowBatch]:
         """Messages as Arrow, with the columns of the topic's table; each batch has `ack()`. Needs pyarrow."""
@@ -93,33 +96,28 @@ class Subscription:
 
     async def take_chunk(self, max_messages: int) -> Chunk | None:
         """Rows of one delivery, all of which count as handed out."""
-        if self._row >= self._end and not await self._next_chunk(max_messages):
-            return None
-        assert self._chunk is not None
-        delivered, row, end = self._chunk.delivered, self._row, min(self._end, self._row + max_messages)
-        self._row = end
-        return Chunk(delivered, row, end)
+        is_there = self._out.row < self._out.end or await self._next_chunk(max_messages)
+        return self._out.rows(max_messages) if is_there else None
+
+    async def take_over(self, max_messages: int) -> Chunk | None:
+        """The same for another thread. One by one while copies may be here: an ack must find the copy before it."""
+        is_there = self._out.row < self._out.end or await self._next_chunk(max_messages)
+        return self._out.rows(1 if self._inbox.may_hold_copies else max_messages) if is_there else None
 
     def take_waiting(self, max_messages: int) -> Chunk | None:
         """The same, of what is here already."""
-        if self._row >= self._end and not self._start_chunk(max_messages):
-            return None
-        assert self._chunk is not None
-        delivered, row, end = self._chunk.delivered, self._row, min(self._end, self._row + max_messages)
-        self._row = end
-        return Chunk(delivered, row, end)
+        is_there = self._out.row < self._out.end or self._start_chunk(max_messages)
+        return self._out.rows(max_messages) if is_there else None
 
     async def _next_chunk(self, rows_max: int) -> bool:
         """Waits until there is something to hand out. False: closed."""
         while not self._start_chunk(rows_max):
-            if self._row < self._end:
+            if self._out.row < self._out.end:
                 return True  # another task has come before us
             if self._is_closed:
                 return False
             self._check_was_open()
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append(waiting)
-            await waiting
+            await self._waiters.wait()
         return True
 
     def _check_was_open(self) -> None:
@@ -129,29 +127,11 @@ class Subscription:
     def _start_chunk(self, rows_max: int) -> bool:
         if self.error is not None:
             raise self.error
-        if self._row < self._end:
+        if self._out.row < self._out.end:
             return False
-        if self._chunk is not None:
-            self._finish_chunk()
+        if self._out.is_used_up:
             self.plan()  # there is room for more
-        chunk = self._inbox.take(rows_max, self._session.clock.monotonic_ns())
-        if chunk is None:
-            return False
-        self._chunk, self._row, self._end = chunk, chunk.first, chunk.end
-        self._chunks += 1
-        return True
-
-    def _finish_chunk(self) -> None:
-        """What was handed out of the chunk is noted, the rest comes again."""
-        if self._chunk is not None:
-            self._inbox.finish(self._chunk, self._row)
-        self._chunk, self._row, self._end = None, 0, 0
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        return self._out.start(rows_max, self._session.clock.monotonic_ns())
 
     # --- acks ---
 
@@ -169,16 +149,7 @@ class Subscription:
         start, stop = delivered.start + first, delivered.start + end
         self._acks.ack(delivered.shard, delivered.generation, start, stop)
         if self._inbox.may_hold_copies:
-            self._drop_copies(delivered, start, stop)
-
-    def _drop_copies(self, delivered: Delivered, start: int, stop: int) -> None:
-        """What was acked just now may have come a second time, and must not be handed out any more."""
-        if self._chunk is not None and self._chunk.delivered.shard == delivered.shard:
-            at = self._chunk.delivered.start
-            if at + self._row < stop and start < at + self._end:
-                self._inbox.hand_back(self._chunk, self._row)
-                self._chunk, self._row, self._end = None, 0, 0
-        self._inbox.acked(delivered.shard, delivered.generation, [(start, stop)])
+            self._out.acked(delivered.shard, delivered.generation, start, stop)
 
     def ack_through(self, message: Message) -> Noted:
         """This message and everything before it in its shard. Only where one consumer gets everything in order."""
@@ -192,35 +163,33 @@ class Subscription:
         if delivered.identity is self._identity:
             self._acks.ack_through(delivered.shard, delivered.generation, offset + 1)
             if self._inbox.may_hold_copies:
-                self._drop_copies(delivered, 0, offset + 1)
+                self._out.acked(delivered.shard, delivered.generation, 0, offset + 1)
         return NOTED
 
     def nack_row(self, delivered: Delivered, row: int, delay_seconds: float) -> None:
         self.nack_rows(delivered, row, row + 1, delay_seconds)
 
     def nack_rows(self, delivered: Delivered, first: int, end: int, delay_seconds: float) -> None:
-        delay_ms = round(delay_seconds * 1000)
-        if not 0 <= delay_ms <= limits.FAILURE_POLICY_VALUE_MAX:
-            raise errors.InvalidInput(f"a delay of {delay_seconds} s", hint="0 seconds to a week are allowed")
+        delay_ms = delay_ms_of(delay_seconds)
         self._plan_ack()
         start, stop = delivered.start + first, delivered.start + end
-        self._note_handed_out()
+        self._out.note()
         self._inbox.nacked(delivered.shard, delivered.generation, start, stop)
         if delivered.connection is self._connection:  # of another one it comes again by itself
             self._acks.nack(delivered.shard, delivered.generation, delay_ms, start, stop)
 
-    def _note_handed_out(self) -> None:
-        """Of the chunk that is being handed out: what comes again of it is not taken for what still waits."""
-        if self._chunk is not None and self._row > self._chunk.first:
-            self._inbox.finish(self._chunk._replace(end=self._row), self._row)
-            self._chunk = self._chunk._replace(first=self._row)
-
     def _plan_ack(self) -> None:
+        if not self._is_planned:
+            self._session.check_loop()
+        self.check_acks()
+        self.plan()
+
+    def check_acks(self) -> None:
+        """Raises why nothing can be acked any more."""
         if self.error is not None:
             raise self.error
         if self._is_closed:
             raise errors.ClientClosed(f"subscription {self.name} is closed", hint="ack inside `async with`")
-        self.plan()
 
     async def flush(self) -> None:
         """Until the broker has counted every ack so far. Raises ConnectionLost when it did not say so."""
@@ -241,22 +210,14 @@ class Subscription:
         if shard is not None:
             arguments["shard"] = shard
         found = await self._session.call("seek", arguments, repeats=True)
-        self._inbox.sought(_numbers(found, "generations"))
-        self._drop_old_chunk()
+        self._inbox.sought(generations_of(found))
+        self._out.drop_old()
         self.plan()
-
-    def _drop_old_chunk(self) -> None:
-        """What is being handed out may belong to a time before a seek."""
-        if self._chunk is not None:
-            delivered = self._chunk.delivered
-            if delivered.generation != self._inbox.generation(delivered.shard):
-                self._finish_chunk()
 
     @property
     def waiting_messages(self) -> int:
         """What came and was not taken yet."""
-        taken = self._row - self._chunk.first if self._chunk is not None else 0
-        return self._inbox.credit.held - taken
+        return self._out.waiting_messages
 
     async def close(self) -> None:
         """Sends the acks, then leaves: what was not acked goes to others."""
@@ -268,16 +229,16 @@ class Subscription:
         self._is_closed = True
         self._session.forget(self)
         self._leave()
-        self._wake()
+        self._waiters.wake()
         if connection is not None:
-            connection.leave(self._handle)
+            connection.consumers.leave(self._handle)
             await self._session.tell(connection, "close_consumer", {"handle": self._handle})
-            connection.forget(self._handle)
+            connection.consumers.forget(self._handle)
 
     def _leave(self) -> None:
         self._connection = None
         self.is_active = False
-        self._finish_chunk()
+        self._out.finish()
         self._inbox.clear()
 
     async def __aenter__(self) -> Subscription:
@@ -297,12 +258,11 @@ class Subscription:
 
     def delivered(self, delivery: frame.Delivery) -> None:
         check(delivery)
-        if self._chunk is not None and self._chunk.delivered.shard == delivery.shard and self._is_again(delivery):
-            self._note_handed_out()
+        self._out.note_before(delivery.shard, delivery.base_offset + delivery.first_row)
         came = Delivered(self, self._connection, self._identity, delivery, self._session.clock.monotonic_ns())
         for start, end in self._inbox.arrive(came):
             self._acks.ack(came.shard, came.generation, start, end)
-        self._drop_old_chunk()
+        self._out.drop_old()
         if self._acks or not self._inbox:
             self.plan()
         if self._inbox.credit.is_over and self._inbox.credit.held > delivery.rows:
@@ -310,19 +270,14 @@ class Subscription:
         if self._asked.take_timeout is not None and not self._is_watched:
             self._is_watched = True
             self._session.tasks.start(self._watch(self._asked.take_timeout), f"subscription-{self.name}-watch")
-        self._wake()
-
-    def _is_again(self, delivery: frame.Delivery) -> bool:
-        """Whether it is not behind what is being handed out."""
-        assert self._chunk is not None
-        return delivery.base_offset + delivery.first_row < self._chunk.delivered.start + self._row
+        self._waiters.wake()
 
     async def _watch(self, take_seconds: float) -> None:
         """Ends the subscription when something waits and nothing was taken for so long."""
         while self._connection is not None and self.waiting_messages:
-            seen = (self._chunks, self._row)
+            seen = (self._out.chunks, self._out.row)
             await self._session.clock.sleep(take_seconds)
-            if seen == (self._chunks, self._row) and self.waiting_messages:
+            if seen == (self._out.chunks, self._out.row) and self.waiting_messages:
                 self._too_slow(f"no message was taken in {take_seconds:g} s")
         self._is_watched = False
 
@@ -336,7 +291,7 @@ class Subscription:
             )
         )
         if connection is not None:
-            connection.leave(self._handle)
+            connection.consumers.leave(self._handle)
             leaving = self._session.tell(connection, "close_consumer", {"handle": self._handle})
             self._session.tasks.start(leaving, f"subscription-{self.name}-leave")
 
@@ -356,7 +311,7 @@ class Subscription:
                 reason = document.text_of(found, "reason", limits.ERROR_MESSAGE_BYTES_MAX, "")
                 self.fail(errors.ConsumerClosed(f"the broker closed consumer {self.consumer}: {reason}"))
                 if connection is not None:
-                    connection.forget(self._handle)
+                    connection.consumers.forget(self._handle)
 
     # --- as an endpoint of the client ---
 
@@ -393,22 +348,16 @@ class Subscription:
         if self._is_closed:
             await self._session.tell(connection, "close_consumer", {"handle": found.get("handle")})
             return
-        generations = _numbers(found, "generations")
-        identity = Identity(
-            document.number_of(found, "subscription_id", 0, 2**63 - 1, 0),
-            document.number_of(found, "created_ms", 0, 2**63 - 1, 0),
-        )
-        ack_timeout_ms = document.number_of(found, "ack_timeout_ms", 1, 2**63 - 1, 30_000)
-        self._inbox.credit.drain_ns = int(ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
-        self._inbox.begin(generations, is_same=identity == self._identity)
-        if identity != self._identity:
+        joined = Joined.of(found)
+        self._inbox.credit.drain_ns = int(joined.ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
+        self._inbox.begin(joined.generations, is_same=joined.identity == self._identity)
+        if joined.identity != self._identity:
             self._acks = AckBook()  # of messages that are gone
-            self._identity = identity
-        self._handle = document.number_of(found, "handle", 1, 2**32 - 1)
-        self.positions = _numbers(found, "positions", limits.OFFSET_MAX) if "positions" in found else []
+            self._identity = joined.identity
+        self._handle, self.positions = joined.handle, joined.positions
         self._connection = connection
         self.is_active = self._asked.type != "failover"
-        connection.join(self._handle, self)
+        connection.consumers.join(self._handle, self)
         self.plan()
 
     def detach(self, error: errors.IcestreamError) -> None:
@@ -421,12 +370,4 @@ class Subscription:
             self.error = error
         self._session.forget(self)
         self._leave()
-        self._wake()
-
-
-def _numbers(found: Document, key: str, most: int = 2**32 - 1) -> list[int]:
-    numbers = found.get(key)
-    is_list = isinstance(numbers, list) and 0 < len(numbers) <= limits.SHARDS_PER_TOPIC_MAX
-    if not is_list or not all(type(number) is int and 0 <= number <= most for number in numbers or ()):
-        raise errors.DecodeError(f"{key} are not numbers of shards")
-    return list(numbers or ())
+        self._waiters.wake()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import icestream
 from icestream import errors
+from icestream.client.address import parse_address
 from icestream.client.batch import MessageId
 from icestream.testing import TestBroker
 
 TOPIC = "/default/orders"
+WAIT_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_batches_come_as_arrow(client: icestream.BlockingClient) -> None:
         count = 0
         for batch in messages.batches():
             count += len(batch)
-            messages.ack(batch)
+            batch.ack()
             if count == 50:
                 break
         messages.flush()
@@ -143,3 +147,187 @@ def test_it_survives_a_broker_that_starts_again() -> None:
             assert message is not None
             found.append(int(message.payload))
     assert found == list(range(40))
+
+
+# --- many threads -----------------------------------------------------------------------------------------------------
+
+
+def run_threads(count: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+
+
+def test_many_threads_share_one_subscription_and_each_message_goes_to_one_of_them(
+    client: icestream.BlockingClient,
+) -> None:
+    with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
+        found: list[int] = []
+
+        def work() -> None:
+            while (message := messages.receive(timeout=0.5)) is not None:
+                found.append(int(message.payload))
+                message.ack()
+
+        sending = threading.Thread(target=lambda: [producer.send(b"%d" % number) for number in range(1000)])
+        sending.start()
+        run_threads(6, work)
+        sending.join()
+        messages.flush()
+        assert messages.receive(timeout=0.01) is None
+    assert sorted(found) == list(range(1000))
+
+
+def test_a_thread_that_works_long_does_not_keep_what_it_fetched_from_the_others(
+    client: icestream.BlockingClient,
+) -> None:
+    """One thread takes over many messages at once; while it works on the first the others get the rest."""
+    with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
+        barrier = threading.Barrier(4)
+        found: list[int] = []
+
+        def work() -> None:
+            message = messages.receive(timeout=WAIT_SECONDS)
+            assert message is not None
+            found.append(int(message.payload))
+            barrier.wait(WAIT_SECONDS)
+
+        waiting = threading.Thread(target=run_threads, args=(4, work))
+        waiting.start()
+        producer.send_all([b"%d" % number for number in range(4)])
+        waiting.join()
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+def test_threads_that_wait_are_told_when_somebody_closes_the_client(broker: TestBroker) -> None:
+    """In whatever they wait: for a message, for an answer, for a connection."""
+    client = icestream.connect_sync(broker.address, call_timeout=WAIT_SECONDS).open()
+    messages = client.subscribe(client.create_topic(TOPIC).topic, "s")
+    broker.stop_sync()
+    told: list[object] = []
+
+    def work(use: Callable[[], object]) -> None:
+        try:
+            told.append(use())
+        except errors.IcestreamError as error:
+            told.append(type(error))
+
+    uses = [messages.receive, client.list_topics, lambda: messages.seek("latest")]
+    threads = [threading.Thread(target=work, args=(use,)) for use in uses]
+    for thread in threads:
+        thread.start()
+    client.close()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    assert sorted(map(str, told)) == sorted(map(str, [None, errors.ClientClosed, errors.ClientClosed]))
+
+
+def test_whoever_comes_while_the_client_is_closed_by_another_thread_never_hangs(broker: TestBroker) -> None:
+    for _ in range(20):
+        client = icestream.connect_sync(broker.address).open()
+        begun = threading.Barrier(4)
+
+        def work(client: icestream.BlockingClient = client, begun: threading.Barrier = begun) -> None:
+            begun.wait(WAIT_SECONDS)
+            with contextlib.suppress(errors.ClientClosed):
+                while True:
+                    client.list_topics()
+
+        closing = threading.Thread(target=lambda client=client, begun=begun: (begun.wait(WAIT_SECONDS), client.close()))
+        closing.start()
+        run_threads(3, work)
+        closing.join()
+        assert not client.is_connected
+
+
+# --- what users do wrong ----------------------------------------------------------------------------------------------
+
+
+def test_an_ack_that_cannot_count_is_an_error_where_it_is_made(client: icestream.BlockingClient) -> None:
+    with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s") as messages:
+        producer.send_all([b"a", b"b"])
+        message, other = next(messages), next(messages)
+        with pytest.raises(errors.InvalidInput, match="a week"):
+            message.nack(delay=-1)
+        with pytest.raises(errors.InvalidInput, match="a week"):
+            message.nack(delay=float("nan"))
+    with pytest.raises(errors.ClientClosed, match="is closed"):
+        other.ack()
+    with pytest.raises(errors.ClientClosed, match="is closed"):
+        other.nack()
+
+
+def test_closing_twice_is_harmless_and_a_closed_client_stays_closed(broker: TestBroker) -> None:
+    client = icestream.connect_sync(broker.address)
+    with pytest.raises(errors.ClientClosed, match="not connected yet"):
+        client.list_topics()
+    with client:
+        producer = client.producer(TOPIC)
+        producer.close()
+        producer.close()
+        messages = client.subscribe(TOPIC, "s")
+        messages.close()
+        messages.close()
+        assert messages.receive() is None
+    client.close()
+    with pytest.raises(errors.ClientClosed, match="closed"):
+        client.open()
+
+
+def test_a_client_that_could_not_connect_can_try_again() -> None:
+    broker = icestream.testing.broker()
+    with broker:
+        address = broker.address
+    client = icestream.connect_sync(address)
+    with pytest.raises(errors.ConnectionLost):
+        client.open()
+    again = icestream.testing.broker(settings={"ports": {"native": parse_address(address).port}})
+    with again, client:
+        assert client.list_topics() == []
+
+
+def test_a_payload_that_is_not_bytes_sends_nothing_of_the_others(client: icestream.BlockingClient) -> None:
+    with client.producer(TOPIC) as producer:
+        with pytest.raises(errors.InvalidInput, match="bytes"):
+            producer.send_all([b"good", "text"])  # type: ignore[list-item]  # what it refuses
+        assert producer.send(b"first").offset == 0
+        with pytest.raises(errors.MessageTooLarge):
+            producer.send_all([b"good", bytes(70_000_000), b"never sent"])
+        assert producer.send(b"third").offset == 2
+
+
+def test_after_a_fork_the_client_says_what_to_do(broker: TestBroker) -> None:
+    with icestream.connect_sync(broker.address) as client:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                client.list_topics()
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the parent looks at it
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.close(write)
+        said = os.read(read, 1000).decode()
+        os.close(read)
+        os.waitpid(child, 0)
+        assert "connect after the fork" in said
+        assert client.list_topics() == []
+
+
+def test_copies_that_another_thread_would_get_are_dropped_when_the_message_is_acked(
+    client: icestream.BlockingClient,
+) -> None:
+    policy = {"base_delay_ms": 0, "max_delay_ms": 0, "ack_timeout_ms": 40, "max_redelivery_count": 1000}
+    with client.producer(TOPIC) as producer, client.subscribe(TOPIC, "s", failure=policy) as messages:
+        producer.send_all([b"%d" % number for number in range(5)])
+        first = [next(messages) for _ in range(5)]
+        again = next(messages)  # the ack time-out is over
+        assert again.redelivery_count == 1
+        for message in first:
+            message.ack()
+        producer.send(b"5")
+        assert next(messages).payload == b"5"

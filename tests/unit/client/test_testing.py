@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +65,33 @@ def test_it_has_an_address_only_while_it_runs() -> None:
         assert broker.node is None
 
 
-def test_settings_that_cannot_be_used_leave_nothing_behind() -> None:
-    with pytest.raises(Exception, match="bind_host"):
-        icestream.testing.broker(settings={"node": {"bind_host": 7}}).__enter__()
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"node": {"bind_host": 7}}, "bind_host"), ({"nodes": {}}, "nodes"), ({"ports": {"native": -1}}, "native")],
+)
+def test_settings_that_cannot_be_used_are_named_and_leave_nothing_behind(
+    settings: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = threading.active_count()
+    with pytest.raises(errors.ConfigurationError, match=says):
+        icestream.testing.broker(settings=settings).__enter__()
+    assert (threading.active_count(), list(tmp_path.iterdir())) == (before, [])
+
+
+def test_a_storage_that_is_none_is_refused() -> None:
+    wrong: Any = "ram"
+    with pytest.raises(errors.InvalidInput, match="memory"):
+        icestream.testing.broker(wrong)
+
+
+def test_a_broker_can_go_away_and_come_back_in_its_thread() -> None:
+    with icestream.testing.broker("disk") as broker, icestream.connect_sync(broker.address) as client:
+        client.create_topic(TOPIC)
+        broker.stop_sync()
+        with pytest.raises(errors.ConnectionLost, match="icestream serve"):
+            icestream.connect_sync(broker.address).open()
+        broker.start_sync()
+        assert client.list_topics() == [TOPIC]
+    with pytest.raises(errors.ClientClosed, match="thread"):
+        broker.stop_sync()

@@ -1,0 +1,174 @@
+"""A subscription for callers that block: an iterator that waits for the next message. Any thread may use it.
+
+Messages are taken over from the client's thread many at a time. One thread fetches, the others wait for what it brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from icestream import errors, limits
+from icestream.client.acks import delay_ms_of
+from icestream.client.asked import Gap
+from icestream.client.delivered import Delivered
+from icestream.client.loop_thread import LoopThread
+from icestream.client.message import NOTED, Message, Noted
+from icestream.client.subscription import Subscription
+from icestream.client.whence import Whence
+
+if TYPE_CHECKING:
+    from icestream.client.arrow import ArrowBatch
+
+
+class BlockingMessage(Message):
+    """A message whose ack goes over to the client's thread."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, delivered: Delivered, row: int, thread: LoopThread) -> None:
+        super().__init__(delivered, row)
+        self._thread = thread
+
+    def ack(self) -> Noted:
+        self._go_over(super().ack)
+        return NOTED
+
+    def nack(self, delay: float = 0.0) -> Noted:
+        delay_ms_of(delay)
+        self._go_over(super().nack, delay)
+        return NOTED
+
+    def _go_over(self, call: Callable[..., object], *arguments: object) -> None:
+        """What is known to be wrong is raised here; a subscription that ends in between needs no acks any more."""
+        self._delivered.subscription.check_acks()
+        self._thread.call_soon(_quietly, call, *arguments)
+
+
+def _quietly(call: Callable[..., object], *arguments: object) -> None:
+    with suppress(errors.IcestreamError):
+        call(*arguments)
+
+
+class BlockingSubscription:
+    def __init__(self, thread: LoopThread, subscription: Subscription, deduplicates: bool) -> None:
+        self._thread = thread
+        self._subscription = subscription
+        self._deduplicates = deduplicates
+        self._changed = threading.Condition()
+        self._messages: deque[Message] = deque()  # taken over
+        self._is_fetching = False
+        self.topic = subscription.topic
+        self.name = subscription.name
+        self.consumer = subscription.consumer
+
+    # --- messages ---
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        message = self.receive()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when the time is over, or the subscription was closed."""
+        end = None if timeout is None else monotonic() + timeout
+        while True:
+            seconds = None if end is None else max(0.0, end - monotonic())
+            with self._changed:
+                message = self._next_here()
+                if message is not None:
+                    return message
+                if self._is_fetching:
+                    if not self._changed.wait(seconds):
+                        return None
+                    continue
+                self._is_fetching = True
+            if not self._fetch(seconds):
+                return None
+
+    def _next_here(self) -> Message | None:
+        while self._messages:
+            message = self._messages.popleft()
+            # one whose connection is lost comes again; where that is dropped, this is the only one
+            if message.is_current or self._deduplicates:
+                return message
+        return None
+
+    def _fetch(self, seconds: float | None) -> bool:
+        """False: the time is over, or the subscription was closed."""
+        taken: list[Message] = []
+        try:
+            taken = self._thread.run(self._take(seconds))
+        finally:
+            with self._changed:
+                self._messages.extend(taken)
+                self._is_fetching = False
+                self._changed.notify_all()
+        return bool(taken)
+
+    async def _take(self, seconds: float | None) -> list[Message]:
+        try:
+            async with asyncio.timeout(seconds):
+                chunk = await self._subscription.take_over(limits.CLIENT_SYNC_CHUNK)
+        except TimeoutError:
+            return []
+        if chunk is None:
+            return []
+        delivered, first, end = chunk
+        return [BlockingMessage(delivered, row, self._thread) for row in range(first, end)]
+
+    def batches(self, max_messages: int = 10_000) -> Iterator[ArrowBatch]:
+        """Messages as Arrow, with the columns of the topic's table; each batch has `ack()`. Needs pyarrow."""
+        from icestream.client.blocking_arrow import blocking_batches
+
+        return blocking_batches(self._thread, self._subscription, max_messages)
+
+    # --- acks ---
+
+    def ack_through(self, message: Message) -> None:
+        """This message and everything before it in its shard, where one consumer gets everything in order."""
+
+        async def note() -> None:
+            self._subscription.ack_through(message)
+
+        self._thread.run(note())
+
+    def flush(self) -> None:
+        """Until the broker has counted every ack so far."""
+        self._thread.run(self._subscription.flush())
+
+    # --- where it stands ---
+
+    def seek(self, start: Whence, *, shard: int | None = None) -> None:
+        """Everything from there on is delivered again, or for the first time, to all consumers of the subscription."""
+        self._thread.run(self._subscription.seek(start, shard=shard))
+        with self._changed:
+            self._messages.clear()
+
+    @property
+    def gaps(self) -> list[Gap]:
+        return list(self._subscription.gaps)
+
+    def close(self) -> None:
+        """Sends the acks, then leaves. Threads that wait for a message get None."""
+        self._thread.run(self._subscription.close())
+        with self._changed:
+            self._messages.clear()
+
+    def __enter__(self) -> BlockingSubscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

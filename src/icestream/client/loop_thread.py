@@ -1,0 +1,83 @@
+"""An event loop in a thread of its own, for callers that block.
+
+open      coroutines and calls go over to it
+closed    whoever still waits is told; whoever comes later is refused. Nothing waits for ever
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from icestream import errors
+
+Answer = TypeVar("Answer")
+
+
+class LoopThread:
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="icestream-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(_cancel_all(asyncio.all_tasks(self._loop)))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """The result of a coroutine that runs over there."""
+        try:
+            self._check_caller()
+            with self._lock:
+                self._check_open()
+                answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except errors.IcestreamError:
+            work.close()
+            raise
+        try:
+            return answer.result()
+        except CancelledError:
+            raise errors.ClientClosed("the client was closed") from None
+        except BaseException:
+            answer.cancel()
+            raise
+
+    def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """In order with everything that is handed over."""
+        with self._lock:
+            self._check_open()
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _check_caller(self) -> None:
+        if self._thread is threading.current_thread():
+            raise errors.InvalidInput("a call that blocks came from the client's own thread", hint="use another thread")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise errors.ClientClosed("the client is closed", hint="use it inside `with icestream.connect_sync()`")
+        if not self._thread.is_alive():
+            raise errors.ClientClosed("the client belongs to another process", hint="connect after the fork")
+
+    def close(self) -> None:
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            if is_first and self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+async def _cancel_all(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,289 @@
+"""What a client is inside: one connection that is kept up, and the producers and subscriptions (endpoints) on it.
+
+    new          nothing was asked for yet
+    connecting   the first connection; what goes wrong is raised
+    here         calls, producers and subscriptions work
+    away         the connection is lost: a try after each backoff; calls wait, producers hold what they were given
+    closed       for good: calls that wait are told, endpoints finish what they have
+
+At the end of a loop tick everything that producers and subscriptions have to say leaves in one write. Nothing runs
+while nothing happens, but a heartbeat on a silent connection. It belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from icestream import errors, limits
+from icestream.client.address import Address
+from icestream.client.backoff import Backoff
+from icestream.client.connection import Connection, open_connection
+from icestream.client.endpoint import Endpoint
+from icestream.client.options import ClientOptions
+from icestream.client.questions import Document
+from icestream.protocol import handshake
+from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
+from icestream.runtime.tasks import Tasks
+
+_log = logging.getLogger("icestream.client")
+# While an old connection of ours is not yet known to be dead, it is in our own way.
+_PASSING: Final = (errors.PolicyReached, errors.SubscriptionTaken)
+
+
+class Session:
+    def __init__(self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness) -> None:
+        self.address = address
+        self.options = options
+        self.clock = clock
+        self.randomness = randomness
+        self.tasks = Tasks(_task_failed)
+        self.connections = 0  # how many there were
+        self._hello = handshake.Hello(
+            client=options.name,
+            frame_bytes_max=limits.FRAME_BYTES_MAX,
+            compression=(handshake.ZSTD,) if options.compression else (),
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: Connection | None = None
+        self._since_ns = 0  # when it was opened
+        self._backoff = Backoff(randomness)
+        self._why: errors.IcestreamError = errors.ConnectionLost(f"not connected to {address} yet")
+        self._here = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._is_closed = False
+        self._endpoints: dict[Endpoint, None] = {}
+        self._dirty: list[Endpoint] = []
+
+    # --- its life ---
+
+    async def start(self) -> None:
+        """Connects, the first time that it is asked to. Raises what goes wrong."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            try:
+                self._use(await self._first_connection())
+            except BaseException:
+                self._is_closed = True
+                raise
+            self.tasks.start(self._keep_connected(), "client")
+        self.check_open()
+
+    async def close(self) -> None:
+        """Waits for what producers have sent and for the acks of subscriptions, then leaves."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._here.set()
+        try:
+            for endpoint in reversed(list(self._endpoints)):
+                await endpoint.close()
+        finally:
+            await self.tasks.stop()
+            connection, self._connection = self._connection, None
+            closed = errors.ClientClosed("the client was closed")
+            for endpoint in list(self._endpoints):
+                endpoint.fail(closed)
+            if connection is not None:
+                await connection.close()
+
+    def check_open(self) -> None:
+        if self._is_closed or self._loop is None:
+            state = "closed" if self._is_closed else "not connected yet"
+            raise errors.ClientClosed(f"the client is {state}", hint="use it inside `async with icestream.connect()`")
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Nothing here is made for several threads."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise errors.InvalidInput(
+                "this client belongs to another event loop or thread",
+                hint="use icestream.connect_sync() with threads, or one client for each event loop",
+            )
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    # --- the connection ---
+
+    async def _first_connection(self) -> Connection:
+        """Fails at once, or goes on trying for as long as `wait` says."""
+        end_ns = self.clock.monotonic_ns() + int(self.options.wait_seconds * 1e9)
+        backoff = Backoff(self.randomness)
+        while True:
+            try:
+                return await self._connect()
+            except errors.ConnectionLost:
+                if self.clock.monotonic_ns() >= end_ns:
+                    raise
+            await self.clock.sleep(backoff.next_seconds())
+
+    async def _connect(self) -> Connection:
+        connection, _ = await open_connection(self.address, self._hello, self, self.options.connect_seconds)
+        if connection.is_lost:
+            raise connection.lost_error()
+        return connection
+
+    async def _keep_connected(self) -> None:
+        while True:
+            await self._lost.wait()
+            self._lost.clear()
+            if self.clock.monotonic_ns() - self._since_ns > limits.CLIENT_STABLE_SECONDS * 1e9:
+                self._backoff.reset()
+            while self._connection is None:
+                await self.clock.sleep(self._backoff.next_seconds())
+                try:
+                    self._use(await self._connect())
+                    _log.info("connected to %s again", self.address)
+                except errors.IcestreamError as error:
+                    self._why = error
+
+    def _use(self, connection: Connection) -> None:
+        self._connection = connection
+        self._since_ns = self.clock.monotonic_ns()
+        self.connections += 1
+        self._here.set()
+        self.tasks.start(connection.watch(self.clock, self.options.heartbeat_seconds), "client-heartbeat")
+        for endpoint in self._endpoints:
+            self.tasks.start(self.open_again(endpoint, connection), "client-open")
+
+    def lost(self, connection: Connection, error: errors.IcestreamError) -> None:
+        if connection is not self._connection:
+            return
+        _log.warning("%s; connecting again", connection.lost_error().message)
+        self._connection = None
+        self._why = error
+        if not self._is_closed:
+            self._here.clear()
+        self._lost.set()
+        for endpoint in list(self._endpoints):
+            endpoint.detach(error)
+
+    def drained(self) -> None:
+        for endpoint in self._endpoints:
+            self.plan(endpoint)
+
+    # --- ticks ---
+
+    def plan(self, endpoint: Endpoint) -> None:
+        """Calls its `flush_on` at the end of this tick."""
+        self._dirty.append(endpoint)
+        if len(self._dirty) == 1 and self._loop is not None:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        connection = self._connection
+        for endpoint in dirty:
+            endpoint.flush_on(connection)
+        if connection is not None:
+            connection.write()
+
+    # --- calls ---
+
+    async def call(self, method: str, arguments: Document, *, repeats: bool = False) -> Document:
+        """Waits for a connection. One that is lost under the call is ConnectionLost, unless it `repeats`."""
+        self.check_open()
+        while True:
+            connection = await self._connected()
+            try:
+                return await self.ask(connection, method, arguments)
+            except errors.ConnectionLost:
+                if not (repeats and connection.is_lost):
+                    raise
+
+    async def _connected(self) -> Connection:
+        while self._connection is None:
+            self.check_open()
+            try:
+                async with asyncio.timeout(self.options.call_seconds):
+                    await self._here.wait()
+            except TimeoutError:
+                raise errors.ConnectionLost(
+                    f"not connected to {self.address}: {self._why.message}", hint=self._why.hint
+                ) from None
+        return self._connection
+
+    async def ask(self, connection: Connection, method: str, arguments: Document, *, undo: str = "") -> Document:
+        """A call on this very connection. Raises ConnectionLost when it is lost, or there is no answer in time.
+
+        `undo`: the call that takes it back, with the handle of an answer that comes when nobody waits any more.
+        """
+        answer = connection.call(method, arguments)
+        try:
+            async with asyncio.timeout(self.options.call_seconds):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            seconds = f"{self.options.call_seconds:g} s"
+            raise errors.ConnectionLost(f"{self.address} did not answer {method} in {seconds}") from None
+        finally:
+            if not answer.done():
+                answer.add_done_callback(lambda late: self._undo(connection, undo, late))
+
+    def _undo(self, connection: Connection, undo: str, late: asyncio.Future[Document]) -> None:
+        if late.cancelled() or late.exception() is not None or not undo or connection.is_lost:
+            return
+        handle = late.result().get("handle")
+        self.tasks.start(self.tell(connection, undo, {"handle": handle}), "client-undo")
+
+    async def tell(self, connection: Connection, method: str, arguments: Document) -> None:
+        """The same, where it does not matter what comes of it."""
+        if not connection.is_lost:
+            with contextlib.suppress(errors.IcestreamError):
+                await self.ask(connection, method, arguments)
+
+    # --- endpoints ---
+
+    async def open(self, endpoint: Endpoint) -> None:
+        """For the first time. Raises."""
+        self.check_open()
+        while True:
+            connection = await self._connected()
+            try:
+                await endpoint.open_on(connection)
+            except errors.ConnectionLost:
+                if not connection.is_lost:
+                    raise
+            if not connection.is_lost:
+                break
+            endpoint.detach(connection.lost_error())
+        self._endpoints[endpoint] = None
+
+    async def open_again(self, endpoint: Endpoint, connection: Connection) -> None:
+        """As often as it takes, while the connection lives. Fails the endpoint when there is no hope."""
+        backoff = Backoff(self.randomness)
+        begun_ns = self.clock.monotonic_ns()
+        while connection is self._connection and endpoint in self._endpoints:
+            try:
+                await endpoint.open_on(connection)
+                return
+            except errors.IcestreamError as error:
+                if connection.is_lost:
+                    return
+                waited_seconds = (self.clock.monotonic_ns() - begun_ns) / 1e9
+                if self._is_hopeless(error, waited_seconds):
+                    endpoint.fail(error)
+                    return
+            await self.clock.sleep(backoff.next_seconds())
+
+    def _is_hopeless(self, error: errors.IcestreamError, waited_seconds: float) -> bool:
+        if isinstance(error, _PASSING):
+            return waited_seconds >= self.options.call_seconds
+        return not error.retryable and not isinstance(error, errors.PersistentStorageError)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        self._endpoints.pop(endpoint, None)
+
+
+def _task_failed(error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "a task of an Icestream client failed", "exception": error}
+    )
