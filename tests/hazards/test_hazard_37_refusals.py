@@ -235,7 +235,7 @@ async def test_hazard_37_the_python_client_keeps_its_order_whatever_is_refused_o
 
         async def send(count: int) -> None:
             for _ in range(count):
-                sent.append(producer.send(b"%d" % len(sent), key=b"%d" % (len(sent) % 3)))
+                sent.append(producer.send(b"%d" % len(sent), key=b"%d" % (len(sent) % 7)))
                 if chance.random() < 0.3:
                     await asyncio.sleep(0.001)
 
