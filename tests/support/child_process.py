@@ -6,17 +6,15 @@ import json
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.nursery import nursery
 from tests.support.writer_plan import Plan
 
-ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 60.0
 
 Line = list[Any]
@@ -27,14 +25,8 @@ class ChildProcess:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.writer_process", plan.to_json()],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
+        home = nursery(native=plan.native)
+        self._process = home.start("tests.support.writer_process:main", [plan.to_json()], Path.cwd())
         self._out = self._process.stdout.fileno()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._out, selectors.EVENT_READ)
@@ -81,9 +73,7 @@ class ChildProcess:
 
     def stop(self, hear: Callable[[Line], None] = lambda _: None) -> None:
         """Ends it in order."""
-        assert self._process.stdin is not None
         self._process.stdin.write(b"stop\n")
-        self._process.stdin.flush()
         self.wait_for("closed", hear)
         assert self._process.wait(WAIT_SECONDS) == 0
 
@@ -95,6 +85,4 @@ class ChildProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._selector.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._process.close()

@@ -5,7 +5,7 @@ of the test process without threads; asked for a process it forks, and the fork 
 would have called, with the same arguments. It is a process like any other: of its own session, killed by its number.
 
 The socket between them keeps messages whole.
-    to the nursery      {call: "module:function", arguments, directory, environment}, with three pipes
+    to the nursery      {call: "module:function", arguments, directory, environment}, with its stdin, stdout and stderr
     from the nursery    {started: pid}, {ended: pid, code}; a code below 0 is the signal that ended it
 """
 
@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -37,16 +38,18 @@ PRELOADED = ("uvloop", "icestream.cli.serve", "icestream.cli.main", "tests.suppo
 class Nursery:
     """The test's end of it. Not for several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, native: bool) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", __name__, "native" if native else "plain"]
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-m", __name__], cwd=ROOT, stdin=theirs)
+            self._process = subprocess.Popen(command, cwd=ROOT, stdin=theirs)
         self._socket.settimeout(WAIT_SECONDS)
         self._ended: dict[int, int] = {}
 
     def start(
-        self, call: str, arguments: Iterable[str], directory: Path, environment: Mapping[str, str]
+        self, call: str, arguments: Iterable[str], directory: Path, environment: Mapping[str, str] = os.environ
     ) -> NurseryProcess:
+        """What it says on stderr is kept in a file: nobody has to read it so that it can go on."""
         asked = {
             "call": call,
             "arguments": [*arguments],
@@ -55,16 +58,13 @@ class Nursery:
         }
         read_in, write_in = os.pipe()
         read_out, write_out = os.pipe()
-        read_err, write_err = os.pipe()
-        theirs = [read_in, write_out, write_err]
-        try:
-            socket.send_fds(self._socket, [json.dumps(asked).encode()], theirs)
-        finally:
-            for pipe in theirs:
-                os.close(pipe)
+        errors = tempfile.TemporaryFile("w+b", buffering=0)  # noqa: SIM115  # it lives as long as the process
+        socket.send_fds(self._socket, [json.dumps(asked).encode()], [read_in, write_out, errors.fileno()])
+        os.close(read_in)
+        os.close(write_out)
         while (started := self._hear().get("started")) is None:
             pass
-        return NurseryProcess(self, started, write_in, read_out, read_err)
+        return NurseryProcess(self, started, write_in, read_out, errors)
 
     def _hear(self) -> dict[str, Any]:
         said = self._socket.recv(MESSAGE_BYTES_MAX)
@@ -93,9 +93,9 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
-    """The one of this test process; it ends with it."""
-    found = Nursery()
+def nursery(*, native: bool = True) -> Nursery:
+    """The one of this test process; it ends with it. There is another one for processes without the native part."""
+    found = Nursery(native=native)
     atexit.register(found.close)
     return found
 
@@ -103,13 +103,19 @@ def nursery() -> Nursery:
 class NurseryProcess:
     """What a test needs of `subprocess.Popen`, under the same names."""
 
-    def __init__(self, home: Nursery, pid: int, stdin: int, stdout: int, stderr: int) -> None:
+    def __init__(self, home: Nursery, pid: int, stdin: int, stdout: int, errors: IO[bytes]) -> None:
         self.pid = pid
         self._home = home
         self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
         self.stdout: IO[str] = os.fdopen(stdout, encoding="utf-8")
-        self.stderr: IO[str] = os.fdopen(stderr, encoding="utf-8")
+        self._errors = errors
         self.returncode: int | None = None
+
+    @property
+    def stderr(self) -> IO[str]:
+        """What it has said until now."""
+        size = os.fstat(self._errors.fileno()).st_size
+        return io.StringIO(os.pread(self._errors.fileno(), size, 0).decode())
 
     def poll(self) -> int | None:
         return self._wait(0.0)
@@ -133,27 +139,28 @@ class NurseryProcess:
 
     def communicate(self, timeout: float = WAIT_SECONDS) -> tuple[str, str]:
         """All that it still says, and its end."""
-        said = {self.stdout: io.StringIO(), self.stderr: io.StringIO()}
-        self.stdin.close()
-        with selectors.DefaultSelector() as selector:
-            for pipe in said:
-                if not pipe.closed:
-                    selector.register(pipe, selectors.EVENT_READ)
-            while selector.get_map():
-                ready = selector.select(timeout)
-                assert ready, f"process {self.pid} was silent for {timeout} s and has not ended"
-                for key, _ in ready:
-                    found = os.read(key.fd, 65_536).decode()
-                    said[key.fileobj].write(found)  # type: ignore[index]
-                    if not found:
-                        selector.unregister(key.fileobj)
+        out, err = "", ""
+        if not self.stdout.closed:
+            self.stdin.close()
+            out = self._rest_of_stdout(timeout)
+            err = self.stderr.read()
         self.wait(timeout)
-        out, err = (text.getvalue() for text in said.values())
         self.close()
         return out, err
 
+    def _rest_of_stdout(self, seconds: float) -> str:
+        found = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.stdout, selectors.EVENT_READ)
+            while selector.select(seconds):
+                read = os.read(self.stdout.fileno(), 65_536)
+                found += read
+                if not read:
+                    return found.decode()
+        raise AssertionError(f"process {self.pid} was silent for {seconds} s and has not ended")
+
     def close(self) -> None:
-        for pipe in (self.stdin, self.stdout, self.stderr):
+        for pipe in (self.stdin, self.stdout, self._errors):
             pipe.close()
 
 
@@ -162,6 +169,9 @@ class NurseryProcess:
 
 def main() -> None:
     home = socket.socket(fileno=0)
+    if sys.argv[1] == "plain":
+        # As on a machine without a native build. Before the first import of icestream.
+        sys.modules["icestream_native"] = None  # type: ignore[assignment]
     for module in PRELOADED:
         importlib.import_module(module)
     heard, woken = socket.socketpair()

@@ -27,6 +27,7 @@ from icestream.wal.log import Log
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from icestream.wal.producers import Duplicate
+from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 from tests.support.batches import Numbers, name_of, payloads
 from tests.support.writer_plan import Plan, Producer
@@ -40,10 +41,11 @@ FLOOR_LAGS = (1, 10, 50, 400)  # messages of a shard that the floor leaves in th
 Part = tuple[str, int, ShardKey, Numbering | None]  # writer, batch, where it goes
 
 
-_PARENT = os.dup(1)
+_PARENT = 900  # a descriptor that nobody else has
 
 
 def run(plan: Plan) -> None:
+    os.dup2(1, _PARENT)
     os.dup2(2, 1)  # only `tell` speaks to the parent
     assert (native is not None) is plan.native, "the native part is not as the plan says"
     runner = uvloop.run if plan.native else asyncio.run
@@ -289,7 +291,8 @@ class _Flight:
 
     def __init__(self, load: _Load) -> None:
         self._load = load
-        self._waiting: set[asyncio.Future[list[Result]]] = set()
+        self._waiting: set[Receipt] = set()
+        self._news = asyncio.Event()
         self.next = 0  # the first batch that is not acked
         self.acks = 0
         self.failed = False
@@ -302,9 +305,9 @@ class _Flight:
         for writer, number, key, _ in parts:
             tell("send", writer, number, key)
         answer = load.log.submit(batches)
+        self._waiting.add(answer)
         # a callback, not a task: it runs in the order in which the log answers
         answer.add_done_callback(lambda done: self._answered(parts, done))
-        self._waiting.add(answer)
 
     def _batch(self, writer: str, number: int, key: ShardKey, numbering: Numbering | None) -> Batch:
         messages = payloads(self._load.plan.seed, writer, number)
@@ -312,7 +315,8 @@ class _Flight:
         block = encode_block(len(messages), columns, numbering)
         return self._load.log.batch(self._load.log.shard(*key), block)
 
-    def _answered(self, parts: Sequence[Part], answer: asyncio.Future[list[Result]]) -> None:
+    def _answered(self, parts: Sequence[Part], answer: Receipt) -> None:
+        self._news.set()
         error = answer.exception()
         results = [error] * len(parts) if error else answer.result()
         for (writer, number, key, numbering), result in zip(parts, results, strict=True):
@@ -325,8 +329,10 @@ class _Flight:
                 tell("refused", result.code, str(result), writer, number)
 
     async def _one(self) -> None:
-        done, self._waiting = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(0)  # `_answered` has been called for all of them then
+        while not (done := {answer for answer in self._waiting if answer.done()}):
+            self._news.clear()
+            await self._news.wait()
+        self._waiting -= done
         for answer in done:
             error = answer.exception()
             for failure in [error] if error else answer.result():

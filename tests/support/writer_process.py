@@ -1,4 +1,4 @@
-"""A process with a log of its own, for tests that kill it: `python -m tests.support.writer_process PLAN`.
+"""A process with a log of its own, for tests that kill it. Its one argument is the plan.
 
 PLAN is the JSON of a `Plan` (writer_plan.py). What happens is told on stdout, one JSON list a line, each after the fact
 (an intent: before it); a whole line is one write, so a killed process tells nothing by halves. A line "stop" on stdin
@@ -24,18 +24,9 @@ from __future__ import annotations
 
 import sys
 
+from tests.support.writer_load import run
 from tests.support.writer_plan import Plan
 
 
 def main() -> None:
-    plan = Plan.from_json(sys.argv[1])
-    if not plan.native:
-        # As on a machine without a native build. Before the first import of icestream.
-        sys.modules["icestream_native"] = None  # type: ignore[assignment]
-    from tests.support.writer_load import run
-
-    run(plan)
-
-
-if __name__ == "__main__":
-    main()
+    run(Plan.from_json(sys.argv[1]))
