@@ -12,7 +12,7 @@ from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import place_of, time_text
 from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
 from icestream.client.whence import arguments_of
@@ -45,7 +45,10 @@ def list_subscriptions(
 
     found = ask(Target(address, socket, config, sets), listed)
     columns = [name for name in _LINE if not found or name in found[0]]
-    Output(output).table(columns, [[line[name] for name in columns] for line in found])
+    answer = Output(output)
+    answer.table(columns, [[line[name] for name in columns] for line in found])
+    if not found and answer.for_people:
+        say_aside(f"{topic} has no subscriptions; `icestream sub create`, or the first consumer of one, makes it")
 
 
 @app.command()

@@ -1,17 +1,16 @@
 """`icestream top`: what the broker does at the moment, topic by topic, refreshed until Ctrl-C.
 
 Two looks at the broker make rates. A look asks for the topics over the local socket, and for the counters of the whole
-broker over its HTTP (`ports.broker_http`), where it has one.
+broker over its HTTP. Where that is, the broker says itself; of a port that is any free one, only --set can tell.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,6 +18,7 @@ from icestream import errors
 from icestream.cli.broker_http import http_get
 from icestream.cli.connection import (
     BrokerCalls,
+    Document,
     SocketOption,
     Target,
     broker_calls,
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 COLUMNS: Final = (
     "topic", "messages_per_second", "bytes_per_second", "lag", "producers", "consumers", "subscriptions",
 )  # fmt: skip
-# Each row costs the broker two calls at each look.
-TOPICS_MAX: Final = 200
+# How many topics are looked at, and how many the broker describes in one go: it has more to do than this.
+TOPICS_MAX: Final = 5_000
+TOPICS_AT_ONCE: Final = 100
 # Counters of the broker that are shown as rates, and gauges as they are.
 RATES: Final = {
     "icestream_publish_messages_total": "published/s",
@@ -72,7 +73,7 @@ def top(
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Seconds between looks.")
     ] = 1.0,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="NUMBER", min=1, max=TOPICS_MAX, help="Topics at most.")
+        int, typer.Option("--limit", metavar="NUMBER", min=1, max=TOPICS_MAX, help="Show so many topics at most.")
     ] = 50,
     socket: SocketOption = None,
     config: ConfigFile = None,
@@ -91,29 +92,44 @@ def top(
 async def _top(target: Target, interval: float, limit: int, answer: Output, *, is_live: bool) -> None:
     with interruptible() as stop:
         async with broker_calls(target) as broker:
-            looks = _looks(broker, target, interval, limit, stop)
+            looks = _looks(broker, target, interval, stop)
             if not is_live:
                 async for before, now in looks:
-                    answer.table(COLUMNS, rows(before, now))
+                    answer.table(COLUMNS, rows(before, now)[:limit])
                     return
             from rich.console import Console
             from rich.live import Live
 
             with Live(console=Console(), screen=True, auto_refresh=False) as live:
                 async for before, now in looks:
-                    live.update(_screen(before, now), refresh=True)
+                    live.update(_screen(before, now, limit), refresh=True)
 
 
 async def _looks(
-    broker: BrokerCalls, target: Target, interval: float, limit: int, stop: asyncio.Event
+    broker: BrokerCalls, target: Target, interval: float, stop: asyncio.Event
 ) -> AsyncIterator[tuple[Look, Look]]:
     """Each look with the one before it, until somebody stops it."""
     clock: Clock = SystemClock()
-    before = await _look(broker, target, limit, clock)
+    place = await _place_of_metrics(broker, target)
+    before = await _look(broker, place, clock)
     while await unless_stopped(_slept(clock, interval), stop):
-        now = await _look(broker, target, limit, clock)
+        now = await _look(broker, place, clock)
         yield before, now
         before = now
+
+
+async def _place_of_metrics(broker: BrokerCalls, target: Target) -> tuple[str, int] | None:
+    """Host and port; None where there are no metrics."""
+    if not await _setting(broker, "metrics.enable"):
+        return None
+    host, port = await _setting(broker, "node.bind_host"), await _setting(broker, "ports.broker_http")
+    if not port and not target.says_nothing:
+        port = target.settings().ports.broker_http
+    return (host, port) if port else None
+
+
+async def _setting(broker: BrokerCalls, key: str) -> Any:
+    return (await broker.call("describe_setting", key=key))["value"]
 
 
 async def _slept(clock: Clock, seconds: float) -> bool:
@@ -121,32 +137,28 @@ async def _slept(clock: Clock, seconds: float) -> bool:
     return True
 
 
-async def _look(broker: BrokerCalls, target: Target, limit: int, clock: Clock) -> Look:
-    page = (await broker.call("page_topics", limit=limit))["items"]
-    found = await asyncio.gather(*(_line(broker, topic["topic"]) for topic in page))
-    metrics = await asyncio.to_thread(_metrics, target)
-    return Look(clock.monotonic_ns(), {name: line for name, line in found if line is not None}, metrics)
+async def _look(broker: BrokerCalls, place: tuple[str, int] | None, clock: Clock) -> Look:
+    topics: dict[str, Line] = {}
+    after: str | None = ""
+    while after is not None and len(topics) < TOPICS_MAX:
+        page = await broker.call("page_topics", after=after, limit=TOPICS_AT_ONCE)
+        topics |= {one["topic"]: _line(one) for one in page["items"]}
+        after = page["next"]
+    metrics = await asyncio.to_thread(_metrics, *place) if place is not None else {}
+    return Look(clock.monotonic_ns(), topics, metrics)
 
 
-async def _line(broker: BrokerCalls, topic: str) -> tuple[str, Line | None]:
-    """None: it was deleted in the meantime."""
-    with contextlib.suppress(errors.UnknownTopic):
-        one = await broker.call("inspect_topic", topic=topic)
-        lag = sum(sub["lag"] for sub in await broker.items("page_subscriptions", topic=topic))
-        return topic, Line(
-            one["published_messages"], one["published_bytes"], lag, one["producers"], one["consumers"],
-            one["subscriptions"],
-        )  # fmt: skip
-    return topic, None
+def _line(one: Document) -> Line:
+    return Line(
+        one["published_messages"], one["published_bytes"], one["lag"], one["producers"], one["consumers"],
+        one["subscriptions"],
+    )  # fmt: skip
 
 
-def _metrics(target: Target) -> dict[str, float]:
-    """Empty where the broker of these settings has no HTTP, or none that answers."""
-    settings = target.settings()
-    if not settings.ports.broker_http or not settings.metrics.enable:
-        return {}
+def _metrics(host: str, port: int) -> dict[str, float]:
+    """Empty where nobody answers."""
     try:
-        status, body = http_get(settings.node.bind_host, settings.ports.broker_http, "/metrics")
+        status, body = http_get(host, port, "/metrics")
         return metrics_of(body.decode()) if status == 200 else {}
     except (errors.ConnectionLost, ValueError):
         return {}
@@ -199,7 +211,7 @@ def summary(before: Look, now: Look) -> str:
     return ", ".join(words)
 
 
-def _screen(before: Look, now: Look) -> Group:
+def _screen(before: Look, now: Look, limit: int) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -207,6 +219,6 @@ def _screen(before: Look, now: Look) -> Group:
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(COLUMNS):
         table.add_column(column.replace("_per_second", "/s"), justify="right" if number else "left")
-    for row in rows(before, now):
+    for row in rows(before, now)[:limit]:
         table.add_row(*(Text(str(cell)) for cell in row))
     return Group(Text(summary(before, now)), table, Text("Ctrl-C ends", style="dim"))

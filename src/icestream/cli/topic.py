@@ -12,14 +12,14 @@ from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 from icestream.observability.words import counted, size_text
 
 app = Commands("List, make, change and delete topics.")
 
-_LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions")
+_LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag")
 _SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")
 _PRODUCER = ("producer", "peer", "epoch")
 _SUBSCRIPTION = ("subscription", "type", "consumers", "lag")
@@ -50,7 +50,10 @@ def list_topics(
 
     found = ask(Target(address, socket, config, sets), listed)
     columns = [name for name in _LINE if not found or name in found[0]]
-    Output(output).table(columns, [[line[name] for name in columns] for line in found])
+    answer = Output(output)
+    answer.table(columns, [[line[name] for name in columns] for line in found])
+    if not found and answer.for_people:
+        say_aside("there are no topics yet; `icestream topic create`, or the first message to one, makes it")
 
 
 @app.command()

@@ -95,6 +95,9 @@ class TopicLine(Shown):
     producers: int = Field(description="That are connected.")
     consumers: int = Field(description="That are connected.")
     subscriptions: int
+    lag: int = Field(description="Messages that are not acked, over all subscriptions.")
+    published_messages: int = Field(description="Since the broker started.")
+    published_bytes: int = Field(description="Since the broker started.")
 
 
 class Gap(Shown):
@@ -122,8 +125,6 @@ class Topic(TopicLine):
     node: str
     policies: Policies = Field(description="The topic's own.")
     effective_policies: Policies = Field(description="The topic's own over its namespace's.")
-    published_messages: int = Field(description="Since the broker started.")
-    published_bytes: int = Field(description="Since the broker started.")
     held_bytes: int = Field(description="In the log.")
     shard_offsets: list[ShardOffsets]
 

@@ -48,6 +48,17 @@ def test_from_making_it_to_deleting_it(way: tuple[str, str], name: str) -> None:
     assert f"there is no topic {name}" in gone.err
 
 
+def test_nothing_at_all_is_said_to_people_and_is_an_empty_list_to_programs() -> None:
+    with testing.broker(storage="disk") as empty:
+        local = ("--socket", str(empty.node.settings.local_socket))
+        ran = icestream("topic", "list", *local)
+        assert (ran.code, len(ran.out.splitlines())) == (0, 1)
+        assert "there are no topics yet" in ran.err
+        assert icestream("topic", "list", *local, "--output", "json") == (0, "[]\n", "")
+        icestream("topic", "create", "/default/a", *local)
+        assert "/default/a has no subscriptions" in icestream("sub", "list", "/default/a", *local).err
+
+
 def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
     icestream("topic", "create", name, *local)
     ran = icestream("topic", "delete", name, *local)

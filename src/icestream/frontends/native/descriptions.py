@@ -48,6 +48,9 @@ def topic_line(topic: Topic) -> Document:
         "producers": len(topic.producers),
         "consumers": sum(len(one.consumers) for one in topic.subscriptions.values()),
         "subscriptions": len(topic.subscriptions),
+        "lag": sum(one.lag for one in topic.subscriptions.values()),
+        "published_messages": topic.published_messages,
+        "published_bytes": topic.published_bytes,
     }
 
 
@@ -58,8 +61,6 @@ def topic_details(topic: Topic, streams: list[ShardStream], held_bytes: int) -> 
         "node": topic.record.node,
         "policies": policies(topic.record.policies),
         "effective_policies": policies(topic.policies),
-        "published_messages": topic.published_messages,
-        "published_bytes": topic.published_bytes,
         "held_bytes": held_bytes,
         "shard_offsets": [shard_offsets(stream, _share(streams)) for stream in streams],
     }
