@@ -142,7 +142,7 @@ class Reader:
 
     def nack(self, *offsets: int, shard: int = 0, delay_ms: int = 0) -> None:
         delivery = self.subscription.delivery(shard)
-        delivery.nack([(offset, offset + 1) for offset in offsets], delivery.generation, delay_ms)
+        delivery.nack([(offset, offset + 1) for offset in offsets], delivery.generation, delay_ms, self.consumer.id)
 
     def leave(self) -> None:
         self.subscription.leave(self.consumer)

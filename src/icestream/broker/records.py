@@ -100,7 +100,6 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     created_ms: int
     failure: FailurePolicyRecord = FailurePolicyRecord()
     max_dispatch_rate: int | None = None
-    max_unacked_messages: int | None = None
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -204,12 +204,13 @@ class Broker:
         check_name("consumer", consumer)
 
         async def change() -> tuple[Subscription, Consumer]:
-            topic = self.topics.get(name)
+            topic, patterns = self.topics.get(name), tuple(key_patterns)
+            self._subscribing.admit(topic, subscription, kind, consumer, patterns)
             found = topic.subscriptions.get(subscription)
             if found is None:
                 topic.admit_subscription()
                 found = await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
-            return found, await self._subscribing.join(topic, found, kind, consumer, sink, tuple(key_patterns))
+            return found, await self._subscribing.join(topic, found, consumer, sink, patterns)
 
         return await self._changes.make(change, lambda joined: joined[0].leave(joined[1]))
 

@@ -167,10 +167,13 @@ class ShardDelivery:
             metrics.ACKED_MESSAGES.value += self.dispatcher.acked.position - before
             self._mark()
 
-    def nack(self, ranges: Sequence[tuple[int, int]], generation: int, delay_ms: int) -> None:
+    def nack(
+        self, ranges: Sequence[tuple[int, int]], generation: int, delay_ms: int, consumer_id: int | None = None
+    ) -> None:
+        """`consumer_id`: who gives them back. What is with another one by now is not its to give."""
         if not self.is_closed:
             metrics.NACKED_MESSAGES.value += self._count(ranges, generation)
-            self.carry_out(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms))
+            self.carry_out(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms, consumer_id))
             self._mark()
 
     def _count(self, ranges: Sequence[tuple[int, int]], generation: int) -> int:

@@ -161,7 +161,7 @@ class Subscribing:
             if is_keyed:
                 return KeySharedBestEffortDispatcher(acked, rate=rate, generation=generation, kept_below=kept_below)
             return BestEffortDispatcher(record.type, acked, rate, generation, kept_below)
-        policy, unacked = record.failure.policy(), record.max_unacked_messages or self._options.unacked_max
+        policy, unacked = record.failure.policy(), self._options.unacked_max
         if is_keyed:
             return KeySharedDispatcher(policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
         return Dispatcher(record.type, policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
@@ -227,24 +227,20 @@ class Subscribing:
 
     # --- consumers ---
 
-    async def join(
-        self,
-        topic: Topic,
-        subscription: Subscription,
-        kind: SubscriptionType,
-        name: str,
-        sink: ConsumerSink,
-        key_patterns: tuple[str, ...],
-    ) -> Consumer:
-        if kind is not subscription.record.type:
-            raise errors.InvalidInput(
-                f"subscription {subscription.name} is {subscription.record.type.value}, not {kind.value}",
-                hint="use its type, or another subscription",
-            )
-        KeyFilter(key_patterns)  # raises for patterns that are none, before anything has happened
-        subscription.admit(name)
-        if name not in subscription.consumers:
+    def admit(
+        self, topic: Topic, subscription: str, kind: SubscriptionType, name: str, key_patterns: tuple[str, ...]
+    ) -> None:
+        """Raises when the consumer is not let in, before anything has happened: also before a subscription is made."""
+        KeyFilter(key_patterns)
+        found = topic.subscriptions.get(subscription)
+        if found is not None:
+            found.admit(name, kind)
+        if found is None or name not in found.consumers:
             topic.admit_consumer(subscription)
+
+    async def join(
+        self, topic: Topic, subscription: Subscription, name: str, sink: ConsumerSink, key_patterns: tuple[str, ...]
+    ) -> Consumer:
         key = records.consumer_key(topic.name, subscription.name, name)
         entry = await self._store.get(key)
         if entry is None:

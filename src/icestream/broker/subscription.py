@@ -3,8 +3,8 @@
 A consumer has one credit for all shards; a shard that has something to deliver takes from it. Which shard asks first
 rotates, so that a busy one does not keep the others away.
 
-A consumer that comes again under its name takes its place: the old connection is told so and closed, and what it had in
-flight goes out again.
+A consumer that comes again under its name replaces the one before: the old connection is told so and closed, and what
+it had in flight goes out again. In a failover subscription it stands behind those who waited, as one that went and came.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ class Subscription:
 
     # --- consumers ---
 
-    def admit(self, consumer_name: str) -> None:
-        """Raises when the type allows no further consumer. One that comes again is always let in."""
+    def admit(self, consumer_name: str, kind: SubscriptionType) -> None:
+        """Raises when it is of another type, or its type allows no further consumer. One that comes again is let in."""
+        if kind is not self.record.type:
+            raise errors.InvalidInput(
+                f"subscription {self.name} is {self.record.type.value}, not {kind.value}",
+                hint="use its type, or another subscription",
+            )
         others = [name for name in self.consumers if name != consumer_name]
         if self.record.type is SubscriptionType.EXCLUSIVE and others:
             raise errors.SubscriptionTaken(

@@ -84,11 +84,13 @@ class Topic:
     def admit_subscription(self) -> None:
         _check("subscriptions", self.name, len(self.subscriptions), self.policies.max_subscriptions)
 
-    def admit_consumer(self, subscription: Subscription) -> None:
+    def admit_consumer(self, subscription: str) -> None:
+        """`subscription` may not be there yet."""
         count = sum(len(one.consumers) for one in self.subscriptions.values())
         _check("consumers", self.name, count, self.policies.max_consumers_per_topic)
-        bound = self.policies.max_consumers_per_subscription
-        _check(f"consumers of subscription {subscription.name}", self.name, len(subscription.consumers), bound)
+        found = self.subscriptions.get(subscription)
+        here, bound = len(found.consumers) if found is not None else 0, self.policies.max_consumers_per_subscription
+        _check(f"consumers of subscription {subscription}", self.name, here, bound)
 
     def close(self, reason: str) -> None:
         for subscription in self.subscriptions.values():

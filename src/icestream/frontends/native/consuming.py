@@ -128,11 +128,12 @@ class NativeConsumer:
             self._subscription.give_credit(self._consumer, min(messages, limits.CREDIT_MAX))
 
     def settle(self, ranges: Ranges, *, is_ack: bool) -> None:
-        subscription = self._subscription
+        subscription, consumer = self._subscription, self._consumer
         assert subscription is not None
+        assert consumer is not None
         delivery = subscription.delivery(ranges.shard)
         if not is_ack:
-            delivery.nack(ranges.ranges, ranges.generation, ranges.extra)
+            delivery.nack(ranges.ranges, ranges.generation, ranges.extra, consumer.id)
         elif not ranges.extra & CUMULATIVE:
             delivery.ack(ranges.ranges, ranges.generation)
         elif subscription.allows_cumulative_ack:

@@ -1,0 +1,249 @@
+"""What becomes of messages that fail, through the broker: delays, time-outs, poison, and policies that change meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from icestream import errors
+from icestream.broker.dispatch.dispatcher import Pause
+from icestream.broker.service import Broker
+from icestream.model.subscription import Backoff, FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.model.topic_name import TopicName
+from icestream.observability import metrics
+from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
+
+pytestmark = pytest.mark.asyncio
+
+SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
+DEAD = TopicName("default", "dead")
+BACKOFFS = {
+    "fixed": (FailurePolicy(9, 30_000, 2_000, 60_000, Backoff.FIXED), [2, 2, 2, 2, 2]),
+    "exponential": (FailurePolicy(9, 30_000, 1_000, 6_000, Backoff.EXPONENTIAL), [1, 2, 4, 6, 6]),
+    "none": (FailurePolicy(9, 30_000, 0, 0), [0, 0, 0, 0, 0]),
+}
+
+
+async def started(
+    machine: BrokerMachine, policy: FailurePolicy, messages: int = 3, kind: SubscriptionType = SHARED
+) -> tuple[Broker, Reader]:
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    producer = await broker.open_producer(TOPIC, "p")
+    payloads = [b"%d" % number for number in range(messages)]
+    await publish(broker, producer, *payloads, keys=[b"key %d" % (number % 2) for number in range(messages)])
+    reader = await subscribe(broker, kind=kind, failure=policy)
+    await quiet()
+    return broker, reader
+
+
+async def seconds_until(machine: BrokerMachine, reader: Reader, count: int) -> int:
+    """Until it has got so many messages."""
+    for seconds in range(200):
+        if len(reader.sink.got) >= count:
+            return seconds
+        await machine.pass_time(1)
+    raise AssertionError("it never comes")
+
+
+# --- delays ---
+
+
+@pytest.mark.parametrize("name", BACKOFFS)
+async def test_a_message_that_is_given_back_comes_again_after_its_delay_and_knows_how_often(name: str) -> None:
+    machine = BrokerMachine()
+    policy, delays = BACKOFFS[name]
+    _, reader = await started(machine, policy, 1)
+    waited = []
+    for attempt in range(5):
+        assert reader.sink.got[-1] == (0, b"0", attempt)
+        reader.nack(0)
+        await quiet()
+        waited.append(await seconds_until(machine, reader, attempt + 2))
+    assert waited == delays
+
+
+@pytest.mark.parametrize(("asked_ms", "seconds"), [(0, 2), (1_000, 2), (5_000, 5), (3_600_000, 8)])
+async def test_the_delay_of_a_nack_is_at_least_the_policy_s_and_at_most_its_longest(asked_ms: int, seconds: int) -> None:
+    machine = BrokerMachine()
+    _, reader = await started(machine, FailurePolicy(9, 30_000, 2_000, 8_000), 1)
+    reader.nack(0, delay_ms=asked_ms)
+    assert await seconds_until(machine, reader, 2) == seconds
+
+
+async def test_without_an_ack_in_time_it_has_failed() -> None:
+    machine = BrokerMachine()
+    _, reader = await started(machine, FailurePolicy(9, 7_000, 1_000, 1_000), 2)
+    reader.ack(1)
+    assert await seconds_until(machine, reader, 3) == 8
+    assert reader.sink.got[-1] == (0, b"0", 1)
+    reader.ack(0)
+    await machine.pass_time(60)
+    assert len(reader.sink.got) == 3
+
+
+async def test_an_ack_that_comes_late_counts_all_the_same() -> None:
+    """The work was done. Neither the wait nor the next delivery of it matters any more."""
+    machine = BrokerMachine()
+    _, reader = await started(machine, FailurePolicy(9, 5_000, 20_000, 20_000), 1)
+    await machine.pass_time(10)
+    reader.ack(0)
+    await machine.pass_time(60)
+    assert len(reader.sink.got) == 1
+    assert reader.subscription.lag == 0
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+async def test_what_is_with_another_consumer_by_now_is_not_one_s_to_give_back(kind: SubscriptionType) -> None:
+    """A nack that comes too late must not count as a failure of the one who has the message."""
+    machine = BrokerMachine()
+    broker, slow = await started(machine, FailurePolicy(9, 5_000, 1_000, 1_000), 1, kind)
+    generation = slow.subscription.delivery(0).generation
+    slow.leave()
+    other = await subscribe(broker, kind=kind, consumer="other")
+    await quiet()
+    assert other.sink.got == [(0, b"0", 0)]
+    other.subscription.delivery(0).nack([(0, 1)], generation, 0, slow.consumer.id)
+    assert other.subscription.delivery(0).dispatcher.attempts == []
+    other.nack(0)
+    assert other.subscription.delivery(0).dispatcher.attempts == [(0, 1, 1)]
+
+
+async def test_first_deliveries_are_in_order_and_what_comes_again_goes_before_what_is_new() -> None:
+    machine = BrokerMachine()
+    broker, reader = await started(machine, FailurePolicy(9, 30_000, 1_000, 1_000), 3)
+    reader.nack(1)
+    producer = await broker.open_producer(TOPIC, "p")
+    await machine.pass_time(0.5)
+    await publish(broker, producer, b"3")
+    await quiet()
+    await machine.pass_time(1)
+    await publish(broker, producer, b"4")
+    await quiet()
+    assert reader.sink.offsets == [0, 1, 2, 3, 1, 4]
+
+
+# --- poison ---
+
+
+async def test_drop_gives_it_up_and_counts_it() -> None:
+    machine = BrokerMachine()
+    dropped = metrics.MESSAGES_DROPPED.labels("nack")._value.get()
+    _, reader = await started(machine, FailurePolicy(1, 30_000, 0, 0, poison=Poison.DROP))
+    for _ in range(2):
+        reader.nack(1)
+        await quiet()
+        await machine.pass_time(1)
+    reader.ack(0, 2)
+    assert reader.sink.offsets == [0, 1, 2, 1]
+    assert reader.subscription.lag == 0
+    assert metrics.MESSAGES_DROPPED.labels("nack")._value.get() == dropped + 1
+
+
+BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=Poison.BLOCK)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("end", ["ack", "seek", "drop", "dead-letter", "another chance"])
+async def test_block_stops_everything_new_until_somebody_decides(end: str, restarts: bool) -> None:
+    machine = BrokerMachine()
+    broker, reader = await started(machine, BLOCK)
+    reader.nack(1)
+    reader.ack(0, 2)
+    producer = await broker.open_producer(TOPIC, "p")
+    await publish(broker, producer, b"3", keys=[b"key 1"])
+    await machine.pass_time(60)
+    assert reader.sink.offsets == [0, 1, 2]
+    if restarts:
+        await broker.shutdown()
+        broker = await machine.open_broker()
+        reader = await subscribe(broker, kind=SHARED)
+        await quiet()
+        assert reader.sink.offsets == []
+    delivery = reader.subscription.delivery(0)
+    assert delivery.dispatcher.pause is Pause.BLOCKED
+    reader.sink.got.clear()
+    match end:
+        case "ack":
+            reader.ack(1)
+        case "seek":
+            await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 3))
+        case "drop":
+            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, poison=Poison.DROP))
+        case "dead-letter":
+            policy = FailurePolicy(0, 30_000, 0, 0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+            await broker.set_failure_policy(TOPIC, "s", policy)
+        case "another chance":
+            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, poison=Poison.BLOCK))
+    await machine.pass_time(1)
+    assert 3 in reader.sink.offsets, "what waited goes out"
+    assert (1 in reader.sink.offsets) == (end == "another chance")
+    if end == "dead-letter":
+        assert [row["payload"] for row in (await stored_rows(broker, DEAD)).values()] == [b"1"]
+
+
+async def test_a_blocked_message_of_a_key_shared_subscription_stops_its_key_alone() -> None:
+    machine = BrokerMachine()
+    _, reader = await started(machine, BLOCK, 6, KEY_SHARED)
+    reader.nack(0)
+    for offset in (1, 3, 5):
+        assert reader.sink.offsets[-1] == offset
+        reader.ack(offset)
+        await quiet()
+    await machine.pass_time(60)
+    assert reader.sink.offsets == [0, 1, 3, 5]
+    assert reader.subscription.delivery(0).dispatcher.blocked.size == 1
+    reader.ack(0)
+    await quiet()
+    assert reader.sink.offsets[-1] == 2
+
+
+# --- changes while it runs ---
+
+
+async def test_a_shorter_time_to_ack_counts_for_what_is_in_flight() -> None:
+    machine = BrokerMachine()
+    broker, reader = await started(machine, FailurePolicy(9, 60_000, 0, 0), 1)
+    await machine.pass_time(5)
+    await broker.set_failure_policy(TOPIC, "s", FailurePolicy(9, 10_000, 0, 0))
+    assert await seconds_until(machine, reader, 2) == 5
+
+
+async def test_a_shorter_delay_counts_for_what_waits() -> None:
+    machine = BrokerMachine()
+    broker, reader = await started(machine, FailurePolicy(9, 60_000, 50_000, 50_000), 1)
+    reader.nack(0)
+    await machine.pass_time(5)
+    await broker.set_failure_policy(TOPIC, "s", FailurePolicy(9, 60_000, 8_000, 8_000))
+    assert await seconds_until(machine, reader, 2) == 3
+
+
+async def test_fewer_redeliveries_count_for_what_has_failed_already_and_survive_a_restart() -> None:
+    machine = BrokerMachine()
+    broker, reader = await started(machine, FailurePolicy(9, 30_000, 5_000, 5_000), 1)
+    for attempt in range(3):
+        reader.nack(0)
+        await seconds_until(machine, reader, attempt + 2)
+    reader.nack(0)
+    await broker.set_failure_policy(TOPIC, "s", FailurePolicy(2, 30_000, 5_000, 5_000, poison=Poison.DROP))
+    await machine.pass_time(5)
+    assert reader.subscription.lag == 0
+    await machine.kill()
+    assert (await machine.open_broker()).subscription(TOPIC, "s").record.failure.max_redelivery_count == 2
+
+
+async def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
+    broker, _ = await started(BrokerMachine(), BLOCK)
+    before = broker.subscription(TOPIC, "s").record
+    for wrong in (
+        {"poison": Poison.DEAD_LETTER},
+        {"dead_letter_topic": "no topic"},
+        {"ack_timeout_ms": 0},
+        {"max_redelivery_count": -1},
+        {"max_delay_ms": 10**12},
+    ):
+        with pytest.raises(errors.InvalidInput):
+            await broker.set_failure_policy(TOPIC, "s", FailurePolicy(**wrong))  # type: ignore[arg-type]
+    own = FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic=str(TOPIC))
+    with pytest.raises(errors.InvalidInput, match="its own dead letters"):
+        await broker.set_failure_policy(TOPIC, "s", own)
+    assert broker.subscription(TOPIC, "s").record == before
