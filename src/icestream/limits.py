@@ -110,6 +110,9 @@ ACKED_SPAN_OFFSETS_MAX: Final = 1_000_000
 # Unacked messages of one subscription and shard. Each is an offset in a range, so this bounds replay, not memory.
 UNACKED_MAX_DEFAULT: Final = 10_000
 UNACKED_MAX: Final = 1_000_000
+# A consumer of a shared subscription that holds this many times what is still free of them gets nothing new: one that
+# acks nothing leaves a ninth to its neighbours.
+UNACKED_SHARE: Final = 8
 # Consecutive messages that one consumer of a shared subscription gets before it is the next one's turn. While few
 # messages wait, a turn is one message.
 SHARED_TURN_MAX: Final = 64

@@ -33,7 +33,7 @@ def started(
 ) -> tuple[Dispatcher, list[Instruction]]:
     """After a restart, with one consumer that takes everything."""
     position, ranges, attempts = cursor
-    dispatcher = Dispatcher(SubscriptionType.SHARED, policy, Acked(position, ranges), attempts)
+    dispatcher = Dispatcher(SubscriptionType.EXCLUSIVE, policy, Acked(position, ranges), attempts)
     dispatcher.readable(end, 0)
     return dispatcher, dispatcher.join(Credit(1, 10**9), 0)
 

@@ -221,6 +221,7 @@ class Oracle:
         assert attempt <= self.policy.max_redelivery_count, f"{offset} failed too often"
         assert self.credit.get(consumer, 0) > 0, f"{consumer} has no credit for {offset}"
         self.check_order(consumer, offset)
+        self.check_share(consumer, offset)
         self.ready.discard(offset)
         assert offset not in self.under_way, f"{offset} is in two hands"
         self.credit[consumer] -= 1
@@ -233,6 +234,17 @@ class Oracle:
             assert offset == min(self.ready), f"{offset} went out before {min(self.ready)}"
         else:
             self.check_is_next(offset)
+
+    def check_share(self, consumer: int, offset: int) -> None:
+        """What is new never goes to one that holds its share, what comes again only when all of them do."""
+        if self.kind is SubscriptionType.SHARED and self.is_sated(consumer):
+            assert offset in self.ready, f"{consumer} has enough already"
+            assert all(map(self.is_sated, self.takers)), f"{offset} could go to one who holds less"
+
+    def is_sated(self, consumer: int) -> bool:
+        """Whether nothing new may go to it."""
+        held = sum(one.consumer == consumer for one in self.held.values())
+        return self.kind is SubscriptionType.SHARED and held >= limits.UNACKED_SHARE * (self.room + len(self.ready))
 
     def check_is_next(self, offset: int) -> None:
         self.step_over()
@@ -272,7 +284,8 @@ class Oracle:
         assert not self.ready, f"{self.ready} could go out"
         self.step_over()
         waiting = [offset for offset in self.new if offset not in self.empty]
-        assert not waiting or self.blocked or self.room <= 0, f"{waiting[0]} could go out"
+        all_hold_enough = all(map(self.is_sated, self.takers))
+        assert not waiting or self.blocked or self.room <= 0 or all_hold_enough, f"{waiting[0]} could go out"
 
     @property
     def pause(self) -> Pause | None:
@@ -280,7 +293,11 @@ class Oracle:
             return Pause.BLOCKED
         if len(self.under_way) >= self.unacked_max:
             return Pause.UNACKED_FULL
-        return Pause.ACKED_FULL if self.room <= 0 else None
+        if self.room <= 0:
+            return Pause.ACKED_FULL
+        self.step_over()
+        waiting = [offset for offset in self.new if offset not in self.empty]
+        return Pause.UNACKED_FULL if waiting and self.takers and all(map(self.is_sated, self.takers)) else None
 
     def check_same_as(self, dispatcher: Dispatcher) -> None:
         self.step_over()

@@ -1,7 +1,8 @@
 """Says when the delivery of a shard stands still although messages wait: why, at which message, and how old that is.
 
 Only what somebody must end is said: acked ranges at their bound (hazard 17), a blocked message, a window full of keys
-that wait (hazard 50). A slow consumer or a rate that is reached is ordinary, and is shown to whoever asks (`pause`).
+that wait (hazard 50), consumers that ack later messages and not the first. A slow consumer or a rate that is reached is
+ordinary, and is shown to whoever asks (`pause`).
 
     moves        the first unacked message is another one than before: a consumer that has as much as it may have is
                  at the bound all the time, and works
@@ -40,7 +41,8 @@ class Standstill:
         """After each event, and when it is due. Where nothing waits there is nothing to say."""
         dispatcher = self._dispatcher
         pause = dispatcher.pause if dispatcher.next < dispatcher.end else None
-        if pause not in WORTH_SAYING:
+        is_torn = pause is Pause.UNACKED_FULL and len(dispatcher.acked)
+        if pause is None or (pause not in WORTH_SAYING and not is_torn):
             self._at = None
             return
         now_ms = self._clock.monotonic_ns() // 1_000_000

@@ -4,7 +4,7 @@ A consumer has one credit for all shards; a shard that has something to deliver 
 rotates, so that a busy one does not keep the others away.
 
 A consumer that comes again under its name replaces the one before: the old connection is told so and closed, and what
-it had in flight goes out again. In a failover subscription it stands behind those who waited, as one that went and came.
+it had in flight goes out again. In a failover subscription it stands behind those who waited: it went and came.
 """
 
 from __future__ import annotations

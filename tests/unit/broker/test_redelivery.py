@@ -1,4 +1,4 @@
-"""What becomes of messages that fail, through the broker: delays, time-outs, poison, and policies that change meanwhile."""
+"""What becomes of messages that fail, through the broker: delays, time-outs, poison, and policies that change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ async def test_a_message_that_is_given_back_comes_again_after_its_delay_and_know
 
 
 @pytest.mark.parametrize(("asked_ms", "seconds"), [(0, 2), (1_000, 2), (5_000, 5), (3_600_000, 8)])
-async def test_the_delay_of_a_nack_is_at_least_the_policy_s_and_at_most_its_longest(asked_ms: int, seconds: int) -> None:
+async def test_the_delay_of_a_nack_is_at_least_the_policy_s_and_at_most_its_longest(
+    asked_ms: int, seconds: int
+) -> None:
     machine = BrokerMachine()
     _, reader = await started(machine, FailurePolicy(9, 30_000, 2_000, 8_000), 1)
     reader.nack(0, delay_ms=asked_ms)

@@ -6,6 +6,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.options import BrokerOptions
 from icestream.broker.records import Policies
 from icestream.broker.service import Broker
 from icestream.model.subscription import Dispatch, FailurePolicy, Poison, Start, StartAt, SubscriptionType
@@ -179,6 +180,20 @@ async def test_one_that_takes_nothing_holds_up_nobody() -> None:
     assert sorted([*stuck.offsets, *other.sink.offsets]) == [*range(50)]
 
 
+async def test_one_that_takes_everything_and_acks_nothing_leaves_the_others_their_messages() -> None:
+    broker = await opened(BrokerMachine(broker=BrokerOptions(unacked_max=90)))
+    greedy = await subscribe(broker, kind=SHARED, consumer="greedy", credit=limits.CREDIT_MAX)
+    other = await subscribe(broker, kind=SHARED, consumer="other")
+    await put(broker, 1000)
+    seen = -1
+    while len(other.sink.got) > seen:
+        seen = len(other.sink.got)
+        other.ack(*other.sink.offsets[-50:])
+        await quiet()
+    assert len(greedy.sink.got) < 90
+    assert sorted([*greedy.sink.offsets, *other.sink.offsets]) == [*range(1000)]
+
+
 # --- key-shared ---
 
 
@@ -327,4 +342,3 @@ async def test_consumers_of_a_topic_that_is_not_there_make_none() -> None:
         with pytest.raises(errors.UnknownTopic):
             await subscribe(broker, topic=name)
         assert broker.topics.find(name) is None
-

@@ -48,7 +48,7 @@ class BestEffortDispatcher(Dispatcher):
     def _deliver_new(self, now_ms: int) -> None:
         while (found := self._find_new()) is not None:
             start, end = found
-            stop = self._hand_out(start, end, 0, now_ms)
+            stop = self._hand_out(start, end, 0, now_ms, limits.OFFSET_MAX)
             self._pass(stop)
             if self.throttle.wake_ms is not None or stop < min(end, self.kept_below):
                 return

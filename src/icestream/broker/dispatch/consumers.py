@@ -6,6 +6,10 @@
 
 A consumer has one credit for all shards of its subscription. Who has none is not looked at until it gets some, so a
 thousand idle consumers cost nothing.
+
+One that takes everything and acks nothing must not fill the window that all of them share. So nothing new goes to one
+that holds UNACKED_SHARE times what is still free: whoever takes all that he can leaves a ninth of the window to others,
+also to those who come later. What comes again needs no room; it goes to such a one only when nobody else can take it.
 """
 
 from __future__ import annotations
@@ -55,12 +59,13 @@ class Credit:
 class Member:
     """A consumer as one shard sees it."""
 
-    __slots__ = ("_sweep_at", "credit", "deliveries", "id", "in_turn", "is_here", "lanes", "waits")
+    __slots__ = ("_sweep_at", "credit", "deliveries", "held", "id", "in_turn", "is_here", "lanes", "waits")
 
     def __init__(self, credit: Credit) -> None:
         self.id = credit.id
         self.credit = credit
         self.is_here = True
+        self.held = 0  # messages in flight with it
         self.in_turn = False  # stands in the queue for its turn
         self.waits = False  # has no credit, and comes back to the queue when it gets some
         self.deliveries: list[Delivery] = []  # those under way, and some that are done
@@ -79,6 +84,7 @@ class Consumers:
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
+        self.are_sated = False  # some had credit when somebody was last looked for, and all of those held their share
 
     def join(self, member: Member) -> None:
         self._members[member.id] = member
@@ -104,9 +110,13 @@ class Consumers:
         """How many of the `waiting` messages one consumer gets before it is the next one's turn."""
         return waiting
 
-    def choose(self) -> Member | None:
-        """Who gets the next messages; it has credit for at least one."""
+    def choose(self, free: int) -> Member | None:
+        """Who gets the next messages, when so many more may be in flight; it has credit for at least one."""
         raise NotImplementedError
+
+    def share(self, member: Member, free: int) -> int:
+        """How many of the `free` ones may go to it."""
+        return free
 
     def took(self, member: Member, count: int) -> None:
         """The one whose turn it was has got `count` messages."""
@@ -120,7 +130,7 @@ class OneAtATime(Consumers):
     def active(self) -> Member | None:
         return next(iter(self._members.values()), None)
 
-    def choose(self) -> Member | None:
+    def choose(self, free: int) -> Member | None:
         active = self.active
         return active if active is not None and active.credit.messages > 0 else None
 
@@ -173,10 +183,21 @@ class InTurn(Queueing):
     def turn(self, waiting: int) -> int:
         return max(1, min(limits.SHARED_TURN_MAX, waiting // (len(self.queue) or 1)))
 
-    def choose(self) -> Member | None:
-        while self.queue:
+    def choose(self, free: int) -> Member | None:
+        passed_by = 0
+        while passed_by < len(self.queue):
             member = self.queue[0]
-            if member.credit.messages > 0:
+            if member.credit.messages <= 0:
+                self.wait_for_credit(member)
+            elif self.share(member, free) > 0:
+                self.are_sated = False
                 return member
-            self.wait_for_credit(member)
+            else:
+                self.queue.rotate(-1)
+                passed_by += 1
+        self.are_sated = bool(self.queue)
         return None
+
+    def share(self, member: Member, free: int) -> int:
+        """Each message makes `free` one less and what it holds one more."""
+        return -((member.held - limits.UNACKED_SHARE * free) // (limits.UNACKED_SHARE + 1))

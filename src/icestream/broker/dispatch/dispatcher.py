@@ -176,6 +176,8 @@ class Dispatcher(Ledger):
             return Pause.UNACKED_FULL
         if self._room(self.next) <= 0:
             return Pause.ACKED_FULL
+        if self.consumers.are_sated and self.next < self.end:
+            return Pause.UNACKED_FULL
         return Pause.RATE_REACHED if self.throttle.wake_ms is not None else None
 
     @property
@@ -202,15 +204,18 @@ class Dispatcher(Ledger):
     def _deliver_ready(self, now_ms: int) -> None:
         while self.ready.size:
             start, end, attempt = self.ready.first()
-            stop = self._hand_out(start, end, attempt, now_ms)
-            self.ready.take(start, stop)
-            if stop < end:
+            stop = self._hand_out(start, end, attempt, now_ms, self._room(start) + self.ready.size)
+            if stop == start:
+                stop = self._hand_out(start, end, attempt, now_ms, limits.OFFSET_MAX)
+            if stop == start:
                 return
+            self.ready.take(start, stop)
 
     def _deliver_new(self, now_ms: int) -> None:
         while not self.ready.size and not self.blocked.size and (found := self._find_new()) is not None:
             start, end = found
-            end = min(end, start + self._room(start))
+            room = self._room(start)
+            end = min(end, start + room)
             if start >= end:
                 return
             end, attempt = self._with_failures(start, end) if self._failed.size else (end, 0)
@@ -218,28 +223,31 @@ class Dispatcher(Ledger):
                 self._pass(end)
                 self._give_up(start, end, Failure(attempt, FAILED_BEFORE))
                 continue
-            stop = self._hand_out(start, end, attempt, now_ms)
+            stop = self._hand_out(start, end, attempt, now_ms, room)
             self._pass(stop)
             if stop < end or stop >= self.end:
                 return
 
-    def _hand_out(self, start: int, end: int, attempt: int, now_ms: int) -> int:
-        """Gives [start, end) to consumers as far as turns, credit and rate allow; where that ended."""
+    def _hand_out(self, start: int, end: int, attempt: int, now_ms: int, free: int) -> int:
+        """Gives [start, end) to consumers as far as turns, credit, shares and rate allow; where that ended. `free`: how
+        many more may be in flight."""
         turn = self.consumers.turn(end - start)
-        while start < end and (member := self.consumers.choose()) is not None:
-            count = min(turn, member.credit.messages, end - start)
+        while start < end and (member := self.consumers.choose(free)) is not None:
+            count = min(turn, member.credit.messages, end - start, self.consumers.share(member, free))
             if not self.throttle.is_open:
                 count = min(count, self.throttle.allowed(now_ms))
                 if not count:
                     break
             self._deliver(member, start, start + count, attempt, now_ms)
             start += count
+            free -= count
         return start
 
     def _deliver(self, member: Member, start: int, end: int, attempt: int, now_ms: int) -> None:
         self.consumers.took(member, end - start)
         self.throttle.spend(end - start)
-        delivery = Delivery(start, end, now_ms + self.policy.ack_timeout_ms, member.id, attempt, now_ms)
+        delivery = Delivery(start, end, now_ms + self.policy.ack_timeout_ms, member, attempt, now_ms)
+        member.held += end - start
         member.keep(delivery)
         self.in_flight.put(delivery)
         self._out.append(Deliver(member.id, start, end, attempt))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from icestream.model.run_set import Run, RunSet
 
@@ -30,12 +30,31 @@ class Timed:
     def is_over(self) -> bool:
         return self.gone == self.end - self.start
 
+    def lose(self, count: int) -> None:
+        """So many of its offsets were taken out of the runs."""
+        self.gone += count
+
+
+class Holder(Protocol):
+    """Who has the messages of a delivery."""
+
+    id: int
+    held: int  # messages in flight
+
 
 @dataclass(slots=True, eq=False)
 class Delivery(Timed):
-    consumer: int
+    holder: Holder
     attempt: int
     since_ms: int
+
+    @property
+    def consumer(self) -> int:
+        return self.holder.id
+
+    def lose(self, count: int) -> None:
+        self.gone += count
+        self.holder.held -= count
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +89,7 @@ class TimedRuns(RunSet[Value]):
     def take(self, start: int, end: int) -> list[Run[Value]]:
         taken = super().take(start, end)
         for run in taken:
-            run.value.gone += run.end - run.start
+            run.value.lose(run.end - run.start)
         return taken
 
     def take_rest(self, value: Value) -> list[Run[Value]]:
@@ -110,5 +129,5 @@ class TimedRuns(RunSet[Value]):
     def clear(self) -> None:
         super().clear()
         for _, _, value in self._alarms:
-            value.gone = value.end - value.start
+            value.lose(value.end - value.start - value.gone)
         self._alarms = []

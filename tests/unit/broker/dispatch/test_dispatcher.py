@@ -231,7 +231,7 @@ def test_failures_far_ahead_do_not_change_what_goes_out_now() -> None:
 
 
 def test_what_is_unacked_is_bounded() -> None:
-    dispatcher = Dispatcher(SHARED, FailurePolicy(), Acked(), unacked_max=10)
+    dispatcher = Dispatcher(EXCLUSIVE, FailurePolicy(), Acked(), unacked_max=10)
     dispatcher.join(Credit(1, 100), 0)
     assert sent(dispatcher.readable(50, 0)) == [(1, 0, 10)]
     assert dispatcher.pause is Pause.UNACKED_FULL
@@ -322,3 +322,53 @@ def test_a_gap_that_is_wider_than_the_span_of_acks_holds_nothing_back(restarts: 
         out = dispatcher.ack([(one.start, one.end) for one in out], 0, 0)
     assert dispatcher.next == wide + limits.ACKED_SPAN_OFFSETS_MAX - 10
     assert dispatcher.pause is Pause.ACKED_FULL
+
+
+# --- the window that consumers share ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("greedy", [1, 3])
+def test_consumers_that_take_everything_and_ack_nothing_leave_room_for_the_others(greedy: int) -> None:
+    dispatcher = dispatcher_of(SHARED, end=200_000, ack_timeout_ms=limits.FAILURE_POLICY_VALUE_MAX)
+    out = [one for number in range(greedy) for one in dispatcher.join(Credit(number, 10**6), 0)]
+    out += dispatcher.join(Credit(99, 10**6), 0)
+    held = Counter[int]()
+    while out:
+        fresh: list[Instruction] = []
+        for one in out:
+            assert isinstance(one, Deliver)
+            if one.consumer == 99:
+                fresh += dispatcher.ack([(one.start, one.end)], 0, 0)
+            else:
+                held[one.consumer] += one.end - one.start
+        out = fresh
+    assert dispatcher.next == 200_000, f"the one who works waits for those who do not: {held}"
+    members = [dispatcher.consumers.get(number) for number in range(greedy)]
+    assert [member.held for member in members if member is not None] == [held[number] for number in range(greedy)]
+
+
+@pytest.mark.parametrize("window", [1, 2, 9, 90, 1_000])
+def test_whoever_takes_all_leaves_a_ninth_to_who_comes_later(window: int) -> None:
+    dispatcher = Dispatcher(SHARED, FailurePolicy(), Acked(), unacked_max=window)
+    dispatcher.readable(10_000, 0)
+    dispatcher.join(Credit(1, 10_000), 0)
+    first = dispatcher.consumers.get(1)
+    assert first is not None
+    assert first.held == dispatcher.unacked == -(-8 * window // 9)
+    assert dispatcher.pause is Pause.UNACKED_FULL
+    dispatcher.join(Credit(2, 10_000), 0)
+    second = dispatcher.consumers.get(2)
+    assert second is not None
+    assert second.held > 0 or window < 9
+    dispatcher.leave(1, 0)
+    assert (first.held, second.held) == (0, dispatcher.unacked), "what it had goes to the other, all of it"
+
+
+def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_anybody() -> None:
+    dispatcher = Dispatcher(SHARED, FailurePolicy(base_delay_ms=0, max_delay_ms=0), Acked(), unacked_max=10)
+    dispatcher.readable(100, 0)
+    dispatcher.join(Credit(1, 100), 0)
+    dispatcher.join(Credit(2, 0), 0)
+    assert sent(dispatcher.nack([(3, 4)], 0, 0)) == [(1, 3, 4)], "the other has no credit"
+    assert sent(dispatcher.give_credit(2, 2, 0)) == [(2, 9, 10)]
+    assert sent(dispatcher.nack([(4, 5)], 0, 0)) == [(2, 4, 5)]
