@@ -97,6 +97,9 @@ RETENTION_STEP_PERCENT_DEFAULT: Final = 50
 PRODUCER_WINDOW_BATCHES: Final = 64
 PRODUCERS_MAX_DEFAULT: Final = 100_000
 PRODUCER_AGE_SECONDS_DEFAULT: Final = 7 * 24 * 3600
+# The name of a producer or consumer is known as long as its windows, and renewed often enough for those who are there.
+NAME_AGE_MS: Final = PRODUCER_AGE_SECONDS_DEFAULT * 1000
+NAME_RENEWAL_MS: Final = 24 * 3600 * 1000
 
 # --- subscriptions --------------------------------------------------------------------------------------------------
 # The seed's interval between two writes of changed cursors: what a crash may deliver again.

@@ -8,9 +8,10 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.door import check_at_the_door
 from icestream.broker.pipe import STORED, Pipe, outcome
+from icestream.broker.roster import put_name
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic import Producer, Topic
-from icestream.metadata.command import Absent, AtRevision, Put
+from icestream.metadata.command import Absent, AtRevision
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
@@ -56,7 +57,7 @@ class Publishing:
         entry = await self._store.get(key)
         if entry is None:
             record = records.ProducerRecord(await self._store.allocate_id("producer"), 1, instance, 1)
-            done = await self._store.txn([Absent(key)], [Put(key, records.encode(record))])
+            done = await self._store.txn([Absent(key)], [put_name(key, records.encode(record))])
         else:
             known = records.decode(records.ProducerRecord, key, entry.value)
             if resumes and known.instance != instance:
@@ -65,7 +66,8 @@ class Publishing:
                 )
             epoch = known.epoch + 1
             record = records.ProducerRecord(known.id, epoch, instance, known.since_epoch if resumes else epoch)
-            done = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(record))])
+            is_same = AtRevision(key, entry.mod_revision)
+            done = await self._store.txn([is_same], [put_name(key, records.encode(record))])
         if not done.held:
             raise errors.Refused(f"producer {producer} was opened elsewhere at the same moment", hint="open it again")
         return record

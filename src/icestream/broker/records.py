@@ -10,6 +10,8 @@
     /deleted_topics/{id}                                        DeletedTopic, until nothing is left of it
     /counters/topic, subscription, producer, consumer           ids: never used twice
 
+The keys of producers and consumers have a time to live (roster.py).
+
 Values are JSON, so that an operator can read them. Fields that are not known are kept out of the way: a later version
 may add some. No part of a key can contain `/` (model/topic_name.py), so exact names never match longer ones.
 """

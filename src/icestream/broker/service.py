@@ -16,6 +16,7 @@ from icestream.broker.changes import Changes
 from icestream.broker.consumer import Consumer, ConsumerSink
 from icestream.broker.options import BrokerOptions
 from icestream.broker.publishing import Publishing
+from icestream.broker.roster import Roster
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscribing import Subscribing
 from icestream.broker.subscription import Subscription, unknown_subscription
@@ -39,6 +40,7 @@ class Broker:
         self._changes = Changes()
         self.topics = Topics(options, store, storage, clock)
         self._publishing = Publishing(store, storage, clock)
+        self._roster = Roster(store, clock, self._changes, self.topics)
         self._subscribing = Subscribing(options, store, storage, clock, self._tasks, self)
         self.is_ready = False
         self.is_closing = False
@@ -48,6 +50,7 @@ class Broker:
         await self.topics.load()
         for topic in self.topics:
             await self._subscribing.load(topic)
+        self._tasks.start(self._roster.run(), "names")
         self.is_ready = True
 
     async def shutdown(self) -> None:

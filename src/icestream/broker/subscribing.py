@@ -19,6 +19,7 @@ from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.dispatch.ring import KeyFilter
 from icestream.broker.options import BrokerOptions
 from icestream.broker.rate import TokenBucket
+from icestream.broker.roster import is_old, put_name
 from icestream.broker.shard_delivery import ShardDelivery
 from icestream.broker.storage import PersistentStorage, ShardStream, SubscriptionStream
 from icestream.broker.subscription import Subscription, unknown_subscription
@@ -245,9 +246,10 @@ class Subscribing:
         entry = await self._store.get(key)
         if entry is None:
             record = records.ConsumerRecord(await self._store.allocate_id("consumer"))
-            await self._store.put(key, records.encode(record))
         else:
             record = records.decode(records.ConsumerRecord, key, entry.value)
+        if entry is None or is_old(entry, self._clock.wall_us() // 1000):
+            await self._store.txn([], [put_name(key, records.encode(record))])
         if subscription.is_closed:
             raise errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
         consumer = Consumer(record.id, name, sink, self._tasks, self._clock, key_patterns)
