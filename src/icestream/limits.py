@@ -105,6 +105,8 @@ NAME_RENEWAL_MS: Final = 24 * 3600 * 1000
 # The seed's interval between two writes of changed cursors: what a crash may deliver again.
 CURSOR_FLUSH_MS_DEFAULT: Final = 10_000
 CURSOR_FLUSH_MS_MAX: Final = 3_600_000
+# Cursors encoded at once: below a millisecond of the loop, for all but the most torn ones.
+CURSOR_SLICE: Final = 64
 # A shard is the unit of order, and of parallelism in a cluster; each has its own cursor in every subscription.
 SHARDS_PER_TOPIC_MAX: Final = 256
 # Acked ranges above the contiguous position, and how far they may reach: 32 KiB when written down (hazard 17).

@@ -1,9 +1,9 @@
 """Writes cursors: all that changed, in as few transactions as their bounds allow, every interval (hazard 17).
 
-A cursor changes with every ack and is only marked for that; what is written is its value at the moment of the write. It
-never passes what is synced (hazard 3), so the log is synced first: otherwise, in the modes without a sync per tick, a
-crash would repeat far more than one interval. A flush that fails leaves its cursors marked. Nothing changed: nothing is
-written, and nothing runs.
+A cursor changes with every ack and is only marked for that; what is written is its value at the moment of the write,
+one interval after the first change that is not written. It never passes what is synced (hazard 3), so the log is synced
+first: otherwise, in the modes without a sync per tick, a crash would repeat far more than one interval. What could not
+be written stays marked, and holds up no other. Nothing changed: nothing is written, and nothing runs.
 
 One write at a time, deletions too: a cursor that is deleted does not come back by a write that was under way.
 """
@@ -11,8 +11,8 @@ One write at a time, deletions too: a cursor that is deleted does not come back 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
 
 from icestream import errors, limits
 from icestream.broker import records
@@ -39,6 +39,7 @@ class CursorBook:
         self._settle = settle
         self._changed: dict[str, CursorSource] = {}
         self._news = asyncio.Event()
+        self._changed_ns = 0  # when the first change came that is not written
         self._writing = asyncio.Lock()
 
     async def read(self, key: str) -> records.CursorRecord | None:
@@ -47,6 +48,11 @@ class CursorBook:
 
     def mark(self, source: CursorSource) -> None:
         self._changed[source.cursor_key] = source
+        if not self._news.is_set():
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        self._changed_ns = self._clock.monotonic_ns()
         self._news.set()
 
     async def write(
@@ -81,40 +87,57 @@ class CursorBook:
         for key in sources:
             self._changed.pop(key, None)  # before its value is taken: a change from now on counts again
         left, held = dict(sources), True
+        refused: errors.MetadataFull | None = None
         try:
-            for group in _groups(sources, also):
-                held = (await self._store.txn(compare, group)).held
-                if not held:
-                    break
-                for one in group:
-                    if isinstance(one, Put) and left.pop(one.key, None) is not None:
-                        metrics.CURSORS_WRITTEN.value += 1
-                compare = ()
+            async with aclosing(_groups(sources, also)) as groups:
+                async for group in groups:
+                    try:
+                        held = (await self._store.txn(compare, group)).held
+                    except errors.MetadataFull as error:
+                        if compare or also:
+                            raise
+                        refused = error
+                        continue
+                    if not held:
+                        break
+                    _written(group, left)
+                    compare = ()
         finally:
-            for key, source in left.items():
+            for source in left.values():
                 if held and not source.is_deleted:
-                    self._changed.setdefault(key, source)
-                    self._news.set()
+                    self.mark(source)
+        if refused is not None:
+            raise refused
         return held
 
     async def run(self) -> None:
         """Flushes one interval after the first change, again and again."""
         while True:
             await self._news.wait()
-            await self._clock.sleep(self._interval_ms / 1000)
+            passed_ns = self._clock.monotonic_ns() - self._changed_ns
+            await self._clock.sleep(max(self._interval_ms / 1000 - passed_ns / 1e9, 0))
             self._news.clear()
             try:
                 await self.flush()
             except errors.IcestreamError as error:
-                self._news.set()
+                self._wake_up()
                 _log.warning("cursors could not be written; they are tried again", error=str(error))
 
 
-def _groups(sources: dict[str, CursorSource], also: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Pieces that fit one transaction each; the first has what belongs to the cursors."""
+def _written(group: Sequence[Operation], left: dict[str, CursorSource]) -> None:
+    for one in group:
+        if isinstance(one, Put) and left.pop(one.key, None) is not None:
+            metrics.CURSORS_WRITTEN.value += 1
+
+
+async def _groups(sources: dict[str, CursorSource], also: Sequence[Operation]) -> AsyncGenerator[list[Operation], None]:
+    """Pieces that fit one transaction each; the first has what belongs to the cursors. Others have their turn between
+    slices of them."""
     group: list[Operation] = list(also)
     size = 0
-    for key, source in sources.items():
+    for number, (key, source) in enumerate(sources.items(), 1):
+        if not number % limits.CURSOR_SLICE:
+            await asyncio.sleep(0)
         if source.is_deleted:
             continue
         value = records.encode(source.cursor())

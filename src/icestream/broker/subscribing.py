@@ -233,6 +233,11 @@ class Subscribing:
     ) -> None:
         """Raises when the consumer is not let in, before anything has happened: also before a subscription is made."""
         KeyFilter(key_patterns)
+        if key_patterns and kind is not SubscriptionType.KEY_SHARED:
+            raise errors.InvalidInput(
+                f"a subscription of type {kind.value} has no key patterns",
+                hint="use the type key-shared, or no patterns",
+            )
         found = topic.subscriptions.get(subscription)
         if found is not None:
             found.admit(name, kind)

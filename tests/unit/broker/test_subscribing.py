@@ -61,6 +61,14 @@ async def test_a_subscribe_that_is_refused_leaves_no_subscription_behind(
     ]
 
 
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER])
+async def test_key_patterns_of_another_type_are_refused_and_not_ignored(kind: SubscriptionType) -> None:
+    broker = await opened()
+    with pytest.raises(errors.InvalidInput, match="has no key patterns"):
+        await subscribe(broker, kind=kind, key_patterns=["a*"])
+    assert broker.topics.get(TOPIC).subscriptions == {}
+
+
 async def test_a_consumer_that_a_policy_refuses_makes_no_subscription() -> None:
     broker = await opened(max_consumers_per_topic=1)
     await subscribe(broker, "first", SHARED)
