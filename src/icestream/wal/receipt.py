@@ -14,20 +14,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from icestream import errors
 from icestream.wal.appender import Result
 
+Callback = Callable[["Receipt"], object]
+
 
 class Receipt:
-    __slots__ = ("_callbacks", "_error", "_results", "pause_ms")
+    """One who waits is the rule, so the first has a place of his own, and the first who awaits too."""
+
+    __slots__ = ("_awaited", "_error", "_first", "_others", "_results", "pause_ms")
 
     def __init__(self) -> None:
         self.pause_ms = 0  # so long should the producer wait before it sends more: near a quota it is slowed
         self._results: list[Result] | None = None
         self._error: errors.IcestreamError | None = None
-        self._callbacks: list[Callable[[Receipt], None]] = []
+        self._awaited: asyncio.Future[list[Result]] | None = None
+        self._first: Callback | None = None
+        self._others: list[Callback] | None = None
 
     def done(self) -> bool:
         return self._results is not None or self._error is not None
@@ -42,32 +49,60 @@ class Receipt:
     def exception(self) -> errors.IcestreamError | None:
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
+    def add_done_callback(self, callback: Callback) -> None:
         """At once when it is known already."""
-        self._callbacks.append(callback)
-        if self.done():
-            self._tell()
+        if self._results is not None or self._error is not None:
+            self._call(callback)
+        elif self._first is None:
+            self._first = callback
+        elif self._others is None:
+            self._others = [callback]
+        else:
+            self._others.append(callback)
 
     def settle(self, results: list[Result]) -> None:
         self._results = results
-        self._tell()
+        if self._awaited is not None:
+            _hand_over(self._awaited, self)
+        if self._first is not None:
+            self._tell()
 
     def fail(self, error: errors.IcestreamError) -> None:
         self._error = error
-        self._tell()
+        if self._awaited is not None:
+            _hand_over(self._awaited, self)
+        if self._first is not None:
+            self._tell()
 
     def _tell(self) -> None:
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception as error:  # noqa: BLE001 (a mistake of one of them must not stop the log)
-                context = {"message": "who waited for an append failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
+        first, self._first = self._first, None
+        others, self._others = self._others, None
+        assert first is not None
+        self._call(first)
+        for callback in others or ():
+            self._call(callback)
+
+    def _call(self, callback: Callback) -> None:
+        try:
+            callback(self)
+        except Exception as error:  # noqa: BLE001 (a mistake of one of them must not stop the log)
+            context = {"message": "who waited for an append failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def __await__(self) -> Generator[Any, None, list[Result]]:
-        if not self.done():
-            known = asyncio.get_running_loop().create_future()
-            self.add_done_callback(lambda _: None if known.done() else known.set_result(None))
-            yield from known
-        return self.result()
+        future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        if self._awaited is None and not self.done():
+            self._awaited = future
+        else:
+            self.add_done_callback(partial(_hand_over, future))
+        return future.__await__()
+
+
+def _hand_over(future: asyncio.Future[list[Result]], receipt: Receipt) -> None:
+    """Each who awaits has a future of his own: one who gives up takes nothing from the others."""
+    if future.done():
+        return
+    if receipt._error is not None:
+        future.set_exception(receipt._error)
+    else:
+        future.set_result(receipt.result())

@@ -21,7 +21,7 @@ class Request(Receipt):
     __slots__ = ("batches", "lsn", "results", "size")
 
     def __init__(self, batches: Sequence[Batch], size: int) -> None:
-        super().__init__()
+        Receipt.__init__(self)  # once for every batch: super() costs a third of it
         self.batches = batches  # those without offsets
         self.size = size
         self.results: list[Result] = []
