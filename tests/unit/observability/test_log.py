@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 
@@ -71,4 +70,4 @@ def test_inside_somebody_elses_process_it_is_left_to_python() -> None:
     out, err = said("import logging; logging.basicConfig(level=logging.DEBUG)")
     assert "INFO:icestream:it happened component=part topic=/default/a count=2" in err
     assert "DEBUG:icestream:too small" in err
-    assert logging.getLogger("icestream").level == logging.NOTSET
+    said("import logging; assert logging.getLogger('icestream').level == logging.NOTSET")
