@@ -62,4 +62,4 @@ def _text(stream: io.TextIOWrapper) -> str:
     stream.flush()
     found = stream.buffer
     assert isinstance(found, io.BytesIO)
-    return found.getvalue().decode()
+    return os.fsdecode(found.getvalue())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -54,7 +55,7 @@ def format_of(text: str) -> Format:
 
 def _piece(text: str) -> bytes | Format:
     if text[0] not in "%\\":
-        return text.encode()
+        return os.fsencode(text)  # the bytes that the shell gave
     found = _ESCAPES.get(text) or _FIELDS.get(text)
     if found is None:
         raise errors.InvalidInput(

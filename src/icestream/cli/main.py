@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any, Final
 
 import typer
@@ -128,10 +129,12 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """A stream that the caller has closed is an empty one."""
+    """A stream that the caller has closed is an empty one. A name that the terminal cannot show is shown escaped."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # until the end of the process
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _give_up_output() -> None:

@@ -177,7 +177,7 @@ class _Sending:
     def __init__(self, producer: Producer, wanted: Wanted, account: Account) -> None:
         self._producer = producer
         self._wanted = wanted
-        self._key = wanted.key.encode() if wanted.key is not None else None
+        self._key = os.fsencode(wanted.key) if wanted.key is not None else None  # the bytes that the shell gave
         self._account = account
         self._lines = 0  # that were sent
 

@@ -37,7 +37,7 @@ def parse_address(text: str) -> Address:
         return Address("", 0, text.removeprefix(_UNIX))
     match = _TCP.fullmatch(text)
     port = int(match["port"] or DEFAULT_PORT) if match is not None else 0
-    if match is None or not 0 < port < 2**16:
+    if match is None or not text.isprintable() or not 0 < port < 2**16:
         raise errors.InvalidInput(
             f"{reprlib.repr(text)} is not the address of a broker",
             hint=f"an address is like {DEFAULT}, 127.0.0.1:6651 or unix:///run/icestream.sock",

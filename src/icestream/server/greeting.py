@@ -32,7 +32,7 @@ def greeting(node: Node) -> Iterator[str]:
             yield f"  {line}"
     yield f"  {_contents(node)}"
     host, around = settings.node.bind_host, node.around
-    yield f"Listening: native {host}:{node.native.port}"
+    yield f"Listening: native {f'[{host}]' if ':' in host else host}:{node.native.port}"
     if around.http.port:
         yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
     if around.lake is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import socket
 import uuid
@@ -114,6 +115,15 @@ def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: 
     offsets = ran.document["offsets"]
     assert [one["shard"] for one in offsets] == [0, 1, 2]
     assert sum(one["last"] - one["first"] + 1 for one in offsets) == 50_000
+
+
+def test_a_key_is_the_bytes_that_the_shell_gave(broker: testing.TestBroker, topic: str) -> None:
+    ran = icestream("produce", topic, "--key", os.fsdecode(b"\xff"), "--address", broker.address, given=b"x\n")
+    assert ran.code == 0
+    assert stored(broker.address, topic, 1) == [(b"\xff", b"x", {})]
+    shown = icestream("consume", topic, "--format", os.fsdecode(b"\xfe") + "%k", "--address", broker.address)
+    assert (shown.code, os.fsencode(shown.out)) == (0, b"\xfe\xff\n")
+    assert icestream("produce", topic, "--address", os.fsdecode(b"\xff"), given=b"x\n").code == 4
 
 
 def test_nothing_in_is_nothing_out(broker: testing.TestBroker, topic: str) -> None:

@@ -50,3 +50,9 @@ def test_a_full_disk_under_the_output_is_said(form: str) -> None:
     assert ran.stdout == "1\n"
     assert "the output cannot be written: No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_what_the_terminal_cannot_show_is_escaped() -> None:
+    ran = shell("PYTHONIOENCODING=ascii ICESTREAM config show --set node.name=a --set data_dir=日本")
+    assert ran.stderr == ""
+    assert "\\u65e5\\u672c/wal" in ran.stdout

@@ -53,6 +53,16 @@ async def test_namespaces(api: Api) -> None:
     assert (await api.problem("DELETE", "/namespaces/default"))["status"] == 400
 
 
+async def test_names_of_any_script_have_a_place(api: Api) -> None:
+    made = await api.ask("POST", "/api/v1/namespaces", {"namespace": "日本"})
+    assert (made.status, made.headers["location"]) == (201, "/api/v1/namespaces/%E6%97%A5%E6%9C%AC")
+    made = await api.ask("POST", f"{made.headers['location']}/topics", {"name": "注文"})
+    found = await api.ask("POST", f"{made.headers['location']}/subscriptions", {"subscription": "a/b ☃"})
+    assert found.status == 400
+    found = await api.ask("POST", f"{made.headers['location']}/subscriptions", {"subscription": "a b ☃"})
+    assert (await api.ask("GET", found.headers["location"])).json["subscription"] == "a b ☃"
+
+
 async def test_topics(api: Api) -> None:
     made = await api.ask("POST", f"/api/v1{TOPICS}", {"name": "orders", "shards": 2, "dispatch": "non-reliable"})
     assert (made.status, made.headers["location"]) == (201, f"/api/v1{TOPICS}/orders")

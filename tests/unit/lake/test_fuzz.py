@@ -28,7 +28,9 @@ KNOWN_CODES = {
     kind.code for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.IcestreamError)
 } | set(_CODES.values())
 # Names that are there, names that could be, and what is no name.
-NAMES = st.sampled_from(["default", "system", "orders", "s", "p", "c", "log.level", "broker.auto_create_topics", "a-1"])
+NAMES = st.sampled_from(
+    ["default", "system", "orders", "s", "p", "c", "log.level", "broker.auto_create_topics", "a-1", "日本"]
+)
 WEIRD = st.text(min_size=1, max_size=20) | st.sampled_from(
     ["..", ".", "%2e%2e", "a/b", "a b", "\x00", "é", "a" * 300, "name-part-0", "?", "#", "\ud800"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
@@ -20,7 +21,7 @@ async def list_namespaces(broker: Broker, page: Page) -> Any:
 @router.post("", response_model=Namespace, status_code=201, summary="Create a namespace")
 async def create_namespace(broker: Broker, new: NewNamespace, response: Response) -> Any:
     found = await broker("create_namespace", **new.model_dump())
-    response.headers["Location"] = f"{PREFIX}/namespaces/{new.namespace}"
+    response.headers["Location"] = f"{PREFIX}/namespaces/{quote(new.namespace)}"
     return found
 
 
