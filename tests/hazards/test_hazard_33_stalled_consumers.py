@@ -20,7 +20,7 @@ async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_th
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC, policies=Policies(retention_bytes=KEPT_BYTES))
     producer = await broker.open_producer(TOPIC, "p")
-    await publish(broker, producer, bytes(6000))
+    await publish(broker, producer, b"0 " + bytes(6000))
     readers: list[Reader] = []
     for number in range(SUBSCRIPTIONS * CONSUMERS):
         sink = Recorder()
@@ -32,7 +32,7 @@ async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_th
         readers.append(Reader(broker, found, joined, sink))
 
     for number in range(300):  # three times the quota passes through
-        stored = await publish(broker, producer, bytes(6000))
+        stored = await publish(broker, producer, b"%d " % (number + 1) + bytes(6000))
         assert stored == number + 1
     await quiet()
     assert machine.log is not None
@@ -50,6 +50,8 @@ async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_th
         mine = readers[number::SUBSCRIPTIONS]
         got = sorted(offset for reader in mine for offset in reader.sink.offsets)
         assert got == [*range(gap.end, 301)], "all that is left, each message once"
+        said = [int(payload.split()[0]) for reader in mine for payload in reader.sink.payloads]
+        assert sorted(said) == got, "and each is itself, whatever its file was used for since (hazard 15)"
         assert all([one.end for one in reader.sink.gaps] == [gap.end] for reader in mine), "everybody is told"
         assert mine[0].subscription.lag == 301 - gap.end
     await broker.shutdown()

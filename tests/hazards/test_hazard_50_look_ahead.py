@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from icestream import limits
 from icestream.broker.dispatch.consumers import Credit
@@ -10,7 +11,9 @@ from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.model.cursor import Acked
-from icestream.model.subscription import FailurePolicy, Poison
+from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
+from icestream.observability import metrics
+from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, subscribe
 
 WINDOW = limits.KEY_LOOK_AHEAD_MAX
 
@@ -101,3 +104,31 @@ def test_hazard_50_a_dead_consumer_s_messages_go_to_others_and_none_is_lost() ->
             out += dispatcher.ack([(one.start, one.end)], 0, 0)
     assert acked == set(range(500))
     assert dispatcher.acked.position == 500
+
+
+# --- through the broker ---
+
+
+@pytest.mark.asyncio
+async def test_hazard_50_a_window_full_of_one_blocked_key_is_an_alarm_and_ends_with_a_decision() -> None:
+    machine = BrokerMachine()
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    producer = await broker.open_producer(TOPIC, "p")
+    for _ in range(WINDOW // 512 + 1):
+        await publish(broker, producer, *[b"x"] * 512, keys=[b"stuck"] * 512)
+    await publish(broker, producer, b"behind", keys=[b"other"])
+    reader = await subscribe(broker, kind=SubscriptionType.KEY_SHARED, failure=BLOCK)
+    await quiet()
+    reader.nack(0)
+    said = metrics.DELIVERY_STANDSTILLS.values.get("keys_wait", 0)
+    with capture_logs() as logs:
+        await machine.pass_time(limits.STANDSTILL_MS / 1000 + 1)
+    (alarm,) = [one for one in logs if one["event"] == "delivery stands still"]
+    assert (alarm["reason"], alarm["unacked_from"]) == (Pause.KEYS_WAIT.value, 0)
+    assert metrics.DELIVERY_STANDSTILLS.values["keys_wait"] == said + 1
+    assert reader.sink.offsets == [0], "what lies behind the window waits"
+    await broker.delete_subscription(TOPIC, "s")
+    other = await subscribe(broker, "t", SubscriptionType.KEY_SHARED, start=Start(StartAt.OFFSET, 600))
+    await quiet()
+    assert len(other.sink.got) == 2, "with less of that key before it, the other key is in sight"
