@@ -119,7 +119,7 @@ async def test_hazard_09_what_is_hostile_is_refused_and_leaves_no_trace(name: st
     assert await stored_rows(broker) == {}
     assert machine.log is not None
     assert machine.log.shard(1, 0).assigned == 0
-    producer = await broker.open_producer(TOPIC, "p")
+    broker.reset_producer(producer, 0)
     (result,) = await broker.publish(producer, 0, block(b"good"))
     assert result == Placed(0, 1), "the next one is the first"
 

@@ -112,6 +112,14 @@ async def test_hazard_41_a_start_tells_the_cursor_what_it_did_not_know_once() ->
     assert run.broker.subscription(TOPIC, "s").lag == 7
     await run.restart()
     assert await run.store.revision() == revision
+    reader = await subscribe(run.broker, kind=SubscriptionType.SHARED)
+    await quiet()
+    run.store.halt_at(1, carried_out=False)  # one for their producer, then the cursor
+    reader.nack(5)
+    await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
+    await run.restart()
+    assert run.broker.subscription(TOPIC, "s").lag == 6, "the log knows of 5 now, and 3 is in the cursor"
+    await run.finish()
 
 
 async def test_hazard_41_after_a_seek_back_a_message_that_fails_anew_gets_a_new_letter() -> None:

@@ -46,6 +46,8 @@ def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int |
                 f"a batch of {head.rows} messages has one of {largest} bytes",
                 hint=f"topic {producer.topic.name} allows {message_bytes_max} bytes each",
             )
+    if producer.is_numbered is None:  # by its first batch that passes
+        producer.is_numbered = head.numbering is not None
     return head
 
 
@@ -55,10 +57,7 @@ def _not_a_clients(block: bytes) -> errors.InvalidInput:
 
 
 def _check_numbering(numbering: Numbering | None, producer: Producer) -> None:
-    is_numbered = numbering is not None
-    if producer.is_numbered is None:
-        producer.is_numbered = is_numbered
-    elif producer.is_numbered is not is_numbered:
+    if producer.is_numbered is not None and producer.is_numbered is not (numbering is not None):
         raise errors.InvalidInput(
             f"producer {producer.name} sent batches with and without numbers", hint="number all of them, or none"
         )

@@ -17,6 +17,7 @@ from icestream.broker.records import CursorRecord, as_steps
 from icestream.broker.service import Broker
 from icestream.metadata.command import Put
 from icestream.metadata.store import MemoryStore
+from icestream.model import SyncMode
 from icestream.model.subscription import FailurePolicy, Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock
@@ -232,6 +233,22 @@ class Choosy(MemoryStore):
         if any(isinstance(one, Put) and one.key == self.refused for one in then):
             raise errors.MetadataFull("no room")
         return await super().txn(compare, then, otherwise)
+
+
+@pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
+async def test_a_cursor_never_passes_what_is_synced(mode: SyncMode) -> None:
+    """Acked and not on disk: the power may take the message back, and then it must come again (hazard 3)."""
+    machine = BrokerMachine(mode=mode)
+    broker, reader = await started(machine, messages=3)
+    await broker.storage.settle()
+    await publish(broker, await broker.open_producer(TOPIC, "p"), b"not", b"synced")
+    await quiet()
+    reader.ack(0, 2, 3, 4)
+    delivery = reader.subscription.delivery(0)
+    assert (delivery.stream.synced, delivery.stream.visible) == (3, 5)
+    assert (delivery.cursor().offset, delivery.cursor().ranges) == (1, [(2, 3)])
+    await broker.storage.settle()
+    assert delivery.cursor().ranges == [(2, 5)]
 
 
 # --- what a crash repeats ---

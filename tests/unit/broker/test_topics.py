@@ -197,16 +197,34 @@ async def test_a_dispatch_rate_slows_a_subscription_over_all_shards_and_skips_no
     other = await subscribe(broker, "other")
     await broker.set_dispatch_rate(TOPIC, "other", 1_000)
     counts = []
-    for _ in range(40):
+    for step in range(40):
         machine.clock.advance(0.1)
         await quiet()
         counts.append(len(reader.sink.got))
+        assert step < 3 or len(other.sink.got) == 200, "its own rate, and not the topic's"
     assert all(count <= 5 * (number + 1) + 7 for number, count in enumerate(counts)), counts
     assert counts[-1] >= 190
-    assert len(other.sink.got) == 200, "its own rate, and not the topic's"
     machine.clock.advance(1)
     await quiet()
     assert sorted(reader.sink.places) == [(shard, 0, offset) for shard in (0, 1) for offset in range(100)]
+
+
+async def test_a_dispatch_rate_that_changes_counts_at_once_for_whoever_is_subscribed() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, max_dispatch_rate=1)
+    await publish(broker, await open_one(broker), *[b"x"] * 100)
+    reader = await subscribe(broker)
+    await quiet()
+    assert len(reader.sink.got) == 1
+    await broker.set_topic_policies(TOPIC, Policies(max_dispatch_rate=40))
+    for _ in range(20):
+        machine.clock.advance(0.05)
+        await quiet()
+    assert 30 < len(reader.sink.got) < 50
+    await broker.set_namespace_policies("default", Policies(max_dispatch_rate=1))
+    await broker.set_topic_policies(TOPIC, Policies(max_dispatch_rate=0))
+    await quiet()
+    assert len(reader.sink.got) == 100, "the topic's own word: no bound"
 
 
 # --- incarnations ---
