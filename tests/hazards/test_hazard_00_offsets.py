@@ -109,3 +109,24 @@ async def test_hazard_00_numbers_that_nobody_may_reuse_are_a_declared_gap_that_r
     await log.close()
     log = await machine.start()
     assert log.gaps(A) == [gap], "a stop in order makes no further gap, and forgets none"
+
+
+@pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
+async def test_hazard_00_a_shard_that_got_nothing_since_the_last_start_has_no_further_gap(mode: SyncMode) -> None:
+    """Otherwise every unclean stop of a node would cost every shard that it ever had a million numbers."""
+    machine = Machine(mode=mode)
+    log = await machine.start()
+    await publish(log, A, b"first")
+    await machine.kill()
+    log = await machine.start()
+    (gap,) = log.report.gaps
+    assert (gap.start, gap.end) == (1, log.shard(*A).assigned)
+    for _ in range(2):
+        await machine.power_loss()
+        log = await machine.start()
+        assert log.report.gaps == []
+        assert log.gaps(A) == [gap]
+    assert await publish(log, A, b"second") == gap.end
+    await machine.kill()
+    log = await machine.start()
+    assert log.report.gaps != [], "now there is something that somebody may have seen"

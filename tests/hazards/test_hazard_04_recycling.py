@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.model import Topic
+from icestream.model import SyncMode, Topic
 from icestream.model.block import Numbering
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.wal import format as wire
@@ -178,6 +178,31 @@ async def test_hazard_04_a_file_goes_only_after_two_durable_checkpoints_cover_it
             assert sum(lsn >= last_lsn[number] for lsn in durable) >= 2, f"{what} before its checkpoints"
             freed += 1
     assert freed == len(last_lsn) > 1
+
+
+async def test_hazard_04_a_file_of_notes_alone_goes_only_after_two_checkpoints_too() -> None:
+    """No floor holds it, but the older checkpoint and the log behind it must still give the same state."""
+    machine = Machine(mode=SyncMode.PERIODIC)
+    log = await machine.start()
+    await publish(log, A, b"first")
+    await recycle(log)  # both know the floor; the file is still written to
+    await machine.kill()
+    log = await machine.start()
+    await log.checkpoint()  # frees the messages, and covers the note of the gap that this start wrote
+    await machine.kill()
+    log = await machine.start()
+    newest, older = (checkpoint_lsn(name) for name in checkpoints(machine.disk))
+    (file,) = log.upkeep.files
+    assert (list(file.ranges()), older, newest) == ([], file.seal.last_lsn - 1, file.seal.last_lsn)
+    await log.upkeep.free_files()
+    assert log.upkeep.files == [file]
+    before = log.gaps(A)
+    await machine.kill()
+    spoil(machine.disk, checkpoints(machine.disk)[0], "flip")
+    log = await machine.start()
+    assert log.gaps(A) == before
+    await recycle(log)
+    assert log.upkeep.files == []
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_directory"])

@@ -321,10 +321,12 @@ class Appender:
             self._gathered_notes.append(notes.topic_section(shard.topic))
 
     def _promise(self, promises: list[tuple[Shard, int]]) -> bool:
-        """Adds RESERVE notes where they are due; whether the record must wait for its own sync."""
+        """Adds RESERVE notes where they are due; whether the record must wait for its own sync. A gap alone makes none:
+        a shard that gets no message needs none, and would have another gap after each unclean stop."""
         must_wait = False
         for shard in self._gathered:
-            if shard.reserve_pending - shard.assigned < limits.RESERVE_BLOCK_OFFSETS // 2:
+            left = shard.reserve_pending - shard.assigned
+            if left < limits.RESERVE_BLOCK_OFFSETS // 2 and (shard.rows or left < 0):
                 shard.reserve_pending = shard.assigned + limits.RESERVE_BLOCK_OFFSETS
                 self._note_topic(shard)
                 self._gathered_notes.append(notes.reserve_section(shard.key, shard.epoch, shard.reserve_pending))

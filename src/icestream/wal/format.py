@@ -68,7 +68,8 @@ THE END OF THE LOG (hazard 5)
     CRC and every section CRC fit. The first one that is not is DAMAGE when n is known to have been synced:
         - a later good header of the same file says synced_through >= n, or the file's header sector or seal does;
         - a later file holds a good record (a file gets its first record after the one before it is synced and sealed);
-        - a checkpoint, a stored cursor or the table knows an LSN or an offset beyond it.
+        - a checkpoint, a stored cursor or the table knows an LSN or an offset beyond it. A checkpoint that cannot be
+          read still has its LSN in its name.
     Otherwise it is the TAIL: never acked in `always`, and cut. A flip inside the very last synced batch leaves no
     evidence anywhere and is taken for a tail; no log can tell.
 
