@@ -509,3 +509,21 @@ async def test_hazard_16_the_quota_counts_a_file_also_while_it_is_sealed() -> No
     await turn(log, sink)
     assert not log.appender.sealing()
     assert abs(log.upkeep.used_bytes - used[-1]) < 1000
+
+
+async def test_hazard_16_the_newest_messages_in_memory_go_back_too() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    await asyncio.gather(publish(log, A, b"kept"), turn(log, sink))
+    for value in (b"first of the failed", b"second of the failed"):
+        log.submit([batch(log, A, value)])
+        await settle()
+    machine.disk.fail("write", errno.ENOSPC)
+    await turn(log, sink)
+    assert log.tail.held_bytes == 0
+    machine.clock.advance(2)
+    for value in (b"in its place", b"and behind it"):
+        await asyncio.gather(publish(log, A, value), turn(log, sink))
+    found = log.tail.read(A, 1, log.shard(*A).written, 10_000)
+    assert [section.base_offset for section in found] == [1, 2]
+    assert b"in its place" in found[0].body
