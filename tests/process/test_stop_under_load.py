@@ -84,6 +84,7 @@ async def read_all(address: str, subscription: str) -> list[icestream.Message]:
         end = (await producer.send(b"the end")).offset
         while not found or found[-1].offset < end:
             found += await messages.take(1000)
+            messages.ack_through(found[-1])  # or the bound of what may be unacked would be reached
     return found[:-1]
 
 
