@@ -225,6 +225,8 @@ def _live(asked: dict[str, Any], pipes: list[int]) -> None:
         for number, pipe in enumerate(pipes):
             os.dup2(pipe, number)
         os.closerange(3, 1_000)
+        # the streams of the nursery know what its own files can do; these are pipes
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
         os.chdir(asked["directory"])
         os.environ.clear()
         os.environ.update(asked["environment"])
