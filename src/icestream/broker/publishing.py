@@ -109,3 +109,5 @@ def _note_outcome(topic: Topic, pipe: Pipe, rows: int, size: int, receipt: Recei
         topic.published_bytes += size
         metrics.PUBLISHED_MESSAGES.value += rows
         metrics.PUBLISHED_BYTES.value += size
+    else:  # a retry of what is stored, or a refusal: only what is stored counts
+        topic.publish_rate.give_back(rows)

@@ -42,6 +42,11 @@ class TokenBucket:
         self._level -= count * _WHOLE
         return max(0, -(self._level // self.per_second))
 
+    def give_back(self, count: int) -> None:
+        """They were taken and did not pass after all."""
+        if self.per_second:
+            self._level = min(self._burst, self._level + count * _WHOLE)
+
     def set_rate(self, per_second: int) -> None:
         """Counts from now on. What was taken in advance stays taken, and is paid at the new rate."""
         self.per_second = per_second

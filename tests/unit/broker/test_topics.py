@@ -186,6 +186,24 @@ async def test_a_publish_rate_slows_all_producers_of_the_topic_together_and_stor
     assert broker.publish(producers[0], 0, block(*[b"x"] * 1000)).pause_ms == 0
 
 
+async def test_retries_and_refusals_do_not_count_for_the_publish_rate() -> None:
+    """Whoever is answered late sends again: if that counted, he would wait longer and longer."""
+    machine = BrokerMachine()
+    broker = await opened(machine, max_publish_rate=10)
+    producer = await open_one(broker)
+    first = block(*[b"x"] * 50, producer=producer)
+    waits = []
+    for _ in range(4):
+        receipt = broker.publish(producer, 0, first)
+        await receipt
+        waits.append(receipt.pause_ms)
+    jump = broker.publish(producer, 0, block(*[b"x"] * 50, producer=producer, first=1_000))
+    assert isinstance((await jump)[0], errors.OutOfOrderSequence)
+    broker.reset_producer(producer, 0)
+    receipt = broker.publish(producer, 0, block(b"next", producer=producer, first=50))
+    assert (waits[0], receipt.pause_ms) == (4_900, 5_000), "50 messages at 10 in a second, less one; and one more"
+
+
 @pytest.mark.parametrize("kind", SubscriptionType)
 async def test_a_dispatch_rate_slows_a_subscription_over_all_shards_and_skips_nothing(kind: SubscriptionType) -> None:
     machine = BrokerMachine()
