@@ -1,0 +1,139 @@
+"""Messages that fail, against a plain model: each is acked by somebody or becomes one dead letter, whatever happens.
+
+Consumers ack, give back, stay silent and go; policies change; the broker is stopped and killed, the power fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from icestream.broker.options import BrokerOptions
+from icestream.broker.service import Broker
+from icestream.model import SyncMode
+from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
+from icestream.model.topic_name import TopicName
+from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
+
+DEAD = TopicName("default", "dead")
+KINDS = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE]
+STEPS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(1, 4)),
+    st.tuples(st.sampled_from(["nack", "nack", "ack"]), st.integers(0, 30)),
+    st.tuples(st.just("time"), st.sampled_from([1, 3, 11])),
+    st.tuples(st.sampled_from(["stop", "kill", "power loss"]), st.just(0)),
+    st.tuples(st.just("leave"), st.integers(0, 1)),
+    st.tuples(st.just("policy"), st.integers(0, 2)),
+)
+
+
+def policy(redeliveries: int) -> FailurePolicy:
+    return FailurePolicy(redeliveries, 5_000, 500, 2_000, poison=Poison.DEAD_LETTER, dead_letter_topic=str(DEAD))
+
+
+class Story:
+    def __init__(self, mode: SyncMode, kind: SubscriptionType) -> None:
+        self.machine = BrokerMachine(mode=mode, broker=BrokerOptions(unacked_max=9))
+        self.kind = kind
+        self.published = 0
+        self.acked: set[bytes] = set()
+        self.broker: Broker
+        self.readers: list[Reader] = []
+
+    async def check_steps(self, steps: list[tuple[str, int]]) -> None:
+        await self.start()
+        for step, number in steps:
+            await self.carry_out(step, number)
+            await quiet()
+            await self.letters()
+        await self.drain()
+        everything = {b"%d" % number for number in range(self.published)}
+        assert everything == self.acked | await self.letters(), "nothing is lost"
+        await self.broker.shutdown()
+
+    async def start(self) -> None:
+        self.broker = await self.machine.open_broker()
+        if self.broker.topics.find(TOPIC) is None:
+            await self.broker.create_topic(TOPIC)
+        count = 1 if self.kind is SubscriptionType.EXCLUSIVE else 2
+        self.readers = [await self.join(number) for number in range(count)]
+        await quiet()
+
+    async def join(self, number: int) -> Reader:
+        return await subscribe(self.broker, kind=self.kind, consumer=f"c{number}", failure=policy(1))
+
+    async def carry_out(self, step: str, number: int) -> None:
+        match step:
+            case "publish":
+                await self.publish(number)
+            case "time":
+                await self.machine.pass_time(number)
+            case "policy":
+                await self.broker.set_failure_policy(TOPIC, "s", policy(number))
+            case "leave":
+                number %= len(self.readers)
+                self.readers[number].leave()
+                self.readers[number] = await self.join(number)
+            case "nack" | "ack":
+                held = self.held()
+                if held:
+                    reader, offset = held[number % len(held)]
+                    reader.nack(offset) if step == "nack" else self.ack(reader, offset)
+            case _:
+                await self.end(step)
+                await self.start()
+
+    async def end(self, step: str) -> None:
+        if step == "stop":
+            await self.broker.shutdown()
+        elif step == "kill":
+            await self.machine.kill()
+        else:
+            await self.broker.storage.settle()  # what the mode does not promise is not the matter here
+            await self.machine.power_loss()
+
+    async def publish(self, count: int) -> None:
+        numbers = range(self.published, self.published + count)
+        producer = await self.broker.open_producer(TOPIC, "p")
+        keys = [b"key %d" % (number % 3) for number in numbers]
+        await publish(self.broker, producer, *(b"%d" % number for number in numbers), keys=keys)
+        self.published += count
+
+    def held(self) -> list[tuple[Reader, int]]:
+        """What is in flight with whom, in order."""
+        by_id = {reader.consumer.id: reader for reader in self.readers}
+        runs = self.readers[0].subscription.delivery(0).dispatcher.in_flight
+        return [(by_id[run.value.consumer], offset) for run in runs for offset in range(run.start, run.end)]
+
+    def ack(self, reader: Reader, offset: int) -> None:
+        reader.ack(offset)
+        self.acked.add(reader.sink.payloads[reader.sink.offsets.index(offset)])
+
+    async def letters(self) -> set[bytes]:
+        if self.broker.topics.find(DEAD) is None:
+            return set()
+        found = [row["payload"] for row in (await stored_rows(self.broker, DEAD)).values()]
+        assert len(found) == len(set(found)), f"a letter is there twice: {found}"
+        return set(found)
+
+    async def drain(self) -> None:
+        subscription = self.readers[0].subscription
+        for _ in range(60):
+            for reader, offset in self.held():
+                self.ack(reader, offset)
+            await self.machine.pass_time(3)
+            if not subscription.lag:
+                return
+        raise AssertionError(f"{subscription.lag} messages never come")
+
+
+@pytest.mark.parametrize("mode", SyncMode)
+@given(kind=st.sampled_from(KINDS), steps=st.lists(STEPS, min_size=5, max_size=40))
+@settings(max_examples=25, deadline=None)
+def test_each_message_is_acked_or_becomes_one_dead_letter(
+    mode: SyncMode, kind: SubscriptionType, steps: list[tuple[str, int]]
+) -> None:
+    asyncio.run(Story(mode, kind).check_steps(steps))
