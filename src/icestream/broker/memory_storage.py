@@ -21,7 +21,7 @@ from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.appender import Placed, Result
-from icestream.wal.options import LogOptions
+from icestream.wal.options import LogOptions, too_large
 from icestream.wal.producers import Duplicate, Producers
 from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard, Usage
@@ -119,9 +119,7 @@ class MemoryStorage:
             raise errors.InvalidInput(f"a block of {size} bytes came in {found}")
         allowed = self._options.rows_bytes_max if rows > 1 else self._options.batch_bytes_max
         if size > allowed:
-            raise errors.MessageTooLarge(
-                f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} bytes at once"
-            )
+            raise too_large(rows, size, allowed)
 
     def _shard(self, key: ShardKey) -> MemoryShard:
         found = self._shards.get(key)

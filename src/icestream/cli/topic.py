@@ -45,7 +45,11 @@ def list_topics(
     async def listed(broker: BrokerCalls) -> list[Document]:
         if broker.is_local:
             return await broker.items("page_topics", namespace=namespace or "")
-        names = (await broker.call("list_topics"))["topics"]
+        names: list[str] = []
+        page: Document = {"next": ""}
+        while (after := page.get("next")) is not None:
+            page = await broker.call("list_topics", after=after)
+            names += page["topics"]
         return [{"topic": name} for name in names if not namespace or name.startswith(f"/{namespace}/")]
 
     found = ask(Target(address, socket, config, sets), listed)

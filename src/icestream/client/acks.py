@@ -29,6 +29,8 @@ class Nacks(NamedTuple):
 
 def delay_ms_of(delay_seconds: float) -> int:
     """Of a nack. Raises InvalidInput."""
+    if not isinstance(delay_seconds, int | float):
+        raise errors.InvalidInput(f"a delay is in seconds, not {type(delay_seconds).__name__}", hint="delay=1.5")
     if not 0 <= delay_seconds * 1000 <= limits.FAILURE_POLICY_VALUE_MAX:
         raise errors.InvalidInput(f"a delay of {delay_seconds} s", hint="0 seconds to a week are allowed")
     return round(delay_seconds * 1000)

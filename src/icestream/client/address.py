@@ -33,6 +33,8 @@ class Address(NamedTuple):
 
 def parse_address(text: str) -> Address:
     """Raises InvalidInput."""
+    if not isinstance(text, str):
+        raise errors.InvalidInput(f"an address is text, not {type(text).__name__}", hint=f"it is like {DEFAULT}")
     if text.startswith(_UNIX + "/") and "\0" not in text:
         return Address("", 0, text.removeprefix(_UNIX))
     match = _TCP.fullmatch(text)

@@ -44,14 +44,30 @@ class SubscriptionAsked:
     def __post_init__(self) -> None:
         TopicName.parse(self.topic)
         check_name("subscription", self.subscription)
-        if self.type not in [kind.value for kind in SubscriptionType]:
-            raise errors.InvalidInput(f"{self.type!r} is not a type of subscriptions")
-        if not 0 < self.prefetch <= limits.CREDIT_MAX:
-            raise errors.InvalidInput(f"prefetch {self.prefetch} is not between 1 and {limits.CREDIT_MAX}")
-        if self.buffer_bytes < 1 or (self.take_timeout is not None and not self.take_timeout > 0):
-            raise errors.InvalidInput("buffer_bytes and take_timeout must be above 0")
+        types = [kind.value for kind in SubscriptionType]
+        if self.type not in types:
+            raise errors.InvalidInput(
+                f"{self.type!r} is not a type of subscriptions", hint=f"there are {', '.join(types)}"
+            )
+        if self.key_patterns and self.type != SubscriptionType.KEY_SHARED.value:
+            raise errors.InvalidInput(
+                f"key_patterns have no meaning for a subscription that is {self.type}", hint='type="key-shared"'
+            )
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        if type(self.prefetch) is not int or not 0 < self.prefetch <= limits.CREDIT_MAX:
+            raise errors.InvalidInput(f"prefetch={self.prefetch!r}", hint=f"1 to {limits.CREDIT_MAX} messages")
+        if type(self.buffer_bytes) is not int or self.buffer_bytes < 1:
+            raise errors.InvalidInput(f"buffer_bytes={self.buffer_bytes!r}", hint="at least one byte")
+        if self.take_timeout is not None and not _is_above_0(self.take_timeout):
+            raise errors.InvalidInput(f"take_timeout={self.take_timeout!r}", hint="it is in seconds, above 0")
 
     def arguments(self, consumer: str) -> Document:
         found: Document = {"topic": self.topic, "subscription": self.subscription, "consumer": consumer}
         found |= {"type": self.type, "key_patterns": list(self.key_patterns), **arguments_of(self.start)}
         return found if self.failure is None else {**found, "failure": self.failure}
+
+
+def _is_above_0(found: object) -> bool:
+    return isinstance(found, int | float) and found > 0

@@ -167,6 +167,8 @@ def _fill(values: list[Value], count: int, default: Value) -> None:
 
 def headers_of(given: Mapping[Any, Any]) -> dict[str, str]:
     """Headers that a block can hold; the sender's own dictionary may change later. Raises InvalidInput."""
+    if not isinstance(given, Mapping):
+        raise errors.InvalidInput(f"headers are a dictionary, not {type(given).__name__}", hint='headers={"a": "b"}')
     found: dict[str, str] = {}
     for key, value in given.items():
         if not isinstance(key, str) or not isinstance(value, str):

@@ -47,7 +47,7 @@ class BlockingMessage(Message):
 
     def _go_over(self, call: Callable[..., object], *arguments: object) -> None:
         """What is known to be wrong is raised here; a subscription that ends in between needs no acks any more."""
-        self._delivered.subscription.check_acks()
+        self._delivered.subscription.check_open()
         self._thread.call_soon(_quietly, call, *arguments)
 
 

@@ -95,8 +95,14 @@ class Client:
         return topic_info(await self.call("describe_topic", {"topic": topic}, repeats=True))
 
     async def list_topics(self) -> list[str]:
-        found = await self.call("list_topics", {}, repeats=True)
-        return list(document.texts_of(found, "topics", limits.DOCUMENT_ITEMS_MAX, limits.TOPIC_NAME_BYTES_MAX))
+        """In the order of their names."""
+        names: list[str] = []
+        after: str | None = ""
+        while after is not None:
+            found = await self.call("list_topics", {"after": after}, repeats=True)
+            names += document.texts_of(found, "topics", limits.DOCUMENT_ITEMS_MAX, limits.TOPIC_NAME_BYTES_MAX)
+            after = names[-1] if found.get("next") else None
+        return names
 
     async def delete_subscription(self, topic: str, subscription: str) -> None:
         await self.call("delete_subscription", {"topic": topic, "subscription": subscription})

@@ -18,10 +18,21 @@ class ClientOptions:
     compression: bool = False
 
     def __post_init__(self) -> None:
-        if self.wait_seconds < 0:
-            raise errors.InvalidInput(f"wait {self.wait_seconds} is below 0")
-        for name in ("connect", "call", "send", "heartbeat"):
-            if not getattr(self, f"{name}_seconds") > 0:
-                raise errors.InvalidInput(f"the {name} timeout is not above 0", hint="it is in seconds")
-        if len(self.name.encode()) > limits.NAME_BYTES_MAX:
-            raise errors.InvalidInput(f"the name of a client has more than {limits.NAME_BYTES_MAX} bytes")
+        if not _is_number(self.wait_seconds) or not self.wait_seconds >= 0:
+            raise errors.InvalidInput(f"wait={self.wait_seconds!r} is not a time to wait", hint="0 seconds or more")
+        for name in ("connect_timeout", "call_timeout", "send_timeout", "heartbeat"):
+            found = getattr(self, f"{name.removesuffix('_timeout')}_seconds")
+            if not _is_number(found) or not found > 0:
+                raise errors.InvalidInput(f"{name}={found!r} is not a time", hint="it is in seconds, above 0")
+        if not _is_name(self.name):
+            raise errors.InvalidInput(
+                "the name of a client is not text, or too long", hint=f"at most {limits.NAME_BYTES_MAX} bytes fit"
+            )
+
+
+def _is_name(found: object) -> bool:
+    return isinstance(found, str) and len(found.encode(errors="replace")) <= limits.NAME_BYTES_MAX
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, int | float)

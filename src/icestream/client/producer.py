@@ -102,11 +102,9 @@ class Producer:
     async def flush(self) -> None:
         """Until every message sent so far is stored or has failed; its future says which."""
         waiting: list[asyncio.Future[None]] = []
-        for lane in self._out.lanes:
-            for batch in list(lane)[-1:]:
-                if batch.futures:
-                    waiting.append(self._loop.create_future())
-                    batch.settled.append(waiting[-1])
+        for batch in [batch for lane in self._out.lanes for batch in lane if batch.futures]:
+            waiting.append(self._loop.create_future())
+            batch.settled.append(waiting[-1])
         if waiting:
             await asyncio.wait(waiting)
 
@@ -133,8 +131,9 @@ class Producer:
             self._end(errors.ClientClosed(f"producer {self.name} was closed"))
 
     async def __aenter__(self) -> Producer:
-        if not self._out.was_open:
+        if not self._out.was_open and not self._is_closing:
             await self._session.open(self)
+        self._check_open()
         return self
 
     async def __aexit__(
@@ -210,7 +209,7 @@ class Producer:
             raise self.error
         if self._is_closing or not self._out.was_open:
             state = "closed" if self._is_closing else "not open yet"
-            raise errors.ClientClosed(f"producer {self.name} is {state}", hint="use it inside `async with`")
+            raise errors.ClientClosed(f"producer {self.name} is {state}", hint="use one inside its own `async with`")
 
     def _full(self) -> errors.IcestreamError:
         return errors.InFlightFull(

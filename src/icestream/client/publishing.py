@@ -87,8 +87,9 @@ class Publishing:
             else:
                 batch.seal(self._constants, numbering)
             if len(batch.block) > connection.send_bytes_max:
-                raise errors.MessageTooLarge(
-                    f"a batch of {len(batch.block)} bytes", hint=f"the broker takes {connection.send_bytes_max}"
+                raise errors.MessageTooLarge(  # of one message: batches of several are far smaller
+                    f"a message of {len(batch.block)} bytes",
+                    hint=f"the broker takes {connection.send_bytes_max} bytes in a frame",
                 )
         except errors.IcestreamError as error:
             self._drop(batch, error)

@@ -218,14 +218,17 @@ class Session:
         `undo`: the call that takes it back, with the handle of an answer that comes when nobody waits any more.
         """
         answer = connection.call(method, arguments)
+        is_taken = False
         try:
             async with asyncio.timeout(self.options.call_seconds):
-                return await asyncio.shield(answer)
+                found = await asyncio.shield(answer)
+                is_taken = True
+                return found
         except TimeoutError:
             seconds = f"{self.options.call_seconds:g} s"
             raise errors.ConnectionLost(f"{self.address} did not answer {method} in {seconds}") from None
         finally:
-            if not answer.done():
+            if not is_taken:  # also an answer that came in the moment in which whoever asked was cancelled
                 answer.add_done_callback(lambda late: self._undo(connection, undo, late))
 
     def _undo(self, connection: Connection, undo: str, late: asyncio.Future[Document]) -> None:

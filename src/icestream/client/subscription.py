@@ -181,18 +181,20 @@ class Subscription:
     def _plan_ack(self) -> None:
         if not self._is_planned:
             self._session.check_loop()
-        self.check_acks()
+        self.check_open()
         self.plan()
 
-    def check_acks(self) -> None:
-        """Raises why nothing can be acked any more."""
+    def check_open(self) -> None:
+        """Raises why it gets no messages any more, and takes no acks."""
         if self.error is not None:
             raise self.error
         if self._is_closed:
-            raise errors.ClientClosed(f"subscription {self.name} is closed", hint="ack inside `async with`")
+            raise errors.ClientClosed(f"subscription {self.name} is closed", hint="use it inside its `async with`")
 
     async def flush(self) -> None:
         """Until the broker has counted every ack so far. Raises ConnectionLost when it did not say so."""
+        self._check_was_open()
+        self.check_open()
         connection = self._connection
         if connection is None:
             raise errors.ConnectionLost(
@@ -242,6 +244,7 @@ class Subscription:
         self._inbox.clear()
 
     async def __aenter__(self) -> Subscription:
+        self.check_open()
         if self._identity is None:
             await self._session.open(self)
         return self

@@ -56,7 +56,7 @@ def check_namespace(text: str) -> str:
 
 def check_name(kind: str, text: str) -> str:
     """Names of subscriptions, producers and consumers: clients make them of host names, times and the like."""
-    if not text or not text.isprintable() or "/" in text or len(text.encode()) > limits.NAME_BYTES_MAX:
+    if not _is_name(text):
         raise errors.InvalidInput(
             f"{reprlib.repr(text)} is not the name of a {kind}",
             hint=f"printable characters without /, at most {limits.NAME_BYTES_MAX} bytes",
@@ -64,8 +64,14 @@ def check_name(kind: str, text: str) -> str:
     return text
 
 
-def _split(text: str) -> TopicName:
-    parts = text.split("/", 3)
+def _is_name(text: object) -> bool:
+    if not isinstance(text, str) or not text or not text.isprintable():
+        return False
+    return "/" not in text and len(text.encode()) <= limits.NAME_BYTES_MAX
+
+
+def _split(text: object) -> TopicName:
+    parts = text.split("/", 3) if isinstance(text, str) else []
     if len(parts) != 3 or parts[0] or not all(_PART.fullmatch(part) for part in parts[1:]):
         raise errors.InvalidInput(f"{reprlib.repr(text)} is not the name of a topic", hint=_meant(parts) + _RULE)
     return TopicName(parts[1], parts[2])

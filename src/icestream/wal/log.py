@@ -23,7 +23,7 @@ from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
 from icestream.wal.admission import Quota, admit, quota_of
 from icestream.wal.appender import Appender, Batch, Result
-from icestream.wal.options import LogOptions
+from icestream.wal.options import LogOptions, too_large
 from icestream.wal.reader import Reader
 from icestream.wal.receipt import Receipt
 from icestream.wal.recovery import Recovered
@@ -153,9 +153,7 @@ class Log:
             raise errors.InvalidInput(f"a block of {size} bytes came in {len(block)}")
         allowed = self._rows_bytes_max if rows > 1 else self._row_bytes_max
         if size > allowed:
-            raise errors.MessageTooLarge(
-                f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} bytes at once"
-            )
+            raise too_large(rows, size, allowed)
         return new_tuple(Batch, (shard, rows, block, numbering))
 
     @property

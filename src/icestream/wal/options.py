@@ -43,3 +43,15 @@ class LogOptions:
     def rows_bytes_max(self) -> int:
         """The largest block of more than one message: a record holds two of them."""
         return min(self.batch_bytes_max, limits.RECORD_BYTES_TARGET // 2)
+
+
+def too_large(rows: int, size: int, allowed: int) -> errors.MessageTooLarge:
+    """A block that the log does not take."""
+    if rows == 1:
+        return errors.MessageTooLarge(
+            f"a message of {size} bytes",
+            hint=f"{allowed} bytes fit: raise storage.iceberg_config.wal.max_message_bytes",
+        )
+    return errors.MessageTooLarge(
+        f"a batch of {rows} messages has {size} bytes", hint=f"send at most {allowed} at once"
+    )

@@ -105,6 +105,7 @@ async def test_a_key_has_its_shard_and_messages_without_one_go_round(client: ice
         ({"payload": b"", "key": 7}, "key"),
         ({"payload": b"", "key": "\ud800"}, "Unicode"),
         ({"payload": b"", "headers": {"a": 1}}, "header"),
+        ({"payload": b"", "headers": [("a", "b")]}, "headers are"),
         ({"payload": b"", "publish_time": datetime(2026, 1, 1)}, "time zone"),
         ({"payload": b"", "publish_time": 2**63}, "64 bits"),
         ({"payload": b"x" * 70_000_000}, "70000000 bytes"),
@@ -120,6 +121,8 @@ async def test_what_cannot_be_sent_is_refused_at_once_and_changes_nothing(
             producer.send(payload, **arguments)
         assert producer.pending_bytes == 0
         assert (await producer.send(b"good")).offset == 0
+    with pytest.raises(errors.ClientClosed, match="closed"):
+        await producer
 
 
 async def test_a_message_that_its_topic_does_not_allow_is_refused_at_once(client: icestream.Client) -> None:
@@ -152,6 +155,21 @@ async def test_flush_and_close_wait_for_everything_that_was_sent(client: icestre
     assert late.done()
     with pytest.raises(errors.ClientClosed):
         producer.send(b"z")
+
+
+async def test_flush_and_close_wait_for_what_was_sent_before_a_message_that_fails_at_once(
+    client: icestream.Client,
+) -> None:
+    producer = await client.producer(TOPIC)
+    good, wrong = producer.send(b"good"), producer.send(bytes(20_000_000))
+    await producer.flush()
+    assert good.done()
+    with pytest.raises(errors.MessageTooLarge, match="20000"):
+        await wrong
+    good, wrong = producer.send(b"good"), producer.send(bytes(20_000_000))
+    await producer.close()
+    assert (await good).offset == 1
+    assert isinstance(wrong.exception(), errors.MessageTooLarge)
 
 
 async def test_a_future_that_was_given_up_disturbs_nobody(client: icestream.Client) -> None:

@@ -316,12 +316,12 @@ async def test_the_network_offers_none_of_it(ask: Operator) -> None:
     link = Link(handshake.Hello(client="test"))
     await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", ask.node.native.port)
     await link.opened
-    assert await link.call("list_topics", {}) == {"topics": []}
+    assert await link.call("list_topics", {}) == {"topics": [], "next": None}
     for method in (*METHODS, *METADATA_CALLS):
         with pytest.raises(errors.InvalidInput, match="there is no method"):
             await link.call(method, {})
     large = {"padding": bytes(limits.CALL_BYTES_MAX)}
-    assert await ask("list_topics", **large) == {"topics": []}
+    assert await ask("list_topics", **large) == {"topics": [], "next": None}
     with pytest.raises(errors.ConnectionLost):
         await link.call("list_topics", large)
     link.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Awaitable, Callable, Mapping
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -65,6 +67,10 @@ class CreateTopic(msgspec.Struct):
     policies: records.Policies = records.Policies()
 
 
+class ListTopics(msgspec.Struct):
+    after: str = ""
+
+
 class TopicOnly(msgspec.Struct):
     topic: str
 
@@ -74,11 +80,26 @@ class TopicAndSubscription(msgspec.Struct):
     subscription: str
 
 
+# A policy that is not in force because its name is misspelt is worse than an error.
+_STRICT: Final[dict[str, type[msgspec.Struct]]] = {
+    "policies": records.Policies,
+    "failure": records.FailurePolicyRecord,
+}
+
+
 def arguments_of(kind: type[Arguments], given: Document) -> Arguments:
+    for name, policies in _STRICT.items():
+        _check_names(name, given.get(name), policies.__struct_fields__)
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"the arguments do not fit: {error}", hint="docs/protocol.md lists them") from None
+
+
+def _check_names(what: str, given: object, known: tuple[str, ...]) -> None:
+    unknown = [name for name in given if name not in known] if isinstance(given, dict) else ()
+    if unknown:
+        raise errors.InvalidInput(f"{what} has no {reprlib.repr(unknown[0])}", hint=f"there are {', '.join(known)}")
 
 
 async def open_producer(connection: NativeConnection, given: Document) -> Document:
@@ -204,7 +225,12 @@ async def describe_topic(connection: NativeConnection, given: Document) -> Docum
 
 
 async def list_topics(connection: NativeConnection, given: Document) -> Document:
-    return {"topics": sorted(str(topic.name) for topic in connection.broker.topics)}
+    """A page of them, in the order of their names; `next` is the last one, and nil when there are no more."""
+    after = arguments_of(ListTopics, given).after
+    behind = (name for topic in connection.broker.topics if (name := str(topic.name)) > after)
+    found = nsmallest(limits.TOPICS_PAGE_MAX + 1, behind)
+    page = found[: limits.TOPICS_PAGE_MAX]
+    return {"topics": page, "next": page[-1] if len(found) > len(page) else None}
 
 
 async def delete_subscription(connection: NativeConnection, given: Document) -> Document:
