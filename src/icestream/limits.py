@@ -184,6 +184,8 @@ CONNECTION_ANSWER_BYTES_MAX: Final = 1 * MIB
 KEEP_ALIVE_SECONDS: Final = 30
 # A stop waits so long for clients that do not read their last answers; it has 10 s in all.
 CLOSE_SECONDS_MAX: Final = 3
+# And so long for one that was not let in: these are not counted.
+REFUSED_SECONDS_MAX: Final = 0.25
 # Names of compressions in a HELLO.
 COMPRESSIONS_MAX: Final = 16
 # One read of a socket, and of one on which little comes: ten thousand connections that wait are 160 MiB.

@@ -73,18 +73,36 @@ class RawClient:
 
     # --- in ---
 
-    async def read(self) -> Frame:
+    @property
+    def name(self) -> str:
+        """As the broker knows it."""
+        return str(self._socket.getsockname())
+
+    async def read(self, seconds: float = WAIT_SECONDS) -> Frame:
         """The next frame. Raises Closed at the end of the connection."""
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(seconds):
             while not self._frames:
+                await self._until_readable()
                 try:
-                    data = await self._loop.sock_recv(self._socket, 65536)
+                    data = self._socket.recv(65536)
+                except BlockingIOError:
+                    continue
                 except ConnectionError:
                     raise Closed from None
                 if not data:
+                    self.close()  # the broker waits for that
                     raise Closed
                 self._frames += self._stream.feed(data)
         return self._frames.popleft()
+
+    async def _until_readable(self) -> None:
+        """Nothing is taken from the socket, so nothing is lost when the time is over."""
+        readable = asyncio.Event()
+        self._loop.add_reader(self._socket, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(self._socket)
 
     async def read_all(self) -> list[Frame]:
         """Everything up to the end of the connection."""
@@ -129,13 +147,13 @@ def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:
 async def raw_client(address: str, hello: Hello | None = HELLO, *, receive_bytes: int = 0) -> AsyncIterator[RawClient]:
     """`hello` None: nothing was said yet. `receive_bytes`: a small buffer of the kernel for what is not read."""
     target = parse_address(address)
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found = socket.socket(socket.AF_UNIX if target.path else socket.AF_INET, socket.SOCK_STREAM)
     found.setblocking(False)  # its name says what
     if receive_bytes:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     client = RawClient(found)
     try:
-        await asyncio.get_running_loop().sock_connect(found, (target.host, target.port))
+        await asyncio.get_running_loop().sock_connect(found, target.path or (target.host, target.port))
         if hello is not None:
             number = client.next_number()
             await client.write(frame.encode_frame(Kind.HELLO, number, handshake.encode_hello(hello)))

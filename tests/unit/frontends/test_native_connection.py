@@ -17,7 +17,7 @@ from icestream.model.topic_name import TopicName
 from icestream.protocol import document, frame
 from icestream.protocol.compression import Compression
 from icestream.protocol.frame import CUMULATIVE, SIZE_MIN, Frame, Kind, Outcome, Part
-from icestream.protocol.handshake import Hello
+from icestream.protocol.handshake import Hello, decode_welcome
 from icestream.testing import TestBroker
 from tests.support.raw_client import RawClient, ack, block, call, credit, ping, publish, raw_client
 from tests.support.until import until
@@ -72,6 +72,66 @@ async def goodbye(client: RawClient) -> tuple[list[Frame], errors.IcestreamError
     *before, last = await client.read_all()
     assert last.number == 0
     return before, error_of(last)
+
+
+# --- the handshake ----------------------------------------------------------------------------------------------------
+
+
+def hello(**fields: object) -> bytes:
+    return frame.encode_frame(Kind.HELLO, 1, frame.MAGIC + document.encode(dict(fields)))
+
+
+@pytest.mark.parametrize(
+    ("said", "version", "compression"),
+    [
+        (hello(version=1), 1, ""),
+        (hello(version=9, version_min=1, client="from the future", news={"a": 1}), 1, ""),
+        (hello(version=1, compression=["lz77", "zstd"]), 1, "zstd"),
+        (hello(version=1, compression=["lz77"]), 1, ""),
+    ],
+    ids=["least", "later", "compression", "unknown compression"],
+)
+async def test_a_hello_is_answered_with_what_counts(
+    broker: TestBroker, said: bytes, version: int, compression: str
+) -> None:
+    async with raw_client(broker.address, hello=None) as client:
+        await client.write(said, ping(2))
+        welcome = decode_welcome((await client.read()).body)
+        assert (welcome.version, welcome.compression) == (version, compression)
+        assert welcome.frame_bytes_max == limits.FRAME_BYTES_MAX_DEFAULT
+        assert (await client.read()).kind == Kind.PONG, "whoever does not wait is not punished"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (hello(version=9, version_min=2), errors.UnknownVersion),
+        (hello(version=9), errors.UnknownVersion),
+        (hello(version=1, frame_bytes_max=1000), errors.InvalidInput),
+        (hello(version="1"), errors.DecodeError),
+        (hello(version=1, client="x" * 300), errors.DecodeError),
+        (hello(version=1, pad=bytes(limits.HELLO_BYTES_MAX)), errors.DecodeError),
+        (frame.encode_frame(Kind.HELLO, 1, b"ICESTRM2" + document.encode({"version": 1})), errors.DecodeError),
+        (ping(1), errors.DecodeError),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", errors.DecodeError),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), errors.DecodeError),
+    ],
+    ids=["later", "only later", "bound", "type", "name", "size", "magic", "kind", "http", "tls"],
+)
+async def test_anything_else_is_refused_with_a_reason(
+    broker: TestBroker, said: bytes, kind: type[errors.IcestreamError]
+) -> None:
+    async with raw_client(broker.address, hello=None) as client:
+        await client.write(said)
+        before, reason = await goodbye(client)
+    assert before == []
+    assert isinstance(reason, kind)
+    assert reason.hint or kind is errors.DecodeError
+
+
+async def test_a_second_hello_is_refused(client: RawClient) -> None:
+    await client.write(hello(version=1))
+    assert isinstance((await goodbye(client))[1], errors.DecodeError)
 
 
 # --- publishing -------------------------------------------------------------------------------------------------------
@@ -265,12 +325,32 @@ async def test_whoever_does_not_read_the_last_word_is_cut_off(
     monkeypatch.setattr(limits, "CONNECTION_ANSWER_BYTES_MAX", limits.GIB)
     async with raw_client(broker.address, receive_bytes=4096) as client:
         connection = with_small_buffers(connection_of(broker))
-        while connection.can_write.is_set():
+        while connection.out.can_write.is_set():
             await client.write(*[ping(10, bytes(64))] * 50)
             await asyncio.sleep(0)
         await client.write(b"\xff" * 16)
         await until(lambda: not broker.node.native.connections)
         assert connection.lost.is_set()
+
+
+async def test_the_last_words_arrive_although_the_client_goes_on_sending(broker: TestBroker) -> None:
+    """A socket that is closed with something unread would take back what the client has not read yet."""
+    async with raw_client(broker.address, receive_bytes=4096) as client:
+        connection = connection_of(broker)
+        await client.write(*[ping(10, bytes(64))] * 3000, b"\xff" * 16)
+        await until(lambda: connection._is_leaving)
+        await client.write(bytes(300_000))
+        before, reason = await goodbye(client)
+    assert isinstance(reason, errors.DecodeError)
+    assert [one.kind for one in before] == [Kind.PONG] * 3000
+
+
+async def test_a_client_that_does_not_go_is_cut_off(broker: TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLOSE_SECONDS_MAX", 0.05)
+    async with raw_client(broker.address) as client:
+        await client.write(b"\xff" * 16)
+        assert error_of(await client.read()).code == "decode"
+        await until(lambda: not broker.node.native.connections)
 
 
 # --- what ends a connection -------------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ async def test_a_client_that_does_not_read_keeps_no_child_alive(
     node, child = await node_with_child(tmp_path, UNTIL_ASKED)
     async with raw_client(f"127.0.0.1:{node.native.port}", receive_bytes=4096) as client:
         (connection,) = node.native._connections
-        while connection.can_write.is_set():
-            connection.send(bytes(65536))
+        while connection.out.can_write.is_set():
+            connection.out.send(bytes(65536))
             await asyncio.sleep(0)
         stopping = asyncio.create_task(node.stop())
         await until(lambda: child.pid is None)

@@ -7,8 +7,7 @@
 
 Frames are carried out in order. When one has to wait (for room in the log, for answers that are due, for calls under
 way, for a client that does not read its answers), the connection stops reading its socket and goes on from that frame
-later: the client is slowed, nothing is refused. All that leaves in a loop tick leaves in one write. A consumer is full
-while the socket does not take what was written; all connections share one budget for that (hazard 35).
+later: the client is slowed, nothing is refused. What leaves: outbox.py.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from icestream.broker.topic import Producer
 from icestream.frontends.native.answers import Answer, Answers
 from icestream.frontends.native.calls import PUBLIC, Offered
 from icestream.frontends.native.consuming import NativeConsumer
+from icestream.frontends.native.outbox import Outbox
 from icestream.frontends.native.pulse import Pulse
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.observability.log import get_logger
 from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import HEAD, Frame, Kind, Part
+from icestream.protocol.frame import Frame, Kind, Part
 from icestream.protocol.stream import FrameStream
 from icestream.runtime.tasks import Tasks
 
@@ -69,7 +69,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
         self._room = 0  # of the buffer that is being read into
-        self._agreed: handshake.Agreed | None = None
+        self._dropped: bytearray | None = None  # what comes after our last word
         self._transport: asyncio.Transport | None = None
         self._due: asyncio.TimerHandle | None = None  # until then it has said HELLO, or has gone
         self._tasks = Tasks(self._task_failed)
@@ -81,29 +81,24 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_leaving = False
         self._calls = 0
         self._call_ended = Pulse()
-        self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._answer_bytes = 0  # of answers that the socket may not have taken
-        self._written = Pulse()  # beats when it has
-        self._write_planned = False
-        self._is_paused = False
-        self.can_write = asyncio.Event()
-        self.can_write.set()
+        self.out = Outbox(connections, self._tell_consumers)
         self.lost = asyncio.Event()
         self.peer = ""
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, NativeConsumer] = {}
         self.watches: dict[int, asyncio.Task[None]] = {}
         self._handles = 0
-        self.answers = Answers(self.send_frame)
+        self.answers = Answers(self.out.send_frame)
 
     # --- the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        self.out.use(self._transport)
         self.peer = str(transport.get_extra_info("peername") or "local")
         if len(self._connections) >= limits.CONNECTIONS_MAX:
-            self.close(errors.Refused(f"{len(self._connections)} connections are open", hint="close some of them"))
+            refused = errors.Refused(f"{len(self._connections)} connections are open", hint="close some of them")
+            self.close(refused, limits.REFUSED_SECONDS_MAX)
             return
         self._connections.add(self)
         self._due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
@@ -112,12 +107,16 @@ class NativeConnection(asyncio.BufferedProtocol):
             for option in _KEEP_ALIVE:  # a peer whose machine is gone would hold its consumers for ever
                 found.setsockopt(*option)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview | bytearray:
+        if self._dropped is not None:
+            return self._dropped
         buffer = self._stream.get_buffer()
         self._room = len(buffer)
         return buffer
 
     def buffer_updated(self, count: int) -> None:
+        if self._dropped is not None:
+            return
         if count == self._room:
             self._end_turn()
         try:
@@ -145,6 +144,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self._transport = None
+        self.out.use(None)
         self.lost.set()
         if self._due is not None:
             self._due.cancel()
@@ -163,14 +163,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._ending = self._loop.create_task(self._tasks.stop())
 
     def pause_writing(self) -> None:
-        self._is_paused = True
-        self.can_write.clear()
+        self.out.pause()
 
     def resume_writing(self) -> None:
-        self._is_paused = False
-        self.can_write.set()
-        self._has_written()
-        self._tell_consumers()
+        self.out.resume()
 
     # --- out ---
 
@@ -181,74 +177,47 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def is_full(self) -> bool:
-        return self._is_paused or self._is_leaving or self._out_bytes >= self._connections.share
+        """It takes no messages now."""
+        return self._is_leaving or self.out.is_full
 
     @property
     def agreed(self) -> handshake.Agreed:
-        assert self._agreed is not None
-        return self._agreed
-
-    def send(self, *pieces: bytes) -> None:
-        """Leaves at the end of this tick, with everything else."""
-        if self._transport is None:
-            return
-        for piece in pieces:
-            self._out.append(piece)
-            self._out_bytes += len(piece)
-        if not self._write_planned:
-            self._write_planned = True
-            self._loop.call_soon(self._write)
-
-    def send_frame(self, kind: int, number: int, body: bytes) -> None:
-        """Anything but messages: those are sent while the socket takes them, answers whenever they are due."""
-        self._answer_bytes += HEAD.size + len(body)
-        if self._agreed is None or self._agreed.compression is None:
-            self.send(frame.encode_frame(kind, number, body))
-        else:
-            self.send(handshake.sealed(kind, number, body, self._agreed))
-
-    def _write(self) -> None:
-        self._write_planned = False
-        out, self._out = self._out, []
-        was_full, self._out_bytes = bool(self.consumers) and self.is_full, 0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(out)
-        if not self._is_paused:
-            self._has_written()
-        if was_full and not self.is_full:
-            self._tell_consumers()
-
-    def _has_written(self) -> None:
-        self._answer_bytes = 0
-        self._written.beat()
+        assert self.out.agreed is not None
+        return self.out.agreed
 
     def _tell_consumers(self) -> None:
         for consumer in list(self.consumers.values()):
             consumer.drained()
 
-    def close(self, error: errors.IcestreamError | None = None) -> None:
-        """Says why, and goes. Whoever does not read that is cut off after a while."""
-        if error is not None:
-            self.send_frame(Kind.ERROR, 0, document.encode_error(error))
-        self._write()
-        if self._transport is not None:
-            self._transport.close()
-            self._abort_soon()
+    def close(self, error: errors.IcestreamError, linger_seconds: float) -> None:
+        """Says why, and goes when the client has read that and closes its end, or after a while.
+
+        What it still sends is read and dropped: closed with something unread, a socket takes its last words back.
+        """
+        self.out.send_frame(Kind.ERROR, 0, document.encode_error(error))
+        self.out.write()
+        self.out.use(None)
+        self._is_leaving = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._dropped = bytearray(limits.SOCKET_READ_BYTES_MIN)
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            self._abort_in(linger_seconds)
 
     def abort(self) -> None:
         """Goes at once, whatever the client did not read yet."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _abort_soon(self) -> None:
+    def _abort_in(self, seconds: float) -> None:
         if self._due is not None:
             self._due.cancel()
-        self._due = self._loop.call_later(limits.CLOSE_SECONDS_MAX, self.abort)
+        self._due = self._loop.call_later(seconds, self.abort)
 
     async def leave(self, error: errors.IcestreamError) -> None:
         """Reads nothing more, answers what was taken, says why, and goes. Ends when the client has read it all."""
         self._is_leaving = True
-        self._abort_soon()
+        self._abort_in(limits.CLOSE_SECONDS_MAX)
         if self._transport is not None:
             self._transport.pause_reading()
         self._held.clear()
@@ -257,13 +226,15 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._publishing = None
         await self.answers.finish()
         await self._call_ended.wait_while(lambda: self._calls > 0)
-        self.close(error)
+        self.close(error, limits.CLOSE_SECONDS_MAX)
         await self.lost.wait()
 
     def _give_up(self, error: errors.IcestreamError) -> None:
         """What came before is answered first."""
         _log.info("a connection is closed", peer=self.peer, reason=str(error))
         self._is_leaving = True
+        if self._transport is not None:
+            self._transport.pause_reading()
         self._tasks.start(self.leave(error), "native-leave")
 
     def _is_silent(self) -> None:
@@ -277,7 +248,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _receive(self, one: Frame) -> None:
         if self._transport is None or self._transport.is_closing() or self._is_leaving:
             return
-        if self._agreed is None:
+        if self.out.agreed is None:
             self._greet(one)
         elif self._is_waiting:
             self._held.append(one)
@@ -288,15 +259,15 @@ class NativeConnection(asyncio.BufferedProtocol):
         agreed, body = self._welcome.agree(one)
         self._stream.frame_bytes_max = agreed.frame_bytes_max
         self._stream.kinds = frame.FROM_CLIENT
-        self.send_frame(Kind.WELCOME, one.number, body)
-        self._agreed = agreed
+        self.out.send_frame(Kind.WELCOME, one.number, body)
+        self.out.agreed = agreed
         if self._due is not None:
             self._due.cancel()
 
     def _take(self, one: Frame) -> None:
-        if self._answer_bytes >= limits.CONNECTION_ANSWER_BYTES_MAX:
+        if self.out.is_flooded:
             self._held.appendleft(one)
-            self._wait(self._written.wait_while(lambda: self._answer_bytes >= limits.CONNECTION_ANSWER_BYTES_MAX))
+            self._wait(self.out.written.wait_while(lambda: self.out.is_flooded))
         else:
             self._carry_out(handshake.opened(one, self.agreed))
 
@@ -318,7 +289,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             case _:
                 frame.check_ping(one.body)
                 _check_number(one)
-                self.send_frame(Kind.PONG, one.number, one.body)
+                self.out.send_frame(Kind.PONG, one.number, one.body)
 
     def _consumer(self, handle: int) -> NativeConsumer | None:
         """None: it was closed, and the client could not know that yet."""
@@ -424,13 +395,13 @@ class NativeConnection(asyncio.BufferedProtocol):
                 raise errors.InvalidInput(f"there is no method {method!r}", hint="docs/protocol.md lists them")
             answer = document.encode(await call(self, arguments))
         except errors.IcestreamError as error:
-            self.send_frame(Kind.ERROR, number, document.encode_error(error))
+            self.out.send_frame(Kind.ERROR, number, document.encode_error(error))
         except Exception:
             failed = errors.IcestreamError("the broker could not carry out this call", hint="its log says why")
-            self.send_frame(Kind.ERROR, number, document.encode_error(failed))
+            self.out.send_frame(Kind.ERROR, number, document.encode_error(failed))
             raise
         else:
-            self.send_frame(Kind.RESULT, number, answer)
+            self.out.send_frame(Kind.RESULT, number, answer)
         finally:
             self._calls -= 1
             self._call_ended.beat()

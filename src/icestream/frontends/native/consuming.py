@@ -44,7 +44,7 @@ class NativeConsumer:
     def _begin(self) -> None:
         early, self._early = self._early or [], None
         for one in early:
-            self._connection.send_frame(*one)
+            self._connection.out.send_frame(*one)
         self.drained()
 
     def leave(self) -> None:
@@ -78,10 +78,10 @@ class NativeConsumer:
         )
         if self._connection.agreed.compression is not None:
             agreed = self._connection.agreed
-            self._connection.send(handshake.sealed(Kind.DELIVER, 0, head + section.body, agreed))
+            self._connection.out.send(handshake.sealed(Kind.DELIVER, 0, head + section.body, agreed))
             return
         size = len(head) + len(section.body)
-        self._connection.send(frame.encode_head(Kind.DELIVER, 0, size) + head, section.body)
+        self._connection.out.send(frame.encode_head(Kind.DELIVER, 0, size) + head, section.body)
 
     def _deliver_parts(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
@@ -117,7 +117,7 @@ class NativeConsumer:
 
     def _send(self, kind: Kind, number: int, body: bytes) -> None:
         if self._early is None:
-            self._connection.send_frame(kind, number, body)
+            self._connection.out.send_frame(kind, number, body)
         else:
             self._early.append((kind, number, body))
 

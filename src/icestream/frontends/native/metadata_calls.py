@@ -113,13 +113,13 @@ async def _tell(connection: NativeConnection, handle: int, changes: AsyncIterato
     """Begins in the next turn of the loop, so the answer with the handle goes first."""
     try:
         async for change in changes:
-            connection.send(frame.encode_frame(Kind.EVENT, handle, encode_change(change)))
+            connection.out.send(frame.encode_frame(Kind.EVENT, handle, encode_change(change)))
             await asyncio.sleep(0)  # what was sent is written at the end of the tick: only then it is known to be full
-            await connection.can_write.wait()
+            await connection.out.can_write.wait()
     except errors.IcestreamError as error:
         connection.watches.pop(handle, None)
         ended = {"event": "ended", "code": error.code, "message": error.message}
-        connection.send(frame.encode_frame(Kind.EVENT, handle, document.encode(ended)))
+        connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(ended)))
 
 
 def encode_change(change: Changes | Resync) -> bytes:

@@ -1,0 +1,188 @@
+"""Anything that a client may say: it is carried out, answered with an error of ours, or ends the connection with one.
+
+Never a mistake of the broker (`internal`, a task or callback that failed), never silence, never anybody else's trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import icestream
+from icestream import errors
+from icestream.model.block import Numbering
+from icestream.protocol import document, frame
+from icestream.protocol.compression import Compression
+from icestream.protocol.frame import COMPRESSED, Frame, Kind, Part, Ranges
+from icestream.protocol.handshake import Hello
+from icestream.testing import TestBroker
+from tests.support.raw_client import Closed, RawClient, ack, block, call, credit, ping, publish, raw_client
+
+pytestmark = pytest.mark.asyncio
+TOPIC = "/default/orders"
+LAST = 2**40  # the number of the PING behind everything
+OURS = set(errors.BY_CODE) - {errors.IcestreamError.code}
+EDGES = [0, 1, 2, 3, 7, 8, 12, 2**15, 2**16 - 1, 2**20, 2**31 - 1, 2**31, 2**32 - 1]
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 255, 256, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63), 2**64 - 1, 0.0, -0.5, 1e308,
+    float("nan"), float("inf"), "", "a", TOPIC, "/default/other", "/default/orders-part-0", "//", "/", "/a/b/c", "s",
+    "p", "exclusive", "shared", "failover", "key-shared", "earliest", "latest", "offset", "time", "\0", "é" * 300,
+    "x" * 5000, b"", b"\xff" * 9, [], [None], ["*"], ["["] * 70, [[]], {}, {"": None}, {"max_message_bytes": -1},
+    {"max_producers": 2**70 % 2**63}, {"poison": "dead-letter"}, {"ack_timeout_ms": 0}, {"backoff": "fixed"},
+]  # fmt: skip
+KEYS = [
+    "topic", "subscription", "consumer", "producer", "type", "start", "start_value", "shard", "shards", "handle",
+    "create", "instance", "resumes", "key_patterns", "failure", "policies", "dispatch", "after", "limit", "namespace",
+    "key", "value", "prefix", "envelope", "max_dispatch_rate", "file",
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture
+async def failures() -> list[dict[str, Any]]:
+    """What failed in the loop without anybody to hear of it."""
+    found: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+    return found
+
+
+@pytest_asyncio.fixture
+async def broker(failures: list[dict[str, Any]]) -> AsyncIterator[TestBroker]:
+    """Whatever fails inside of it fails the test."""
+    async with icestream.testing.broker() as running:
+        yield running
+    assert failures == []
+
+
+async def conversation(client: RawClient) -> list[bytes]:
+    """What a good client would say, with handles that exist."""
+    producer = await client.call("open_producer", topic=TOPIC, producer="p", shards=2)
+    consumer = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
+    handle, number = producer["handle"], Numbering(producer["producer_id"], producer["producer_epoch"], 0)
+    ranges = Ranges(consumer["handle"], 0, 0, 20, [(0, 1), (2, 3)])
+    packed = Compression().packed(document.encode_call("describe_topic", {"topic": TOPIC, "pad": "x" * 2000}))[1]
+    return [
+        credit(consumer["handle"], 10),
+        publish(10, Part(handle, 0, block(b"one", b"two", numbering=number)), Part(handle, 1, block(b"three"))),
+        publish(11, Part(handle, 1, block(b"four"))),
+        ack(consumer["handle"], 0, 2),
+        frame.encode_frame(Kind.NACK, 0, frame.encode_ranges(ranges)),
+        ping(12, b"hello"),
+        call(13, "seek", topic=TOPIC, subscription="s", start="earliest"),
+        call(14, "reset_producer", handle=handle, shard=1),
+        frame.encode_frame(Kind.CALL, 15, packed, COMPRESSED),
+        call(16, "close_consumer", handle=consumer["handle"]),
+        publish(17, Part(handle, 0, block(b"five"))),
+        call(18, "close_producer", handle=handle),
+    ]
+
+
+def spoilt(frames: list[bytes], chance: random.Random) -> bytes:
+    """The same with a few things wrong."""
+    frames = list(frames)
+    for _ in range(chance.randrange(1, 4)):
+        at, other = chance.randrange(len(frames)), chance.randrange(len(frames))
+        one = bytearray(frames[at])
+        match chance.randrange(7):
+            case 0:
+                one[chance.randrange(len(one))] ^= 1 << chance.randrange(8)
+            case 1:
+                where = chance.randrange(len(one))
+                one[where : where + 4] = chance.choice(EDGES).to_bytes(4, "little")
+            case 2:
+                one[4] = chance.choice([kind.value for kind in Kind])
+            case 3:
+                body = bytes(one[16 : 16 + chance.randrange(len(one))])
+                one = bytearray(frame.encode_frame(one[4], int.from_bytes(one[8:16], "little"), body))
+            case 4:
+                one += frames[other]
+            case 5:
+                frames[at], frames[other] = frames[other], frames[at]
+                continue
+            case 6:
+                one = bytearray(frame.encode_frame(one[4], at + 1, chance.randbytes(chance.randrange(80)), one[5] & 1))
+        frames[at] = bytes(one)
+    return b"".join(frames)
+
+
+async def heard(client: RawClient, broker: TestBroker) -> list[Frame]:
+    """Everything up to the answer of the last PING, or to the end of the connection.
+
+    Or until the broker waits for the rest of a frame that claims to be longer than what came.
+    """
+    found: list[Frame] = []
+    (connection,) = [one for one in broker.node.native._connections if one.peer == client.name] or [None]
+    while not found or found[-1].number != LAST:
+        try:
+            found.append(await client.read(0.05))
+        except TimeoutError:
+            if connection is not None and connection._stream.held_bytes and not connection._is_leaving:
+                break
+        except Closed:
+            assert found, "it was closed without a word"
+            assert (found[-1].kind, found[-1].number) == (Kind.ERROR, 0)
+            break
+    return found
+
+
+def code_of(one: Frame) -> str:
+    body = Compression().unpacked(one.body, 2**20) if one.flags else one.body
+    return document.decode_error(body).code
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_spoilt_conversations_are_answered_or_ended_with_a_reason(broker: TestBroker, seed: int) -> None:
+    chance = random.Random(seed)
+    async with raw_client(broker.address) as witness:
+        for _ in range(40):
+            hello = Hello(compression=("zstd",) if chance.random() < 0.7 else ())
+            async with raw_client(broker.address, hello) as client:
+                said = spoilt(await conversation(client), chance)
+                await client.write(said, ping(LAST))
+                for one in await heard(client, broker):
+                    assert one.kind != Kind.ERROR or code_of(one) in OURS
+            assert (await witness.call("describe_topic", topic=TOPIC))["shards"] == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_calls_with_any_arguments_are_answered(broker: TestBroker, seed: int) -> None:
+    chance = random.Random(seed)
+    methods = list(broker.node.native._offered.calls)
+    async with raw_client(broker.address) as client:
+        await check_calls(client, methods, chance)
+
+
+async def test_calls_of_the_local_socket_with_any_arguments_are_answered(failures: list[dict[str, Any]]) -> None:
+    async with icestream.testing.broker("disk") as broker:
+        local = broker.node.around.local
+        assert local is not None
+        async with raw_client(f"unix://{broker.node.settings.local_socket}") as client:
+            await client.call("create_topic", topic=TOPIC)
+            await check_calls(client, list(local._offered.calls), random.Random(1))
+    assert failures == []
+
+
+async def check_calls(client: RawClient, methods: list[str], chance: random.Random) -> None:
+    numbers = range(100, 400)
+    for number in numbers:
+        names = [*chance.sample(KEYS, chance.randrange(6)), "topic", "subscription", "consumer", "producer"]
+        arguments = {name: chance.choice(VALUES) for name in names if chance.random() < 0.8}
+        if chance.random() < 0.7:
+            arguments |= {"topic": TOPIC, "subscription": "s", "consumer": "c", "producer": "p"}
+        await client.write(
+            frame.encode_frame(Kind.CALL, number, document.encode_call(chance.choice(methods), arguments))
+        )
+    await client.write(ping(LAST))
+    answered: dict[int, Frame] = {}
+    while len(answered) < len(numbers) + 1:
+        one = await client.read()
+        if one.kind in (Kind.RESULT, Kind.ERROR, Kind.PONG):
+            assert one.number not in answered
+            answered[one.number] = one
+    for number in numbers:
+        one = answered[number]
+        assert one.kind == Kind.RESULT or code_of(one) in OURS
