@@ -24,16 +24,17 @@
     │   ├── CommitConflict         commit_conflict   no    the table is not what the commit was made for: load it again
     │   │   └── RangeRefused       range_refused     no    the offsets of a round do not continue the table (hazard 14)
     │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
-    ├── Refused                    refused           yes   nothing was stored; try again later
-    │   ├── InFlightFull           in_flight_full    yes
-    │   ├── AfterRefused           after_refused     yes   a batch before it was refused: order would break (hazard 37)
-    │   ├── ShuttingDown           shutting_down     yes
-    │   ├── NodeQuotaReached       node_quota        yes
-    │   ├── TopicQuotaReached      topic_quota       yes
-    │   ├── DiskFull               disk_full         yes
-    │   ├── MetadataFull           metadata_full     yes   the budget of the metadata store is used up (hazard 28)
-    │   └── NotReady               not_ready         yes   the metadata store still reads its log, or has no leader
-    ├── PersistentStorageError     storage           no    the seed's name for what storage itself runs into
+    ├── PersistentStorageError     storage           no    the seed's name for what the storage facade runs into
+    │   ├── Refused                refused           yes   nothing was stored; try again later
+    │   │   ├── InFlightFull       in_flight_full    yes
+    │   │   ├── RateReached        rate_reached      yes   more than the publish rate of the topic is waiting
+    │   │   ├── AfterRefused       after_refused     yes   a batch before it was refused: order would break (hazard 37)
+    │   │   ├── ShuttingDown       shutting_down     yes
+    │   │   ├── NodeQuotaReached   node_quota        yes
+    │   │   ├── TopicQuotaReached  topic_quota       yes
+    │   │   ├── DiskFull           disk_full         yes
+    │   │   ├── MetadataFull       metadata_full     yes   the budget of the metadata store is used up (hazard 28)
+    │   │   └── NotReady           not_ready         yes   the metadata store still reads its log, or has no leader
     │   ├── OutcomeUnknown         unknown           yes   it may or may not be stored; retry with a sequence number
     │   ├── PositionGone           position_gone     no    the log no longer holds that offset
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
@@ -178,13 +179,21 @@ class UnknownVersion(InvalidInput):
     code = "unknown_version"
 
 
-class Refused(IcestreamError):
+class PersistentStorageError(IcestreamError):
+    code = "storage"
+
+
+class Refused(PersistentStorageError):
     code = "refused"
     retryable = True
 
 
 class InFlightFull(Refused):
     code = "in_flight_full"
+
+
+class RateReached(Refused):
+    code = "rate_reached"
 
 
 class AfterRefused(Refused):
@@ -213,10 +222,6 @@ class MetadataFull(Refused):
 
 class NotReady(Refused):
     code = "not_ready"
-
-
-class PersistentStorageError(IcestreamError):
-    code = "storage"
 
 
 class OutcomeUnknown(PersistentStorageError):
@@ -335,6 +340,7 @@ SAID: dict[type[IcestreamError], Said] = {
     Contradiction: Said(http=422, iceberg=(422, "UnprocessableEntityException")),
     Refused: Said(5, 503, (503, "ServiceUnavailableException")),
     InFlightFull: Said(http=429),
+    RateReached: Said(http=429),
     NodeQuotaReached: Said(http=507),
     TopicQuotaReached: Said(http=507),
     DiskFull: Said(http=507),

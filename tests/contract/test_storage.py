@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from icestream import errors
 from icestream.broker import records
+from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.records import CursorRecord, as_steps
 from icestream.broker.storage import PersistentStorage
 from icestream.metadata.command import Absent, Delete, Put
@@ -19,6 +20,7 @@ from icestream.model.block import Numbering, blocks_of, encode_block
 from icestream.model.shard import ShardKey, Topic
 from icestream.model.subscription import Dispatch
 from icestream.model.topic_name import TopicName
+from icestream.wal.admission import Quota
 from icestream.wal.appender import Placed, Result
 from icestream.wal.producers import Duplicate
 from tests.support.broker_machine import BrokerMachine, quiet
@@ -194,6 +196,32 @@ async def test_a_storage_that_is_closed_takes_nothing_any_more(storage: Persiste
     await storage.shutdown()
     with pytest.raises(errors.LogClosed):
         storage.store_messages(A0, block(b"b"))
+
+
+async def fill(storage: PersistentStorage, size: int) -> None:
+    for _ in range(200):
+        await storage.store_messages(A0, block(bytes(size)))
+
+
+async def test_whatever_storage_cannot_do_now_is_an_error_of_the_facade() -> None:
+    """Seed 000 has one name for it. What the caller got wrong is InvalidInput, as everywhere."""
+    machine = BrokerMachine()
+    storage = await machine.open_storage()
+    assert isinstance(storage, IcebergStorage)
+    storage.declare_topic(Topic(1, str(NAME)), 1)
+    seen: set[type[errors.IcestreamError]] = set()
+    for quota in (Quota(2**30, 3_000), Quota(12_000, 2**30)):
+        storage.log.quota = quota
+        with pytest.raises(errors.PersistentStorageError) as full:
+            await fill(storage, 1_000)
+        seen.add(type(full.value))
+    storage.log.quota = Quota(2**30, 2**30)
+    machine.disk.capacity = 0
+    with pytest.raises(errors.PersistentStorageError) as full:
+        await fill(storage, 7_000)
+    seen.add(type(full.value))
+    assert seen == {errors.TopicQuotaReached, errors.NodeQuotaReached, errors.DiskFull}
+    await storage.shutdown()
 
 
 async def test_there_is_room_for_whoever_waits_for_it(storage: PersistentStorage) -> None:

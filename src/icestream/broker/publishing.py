@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.door import check_at_the_door
 from icestream.broker.pipe import STORED, Pipe, outcome
@@ -78,6 +78,8 @@ class Publishing:
             raise _held_back(producer)
         try:
             head = check_at_the_door(block, producer, topic.policies.max_message_bytes)
+            if topic.publish_rate.per_second:
+                self._check_rate(topic, head.rows)
             receipt = self._storage.store_messages(pipe.key, block, head)
         except errors.IcestreamError as error:
             pipe.refuse()
@@ -86,9 +88,27 @@ class Publishing:
         pipe.put()
         receipt.add_done_callback(partial(_note_outcome, topic, pipe, head.rows, len(block)))
         if topic.publish_rate.per_second:
-            late_ms = topic.publish_rate.take(head.rows, self._clock.monotonic_ns() // 1_000_000)
-            receipt.pause_ms = max(receipt.pause_ms, late_ms)
+            receipt.pause_ms = max(receipt.pause_ms, topic.publish_rate.take(head.rows, self._now_ms()))
         return receipt
+
+    def _check_rate(self, topic: Topic, rows: int) -> None:
+        """An answer that comes later than a producer waits for it would tell him nothing. So no batch takes more of the
+        rate than a moment has, and who comes when others have taken that much comes again."""
+        rate, ahead_ms = topic.publish_rate, limits.PUBLISH_AHEAD_MS
+        rows_max = max(1, rate.per_second * ahead_ms // 1000)
+        if rows > rows_max:
+            raise errors.MessageTooLarge(
+                f"a batch of {rows} messages: topic {topic.name} takes {rate.per_second} in a second",
+                hint=f"send at most {rows_max} of them together",
+            )
+        if (late_ms := rate.late_ms(self._now_ms())) > ahead_ms:
+            raise errors.RateReached(
+                f"topic {topic.name} takes {rate.per_second} messages in a second, and more are waiting",
+                hint=f"send it again in {late_ms - ahead_ms} ms, or raise max_publish_rate",
+            )
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
 
 
 def _held_back(producer: Producer) -> errors.IcestreamError:

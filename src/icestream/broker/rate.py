@@ -42,6 +42,10 @@ class TokenBucket:
         self._level -= count * _WHOLE
         return max(0, -(self._level // self.per_second))
 
+    def late_ms(self, now_ms: int) -> int:
+        """How long somebody who asks now waits for those who asked before."""
+        return self.take(0, now_ms)
+
     def give_back(self, count: int) -> None:
         """They were taken and did not pass after all."""
         if self.per_second:

@@ -9,6 +9,9 @@
 `IcebergStorage` (iceberg_storage.py) keeps messages in the write-ahead log and, with the pipeline, in Iceberg tables;
 `MemoryStorage` (memory_storage.py) keeps them in memory. Both pass the same tests. Every front end, and the dead
 letters too, go through here: there is no second way.
+
+What storage runs into is a PersistentStorageError: a refusal (nothing was stored), an outcome that is not known, a log
+that stopped. What the caller got wrong is InvalidInput.
 """
 
 from __future__ import annotations

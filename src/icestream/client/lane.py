@@ -172,6 +172,11 @@ class Lane:
             self.collecting = None
         return staying, leaving
 
+    def wait_until(self, deadline_ns: int) -> None:
+        """What waits has time until then."""
+        for batch in self:
+            batch.deadline_ns = max(batch.deadline_ns, deadline_ns)
+
     @property
     def deadline_ns(self) -> int | None:
         """Of the oldest batch that somebody waits for."""

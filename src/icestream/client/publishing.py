@@ -2,7 +2,9 @@
 
 A refusal (hazard 37): the lane drains, then its cause decides.
     the broker may take it later      wait, reset the shard, send again in order, until the time of each message is over
-    the batch itself is wrong         two halves of it go on, or its only message fails; the others follow
+    the topic has a publish rate      the same, and that wait does not count: the broker asks for it
+    the batch itself is wrong         two halves of it go on, or its only message fails; the others follow, and have
+                                      their whole time again
     the numbers are not known         the producer opens anew, as after a lost connection
     another one took the name         the producer has failed
 
@@ -130,10 +132,13 @@ class Publishing:
             self._reopen(lane)
         elif cause is not None and connection is not None:
             delay_seconds = 0.0
-            if cause.retryable or isinstance(cause, errors.PersistentStorageError):
+            may_pass = cause.retryable or isinstance(cause, errors.PersistentStorageError)
+            if may_pass:
                 delay_seconds = self._backoff(lane.shard).next_seconds()
             else:
                 self._isolate(lane, cause)
+            if not may_pass or isinstance(cause, errors.RateReached):
+                lane.wait_until(self._session.clock.monotonic_ns() + int(self._session.options.send_seconds * 1e9))
             self._session.tasks.start(self._reset(lane, connection, delay_seconds), f"producer-{self.name}-reset")
 
     def _backoff(self, shard: int) -> Backoff:

@@ -12,13 +12,16 @@ import pytest
 import pytest_asyncio
 
 import icestream
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.records import Policies
 from icestream.client.batch import MessageId
 from icestream.model.topic_name import TopicName
+from icestream.observability import metrics
 from icestream.testing import TestBroker
 from icestream.wal.admission import Quota
+from tests.support.hasty_clock import HastyClock
+from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
@@ -235,6 +238,53 @@ async def test_what_the_broker_never_takes_fails_with_its_reason_in_time() -> No
             await asyncio.wait_for(producer.send(b"x"), WAIT_SECONDS)
         log.quota = roomy
         assert (await producer.send(b"y")).offset == 0
+
+
+async def test_a_publish_rate_slows_a_producer_down_and_fails_nothing(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more at once than may be stored ahead."""
+    monkeypatch.setattr(limits, "PUBLISH_AHEAD_MS", 10)
+    async with icestream.connect(broker.address) as client:
+        await client.create_topic(TOPIC, max_publish_rate=1_000)
+        async with client.producer(TOPIC) as producer:
+            async with asyncio.timeout(WAIT_SECONDS):
+                sent = await asyncio.gather(*(producer.send(b"%d" % number) for number in range(300)))
+        assert [one.offset for one in sent] == list(range(300))
+        assert [payload for _, _, payload in await stored(client, 300)] == [b"%d" % number for number in range(300)]
+
+
+class AheadClock(HastyClock):
+    """Can be set ahead."""
+
+    ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_ns
+
+
+async def test_the_wait_for_a_publish_rate_is_not_taken_from_the_time_of_a_message(
+    broker: TestBroker, client: icestream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PUBLISH_AHEAD_MS", 20)
+    await client.create_topic(TOPIC, max_publish_rate=5)
+    clock = AheadClock()
+    refused = metrics.PUBLISH_OUTCOMES.values
+    before = refused.get("rate_reached", 0)
+    async with (
+        client.producer(TOPIC) as first,
+        icestream.connect(broker.address, send_timeout=10, clock=clock) as late,
+        late.producer(TOPIC) as producer,
+    ):
+        taken = [first.send(b"a"), first.send(b"b")]
+        await until(lambda: broker.node.broker.topics.get(TopicName.parse(TOPIC)).published_messages == 2)
+        waiting = producer.send(b"c")
+        for tries in (1, 2):
+            await until(lambda tries=tries: refused.get("rate_reached", 0) >= before + tries)
+            clock.ahead_ns += 8 * 10**9
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert (await waiting).offset == 2
+            assert [one.offset for one in await asyncio.gather(*taken)] == [0, 1]
 
 
 async def test_another_one_of_the_same_name_fences_it(client: icestream.Client, broker: TestBroker) -> None:
