@@ -306,7 +306,8 @@ class Said(NamedTuple):
     http        the status of a problem (docs/api.md). 4xx: the request is wrong as it is; 5xx and 429: it is not
     iceberg     of Iceberg's REST protocol: the status, and the type name that its clients look at. A conflict is 409;
                 what may have happened is 500 CommitStateUnknownException and nothing else, because a client that is
-                told 409 deletes the files of its commit (hazard 13). Java's clients take IllegalArgumentException
+                told 409 deletes the files of its commit (hazard 13); a store that failed, and is known to have
+                done nothing, is 503. Java's clients take IllegalArgumentException
                 literally and put "Malformed request" before every other 400
     """
 
@@ -338,7 +339,8 @@ SAID: dict[type[IcestreamError], Said] = {
     CommitConflict: Said(http=409, iceberg=(409, "CommitFailedException")),
     TopicTable: Said(http=403, iceberg=(403, "ForbiddenException")),
     Contradiction: Said(http=422, iceberg=(422, "UnprocessableEntityException")),
-    Refused: Said(5, 503, (503, "ServiceUnavailableException")),
+    PersistentStorageError: Said(iceberg=(503, "ServiceUnavailableException")),
+    Refused: Said(5, 503),
     InFlightFull: Said(http=429),
     RateReached: Said(http=429),
     NodeQuotaReached: Said(http=507),
@@ -347,7 +349,9 @@ SAID: dict[type[IcestreamError], Said] = {
     MetadataFull: Said(http=507),
     OutcomeUnknown: Said(6, 504, (500, "CommitStateUnknownException")),
     PositionGone: Said(7, 410),
+    MetadataDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),
+    MetadataFileDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     LogError: Said(10),
     LogLocked: Said(8),
     LogDamaged: Said(9),

@@ -289,6 +289,8 @@ HTTP_IDLE_SECONDS: Final = 75.0
 API_BODY_BYTES_MAX: Final = 64 * KIB
 # And one that does not come in this time is given up.
 API_BODY_SECONDS_MAX: Final = 30.0
+# Bodies that are held at a time: 8 of the largest that the catalog takes. More get 503.
+HTTP_BODIES_BYTES_MAX: Final = 64 * MIB
 # Connections of the API at a time; more get 503. It is for operators, not for messages.
 API_CONNECTIONS_MAX: Final = 256
 # One on which no request comes is closed after this.
@@ -370,6 +372,9 @@ METADATA_RETRY_SECONDS: Final = 1.0
 CATALOG_DOCUMENT_BYTES_MAX: Final = 64 * MIB
 # A request: a schema of some thousand columns is below a megabyte.
 CATALOG_BODY_BYTES_MAX: Final = 8 * MIB
+# Bearer tokens of the catalog: each is compared at each request. Shorter ones can be guessed.
+CATALOG_TOKENS_MAX: Final = 100
+CATALOG_TOKEN_CHARACTERS_MIN: Final = 16
 # A level of a namespace, or a name: longer ones make no directory. Several of the longest do not fit one key.
 CATALOG_NAME_BYTES_MAX: Final = 512
 CATALOG_LEVELS_MAX: Final = 32

@@ -285,7 +285,7 @@ async def test_hazard_10_a_record_that_is_not_one_is_told_as_damage() -> None:
         await world.store.put(key, value)
         with pytest.raises(errors.MetadataDamaged, match="register the table again") as damaged:
             await world.catalog.tables.load(TABLE)
-        assert errors.iceberg_error(damaged.value)[0] == 500
+        assert errors.iceberg_error(damaged.value)[0] == 422
     await world.store.put(keys.namespace_key(NS), b"[]")
     with pytest.raises(errors.MetadataDamaged):
         await world.catalog.namespaces.load(NS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.process.test_idle import usage
 from tests.support.lake_run import LakeRun, get, is_running, request, until
 from tests.support.serve_process import COMMAND, ServeProcess
+from tests.support.tables import SCHEMA
 
 MEASURED_SECONDS = 2.0
 CPU_SHARE_MAX = 0.02
@@ -47,6 +48,20 @@ def test_a_lake_process_that_dies_is_started_again_and_the_broker_stays_ready(tm
         run.until_api()
         assert run.lake_pid != first
         assert 'icestream_child_restarts_total{process="lake"} 1.0' in get(run.http_port, "/metrics")[1]
+
+
+def test_the_catalog_keeps_its_tables_when_the_lake_process_dies(tmp_path: Path) -> None:
+    with LakeRun(tmp_path / "data") as run:
+        run.until_api()
+        assert request(run.lake_port, "POST", "/v1/namespaces", {"namespace": ["ns"]})[0] == 200
+        _, made = request(run.lake_port, "POST", "/v1/namespaces/ns/tables", {"name": "t", "schema": SCHEMA})
+        location = json.loads(made)["metadata-location"]
+        assert location.startswith(f"file:{tmp_path}/data/warehouse/ns/t-")
+        assert Path(location.removeprefix("file:")).is_file()
+        os.kill(run.lake_pid, signal.SIGKILL)
+        until(lambda: "started again" in run.health())
+        run.until_api()
+        assert json.loads(get(run.lake_port, "/v1/namespaces/ns/tables/t")[1]) == json.loads(made)
 
 
 def test_a_port_that_is_taken_is_said_and_disturbs_nobody(tmp_path: Path) -> None:

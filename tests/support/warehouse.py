@@ -36,6 +36,9 @@ class SimulatedFolder:
         below = [name.removeprefix(f"{self.path}/") for name in self.disk.names() if name.startswith(f"{self.path}/")]
         return [name for name in below if "/" not in name]
 
+    def exists(self, name: str) -> bool:
+        return name in self.names()
+
     def open(self, name: str) -> SimulatedFile:
         return self.disk.open(self._named(name))
 

@@ -119,7 +119,9 @@ def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) ->
         (errors.InvalidInput, 400, "IllegalArgumentException"),
         (errors.NotReady, 503, "ServiceUnavailableException"),
         (errors.OutcomeUnknown, 500, "CommitStateUnknownException"),
-        (errors.MetadataFileDamaged, 500, "InternalServerError"),
+        (errors.MetadataFileDamaged, 422, "UnprocessableEntityException"),
+        (errors.MetadataDamaged, 422, "UnprocessableEntityException"),
+        (errors.PersistentStorageError, 503, "ServiceUnavailableException"),
     ],
 )
 def test_iceberg_clients_are_told_in_their_own_words(kind: type[errors.IcestreamError], status: int, name: str) -> None:

@@ -38,6 +38,12 @@ class Documents:
 
     # --- reading ---
 
+    async def checked_table(self, location: str) -> Table:
+        """For whoever is told where it is: a file that somebody removed is missed, although its document is known."""
+        if location in self._kept and not await self._files.exists(allowed(location, self._roots)):
+            self._drop(location)
+        return await self.table(location)
+
     async def table(self, location: str) -> Table:
         found = await self._document(location, table.decode)
         assert isinstance(found, Table)
@@ -62,12 +68,15 @@ class Documents:
         return found
 
     def _keep(self, location: str, document: Document, size: int) -> None:
-        if location in self._kept:
-            self._kept_bytes -= self._kept.pop(location)[1]
+        self._drop(location)
         self._kept[location] = document, size
         self._kept_bytes += size
         while self._kept_bytes > self._room and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popitem(last=False)[1][1]
+
+    def _drop(self, location: str) -> None:
+        if location in self._kept:
+            self._kept_bytes -= self._kept.pop(location)[1]
 
     # --- writing ---
 
@@ -82,8 +91,7 @@ class Documents:
 
     async def forget(self, location: str) -> None:
         """A file that nothing points to, and that nothing ever will."""
-        if location in self._kept:
-            self._kept_bytes -= self._kept.pop(location)[1]
+        self._drop(location)
         await self._files.remove(location)
 
     async def make_durable(self, locations: Sequence[str]) -> None:

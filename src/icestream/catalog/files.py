@@ -29,6 +29,8 @@ class TableFiles(Protocol):
     async def read(self, location: str) -> bytes:
         """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
 
+    async def exists(self, location: str) -> bool: ...
+
     async def remove(self, location: str) -> None:
         """Whether or not it is there. Never fails."""
 
@@ -36,6 +38,8 @@ class TableFiles(Protocol):
 
 
 class Folder(Directory, Protocol):
+    def exists(self, name: str) -> bool: ...
+
     def sync_disk(self) -> None:
         """Everything that anybody wrote to the file system of this directory is on disk when it returns."""
 
@@ -90,6 +94,19 @@ class LocalFiles:
         finally:
             file.close()
 
+    async def exists(self, location: str) -> bool:
+        return await self._offload.run(lambda: self._exists(*_split(location)))
+
+    def _exists(self, path: Path, name: str) -> bool:
+        try:
+            directory = self._open(path, False)
+        except FileNotFoundError:
+            return False
+        try:
+            return directory.exists(name)
+        finally:
+            directory.close()
+
     async def remove(self, location: str) -> None:
         await self._offload.run(lambda: self._remove(*_split(location)))
 
@@ -132,6 +149,9 @@ def _write(file: File, pieces: Sequence[bytes]) -> None:
 
 
 class LocalFolder(LocalDirectory):
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
+
     def sync_disk(self) -> None:
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -43,7 +43,7 @@ def serve(
 
     settings = load_settings(config, sets).settings
     set_up_logging(settings.log.level, settings.log.format)
-    options = LakeOptions(socket or settings.local_socket, settings.node.bind_host, settings.ports.lake)
+    options = LakeOptions.of(settings, socket)
     asyncio.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))
 
 

@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-format", choices=FORMATS, default="console")
+    parser.add_argument("--warehouse", default="")
+    parser.add_argument("--table-root", action="append", default=[])
+    parser.add_argument("--token-file", type=Path)
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
     return _run(given)
@@ -38,8 +41,11 @@ def _run(given: argparse.Namespace) -> int:
     from icestream.observability.log import get_logger, set_up_logging
 
     set_up_logging(given.log_level, given.log_format)
+    options = LakeOptions(
+        given.socket, given.host, given.port, True, given.warehouse, tuple(given.table_root), given.token_file
+    )
     try:
-        asyncio.run(serve(LakeOptions(given.socket, given.host, given.port, is_child=True), say_port))
+        asyncio.run(serve(options, say_port))
     except errors.IcestreamError as error:
         get_logger("lake").error("the lake process cannot serve", reason=str(error))
         return errors.exit_code(error)

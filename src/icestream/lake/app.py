@@ -8,9 +8,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,21 +15,23 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from starlette.responses import PlainTextResponse
 
+from icestream.catalog.catalog import Catalog
 from icestream.lake import problems
 from icestream.lake.broker import PREFIX, BrokerCalls
 from icestream.lake.guard import Guard
 from icestream.lake.models import Problem
+from icestream.lake.requests import Requests
 from icestream.lake.routes import namespaces, node, subscriptions, topics
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check
 from icestream.runtime.link_keeper import LinkKeeper
 
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-
-def build_app(keeper: LinkKeeper, host: str) -> FastAPI:
-    """`host`: what the process listens on; on a loopback address only this machine may ask."""
+def build_app(
+    keeper: LinkKeeper, host: str, counted: Requests | None = None, catalog: Catalog | None = None
+) -> FastAPI:
+    """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: for routes."""
     # without the pages that fetch their scripts from elsewhere
     app = FastAPI(
         title="Icestream",
@@ -42,33 +41,16 @@ def build_app(keeper: LinkKeeper, host: str) -> FastAPI:
         redirect_slashes=False,  # an answer is what was asked for, or a problem
     )
     app.state.broker = BrokerCalls(keeper)
+    app.state.catalog = catalog
     problems.install(app)
     for router in (namespaces.router, topics.everywhere, topics.router, subscriptions.router, node.router):
         app.include_router(router)
-    counted = Requests()
+    counted = counted or Requests()
     app.middleware("http")(counted.count)
     _add_process_routes(app, keeper, counted)
     app.add_middleware(Guard, host=host)
     app.openapi = lambda: described(app)  # type: ignore[method-assign]  # the way that FastAPI documents
     return app
-
-
-class Requests:
-    """What was asked, by route and status."""
-
-    def __init__(self) -> None:
-        self.requests: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        self.seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
-
-    async def count(self, request: Request, ask: Callable[[Request], Awaitable[Response]]) -> Response:
-        began = time.monotonic()
-        response = await ask(request)
-        route = getattr(request.scope.get("route"), "path", "none")
-        method = request.method if request.method in METHODS else "other"
-        key = (method, route, str(response.status_code))
-        self.requests[key] += 1
-        self.seconds[key] += time.monotonic() - began
-        return response
 
 
 def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> None:
@@ -94,6 +76,7 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> 
             "name": "Icestream",
             "description": f"{PREFIX}/openapi.json",
             "resources": {name: f"{PREFIX}/{name}" for name in names},
+            "catalog": "/v1/config",
             "process": {name: f"/{name}" for name in ("livez", "readyz", "metrics")},
         }
 

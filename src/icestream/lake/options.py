@@ -7,6 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from icestream.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +19,27 @@ class LakeOptions:
     host: str = "127.0.0.1"
     port: int = 8181  # 0: any that is free
     is_child: bool = False  # it ends with the process that started it, which holds its stdin
+    warehouse: str = ""  # of the catalog that is served; none: the tables are in another catalog
+    table_roots: tuple[str, ...] = ()  # where tables may lie besides the warehouse
+    token_file: Path | None = None  # with the bearer tokens of the catalog
+
+    @classmethod
+    def of(cls, settings: Settings, socket: Path | None = None) -> LakeOptions:
+        lake = settings.lake
+        return cls(
+            (socket or settings.local_socket).absolute(),
+            settings.node.bind_host,
+            settings.ports.lake,
+            warehouse=settings.storage.iceberg_config.warehouse if settings.catalog_embedded else "",
+            table_roots=lake.table_roots,
+            token_file=lake.token_file.absolute() if lake.token_file is not None else None,
+        )
 
     def command(self, log_level: str, log_format: str) -> Sequence[str]:
         """How a broker starts it. -P: a file in the working directory must not pass for one of our modules."""
         return [
             sys.executable, "-P", "-m", "icestream.lake", "--parent", str(os.getpid()), "--socket", str(self.socket),
             "--host", self.host, "--port", str(self.port), "--log-level", log_level, "--log-format", log_format,
+            "--warehouse", self.warehouse, *(part for root in self.table_roots for part in ("--table-root", root)),
+            *(("--token-file", str(self.token_file)) if self.token_file is not None else ()),
         ]  # fmt: skip

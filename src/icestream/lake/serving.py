@@ -17,14 +17,20 @@ from typing import Any
 import uvicorn
 from h11 import ProtocolError
 
-from icestream import limits
-from icestream.lake.app import build_app
+from icestream import errors, limits
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.lake.front import Front, build_front
+from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.options import LakeOptions
+from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import Offload, ThreadOffload
 
 _log = get_logger("lake")
 
@@ -54,15 +60,32 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     parent = await watch_parent(stop.set) if options.is_child else None
     keeper = LinkKeeper(options.socket, "lake", SystemClock())
     keeping = asyncio.create_task(keeper.run())
+    disk = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE)
     try:
-        await _serve_http(keeper, options, stop, on_ready)
+        front = build_front(keeper, options.host, built_catalog(keeper, options, disk), read_tokens(options.token_file))
+        await _serve_http(front, options, stop, on_ready)
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+        disk.close()
         if parent is not None:
             parent.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def built_catalog(keeper: LinkKeeper, options: LakeOptions, disk: Offload) -> Catalog | None:
+    if not options.warehouse:
+        return None
+    clock, randomness = SystemClock(), SystemRandomness()
+    store = RemoteStore(keeper, clock, randomness)
+    files = LocalFiles(open_local, disk)
+    try:
+        return Catalog(store, files, clock, randomness, options.warehouse, options.table_roots)
+    except errors.InvalidInput as error:
+        raise errors.ConfigurationError(
+            f"the catalog cannot use its warehouse: {error.message}", hint=error.hint
+        ) from None
 
 
 def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -74,13 +97,11 @@ def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
         _log.error("something failed in the background", message=context["message"], exc_info=error)
 
 
-async def _serve_http(
-    keeper: LinkKeeper, options: LakeOptions, stop: asyncio.Event, on_ready: Callable[[int], None]
-) -> None:
+async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, on_ready: Callable[[int], None]) -> None:
     found = bound(options.host, options.port)
     port = found.getsockname()[1]
     config = uvicorn.Config(
-        build_app(keeper, options.host),
+        front,
         log_config=None,
         log_level="critical",
         access_log=False,

@@ -72,7 +72,10 @@ class RemoteStore(MetadataStore):
 
     async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
         found = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)
-        answer: cmd.Answer = _decoded(_answers.decode, found.get("answer"))
+        try:
+            answer: cmd.Answer = _decoded(_answers.decode, found.get("answer"))
+        except errors.DecodeError as error:
+            raise errors.OutcomeUnknown(error.message, hint="read what the command would have changed") from None
         return answer
 
     async def get(self, key: str) -> Entry | None:
@@ -119,11 +122,13 @@ class RemoteStore(MetadataStore):
                         return await self._unless_closed(self._keeper.call(method, arguments))
                     except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
                         await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
-        except TimeoutError:
+        except (TimeoutError, errors.LogClosed) as error:
             if was_sent and is_write:
                 raise errors.OutcomeUnknown(
                     "the broker went away before it answered", hint="read what the command would have changed"
                 ) from None
+            if isinstance(error, errors.LogClosed):
+                raise
             raise errors.NotReady("the broker is away", hint="it is tried again by itself") from None
 
     async def _unless_closed(self, coming: Awaitable[Found]) -> Found:

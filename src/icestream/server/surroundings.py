@@ -111,7 +111,7 @@ class Surroundings:
     def start_children(self) -> None:
         settings = self._settings
         if settings.lake.managed:
-            options = LakeOptions(settings.local_socket.absolute(), settings.node.bind_host, settings.ports.lake)
+            options = LakeOptions.of(settings)
             self.lake = Child("lake", options.command(settings.log.level, settings.log.format), self._clock)
             self._tasks.start(self.lake.run(), "lake")
 

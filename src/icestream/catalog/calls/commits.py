@@ -86,7 +86,8 @@ class Commits:
 
     # --- reading ---
 
-    async def load(self, identifier: Identifier) -> Loaded:
+    async def load(self, identifier: Identifier, read: Callable[[str], Awaitable[Table]] | None = None) -> Loaded:
+        """`read`: another way to its document than that of commits."""
         entry, record = relations.table_of(identifier, await self._relations.entry(identifier))
 
         async def location_now() -> str:
@@ -94,8 +95,8 @@ class Commits:
             entry, record = relations.table_of(identifier, await self._relations.entry(identifier))
             return record.location
 
-        documents = self._steps.documents
-        location, table = await self._relations.document(record.location, location_now, documents.table)
+        read = read or self._steps.documents.table
+        location, table = await self._relations.document(record.location, location_now, read)
         return Loaded(entry, record, State(table, location, record.binding, record.removals))
 
     # --- commits ---

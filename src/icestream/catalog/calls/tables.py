@@ -31,7 +31,7 @@ class Tables:
         self._roots = roots
 
     async def load(self, identifier: Identifier) -> Committed:
-        found = await self._commits.load(identifier)
+        found = await self._commits.load(identifier, self._steps.documents.checked_table)
         return Committed(found.state.location, found.state.table)
 
     async def exists(self, identifier: Identifier) -> None:

@@ -1,0 +1,33 @@
+"""Commits in Iceberg's REST protocol: to one table, and to several at once."""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.commit import Request
+from icestream.lake.iceberg import answers
+from icestream.lake.iceberg.answers import Answer
+from icestream.lake.iceberg.asked import Asked, identifier_of
+
+
+async def commit_table(catalog: Catalog, asked: Asked) -> Answer:
+    request = _request(asked.document(), asked.is_forced)
+    return answers.table(await catalog.commits.commit(asked.relation, request, asked.name))
+
+
+async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
+    is_forced = asked.is_forced
+    changes: dict[Identifier, Request] = {}
+    for change in values.objects(asked.document(), "table-changes"):
+        identifier = identifier_of(values.an_object(values.required(change, "identifier"), "identifier"))
+        if identifier in changes:
+            raise errors.InvalidInput(f"a transaction with two changes of {identifier}", hint="make them one")
+        changes[identifier] = _request(change, is_forced)
+    return answers.repeats(await catalog.commits.commit_all(changes, asked.name))
+
+
+def _request(document: Object, is_forced: bool) -> Request:
+    return Request(values.objects(document, "requirements"), values.objects(document, "updates"), is_forced)

@@ -1,0 +1,77 @@
+"""Tables in Iceberg's REST protocol, apart from commits."""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.document import values
+from icestream.catalog.document.values import shown
+from icestream.lake.iceberg import answers
+from icestream.lake.iceberg.answers import NOTHING, Answer
+from icestream.lake.iceberg.asked import Asked, identifier_of
+
+
+async def list_tables(catalog: Catalog, asked: Asked) -> Answer:
+    namespace = asked.namespace
+    page = await catalog.tables.list(namespace, *asked.page())
+    return answers.identifiers(namespace, page.names, page.token)
+
+
+async def create_table(catalog: Catalog, asked: Asked) -> Answer:
+    document = asked.document()
+    identifier = asked.new_relation(document)
+    if values.optional_flag(document, "stage-create"):
+        return answers.staged(await catalog.tables.stage(identifier, document))
+    return answers.table(await catalog.tables.create(identifier, document, asked.name))
+
+
+async def register_table(catalog: Catalog, asked: Asked) -> Answer:
+    document = asked.document()
+    location = values.text(document, "metadata-location")
+    is_overwriting = values.optional_flag(document, "overwrite")
+    identifier = asked.new_relation(document)
+    return answers.table(await catalog.tables.register(identifier, location, is_overwriting, asked.name))
+
+
+async def load_table(catalog: Catalog, asked: Asked) -> Answer:
+    snapshots = asked.parameter("snapshots") or "all"
+    if snapshots not in ("all", "refs"):
+        raise errors.InvalidInput(f"Invalid snapshots: {shown(snapshots)}", hint="all or refs")
+    found = await catalog.tables.load(asked.relation)
+    tag = answers.entity_tag(found.location, snapshots == "refs")
+    if _is_known(asked.header(b"if-none-match"), tag):
+        return Answer(304, headers=((b"etag", tag.encode()),))
+    return answers.table(found, snapshots == "refs")
+
+
+def _is_known(given: str | None, tag: str) -> bool:
+    """Whether a client has this version already (If-None-Match)."""
+    if given is None:
+        return False
+    known = [one.strip().removeprefix("W/") for one in given.split(",")]
+    return tag in known or "*" in known
+
+
+async def table_exists(catalog: Catalog, asked: Asked) -> Answer:
+    await catalog.tables.exists(asked.relation)
+    return NOTHING
+
+
+async def drop_table(catalog: Catalog, asked: Asked) -> Answer:
+    is_purging = asked.flag("purgeRequested")
+    await catalog.tables.drop(asked.relation, is_purging, asked.is_forced, asked.name)
+    return NOTHING
+
+
+async def rename_table(catalog: Catalog, asked: Asked) -> Answer:
+    document = asked.document()
+    source = identifier_of(values.an_object(values.required(document, "source"), "source"))
+    target = identifier_of(values.an_object(values.required(document, "destination"), "destination"))
+    await catalog.tables.rename(source, target, asked.is_forced, asked.name)
+    return NOTHING
+
+
+async def report_metrics(_catalog: Catalog, asked: Asked) -> Answer:
+    """What an engine measured about a scan or a commit. Nobody needs it yet, and no engine is disturbed by that."""
+    values.text(asked.document(), "report-type")
+    return NOTHING

@@ -1,0 +1,70 @@
+"""The embedded catalog through its HTTP face, over a simulated warehouse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from icestream.catalog.catalog import Catalog
+from icestream.lake.iceberg.face import IcebergFace
+from icestream.lake.iceberg.tokens import Tokens
+from icestream.lake.requests import Requests
+from tests.support.asgi import Answer, Asker
+from tests.support.tables import SCHEMA
+from tests.support.warehouse import World
+
+
+class IcebergClient:
+    """What a client of Iceberg's REST protocol does, and what it is told."""
+
+    def __init__(self, catalog: Catalog | None, tokens: Sequence[str] = ()) -> None:
+        self.counted = Requests()
+        self.ask = Asker(IcebergFace(catalog, Tokens(tokens), self.counted, "127.0.0.1"))
+
+    async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """The answer to a request that must succeed."""
+        answer = await self.sent(method, path, body, **headers)
+        assert answer.status in (200, 204), (answer.status, answer.body)
+        return answer.json if answer.body else None
+
+    async def refused(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str, str]:
+        """Status, type and words of one that must not, in the one form of Iceberg's errors."""
+        answer = await self.sent(method, path, body, **headers)
+        return error_of(answer)
+
+    async def sent(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.ask(method, f"/v1{path}", body, named)
+
+
+def error_of(answer: Answer) -> tuple[int, str, str]:
+    assert answer.headers["content-type"] == "application/json"
+    said: Mapping[str, Any] = answer.json["error"]
+    assert said["code"] == answer.status >= 400, answer
+    return said["code"], said["type"], said["message"]
+
+
+def path_of(*levels: str) -> str:
+    return "/namespaces/" + "%1F".join(quote(level, safe="") for level in levels)
+
+
+class IcebergWorld(World):
+    """With one namespace and one table."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.client = IcebergClient(self.catalog)
+
+    async def with_one(self, **request: Any) -> IcebergClient:
+        await self.client("POST", "/namespaces", {"namespace": ["ns"]})
+        await self.client("POST", "/namespaces/ns/tables", {"name": "t", "schema": SCHEMA, **request})
+        return self.client
+
+
+def commit_of(updates: Sequence[Any], *requirements: Any) -> dict[str, Any]:
+    return {"requirements": [*requirements], "updates": [*updates]}
+
+
+def set_properties(**properties: str) -> dict[str, Any]:
+    return commit_of([{"action": "set-properties", "updates": properties}])

@@ -1,0 +1,53 @@
+"""Bearer tokens: the file that holds them, and whom they let in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from icestream import errors, limits
+from icestream.lake.iceberg.tokens import Tokens, read_tokens
+
+TOKEN = "0123456789abcdef"
+
+
+def test_without_tokens_everybody_may_ask() -> None:
+    assert read_tokens(None).allows(None)
+    assert Tokens().allows("Bearer anything")
+
+
+def test_a_file_has_one_token_in_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# of the pipeline\n{TOKEN}\n\n  another-token-of-all  \n")
+    tokens = read_tokens(path)
+    assert tokens.allows(f"Bearer {TOKEN}")
+    assert tokens.allows("bearer another-token-of-all")
+    for given in (
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        TOKEN,
+        f"Basic {TOKEN}",
+        f"Bearer {TOKEN}x",
+        "Bearer # of the pipeline",
+    ):
+        assert not tokens.allows(given), given
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# none\n", "short\n", f"{TOKEN} {TOKEN}\n", "schlüssel-mit-umlaut\n", f"{TOKEN}\n" * 101]
+)
+def test_a_file_that_cannot_be_used_is_said_without_its_tokens(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    with pytest.raises(errors.ConfigurationError, match=r"lake\.token_file") as raised:
+        read_tokens(path)
+    assert TOKEN not in str(raised.value)
+    assert limits.CATALOG_TOKENS_MAX == 100
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigurationError, match="No such file"):
+        read_tokens(tmp_path / "none")
