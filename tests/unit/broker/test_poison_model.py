@@ -1,6 +1,8 @@
 """Messages that fail, against a plain model: each is acked by somebody or becomes one dead letter, whatever happens.
 
-Consumers ack, give back, stay silent and go; policies change; the broker is stopped and killed, the power fails.
+Consumers ack, give back, stay silent and go; policies change; the broker is stopped and killed, the power fails. Above
+all it is killed while it buries something, before a write of the metadata store: its letter may be stored, and nobody
+knows of it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from icestream.model import SyncMode
 from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
 from icestream.model.topic_name import TopicName
 from tests.support.broker_machine import TOPIC, BrokerMachine, Reader, publish, quiet, stored_rows, subscribe
+from tests.support.halting_store import HaltingStore
 
 DEAD = TopicName("default", "dead")
 KINDS = [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE]
@@ -25,6 +28,7 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["nack", "nack", "ack"]), st.integers(0, 30)),
     st.tuples(st.just("time"), st.sampled_from([1, 3, 11])),
     st.tuples(st.sampled_from(["stop", "kill", "power loss"]), st.just(0)),
+    *[st.tuples(st.just("kill before a write"), st.integers(0, 4))] * 2,
     st.tuples(st.just("leave"), st.integers(0, 1)),
     st.tuples(st.just("policy"), st.integers(0, 2)),
 )
@@ -37,6 +41,7 @@ def policy(redeliveries: int) -> FailurePolicy:
 class Story:
     def __init__(self, mode: SyncMode, kind: SubscriptionType) -> None:
         self.machine = BrokerMachine(mode=mode, broker=BrokerOptions(unacked_max=9))
+        self.store = self.machine.store = HaltingStore(self.machine.clock)
         self.kind = kind
         self.published = 0
         self.acked: set[bytes] = set()
@@ -82,9 +87,22 @@ class Story:
                 if held:
                     reader, offset = held[number % len(held)]
                     reader.nack(offset) if step == "nack" else self.ack(reader, offset)
+            case "kill before a write":
+                await self.fail_until_write(number)
+                await self.end("kill")
+                self.store.go_on()
+                await self.start()
             case _:
                 await self.end(step)
                 await self.start()
+
+    async def fail_until_write(self, write: int) -> None:
+        """Everything that is out fails until it is buried, or until nobody answers any more."""
+        self.store.halt_at(write, carried_out=False)
+        for _ in range(4):
+            for reader, offset in self.held():
+                reader.nack(offset)
+            await self.machine.pass_time(2)
 
     async def end(self, step: str) -> None:
         if step == "stop":
@@ -120,10 +138,11 @@ class Story:
         return set(found)
 
     async def drain(self) -> None:
+        """Whatever is left fails: what has a letter that its cursor does not know would get another."""
         subscription = self.readers[0].subscription
         for _ in range(60):
             for reader, offset in self.held():
-                self.ack(reader, offset)
+                reader.nack(offset)
             await self.machine.pass_time(3)
             if not subscription.lag:
                 return
