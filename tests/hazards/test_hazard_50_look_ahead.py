@@ -10,6 +10,7 @@ from icestream.broker.dispatch.consumers import Credit
 from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.dispatch.ring import place_of
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
 from icestream.observability import metrics
@@ -70,6 +71,35 @@ def test_hazard_50_other_keys_go_on_behind_a_blocked_one_as_far_as_the_window_re
     assert dispatcher.pause is Pause.KEYS_WAIT
     assert dispatcher.lanes.messages == WINDOW
     assert len(dispatcher.acked) <= limits.ACKED_RANGES_MAX
+
+
+def test_hazard_50_a_window_full_of_a_slow_consumer_s_keys_is_to_be_seen_when_it_holds_others_up() -> None:
+    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    slow, quick = Credit(1, 10), Credit(2, 10**9)
+    dispatcher.join(slow, 0)
+    dispatcher.join(quick, 0)
+    of_slow, of_quick = (
+        next(key for key in map(str, range(1_000)) if owner_of(dispatcher, key) == number) for number in (1, 2)
+    )
+    keys = [of_slow.encode()] * WINDOW + [of_quick.encode()]
+    dispatcher.readable(len(keys), 0)
+    assert [one.start for one in look_ahead(dispatcher, keys)] == [0]
+    assert dispatcher.pause is Pause.KEYS_WAIT, "the first is in flight"
+    slow.messages = 0
+    dispatcher.leave(2, 0)
+    dispatcher.nack([(0, 1)], 0, 0)
+    dispatcher.tick(10**9)
+    assert dispatcher.pause is None, "it is slow, and alone: nobody else could take more"
+    dispatcher.join(quick, 10**9)
+    assert dispatcher.pause is Pause.KEYS_WAIT, "its key waits for it, and the message of the other is not in sight"
+    slow.messages = 1
+    assert [one.start for one in dispatcher.tick(10**9)] == [0]
+
+
+def owner_of(dispatcher: KeySharedDispatcher, key: str) -> int:
+    found = dispatcher.ring.owner(key.encode(), place_of(key.encode()))
+    assert found is not None
+    return found.consumer_id
 
 
 @pytest.mark.parametrize("poison", [Poison.DROP, Poison.DEAD_LETTER])

@@ -33,7 +33,7 @@ class Pause(Enum):
     ACKED_FULL = "too many acked ranges above an unacked message"
     UNACKED_FULL = "too many unacked messages"
     BLOCKED = "a message failed too often and its policy is block"
-    KEYS_WAIT = "all messages in sight wait for keys that are in flight"
+    KEYS_WAIT = "all messages in sight wait for keys in flight, or for consumers that take no more"
     RATE_REACHED = "the dispatch rate is reached"
 
 

@@ -2,7 +2,8 @@
 
 To find messages of other keys behind one that waits, the dispatcher looks ahead: the driver reads what `wanted` says
 and hands over the keys (`read`). The look-ahead is bounded, in messages and in bytes of keys (hazard 50): when
-everything in sight waits for keys that are under way, `pause` is KEYS_WAIT.
+everything in sight waits for keys that are under way, or for a slow consumer while others could take more, `pause` is
+KEYS_WAIT.
 
     a key is     free       its next message goes to the consumer that the ring names, when that one has credit
                  busy       a message of it is in flight, delayed, settling or blocked: the others of the key wait
@@ -150,7 +151,7 @@ class KeySharedDispatcher(Dispatcher):
     def pause(self) -> Pause | None:
         if self._under_way >= self.unacked_max:
             return Pause.UNACKED_FULL
-        if len(self.ring) and self._sight_room(self.next) <= 0 and not self._has_free_lane:
+        if len(self.ring) and self._sight_room(self.next) <= 0 and (not self._has_free_lane or self._holds_others_up):
             return Pause.KEYS_WAIT if self._look_ahead_room <= 0 else Pause.ACKED_FULL
         return Pause.RATE_REACHED if self.throttle.wake_ms is not None else None
 
@@ -158,6 +159,11 @@ class KeySharedDispatcher(Dispatcher):
     def _has_free_lane(self) -> bool:
         """One that has an owner: each lane that is not free has exactly one message under way."""
         return len(self.lanes) > self._under_way + len(self._unowned)
+
+    @property
+    def _holds_others_up(self) -> bool:
+        """What is in sight is for consumers that take no more, and others could."""
+        return not self.turns.queue and self.turns.have_credit
 
     @property
     def wake_ms(self) -> int | None:

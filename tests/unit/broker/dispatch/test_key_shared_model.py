@@ -157,7 +157,9 @@ class KeyOracle(Oracle):
     def pause(self) -> Pause | None:
         if len(self.busy) >= self.unacked_max:
             return Pause.UNACKED_FULL
-        if self.filters and self.sight_room <= 0 and all(self.owner(key) is None for key in self.next_of_key):
+        nothing_can_go = all(self.owner(key) is None for key in self.next_of_key)
+        somebody_could = any(self.credit[consumer] > 0 for consumer in self.filters)
+        if self.filters and self.sight_room <= 0 and (nothing_can_go or somebody_could):
             return Pause.KEYS_WAIT if len(self.sight) >= LOOK_AHEAD else Pause.ACKED_FULL
         return None
 
