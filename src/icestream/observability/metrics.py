@@ -107,6 +107,20 @@ class Reading(NamedTuple):
         return family
 
 
+class Readings(NamedTuple):
+    """The same of many, told apart by several labels."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+    def family(self, values: Mapping[tuple[str, ...], float]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        for found, number in values.items():
+            family.add_metric(found, number)
+        return family
+
+
 READY = Reading("icestream_ready", "1 when the broker serves.")
 CONNECTIONS = Reading("icestream_connections", "Open connections, by listener.", "listener")
 NAMESPACES = Reading("icestream_namespaces", "Namespaces.")
@@ -115,6 +129,11 @@ PRODUCERS = Reading("icestream_producers", "Producers that are connected.")
 SUBSCRIPTIONS = Reading("icestream_subscriptions", "Subscriptions.")
 CONSUMERS = Reading("icestream_consumers", "Consumers that are connected.")
 LAG = Reading("icestream_subscriptions_lag_messages", "Messages that are not acked, over all subscriptions.")
+LAG_OF_EACH = Readings(
+    "icestream_subscription_lag_messages",
+    "Messages that a subscription has not acked; of the subscriptions that lag most.",
+    ("topic", "subscription"),
+)
 PAUSED = Reading("icestream_subscriptions_paused_shards", "Shards in which nothing new goes out, by reason.", "reason")
 BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that failed too often and block others.")
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")

@@ -18,6 +18,7 @@ from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.model.shard import Gap, GapState, ShardKey
+from icestream.model.subscription import SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.words import size_text
@@ -176,6 +177,23 @@ async def test_the_metrics_know_what_happened(connect: Connecting, node: Node) -
     assert after["icestream_metadata_keys"] > 3
 
 
+async def test_the_lag_of_each_subscription_is_there_for_those_that_lag_most(
+    connect: Connecting, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "METRICS_SUBSCRIPTIONS_MAX", 2)
+    producer = await node.broker.open_producer(A, "p")
+    for name in ("old", "middle", "new"):
+        await node.broker.create_subscription(A, name, SubscriptionType.SHARED)
+        await node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [b"x"]}))
+    found = numbers(await text(connect, node, "/metrics"))
+    each = {name: value for name, value in found.items() if name.startswith("icestream_subscription_lag_messages")}
+    assert each == {
+        f'icestream_subscription_lag_messages{{subscription="{name}",topic="{A}"}}': lag
+        for name, lag in (("old", 3.0), ("middle", 2.0))
+    }
+    assert found["icestream_subscriptions_lag_messages"] == 6.0
+
+
 async def test_many_topics_are_counted_in_slices(connect: Connecting, node: Node, monkeypatch: Any) -> None:
     monkeypatch.setattr(limits, "METRICS_SLICE_TOPICS", 2)
     for number in range(5):
@@ -198,7 +216,7 @@ async def test_prometheus_can_read_it_and_names_follow_the_rules(connect: Connec
         assert not name.endswith(("_ms", "_us", "_kib", "_mib", "_kb", "_minutes", "_percent")), name
         for sample in family.samples:
             assert sample.name == (f"{name}_total" if family.type == "counter" else name)
-            assert len(sample.labels) <= 1, "few labels"
+            assert len(sample.labels) <= 2, "few labels"
 
 
 async def test_sync_mode_gaps_and_the_time_of_a_sync_are_visible(connect: Connecting, node: Node) -> None:

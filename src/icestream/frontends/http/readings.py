@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Population:
     producers: int = 0
     subscriptions: int = 0
     consumers: int = 0
-    lag: int = 0
+    lags: list[tuple[int, str, str]] = field(default_factory=list)  # with topic and subscription
     blocked: int = 0
     paused: Counter[str] = field(default_factory=Counter)
 
@@ -40,7 +41,7 @@ async def population(broker: Broker) -> Population:
         found.subscriptions += len(topic.subscriptions)
         for subscription in topic.subscriptions.values():
             found.consumers += len(subscription.consumers)
-            found.lag += subscription.lag
+            found.lags.append((subscription.lag, str(topic.name), subscription.name))
             for dispatcher in (one.dispatcher for one in subscription.deliveries):
                 found.blocked += dispatcher.blocked.size
                 if dispatcher.next < dispatcher.end and dispatcher.pause is not None:
@@ -52,6 +53,7 @@ async def population(broker: Broker) -> Population:
 
 async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
     found = await population(broker)
+    most = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, found.lags)
     return [
         metrics.READY.family(int(broker.is_ready)),
         metrics.NAMESPACES.family(len(broker.topics.namespaces)),
@@ -59,7 +61,8 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
         metrics.PRODUCERS.family(found.producers),
         metrics.SUBSCRIPTIONS.family(found.subscriptions),
         metrics.CONSUMERS.family(found.consumers),
-        metrics.LAG.family(found.lag),
+        metrics.LAG.family(sum(lag for lag, _, _ in found.lags)),
+        metrics.LAG_OF_EACH.family({(topic, subscription): lag for lag, topic, subscription in most}),
         metrics.BLOCKED.family(found.blocked),
         metrics.PAUSED.family({one.name.lower(): found.paused[one.name.lower()] for one in Pause}),
     ]
