@@ -299,8 +299,8 @@ API_IDLE_SECONDS: Final = 30
 API_STOP_SECONDS: Final = 2
 # Topics whose numbers are added up at once for /metrics: below a millisecond.
 METRICS_SLICE_TOPICS: Final = 256
-# Subscriptions whose lag is in /metrics each by itself, those that lag most: a series for each of very many would be more
-# than whoever collects them takes.
+# Subscriptions whose lag is in /metrics each by itself, those that lag most: a series for each of very many would be
+# more than whoever collects them takes.
 METRICS_SUBSCRIPTIONS_MAX: Final = 1_000
 
 # --- metadata -------------------------------------------------------------------------------------------------------
