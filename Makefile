@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list these targets
 	@echo "Icestream: a message broker whose topics are Apache Iceberg tables"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: run
 run: $(STAMPS)/package native byte-code  ## set up what is missing and start a broker (ARGS="--help" shows its options)
@@ -57,6 +57,10 @@ bench: $(STAMPS)/package $(STAMPS)/bench native byte-code  ## measure speed on t
 .PHONY: chaos
 chaos: $(STAMPS)/dev $(STAMPS)/package native-tested byte-code  ## run the long crash and fault tests
 	@HYPOTHESIS_PROFILE=chaos exec $(BIN)/python -m pytest -m chaos --timeout 3600 -n $(PYTEST_WORKERS) $(ARGS)
+
+.PHONY: conformance
+conformance: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## judge the catalog by Iceberg's own compatibility kit (Maven, Java)
+	@exec $(BIN)/python -m conformance
 
 .PHONY: docs
 docs: $(STAMPS)/docs $(STAMPS)/package  ## build the documentation into site/

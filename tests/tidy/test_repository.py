@@ -30,7 +30,7 @@ REGISTRY_HOSTS = [
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:" + "|".join(("work", "root", "Users")) + r")/")
 UNFINISHED = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3)) + r")\b")
 
-PUBLIC_TARGETS = ("run", "test", "lint", "format", "bench", "chaos", "docs", "clean")
+PUBLIC_TARGETS = ("run", "test", "lint", "format", "bench", "chaos", "conformance", "docs", "clean")
 ADR_NAME = re.compile(r"\d{4}-[a-z0-9-]+\.md")
 
 

@@ -16,7 +16,7 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "manager", "managers"}
 UNITS = {"KIB", "MIB", "GIB"}
-CODE_FOLDERS = ("src/", "tests/", "bench/", "scripts/")
+CODE_FOLDERS = ("src/", "tests/", "bench/", "scripts/", "conformance/")
 
 
 def test_modules_are_named_after_what_they_do() -> None:

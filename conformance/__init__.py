@@ -1,0 +1,1 @@
+"""The embedded catalog judged by software that is not ours: Iceberg's REST compatibility kit."""

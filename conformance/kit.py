@@ -1,0 +1,56 @@
+"""Iceberg's REST compatibility kit, and its reference server: fetched once by their Maven coordinates (pom.xml).
+
+The files lie in .venv, under a digest of the pom, so that a changed pom is fetched anew and `make clean` removes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+POM = ROOT / "conformance" / "pom.xml"
+
+
+class Missing(Exception):
+    """The kit cannot be had here; the message says why, and what to do."""
+
+
+def java() -> str:
+    """The Java to run it with: that of JAVA_HOME, else the one on the path."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if found is None:
+        raise Missing("there is no Java: install a JDK 17 or 21, such as `apt install openjdk-17-jre-headless`")
+    return found
+
+
+def class_path() -> str:
+    return f"{jars()}/*"
+
+
+def jars() -> Path:
+    """The folder with all of them."""
+    folder = ROOT / ".venv" / "kit" / hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
+    if not folder.is_dir():
+        _fetch(folder)
+    return folder
+
+
+def _fetch(folder: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Missing("there is no Maven, which fetches the kit: `apt install maven`")
+    print("conformance: fetching Iceberg's compatibility kit (180 MB, once)", flush=True)
+    coming = folder.with_suffix(".coming")
+    shutil.rmtree(coming, ignore_errors=True)
+    command = [
+        maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={coming}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Missing(f"Maven cannot fetch the kit:\n{(done.stdout + done.stderr)[-2000:]}")
+    coming.rename(folder)
