@@ -9,10 +9,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as xml
 from collections import Counter
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 from conformance.kit import Missing, class_path, java
 from tests.support.lake_run import LakeRun
@@ -56,7 +56,7 @@ def run(folder: Path) -> dict[str, Counter[str]]:
 def counted(report: Path) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {name: Counter() for name in WANTED}
     if report.is_file():
-        for case in xml.parse(report).iter("testcase"):
+        for case in ElementTree.parse(report).iter("testcase"):
             bad = case.find("failure") is not None or case.find("error") is not None
             outcome = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
             found[str(case.get("classname")).rsplit(".", 1)[-1]][outcome] += 1
