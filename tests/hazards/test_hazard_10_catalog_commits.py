@@ -41,7 +41,7 @@ async def topics(world: World, count: int) -> list[Identifier]:
     await world.store.put(keys.LEASE, LEASED)
     made = [await world.with_table(f"t{number:03d}", schema=ENVELOPE) for number in range(count)]
     for number, identifier in enumerate(made):
-        await world.catalog.commits.bind(identifier, f"/default/t{number}", number + 1, {0: (0, 0)})
+        await world.catalog.topics.bind(identifier, f"/default/t{number}", number + 1, {0: (0, 0)})
     return made
 
 

@@ -60,7 +60,7 @@ async def test_hazard_11_a_round_has_synced_its_files_itself() -> None:
     world = World()
     await world.with_table(schema=ENVELOPE)
     await world.store.put("/pipeline/lease", b'{"epoch":5}')
-    await world.catalog.commits.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
+    await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
     loaded = await world.catalog.commits.load(TABLE)
     world.disk.operations.clear()
     asked = Request([claim(1, (0, 0, 0, 10))], appending(loaded.state, 9))

@@ -18,6 +18,7 @@ from icestream.catalog.calls.namespaces import Namespaces
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Steps
 from icestream.catalog.calls.tables import Tables
+from icestream.catalog.calls.topics import Topics
 from icestream.catalog.calls.views import Views
 from icestream.catalog.documents import Documents
 from icestream.catalog.files import TableFiles
@@ -45,4 +46,5 @@ class Catalog:
         self.namespaces = Namespaces(steps)
         self.commits = Commits(steps, relations, roots)
         self.tables = Tables(steps, relations, self.commits, roots[0], roots)
+        self.topics = Topics(steps, relations, self.commits, roots[0])
         self.views = Views(steps, relations, roots[0], roots)

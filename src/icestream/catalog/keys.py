@@ -5,6 +5,7 @@
                                                      view never have one name
     /catalog/topics/{topic id}                       TopicRecord: the table of a topic
     /catalog/bound/{table uuid}                      BoundRecord: the topic of a table
+    /catalog/parted/{topic id}                       PartedRecord: the table that a topic had, until it has one again
     /catalog/requests/{idempotency key}              RequestRecord, for a while
     /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
     /pipeline/lease                                  LeaseRecord, written by the pipeline
@@ -68,6 +69,10 @@ def last_name(prefix: str, key: str) -> str:
 
 def topic_key(topic_id: int) -> str:
     return f"{ROOT}topics/{topic_id}"
+
+
+def parted_key(topic_id: int) -> str:
+    return f"{ROOT}parted/{topic_id}"
 
 
 def bound_key(uuid: str) -> str:

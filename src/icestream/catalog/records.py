@@ -51,6 +51,18 @@ class BoundRecord(msgspec.Struct, frozen=True):
     topic_id: int
 
 
+class PartedRecord(msgspec.Struct, frozen=True):
+    """A topic that had a table and has none: nobody gives it another by himself, because rows would be missing."""
+
+    topic: str
+    namespace: list[str]
+    name: str
+    uuid: str
+    location: str  # of the table's last metadata file
+    committed: dict[int, int]  # per shard, when they were parted
+    pipeline_epoch: int
+
+
 class PurgeRecord(msgspec.Struct, frozen=True):
     location: str  # the last metadata file: it names all the others
     time_ms: int

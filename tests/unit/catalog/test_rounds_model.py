@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,12 +17,11 @@ import pytest
 from icestream import errors
 from icestream.catalog.topic.binding import with_takeover
 from icestream.catalog.topic.commit import Outcome, Request, State, judge_commit
-from icestream.catalog.topic.removal import Removal
+from tests.support.table_history import History, Row, rows_of
 from tests.support.tables import NOW_MS, point
 from tests.support.topic_tables import appending, bound, claim, replacing, settled
 
 SHARDS = 2
-Row = tuple[int, int]  # shard, offset
 
 
 @dataclass
@@ -44,29 +43,6 @@ class Post:
 class Log:
     epoch: int = 0
     end: int = 0
-
-
-@dataclass
-class History:
-    """What snapshots are made of, also of those that were expired."""
-
-    parents: dict[int, int | None] = field(default_factory=dict)
-    rows: dict[int, list[Row]] = field(default_factory=dict)
-    deletes: dict[int, set[Row]] = field(default_factory=dict)
-
-    def lineage(self, snapshot_id: int | None) -> list[int]:
-        found = []
-        while snapshot_id is not None:
-            found.append(snapshot_id)
-            snapshot_id = self.parents[snapshot_id]
-        return found
-
-    def content(self, snapshot_id: int | None) -> list[Row]:
-        made: list[Row] = []
-        for one in reversed(self.lineage(snapshot_id)):
-            gone = self.deletes.get(one, set())
-            made = [row for row in made if row not in gone] + self.rows.get(one, [])
-        return made
 
 
 class Rounds:
@@ -216,10 +192,6 @@ class Rounds:
         for post, snapshot_id in self.told:
             assert set(post.rows) <= rows | removed, "told as committed, and gone"
             assert sorted(self.history.rows[snapshot_id]) == sorted(post.rows)
-
-
-def rows_of(removal: Removal) -> set[Row]:
-    return {(shard, offset) for shard, (start, end) in removal.ranges.items() for offset in range(start, end)}
 
 
 def check_seeds(first: int, count: int, steps: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ async def with_both() -> World:
 async def bound() -> World:
     world = World()
     await world.with_table(schema=ENVELOPE)
-    await world.catalog.commits.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
+    await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
     return world
 
 
@@ -278,11 +278,11 @@ async def test_hazard_21_a_topic_has_one_table_and_a_table_one_topic() -> None:
     world = await bound()
     second = await world.with_table("second", schema=ENVELOPE)
     with pytest.raises(errors.AlreadyExists, match="belongs to topic"):
-        await world.catalog.commits.bind(TABLE, "/default/other", 13, {0: (0, 0)})
+        await world.catalog.topics.bind(TABLE, "/default/other", 13, {0: (0, 0)})
     with pytest.raises(errors.AlreadyExists, match=r"topic /default/orders has its table: ns\.table"):
-        await world.catalog.commits.bind(second, TOPIC, TOPIC_ID, {0: (0, 0)})
-    await world.catalog.commits.detach(TABLE)
-    await world.catalog.commits.bind(second, TOPIC, TOPIC_ID, {0: (0, 0)})
+        await world.catalog.topics.bind(second, TOPIC, TOPIC_ID, {0: (0, 0)})
+    await world.catalog.topics.detach(TABLE)
+    await world.catalog.topics.bind(second, TOPIC, TOPIC_ID, {0: (0, 0)})
     assert (await world.catalog.tables.load(second)).table.properties["icestream.topic"] == TOPIC
     assert "icestream.topic" not in (await world.catalog.tables.load(TABLE)).table.properties
 

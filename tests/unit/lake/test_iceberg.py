@@ -231,7 +231,7 @@ async def test_a_request_that_names_itself_is_carried_out_once() -> None:
 async def bound_world() -> tuple[IcebergWorld, IcebergClient]:
     world = IcebergWorld()
     client = await world.with_one(schema=ENVELOPE)
-    await world.catalog.commits.bind(Identifier(("ns",), "t"), TOPIC, TOPIC_ID, {0: (0, 0)})
+    await world.catalog.topics.bind(Identifier(("ns",), "t"), TOPIC, TOPIC_ID, {0: (0, 0)})
     await world.store.put(keys.LEASE, orjson.dumps({"epoch": LEASE}))
     return world, client
 

@@ -1,4 +1,4 @@
-"""Commits: to one table, to several at once, and the binding of a table to its topic.
+"""Commits: to one table, and to several at once.
 
 Order of a commit (hazard 11): judge; make durable what others wrote and the commit newly names; write the new metadata
 files and sync them; move all pointers in one transaction. A crash anywhere leaves every table as it was, or as it is to
@@ -24,8 +24,8 @@ from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import RequestName
 from icestream.catalog.table import commit, requirement, update
 from icestream.catalog.table.table import Table
-from icestream.catalog.topic import bind, properties
 from icestream.catalog.topic import commit as topic_commit
+from icestream.catalog.topic import properties
 from icestream.catalog.topic.claim import TYPE
 from icestream.catalog.topic.commit import Outcome, Request, State
 from icestream.metadata.entry import Entry
@@ -237,24 +237,9 @@ class Commits:
 
     # --- topics ---
 
-    async def bind(
-        self, identifier: Identifier, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]]
-    ) -> Committed:
-        """`shards`: the epoch of each, and the offset from which the table gets its messages."""
+    async def rebind(self, identifier: Identifier, decide: Callable[[State], Awaitable[Outcome]]) -> Committed:
+        """Whatever changes which topic a table belongs to, and where that goes on (calls/topics.py)."""
 
-        async def decide(state: State) -> Outcome:
-            commits.check_unbound(topic, topic_id, await self._steps.store.get(keys.topic_key(topic_id)))
-            return bind.bind(state, topic, topic_id, shards, self._steps.now_ms())
-
-        return await self._rebind(identifier, decide)
-
-    async def detach(self, identifier: Identifier) -> Committed:
-        async def decide(state: State) -> Outcome:
-            return bind.detach(state, self._steps.now_ms())
-
-        return await self._rebind(identifier, decide)
-
-    async def _rebind(self, identifier: Identifier, decide: Callable[[State], Awaitable[Outcome]]) -> Committed:
         async def plan() -> Step[dict[Identifier, Committed]]:
             loaded = await self.load(identifier)
             judged = Judged(identifier, loaded, None, await decide(loaded.state))

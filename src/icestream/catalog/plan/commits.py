@@ -14,9 +14,10 @@ from icestream.catalog import keys, records
 from icestream.catalog.identifier import Identifier, joined
 from icestream.catalog.plan import relations
 from icestream.catalog.plan.planned import Planned
-from icestream.catalog.records import BoundRecord, LeaseRecord, TableRecord, TopicRecord
+from icestream.catalog.records import BoundRecord, LeaseRecord, PartedRecord, TableRecord, TopicRecord
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.commit import Outcome
+from icestream.catalog.topic.rebound import NO_FORMER, Former
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
@@ -44,7 +45,18 @@ def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
     """A topic has one table. `entry`: where the topic's table is written down."""
     if entry is not None:
         there = records.decode(TopicRecord, keys.topic_key(topic_id), entry)
-        raise errors.AlreadyExists(f"topic {topic} has its table: {joined((*there.namespace, there.name))}")
+        raise errors.AlreadyExists(
+            f"topic {topic} has its table: {joined((*there.namespace, there.name))}",
+            hint="part them first: `icestream lake detach`",
+        )
+
+
+def former(topic_id: int, entry: Entry | None) -> Former:
+    """What a topic without a table had before. `entry`: where that is written down."""
+    if entry is None:
+        return NO_FORMER
+    record = records.decode(PartedRecord, keys.parted_key(topic_id), entry)
+    return Former(record.committed, record.pipeline_epoch)
 
 
 def commit(changes: Sequence[Change], lease: Entry | None) -> Planned:
@@ -68,11 +80,34 @@ def _planned(change: Change) -> Planned:
     planned = relations.moved(change.identifier, change.before, change.record)
     bound, was_bound = change.record.binding, change.was_bound
     if was_bound is not None and bound is None:
-        gone = keys.topic_key(was_bound.topic_id), keys.bound_key(change.record.uuid)
-        return planned.with_more([], [cmd.Delete(key) for key in gone])
+        return planned.with_more([], relations.parted(change.identifier, change.record, was_bound))
     if bound is not None and was_bound is None:
         return _bound(planned, change.identifier, change.record.uuid, bound)
     return planned
+
+
+def recreate(identifier: Identifier, record: TableRecord, namespace: Entry | None, entry: Entry | None) -> Planned:
+    """A fresh table with its topic, under a name that is free."""
+    assert record.binding is not None
+    return _bound(relations.create(identifier, record, namespace, entry), identifier, record.uuid, record.binding)
+
+
+def replace_lost(
+    identifier: Identifier, record: TableRecord, before: Entry, lost: TableRecord, topic: Entry
+) -> Planned:
+    """The same in place of a table whose metadata file is gone; its topic is the same one. `topic`: its entry."""
+    assert record.binding is not None
+    named = TopicRecord([*identifier.namespace], identifier.name, record.uuid)
+    bound = BoundRecord(record.binding.topic, record.binding.topic_id)
+    key = keys.topic_key(record.binding.topic_id)
+    return relations.moved(identifier, before, record).with_more(
+        [cmd.HasValue(key, topic.value)],
+        [
+            cmd.Delete(keys.bound_key(lost.uuid)),
+            cmd.Put(key, records.encode(named)),
+            cmd.Put(keys.bound_key(record.uuid), records.encode(bound)),
+        ],
+    )
 
 
 def _bound(planned: Planned, identifier: Identifier, uuid: str, binding: Binding) -> Planned:
@@ -84,5 +119,6 @@ def _bound(planned: Planned, identifier: Identifier, uuid: str, binding: Binding
         [
             cmd.Put(topic, records.encode(named)),
             cmd.Put(bound, records.encode(BoundRecord(binding.topic, binding.topic_id))),
+            cmd.Delete(keys.parted_key(binding.topic_id)),
         ],
     )

@@ -13,7 +13,8 @@ from icestream.catalog import keys, records
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.planned import Planned
-from icestream.catalog.records import PurgeRecord, Relation, TableRecord, TopicRecord, ViewRecord
+from icestream.catalog.records import PartedRecord, PurgeRecord, Relation, TableRecord, TopicRecord, ViewRecord
+from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.guard import HINT
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
@@ -125,12 +126,29 @@ def drop_table(
     planned = _dropped(identifier, before, record.uuid)
     if record.binding is not None:
         _check_forced(identifier, record, is_forced, "dropped")
-        topic, bound = keys.topic_key(record.binding.topic_id), keys.bound_key(record.uuid)
-        planned = planned.with_more([], [cmd.Delete(topic), cmd.Delete(bound)])
+        planned = planned.with_more([], parted(identifier, record, record.binding))
     if purge_time_ms is not None:
         purge = cmd.Put(keys.purge_key(record.uuid), records.encode(PurgeRecord(record.location, purge_time_ms)))
         planned = planned.with_more([], [purge])
     return planned, record
+
+
+def parted(identifier: Identifier, record: TableRecord, binding: Binding) -> list[cmd.Operation]:
+    """What goes with everything that leaves a topic without its table."""
+    left = PartedRecord(
+        binding.topic,
+        [*identifier.namespace],
+        identifier.name,
+        record.uuid,
+        record.location,
+        binding.committed(),
+        binding.pipeline_epoch,
+    )
+    return [
+        cmd.Delete(keys.topic_key(binding.topic_id)),
+        cmd.Delete(keys.bound_key(record.uuid)),
+        cmd.Put(keys.parted_key(binding.topic_id), records.encode(left)),
+    ]
 
 
 def drop_view(identifier: Identifier, entry: Entry | None) -> Planned:

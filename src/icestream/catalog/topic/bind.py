@@ -1,27 +1,44 @@
-"""Binding a table to a topic, and parting them again. Pure: the rules; where they are stored is planned elsewhere."""
+"""Binding a table to a topic, and parting them again. Pure: the rules; where they are stored is planned elsewhere.
+
+begin     a table without rows becomes the table of a topic that has none. It gets what the log holds; what the log
+          no longer has is a declared gap, which needs consent. A table with rows is adopted (adopt.py)
+bind      the same with positions that the caller knows to be true: the pipeline makes tables with it
+detach    the table is like any other afterwards. Its rows stay, and so does what its snapshots say: adopted again,
+          it goes on where it was. Until the topic has a table, its messages stay in the log and count for its quota
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from icestream import errors
 from icestream.catalog.table import commit
-from icestream.catalog.topic import envelope, properties
+from icestream.catalog.topic import properties, rebound
 from icestream.catalog.topic.binding import new_binding
 from icestream.catalog.topic.commit import Outcome, State
-from icestream.catalog.topic.guard import INGEST_FORMAT_VERSION_MAX
+from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
+from icestream.catalog.topic.rebound import Former, Rebound
 
 
 def bind(state: State, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int) -> Outcome:
     """`shards`: the epoch of each, and the offset from which the table gets its messages."""
-    if state.binding is not None:
-        raise errors.AlreadyExists(f"the table belongs to topic {state.binding.topic} (id {state.binding.topic_id})")
-    if state.table.format_version > INGEST_FORMAT_VERSION_MAX:
-        raise errors.InvalidInput(f"the pipeline cannot write format version {state.table.format_version}")
-    envelope.check_bindable(state.table.current_schema)
-    binding = new_binding(topic, topic_id, shards)
-    written = properties.set_written(state.table.properties, binding)
-    return Outcome(commit.apply_updates(state.table, state.location, written, now_ms), binding, ())
+    rebound.check_free(state, "`icestream lake detach` parts them")
+    rebound.check_fits(state)
+    return rebound.outcome(state, new_binding(topic, topic_id, shards), (), now_ms)
+
+
+def begin(state: State, log: TopicLog, former: Former, consents: Collection[Consent], now_ms: int) -> Rebound:
+    """`former`: what the topic had before."""
+    rebound.check_free(state, "`icestream lake detach` parts them")
+    rebound.check_fits(state)
+    if state.table.current_snapshot_id is not None:
+        raise errors.TopicTable(
+            "the table has rows", hint="`icestream lake adopt` takes over a table with rows, and finds out which"
+        )
+    told = Consequence("bind", log.topic, fates({}, log, former.committed))
+    told.check(consents)
+    binding = rebound.going_on(told, log, {}, former.pipeline_epoch)
+    return Rebound(rebound.outcome(state, binding, told.gaps(None, now_ms), now_ms), told)
 
 
 def detach(state: State, now_ms: int) -> Outcome:

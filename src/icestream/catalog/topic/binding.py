@@ -7,6 +7,8 @@ and engines; nothing is ever decided by them.
     pipeline_epoch     the highest lease of a driver that committed: an older one is refused
     runs               per shard (run.py)
     rounds             the last commits of rounds: id, snapshot, and a sum over what each claimed
+    base               where the table stood when it was taken over on an operator's word (adopt.py), else none: its
+                       snapshots from before say nothing of this topic
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.catalog.topic import run
+from icestream.catalog.topic.removal import Progress
 from icestream.catalog.topic.run import Run, Runs
 from icestream.model.topic_name import TopicName
 
@@ -27,12 +30,18 @@ class Round(msgspec.Struct, frozen=True, array_like=True):
     claimed: int  # the sum over its ranges: the same id with other ranges is no repeat
 
 
+class Base(msgspec.Struct, frozen=True):
+    snapshot_id: int
+    progress: Progress
+
+
 class Binding(msgspec.Struct, frozen=True):
     topic: str
     topic_id: int
     runs: dict[int, Runs]
     pipeline_epoch: int = 0
     rounds: tuple[Round, ...] = ()
+    base: Base | None = None
 
     def __post_init__(self) -> None:
         TopicName.parse(self.topic)

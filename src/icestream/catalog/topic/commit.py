@@ -23,7 +23,8 @@ from icestream.catalog.topic import guard, properties
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.claim import TYPE, Claim, read_claim
 from icestream.catalog.topic.judgement import Accepted, Repeated, judge, refused
-from icestream.catalog.topic.removal import Removals, after_commit
+from icestream.catalog.topic.removal import Removals
+from icestream.catalog.topic.standing import after_commit, check_not_ahead
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -130,6 +131,8 @@ def _judge_foreign(state: State, after: Table, request: Request, now_ms: int) ->
     if state.binding is None:
         return Outcome(after, None, state.removals)
     objection = guard.objection(state.table, after, request.updates)
+    if objection is None:
+        objection = check_not_ahead(state.table, after, state.binding)
     if objection is None:
         removals = after_commit(state.removals, state.table, after, state.binding, now_ms)
         return Outcome(after, state.binding, removals)

@@ -31,6 +31,32 @@ COLUMNS: Final[dict[str, str]] = {
 }
 
 
+_FIRST: Final = ("shard", "offset", "publish_time", "append_time")
+_HEADERS: Final = {
+    "type": "map",
+    "key-id": 1_001,  # numbered anew when the table is made
+    "key": "string",
+    "value-id": 1_002,
+    "value": "string",
+    "value-required": False,
+}
+
+
+def new_schema() -> Object:
+    """Of a table that is made for a topic: the envelope alone, in the order of design 7."""
+    names = [*_FIRST, *(name for name in COLUMNS if name not in _FIRST)]
+    fields = [
+        {
+            "id": number,
+            "name": name,
+            "type": _HEADERS if COLUMNS[name] == "map" else COLUMNS[name],
+            "required": name in ("shard", "offset"),
+        }
+        for number, name in enumerate(names, 1)
+    ]
+    return {"type": "struct", "fields": fields}
+
+
 def check_bindable(schema: Object) -> None:
     """Raises InvalidInput when the table could not hold the messages of a topic."""
     found = {field["name"]: field["type"] for field in schema["fields"]}

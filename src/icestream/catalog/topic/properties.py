@@ -4,7 +4,7 @@
     in the summary of each snapshot that a round made      topic-id, round, committed, removed
 
 `committed` is JSON: per shard the first offset that is not in the table. What the snapshot says tells what is missing
-when somebody moves main to it (removal.py).
+when somebody moves main to it (standing.py).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def written(binding: Binding) -> dict[str, str]:
     found = {
         PREFIX + "topic": binding.topic,
         PREFIX + "pipeline-epoch": str(binding.pipeline_epoch),
-        **removal.as_summary(binding, ()),
+        **removal.as_summary(binding.topic_id, binding.committed(), ()),
     }
     return found | _round(binding) if binding.rounds else found
 
 
 def summary(binding: Binding, removals: Removals) -> dict[str, str]:
     """What the snapshot says that made this binding."""
-    return removal.as_summary(binding, removals) | _round(binding)
+    return removal.as_summary(binding.topic_id, binding.committed(), removals) | _round(binding)
 
 
 def _round(binding: Binding) -> dict[str, str]:

@@ -49,6 +49,18 @@ def taken_over(runs: Runs, epoch: int, start: int) -> Runs:
     return (*runs[:-1], closed, Run(epoch, start, start))[-limits.CATALOG_RUNS_PER_SHARD_MAX :]
 
 
+def resumed(runs: Runs, epoch: int, at: int) -> Runs:
+    """The shard goes on at `at` under this epoch, wherever it had come to: what lies behind that is forgotten."""
+    if any(one.epoch > epoch for one in runs):
+        raise errors.InvalidInput(
+            f"a shard of epoch {runs[-1].epoch} cannot go on under epoch {epoch}", hint="ask the shard's present owner"
+        )
+    older = [one for one in runs if one.epoch < epoch and one.start < at]
+    closed = [msgspec.structs.replace(one, next=min(one.next, at), is_closed=True) for one in older]
+    start = next((one.start for one in runs if one.epoch == epoch and one.start < at), at)
+    return (*closed, Run(epoch, start, at))[-limits.CATALOG_RUNS_PER_SHARD_MAX :]
+
+
 def check_runs(runs: Sequence[Run]) -> None:
     """Raises InvalidInput for a list that no history makes."""
     for one, after in pairwise(runs):

@@ -1,0 +1,199 @@
+"""What operators ask about the tables of topics: bind, detach, adopt, rewind, recreate. The rules: catalog/topic.
+
+Each is one transaction, or, as a dry run, only says what it would come to: with every consent given, so that all of it
+can be told, and with those that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import NamedTuple
+
+from icestream import errors
+from icestream.catalog import keys, records
+from icestream.catalog.calls.commits import Commits, Committed
+from icestream.catalog.calls.relations import Relations
+from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.identifier import Identifier, identifier, joined, namespace_of
+from icestream.catalog.location import for_new
+from icestream.catalog.plan import commits, relations
+from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
+from icestream.catalog.topic import adopt, bind, recreate, rewind
+from icestream.catalog.topic.commit import Outcome, State
+from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
+from icestream.catalog.topic.rebound import Former, Rebound
+from icestream.metadata.entry import Entry
+
+Decide = Callable[[State, Collection[Consent]], Awaitable[Rebound]]
+_GONE = (errors.MetadataFileMissing, errors.MetadataFileDamaged)
+
+
+class Done(NamedTuple):
+    consequence: Consequence
+    committed: Committed | None  # None: it was a dry run
+
+
+class Topics:
+    def __init__(self, steps: Steps, found: Relations, made: Commits, warehouse: str) -> None:
+        self._steps = steps
+        self._relations = found
+        self._commits = made
+        self._warehouse = warehouse
+
+    # --- looking ---
+
+    async def table_of(self, topic_id: int) -> Identifier | None:
+        entry = await self._steps.store.get(keys.topic_key(topic_id))
+        return None if entry is None else _named(records.decode(TopicRecord, keys.topic_key(topic_id), entry))
+
+    async def parted(self, topic_id: int) -> PartedRecord | None:
+        """What a topic without a table had."""
+        key = keys.parted_key(topic_id)
+        entry = await self._steps.store.get(key)
+        return None if entry is None else records.decode(PartedRecord, key, entry)
+
+    # --- a table and its topic ---
+
+    async def bind(
+        self, table: Identifier, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]]
+    ) -> Committed:
+        """`shards`: the epoch of each, and the offset from which the table gets its messages. For callers that know
+        it; operators begin."""
+
+        async def decide(state: State) -> Outcome:
+            await self._former(topic, topic_id)
+            return bind.bind(state, topic, topic_id, shards, self._steps.now_ms())
+
+        return await self._commits.rebind(table, decide)
+
+    async def begin(
+        self, table: Identifier, log: TopicLog, consents: Collection[Consent] = (), is_dry: bool = False
+    ) -> Done:
+        """`icestream lake bind`: a table without rows."""
+
+        async def decide(state: State, given: Collection[Consent]) -> Rebound:
+            former = await self._former(log.topic, log.topic_id)
+            return bind.begin(state, log, former, given, self._steps.now_ms())
+
+        return await self._rebound(table, decide, consents, is_dry)
+
+    async def detach(self, table: Identifier) -> Committed:
+        async def decide(state: State) -> Outcome:
+            return bind.detach(state, self._steps.now_ms())
+
+        return await self._commits.rebind(table, decide)
+
+    async def adopt(
+        self,
+        table: Identifier,
+        log: TopicLog,
+        consents: Collection[Consent] = (),
+        positions: Mapping[int, int] | None = None,
+        is_dry: bool = False,
+    ) -> Done:
+        async def decide(state: State, given: Collection[Consent]) -> Rebound:
+            former = await self._former(log.topic, log.topic_id)
+            return adopt.adopt(state, log, former, given, self._steps.now_ms(), positions)
+
+        return await self._rebound(table, decide, consents, is_dry)
+
+    async def rewind(
+        self,
+        table: Identifier,
+        log: TopicLog,
+        consents: Collection[Consent] = (),
+        snapshot_id: int | None = None,
+        is_dry: bool = False,
+    ) -> Done:
+        async def decide(state: State, given: Collection[Consent]) -> Rebound:
+            return rewind.rewind(state, log, given, self._steps.now_ms(), snapshot_id)
+
+        return await self._rebound(table, decide, consents, is_dry)
+
+    async def _former(self, topic: str, topic_id: int) -> Former:
+        """Raises AlreadyExists for a topic that has a table."""
+        store = self._steps.store
+        commits.check_unbound(topic, topic_id, await store.get(keys.topic_key(topic_id)))
+        return commits.former(topic_id, await store.get(keys.parted_key(topic_id)))
+
+    async def _rebound(self, table: Identifier, decide: Decide, consents: Collection[Consent], is_dry: bool) -> Done:
+        if is_dry:
+            loaded = await self._commits.load(table)
+            return Done((await decide(loaded.state, [*Consent])).consequence, None)
+        last: list[Consequence] = []
+
+        async def decide_once(state: State) -> Outcome:
+            found = await decide(state, consents)
+            last[:] = [found.consequence]
+            return found.outcome
+
+        committed = await self._commits.rebind(table, decide_once)
+        return Done(last[0], committed)
+
+    # --- a fresh table ---
+
+    async def recreate(
+        self, log: TopicLog, table: Identifier, consents: Collection[Consent] = (), is_dry: bool = False
+    ) -> Done:
+        """`table`: its name. In place of a table whose metadata file is gone it must be that one's."""
+        uuid = self._steps.documents.new_uuid()
+        location = for_new(self._warehouse, table.namespace, table.name, uuid)
+
+        async def decide(given: Collection[Consent]) -> tuple[Rebound, tuple[Entry, TableRecord, Entry] | None]:
+            lost = await self._lost(log)
+            if lost is not None and lost[0] != table:
+                raise errors.InvalidInput(f"the table that is gone is {lost[0]}", hint=f"recreate it as {lost[0]}")
+            former = lost[1] if lost else await self._former(log.topic, log.topic_id)
+            found = recreate.recreate(log, former, given, location, uuid, self._steps.now_ms())
+            return found, lost[2] if lost else None
+
+        if is_dry:
+            return Done((await decide([*Consent]))[0].consequence, None)
+
+        async def plan() -> Step[Done]:
+            found, lost = await decide(consents)
+            namespace = await self._relations.namespace(table.namespace)
+            entry = await self._relations.entry(table)
+            outcome = found.outcome
+            if lost is None:
+                commits.recreate(table, commits.record_of(outcome, uuid, "", 0), namespace, entry)  # refused unwritten
+            (place,) = await self._commits.write_all([(outcome.table, 0)])
+            record = commits.record_of(outcome, uuid, place, 0)
+            planned = (
+                commits.recreate(table, record, namespace, entry)
+                if lost is None
+                else commits.replace_lost(table, record, *lost)
+            )
+            return Step(planned.checked(), Done(found.consequence, Committed(place, outcome.table)), [place])
+
+        async def again() -> Done:
+            raise AssertionError("it has no name")
+
+        return await self._steps.make([keys.relation_key(table)], plan, None, again)
+
+    async def _lost(self, log: TopicLog) -> tuple[Identifier, Former, tuple[Entry, TableRecord, Entry]] | None:
+        """The topic's table, if it has one on paper and its metadata file is gone. One that is there is refused."""
+        key = keys.topic_key(log.topic_id)
+        topic = await self._steps.store.get(key)
+        if topic is None:
+            return None
+        named = _named(records.decode(TopicRecord, key, topic))
+        try:
+            await self._commits.load(named)
+        except _GONE:
+            entry, record = relations.table_of(named, await self._relations.entry(named))
+        else:
+            raise errors.AlreadyExists(
+                f"topic {log.topic} has its table, and it is readable: {named}",
+                hint=f"`icestream lake rewind {joined((*named.namespace, named.name))}` goes on with it",
+            )
+        binding = record.binding
+        if binding is None or binding.topic_id != log.topic_id:
+            raise errors.MetadataDamaged(
+                f"{key} names {named}, which is not bound to topic {log.topic}", hint="restore it from a backup"
+            )
+        return named, Former(binding.committed(), binding.pipeline_epoch), (entry, record, topic)
+
+
+def _named(record: TopicRecord) -> Identifier:
+    return identifier(namespace_of(record.namespace), record.name)

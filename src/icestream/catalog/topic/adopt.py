@@ -1,0 +1,70 @@
+"""Adopting a table: one that has rows and no topic becomes the table of a topic that has none. Pure.
+
+For a table that was parted from its topic (detached, replaced by force), restored from a backup, registered again, or
+brought from elsewhere. Its positions must be true, or offsets are lost or doubled without a trace. They are taken from
+
+    the last round of this topic in the lineage of main: its snapshot says how far it had come, and what was missing
+    the operator, shard by shard, where no snapshot says it: nobody can check that, so it needs accept-duplicates, and
+    everything below counts as suspect
+
+and then
+    others added rows behind that round        whose offsets they have, nobody knows: accept-duplicates
+    others deleted rows behind it              any offset below may be missing; that is recorded
+    the log no longer has what follows         a declared gap: accept-gap
+    the table is ahead of the topic            refused: these are other messages under the same numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from icestream import errors
+from icestream.catalog.topic import rebound
+from icestream.catalog.topic.binding import Base
+from icestream.catalog.topic.commit import State
+from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
+from icestream.catalog.topic.rebound import Former, Rebound
+from icestream.catalog.topic.removal import Progress, Removal
+from icestream.catalog.topic.standing import standing
+
+ON_WORD = "an operator says what the table holds, and no snapshot does"
+
+
+def adopt(
+    state: State,
+    log: TopicLog,
+    former: Former,
+    consents: Collection[Consent],
+    now_ms: int,
+    positions: Mapping[int, int] | None = None,
+) -> Rebound:
+    """`positions`: per shard the first offset that the table does not have, on an operator's word."""
+    rebound.check_free(state, "it needs no adopting; `icestream lake rewind` moves its topic to where main stands")
+    rebound.check_fits(state)
+    current = state.table.current_snapshot_id
+    found = standing(state.table, current, log.topic_id, None)
+    if current is None:
+        raise errors.TopicTable("the table has no rows", hint="`icestream lake bind` takes a table without rows")
+    if positions is None and (not found.is_known or not found.progress.committed):
+        raise errors.TopicTable(
+            f"no snapshot in the history of main says what the table holds of topic {log.topic} (id {log.topic_id})",
+            hint="say it yourself: --position SHARD=OFFSET, the first offset that the table does not have",
+        )
+    held = found.progress.committed if positions is None else positions
+    doubts = rebound.foreign_rows(found) if positions is None else (ON_WORD,)
+    told = Consequence("adopt", log.topic, fates(held, log, former.committed), doubts)
+    told.check(consents)
+    if positions is None:
+        binding = rebound.going_on(told, log, {}, former.pipeline_epoch)
+        removals = rebound.missing(told, found, found.progress, current, now_ms)
+        return Rebound(rebound.outcome(state, binding, removals, now_ms), told)
+    progress = Progress(dict(positions), _suspect(positions, current, now_ms))
+    binding = rebound.going_on(told, log, {}, former.pipeline_epoch, Base(current, progress))
+    removals = rebound.missing(told, found._replace(since=[]), progress, current, now_ms)
+    return Rebound(rebound.outcome(state, binding, removals, now_ms), told)
+
+
+def _suspect(positions: Mapping[int, int], snapshot_id: int, now_ms: int) -> tuple[Removal, ...]:
+    """Everything below them: a position that is too high hides what is missing."""
+    ranges = {shard: (0, end) for shard, end in positions.items() if end}
+    return (Removal("adopt", snapshot_id, now_ms, ranges, False),) if ranges else ()

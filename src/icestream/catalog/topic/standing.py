@@ -1,0 +1,143 @@
+"""Where a snapshot stands: how far its table had come with the messages of a topic, and what main lacks (hazard 21).
+
+It follows from the last round in its lineage, whose snapshot says how far it had come and what was missing then
+(properties.py), or from the snapshot at which the table was taken over (`Binding.base`), and from what was done since:
+
+    missing = what that round said
+            + the offsets that were committed behind it, when main was moved there: exact
+            + any offset that was committed, when a snapshot in between deletes rows: which ones stands in its files
+
+A lineage without a round holds nothing of the topic. If expiry cut it off before the first round, nobody knows, and any
+offset may be missing; the same holds for what lies before a take-over.
+
+Once committed has gone back (rewind.py), a snapshot may be ahead of it. Main never goes there by itself: the pipeline
+would write the same offsets again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from icestream import errors
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import snapshot
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic.binding import Base, Binding
+from icestream.catalog.topic.removal import (
+    ROLLBACK,
+    SET_CURRENT,
+    Progress,
+    Removal,
+    Removals,
+    bounded,
+    progress_of,
+)
+
+_REMOVED_COUNTS: Final = ("deleted-records", "added-position-deletes", "added-equality-deletes", "added-dvs")
+
+
+class Standing(NamedTuple):
+    progress: Progress  # of the last round; nothing, when there is none
+    since: list[Object]  # the snapshots behind it, the newest first
+    is_known: bool  # False: its history is cut off, and the progress says nothing
+
+
+def standing(table: Table, snapshot_id: int | None, topic_id: int, base: Base | None) -> Standing:
+    since: list[Object] = []
+    for one in lineage(table, snapshot_id):
+        if base is not None and one["snapshot-id"] == base.snapshot_id:
+            return Standing(base.progress, since, True)
+        if (progress := progress_of(one, topic_id)) is not None:
+            return Standing(progress, since, True)
+        since.append(one)
+    is_whole = not since or since[-1].get("parent-snapshot-id") is None
+    return Standing(Progress({}), since, is_whole and (base is None or snapshot_id is None))
+
+
+def lineage(table: Table, snapshot_id: int | None) -> Iterator[Object]:
+    """A snapshot and those before it, as far as they are known."""
+    for _ in range(len(table.snapshots)):  # a document from outside may go in circles
+        found = None if snapshot_id is None else table.snapshots.find(snapshot_id)
+        if found is None:
+            return
+        yield found
+        snapshot_id = found.get("parent-snapshot-id")
+
+
+# --- main moves -------------------------------------------------------------------------------------------------------
+
+
+def check_not_ahead(before: Table, after: Table, binding: Binding) -> errors.TopicTable | None:
+    """Why main may not go where a foreign commit moves it; None when it may."""
+    new = after.current_snapshot_id
+    if new == before.current_snapshot_id or new is None:
+        return None
+    there = standing(after, new, binding.topic_id, binding.base).progress.committed
+    committed = binding.committed()
+    for shard, end in sorted(there.items()):
+        if end > committed.get(shard, end):
+            return errors.TopicTable(
+                f"snapshot {new} holds offsets of shard {shard} up to {end}, but the topic is at {committed[shard]}: "
+                "they would be written again",
+                hint="`icestream lake rewind --snapshot` moves main and the topic together",
+            )
+    return None
+
+
+def after_commit(removals: Removals, before: Table, after: Table, binding: Binding, time_ms: int) -> Removals:
+    """What main lacks once a foreign commit is in force."""
+    old, new = before.current_snapshot_id, after.current_snapshot_id
+    if old == new or old is None or new is None:
+        return removals
+    found = standing(after, new, binding.topic_id, binding.base)
+    ids = [one["snapshot-id"] for one in found.since]
+    if old in ids or _stands_on(after, found, old):
+        since = found.since[: ids.index(old)] if old in ids else found.since
+        return with_deletes(removals, since, binding.committed(), time_ms)
+    operation = ROLLBACK if any(one["snapshot-id"] == new for one in lineage(before, old)) else SET_CURRENT
+    lost = _lost(operation, new, time_ms, found.progress.committed, binding, found.is_known)
+    return with_deletes((*found.progress.removals, *lost), found.since, binding.committed(), time_ms)
+
+
+def _stands_on(table: Table, found: Standing, snapshot_id: int) -> bool:
+    """Whether that snapshot is the one that tells the progress."""
+    if not found.since:
+        return table.current_snapshot_id == snapshot_id
+    return bool(found.since[-1].get("parent-snapshot-id") == snapshot_id)
+
+
+def _lost(
+    operation: str, snapshot_id: int, time_ms: int, there: Mapping[int, int], binding: Binding, is_exact: bool
+) -> Removals:
+    """The offsets that were committed behind where the new current snapshot stands."""
+    ranges = {shard: (there.get(shard, 0), end) for shard, end in binding.committed().items()}
+    lost = {shard: (start, end) for shard, (start, end) in ranges.items() if start < end}
+    return (Removal(operation, snapshot_id, time_ms, lost, is_exact),) if lost else ()
+
+
+def with_deletes(removals: Removals, since: list[Object], committed: Mapping[int, int], time_ms: int) -> Removals:
+    ranges = {shard: (0, end) for shard, end in committed.items()}
+    deleted = [
+        Removal(snapshot.operation(one), one["snapshot-id"], time_ms, ranges, False)
+        for one in reversed(since)
+        if _takes_rows(one)
+    ]
+    return bounded((*removals, *deleted))
+
+
+def _takes_rows(added: Object) -> bool:
+    """An engine that does not count what it removed may have removed anything."""
+    if snapshot.operation(added) not in ("delete", "overwrite"):
+        return False
+    summary = added.get("summary") or {}
+    if not any(name in summary for name in ("added-records", *_REMOVED_COUNTS)):
+        return True
+    return any(summary.get(name, "0") != "0" for name in _REMOVED_COUNTS)
+
+
+def adds_rows(added: Object) -> bool:
+    """The same for what it added. A compaction (`replace`) adds what it removes."""
+    if snapshot.operation(added) not in ("append", "overwrite"):
+        return False
+    return bool((added.get("summary") or {}).get("added-records", "") != "0")

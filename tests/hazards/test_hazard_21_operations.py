@@ -1,0 +1,275 @@
+"""Hazard 21: what an operator does after somebody's destructive hands: detach, adopt, rewind, recreate, bind.
+
+Each goes on with positions that are true, or is refused with the name of the consequence and of the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from icestream import errors
+from icestream.catalog.topic import adopt, bind, recreate, rewind
+from icestream.catalog.topic.commit import State
+from icestream.catalog.topic.consequence import Consent, Fate, ShardLog, TopicLog
+from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
+from icestream.catalog.topic.run import Run
+from tests.support.tables import FILE, LOCATION, NOW_MS, UUID, add, commit_to, point, snapshot, table
+from tests.support.topic_tables import (
+    ENVELOPE,
+    TOPIC,
+    TOPIC_ID,
+    bound,
+    commit_round,
+    foreign,
+    replacing,
+    settled,
+)
+
+NOW = NOW_MS + 20_000
+BOTH = [*Consent]
+
+
+def log(earliest: int = 0, end: int = 50, epoch: int = 0, **more: Any) -> TopicLog:
+    return TopicLog(TOPIC, more.get("topic_id", TOPIC_ID), {0: ShardLog(epoch, earliest, end)})
+
+
+def three_rounds() -> State:
+    """Offsets 0..29 of the one shard, in snapshots 1001 to 1003."""
+    state = bound(1)
+    for number in (1, 2, 3):
+        state = settled(commit_round(state, number, (0, 0, 10 * number - 10, 10 * number)))
+    return state
+
+
+def rolled_back() -> State:
+    """Main holds 0..9; committed is 30."""
+    return settled(foreign(three_rounds(), point("main", 1_001)))
+
+
+def parted() -> State:
+    return settled(bind.detach(three_rounds(), NOW))
+
+
+def committed(done: Rebound) -> dict[int, int]:
+    assert done.outcome.binding is not None
+    return done.outcome.binding.committed()
+
+
+def told(done: Rebound) -> list[tuple[str, dict[int, tuple[int, int]], bool]]:
+    return [(one.operation, one.ranges, one.is_exact) for one in done.outcome.removals]
+
+
+# --- rewind -----------------------------------------------------------------------------------------------------------
+
+
+def test_hazard_21_rewind_writes_again_what_the_log_has() -> None:
+    done = rewind.rewind(rolled_back(), log(), (), NOW)
+    assert committed(done) == {0: 10}
+    assert told(done) == [], "nothing is missing any more"
+    assert done.consequence.fates == (Fate(0, 10, 10, 30, 50),)
+    assert "shard 0: offsets 10 to 29 are written again from the log" in done.consequence.words()
+    assert done.outcome.table.properties["icestream.committed"] == '{"0":10}'
+    again = settled(commit_round(settled(done.outcome), 4, (0, 0, 10, 40)))
+    assert again.binding is not None
+    assert again.binding.committed() == {0: 40}
+
+
+def test_hazard_21_rewind_declares_what_the_log_lacks() -> None:
+    with pytest.raises(errors.TopicTable, match="offsets 10 to 24 of shard 0 are in neither table nor log") as refused:
+        rewind.rewind(rolled_back(), log(25), (), NOW)
+    assert "--accept-gap" in refused.value.hint
+    with pytest.raises(errors.TopicTable):
+        rewind.rewind(rolled_back(), log(25), [Consent.DUPLICATES], NOW)
+    done = rewind.rewind(rolled_back(), log(25), [Consent.GAP], NOW)
+    assert committed(done) == {0: 25}
+    assert told(done) == [("rewind", {0: (10, 25)}, True)]
+    later = settled(commit_round(settled(done.outcome), 4, (0, 0, 25, 40)))
+    assert later.removals == done.outcome.removals
+    back = settled(foreign(later, point("main", 1_001)))
+    assert [one.ranges for one in back.removals] == [{0: (10, 40)}]
+
+
+def test_hazard_21_rewind_forgets_rounds_that_main_no_longer_has() -> None:
+    """Answered as a repeat, their rows would be lost: the driver believes that they are in the table."""
+    state = settled(rewind.rewind(rolled_back(), log(), (), NOW).outcome)
+    late = commit_round(state, 2, (0, 0, 10, 20), snapshot_id=2_000)
+    assert late.repeated is None
+    assert late.table.current_snapshot_id == 2_000
+    with pytest.raises(errors.RangeRefused, match="goes on at 10, not at 30"):
+        commit_round(state, 4, (0, 0, 30, 40))
+
+
+def test_hazard_21_rewind_to_another_snapshot_moves_main_with_it() -> None:
+    state = settled(foreign(three_rounds(), point("main", 1_003, **{"max-ref-age-ms": 5})))
+    done = rewind.rewind(state, log(), (), NOW, 1_002)
+    assert done.outcome.table.current_snapshot_id == 1_002
+    assert done.outcome.table.references["main"]["max-ref-age-ms"] == 5, "what else the branch says stays"
+    assert committed(done) == {0: 20}
+    assert "main goes from snapshot 1003 to 1002" in done.consequence.words()[0]
+
+
+def test_hazard_21_nobody_moves_main_ahead_of_its_topic() -> None:
+    """The pipeline would write the same offsets again."""
+    state = settled(rewind.rewind(three_rounds(), log(), (), NOW, 1_001).outcome)
+    with pytest.raises(errors.TopicTable, match="would be written again") as refused:
+        foreign(state, point("main", 1_003))
+    assert "rewind --snapshot" in refused.value.hint
+    assert foreign(state, point("main", 1_003), is_forced=True).binding is None
+    forward = rewind.rewind(state, log(), (), NOW, 1_003)
+    assert committed(forward) == {0: 30}, "main and topic together may"
+    assert told(forward) == []
+
+
+def test_hazard_21_rewind_to_a_snapshot_that_lacks_rows_is_a_loss() -> None:
+    state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
+    state = settled(foreign(state, point("main", 1_003)))
+    with pytest.raises(errors.TopicTable, match="snapshot 1004 lacks rows: rollback of snapshot 1001"):
+        rewind.rewind(state, log(), (), NOW, 1_004)
+    done = rewind.rewind(state, log(), [Consent.GAP], NOW, 1_004)
+    assert (committed(done), told(done)) == ({0: 40}, [("rollback", {0: (10, 30)}, True)])
+
+
+def test_hazard_21_rewind_keeps_what_others_deleted_as_suspect() -> None:
+    state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "delete", deleted_records="2")))
+    done = rewind.rewind(state, log(), (), NOW)
+    assert (committed(done), told(done)) == ({0: 10}, [("delete", {0: (0, 10)}, False)])
+
+
+def test_hazard_21_rewind_asks_about_rows_that_others_added() -> None:
+    state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "append", added_records="2")))
+    with pytest.raises(errors.TopicTable, match="snapshot 9 added rows and is no round") as refused:
+        rewind.rewind(state, log(), (), NOW)
+    assert "--accept-duplicates" in refused.value.hint
+    assert committed(rewind.rewind(state, log(), [Consent.DUPLICATES], NOW)) == {0: 10}
+
+
+def test_hazard_21_rewind_with_nothing_to_do_changes_nothing() -> None:
+    state = three_rounds()
+    done = rewind.rewind(state, log(), (), NOW)
+    assert (done.outcome.table, done.outcome.binding) == (state.table, state.binding)
+
+
+def test_hazard_21_rewind_needs_a_history() -> None:
+    state = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "replace")))
+    state = settled(foreign(state, {"action": "remove-snapshots", "snapshot-ids": [1_001, 1_002, 1_003]}))
+    with pytest.raises(errors.TopicTable, match="history of snapshot 9 is cut off"):
+        rewind.rewind(state, log(), BOTH, NOW)
+    with pytest.raises(errors.InvalidInput, match="no snapshot 1001"):
+        rewind.rewind(state, log(), BOTH, NOW, 1_001)
+    with pytest.raises(errors.TopicTable, match="belongs to no topic"):
+        rewind.rewind(parted(), log(), BOTH, NOW)
+    with pytest.raises(errors.TopicTable, match="belongs to topic /default/orders"):
+        rewind.rewind(three_rounds(), log(topic_id=99), BOTH, NOW)
+
+
+def test_hazard_21_rewind_over_a_change_of_owners() -> None:
+    """What the dead owner's run had committed stays known up to the new point."""
+    state = rolled_back()
+    done = rewind.rewind(state, log(4_096, 5_000, epoch=3), [Consent.GAP], NOW)
+    assert done.outcome.binding is not None
+    assert done.outcome.binding.runs[0] == (Run(0, 0, 30, True), Run(3, 4_096, 4_096))
+    with pytest.raises(errors.InvalidInput, match="epoch 3 cannot go on under epoch 2"):
+        rewind.rewind(settled(done.outcome), log(0, 5_000, epoch=2), BOTH, NOW, 1_001)
+
+
+# --- adopt ------------------------------------------------------------------------------------------------------------
+
+
+def test_hazard_21_adopt_goes_on_where_the_last_round_stood() -> None:
+    done = adopt.adopt(parted(), log(20), Former({0: 30}, 7), (), NOW)
+    assert (committed(done), told(done)) == ({0: 30}, [])
+    assert done.outcome.binding is not None
+    assert done.outcome.binding.pipeline_epoch == 7
+    with pytest.raises(errors.RangeRefused, match="pipeline epoch 5"):
+        commit_round(settled(done.outcome), 4, (0, 0, 30, 40))
+    assert settled(commit_round(settled(done.outcome), 4, (0, 0, 30, 40), lease=8)).removals == ()
+
+
+def test_hazard_21_adopt_after_a_rollback_while_it_was_parted() -> None:
+    state = settled(foreign(parted(), point("main", 1_002)))
+    done = adopt.adopt(state, log(20), Former({0: 30}, 0), (), NOW)
+    assert done.consequence.fates == (Fate(0, 20, 20, 30, 50),)
+    with pytest.raises(errors.TopicTable, match="offsets 20 to 24"):
+        adopt.adopt(state, log(25), NO_FORMER, (), NOW)
+    assert told(adopt.adopt(state, log(25), NO_FORMER, [Consent.GAP], NOW)) == [("adopt", {0: (20, 25)}, True)]
+
+
+def test_hazard_21_adopt_refuses_a_table_that_says_nothing() -> None:
+    strange = State(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
+    with pytest.raises(errors.TopicTable, match="no snapshot in the history") as refused:
+        adopt.adopt(strange, log(), NO_FORMER, BOTH, NOW)
+    assert "--position SHARD=OFFSET" in refused.value.hint
+    with pytest.raises(errors.TopicTable, match="no snapshot in the history"):
+        adopt.adopt(parted(), log(topic_id=99), NO_FORMER, BOTH, NOW)
+
+
+def test_hazard_21_positions_on_an_operators_word_leave_everything_suspect() -> None:
+    strange = State(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
+    with pytest.raises(errors.TopicTable, match="an operator says"):
+        adopt.adopt(strange, log(20), NO_FORMER, [Consent.GAP], NOW, {0: 30})
+    done = adopt.adopt(strange, log(20), NO_FORMER, [Consent.DUPLICATES], NOW, {0: 30})
+    assert (committed(done), told(done)) == ({0: 30}, [("adopt", {0: (0, 30)}, False)])
+    later = settled(commit_round(settled(done.outcome), 4, (0, 0, 30, 40)))
+    back = settled(foreign(later, point("main", 1)))
+    assert [(one.ranges, one.is_exact) for one in back.removals] == [({0: (30, 40)}, True), ({0: (0, 30)}, False)]
+
+
+def test_hazard_21_adopt_refuses_other_messages_under_the_same_numbers() -> None:
+    with pytest.raises(errors.InvalidInput, match="up to 30, but the topic has come to 12 only"):
+        adopt.adopt(parted(), log(0, 12), NO_FORMER, BOTH, NOW)
+    with pytest.raises(errors.InvalidInput, match="holds shard 3"):
+        adopt.adopt(parted(), log(), NO_FORMER, BOTH, NOW, {3: 1})
+
+
+def test_hazard_21_adopt_and_bind_take_what_is_free_and_fits() -> None:
+    empty = State(table(schema=ENVELOPE), FILE)
+    with pytest.raises(errors.TopicTable, match="has no rows"):
+        adopt.adopt(empty, log(), NO_FORMER, BOTH, NOW)
+    with pytest.raises(errors.TopicTable, match="the table has rows"):
+        bind.begin(parted(), log(), NO_FORMER, BOTH, NOW)
+    for take in (adopt.adopt, bind.begin):
+        with pytest.raises(errors.AlreadyExists, match="belongs to topic"):
+            take(three_rounds(), log(), NO_FORMER, BOTH, NOW)
+        with pytest.raises(errors.InvalidInput, match="no column shard"):
+            take(State(table(), FILE), log(), NO_FORMER, BOTH, NOW)
+
+
+# --- bind, recreate ---------------------------------------------------------------------------------------------------
+
+
+def begun(given: TopicLog, consents: Collection[Consent]) -> Rebound:
+    return bind.begin(State(table(schema=ENVELOPE), FILE), given, Former({0: 30}, 0), consents, NOW)
+
+
+def recreated(given: TopicLog, consents: Collection[Consent]) -> Rebound:
+    return recreate.recreate(given, Former({0: 30}, 0), consents, LOCATION, UUID, NOW)
+
+
+@pytest.mark.parametrize("make", [begun, recreated])
+def test_hazard_21_a_fresh_table_gets_what_the_log_has_and_declares_the_rest(make: Any) -> None:
+    done = make(log(0), ())
+    assert (committed(done), told(done)) == ({0: 0}, [])
+    with pytest.raises(errors.TopicTable, match="offsets 0 to 19 of shard 0"):
+        make(log(20), ())
+    done = make(log(20), [Consent.GAP])
+    assert (committed(done), [one[1:] for one in told(done)]) == ({0: 20}, [({0: (0, 20)}, True)])
+    later = settled(commit_round(settled(done.outcome), 4, (0, 0, 20, 40)))
+    assert '"0":[0,20]' in later.table.snapshots[-1]["summary"]["icestream.removed"]
+
+
+def test_hazard_21_a_fresh_table_has_the_envelope_in_its_order() -> None:
+    fields = recreated(log(), ()).outcome.table.current_schema["fields"]
+    assert [one["name"] for one in fields[:6]] == ["shard", "offset", "publish_time", "append_time", "key", "payload"]
+    assert [one["name"] for one in fields if one["required"]] == ["shard", "offset"]
+    (headers,) = (one["type"] for one in fields if one["name"] == "headers")
+    ids = [one["id"] for one in fields] + [headers["key-id"], headers["value-id"]]
+    assert sorted(ids) == [*range(1, len(ids) + 1)]
+
+
+@pytest.mark.parametrize("one", [ShardLog(-1, 0, 1), ShardLog(0, 5, 4), ShardLog(0, -1, 4), ShardLog(0, 0, 2**63)])
+def test_a_log_that_cannot_be_is_refused(one: ShardLog) -> None:
+    with pytest.raises(errors.InvalidInput, match="no log of a shard"):
+        recreated(TopicLog(TOPIC, TOPIC_ID, {0: one}), BOTH)

@@ -1,0 +1,34 @@
+"""What the snapshots of a table are made of, for models: rows by shard and offset, also of snapshots that expired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from icestream.catalog.topic.removal import Removal
+
+Row = tuple[int, int]  # shard, offset
+
+
+@dataclass
+class History:
+    parents: dict[int, int | None] = field(default_factory=dict)
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    deletes: dict[int, set[Row]] = field(default_factory=dict)
+
+    def lineage(self, snapshot_id: int | None) -> list[int]:
+        found = []
+        while snapshot_id is not None:
+            found.append(snapshot_id)
+            snapshot_id = self.parents[snapshot_id]
+        return found
+
+    def content(self, snapshot_id: int | None) -> list[Row]:
+        made: list[Row] = []
+        for one in reversed(self.lineage(snapshot_id)):
+            gone = self.deletes.get(one, set())
+            made = [row for row in made if row not in gone] + self.rows.get(one, [])
+        return made
+
+
+def rows_of(removal: Removal) -> set[Row]:
+    return {(shard, offset) for shard, (start, end) in removal.ranges.items() for offset in range(start, end)}

@@ -1,0 +1,179 @@
+"""Operations on the tables of topics through the catalog: one transaction each, also when its answer is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from icestream import errors
+from icestream.catalog import keys
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.metadata.store import MemoryStore
+from icestream.runtime.clock import SimulatedClock
+from tests.support.losing_store import LosingStore
+from tests.support.tables import point
+from tests.support.topic_tables import ENVELOPE, TOPIC, TOPIC_ID, appending, claim
+from tests.support.warehouse import NS, TABLE, World
+
+pytestmark = pytest.mark.asyncio
+
+LOG = TopicLog(TOPIC, TOPIC_ID, {0: ShardLog(0, 0, 50)})
+LATE_LOG = TopicLog(TOPIC, TOPIC_ID, {0: ShardLog(0, 25, 50)})
+
+
+async def with_rounds() -> tuple[World, LosingStore]:
+    """Offsets 0..29, in snapshots 1 to 3."""
+    store = LosingStore(MemoryStore(SimulatedClock()))
+    world = World(store)
+    await world.with_table(schema=ENVELOPE)
+    await store.put("/pipeline/lease", b'{"epoch":5}')
+    await world.catalog.topics.begin(TABLE, LOG)
+    for number in (1, 2, 3):
+        state = (await world.catalog.commits.load(TABLE)).state
+        asked = Request([claim(number, (0, 0, 10 * number - 10, 10 * number))], appending(state, number))
+        await world.catalog.commits.commit(TABLE, asked)
+    return world, store
+
+
+async def committed(catalog: Catalog, table: Identifier = TABLE) -> dict[int, int] | None:
+    binding = (await catalog.commits.load(table)).record.binding
+    return None if binding is None else binding.committed()
+
+
+async def keys_of_topics(world: World) -> list[str]:
+    found = [key for key, _ in await world.store.list_all(keys.ROOT)]
+    return [key.split("/")[2] for key in found if key.split("/")[2] in ("topics", "bound", "parted")]
+
+
+async def test_a_dry_run_says_it_all_and_changes_nothing() -> None:
+    world, _ = await with_rounds()
+    await world.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+    revision, files = await world.store.revision(), world.metadata_files()
+    dry = await world.catalog.topics.rewind(TABLE, LATE_LOG, is_dry=True)
+    assert dry.committed is None
+    assert dry.consequence.needed == {Consent.GAP}
+    assert (await world.store.revision(), world.metadata_files()) == (revision, files)
+    with pytest.raises(errors.TopicTable):
+        await world.catalog.topics.rewind(TABLE, LATE_LOG)
+    assert (await world.store.revision(), world.metadata_files()) == (revision, files)
+    done = await world.catalog.topics.rewind(TABLE, LATE_LOG, [Consent.GAP])
+    assert done.consequence == dry.consequence
+    assert await committed(world.another(2)) == {0: 25}
+
+
+async def test_a_parted_topic_is_remembered_until_it_has_a_table() -> None:
+    world, _ = await with_rounds()
+    topics = world.catalog.topics
+    assert await topics.table_of(TOPIC_ID) == TABLE
+    assert await topics.parted(TOPIC_ID) is None
+    await topics.detach(TABLE)
+    left = await topics.parted(TOPIC_ID)
+    assert left is not None
+    assert (left.topic, left.name, left.committed, left.pipeline_epoch) == (TOPIC, "table", {0: 30}, 5)
+    assert await topics.table_of(TOPIC_ID) is None
+    done = await topics.adopt(TABLE, LATE_LOG)
+    assert done.consequence.fates[0].committed == 30
+    assert await committed(world.catalog) == {0: 30}
+    assert await keys_of_topics(world) == ["bound", "topics"]
+
+
+async def test_a_topic_keeps_its_table_until_they_are_parted() -> None:
+    world, _ = await with_rounds()
+    second = await world.with_table("second", schema=ENVELOPE)
+    for act in (
+        lambda: world.catalog.topics.begin(second, LOG),
+        lambda: world.catalog.topics.adopt(second, LOG),
+        lambda: world.catalog.topics.recreate(LOG, second),
+    ):
+        with pytest.raises(errors.AlreadyExists, match=r"has its table.*ns\.table"):
+            await act()
+
+
+async def test_recreate_after_a_forced_drop() -> None:
+    world, _ = await with_rounds()
+    old = (await world.catalog.tables.load(TABLE)).table
+    await world.catalog.tables.drop(TABLE, is_forced=True)
+    assert await keys_of_topics(world) == ["parted"]
+    with pytest.raises(errors.TopicTable, match="offsets 0 to 24"):
+        await world.catalog.topics.recreate(LATE_LOG, TABLE)
+    done = await world.catalog.topics.recreate(LATE_LOG, TABLE, [Consent.GAP])
+    assert done.committed is not None
+    made = (await world.another(2).tables.load(TABLE)).table
+    assert (made.uuid, made.location) != (old.uuid, old.location)
+    assert made.properties["icestream.committed"] == '{"0":25}'
+    assert await keys_of_topics(world) == ["bound", "topics"]
+    state = (await world.catalog.commits.load(TABLE)).state
+    await world.catalog.commits.commit(TABLE, Request([claim(9, (0, 0, 25, 30))], appending(state, 9)))
+    assert await committed(world.catalog) == {0: 30}
+
+
+async def test_recreate_in_place_of_a_table_whose_file_is_gone() -> None:
+    world, _ = await with_rounds()
+    location = (await world.catalog.tables.load(TABLE)).location
+    await world.catalog.topics._steps.documents.forget(location)
+    fresh = world.another(2)
+    with pytest.raises(errors.MetadataFileMissing):
+        await fresh.tables.load(TABLE)
+    with pytest.raises(errors.InvalidInput, match=r"the table that is gone is ns\.table"):
+        await fresh.topics.recreate(LOG, Identifier(NS, "other"))
+    dry = await fresh.topics.recreate(LOG, TABLE, is_dry=True)
+    assert dry.consequence.fates[0].written_again == (0, 30)
+    await fresh.topics.recreate(LOG, TABLE)
+    assert await committed(world.another(3)) == {0: 0}
+    assert await keys_of_topics(world) == ["bound", "topics"]
+    uuid = (await fresh.tables.load(TABLE)).table.uuid or ""
+    assert await world.store.get(keys.bound_key(uuid)) is not None
+
+
+async def test_a_fresh_table_needs_a_name_that_is_free() -> None:
+    world, _ = await with_rounds()
+    await world.catalog.tables.drop(TABLE, is_forced=True)
+    await world.with_table()
+    files = world.metadata_files()
+    with pytest.raises(errors.AlreadyExists, match=r"Table already exists: ns\.table"):
+        await world.catalog.topics.recreate(LOG, TABLE)
+    with pytest.raises(errors.UnknownNamespace):
+        await world.catalog.topics.recreate(LOG, Identifier(("gone",), "t"))
+    assert world.metadata_files() == files
+
+
+# --- answers that get lost --------------------------------------------------------------------------------------------
+
+Act = Callable[[World], Awaitable[object]]
+
+
+async def _drop(world: World) -> None:
+    await world.catalog.tables.drop(TABLE, is_forced=True)
+
+
+async def _part(world: World) -> None:
+    await world.catalog.topics.detach(TABLE)
+
+
+async def _roll_back(world: World) -> None:
+    await world.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+
+
+ACTS: dict[str, tuple[Act, Act, dict[int, int] | None]] = {
+    "detach": (_roll_back, lambda world: world.catalog.topics.detach(TABLE), None),
+    "adopt": (_part, lambda world: world.catalog.topics.adopt(TABLE, LOG), {0: 30}),
+    "rewind": (_roll_back, lambda world: world.catalog.topics.rewind(TABLE, LOG), {0: 10}),
+    "recreate": (_drop, lambda world: world.catalog.topics.recreate(LOG, TABLE), {0: 0}),
+}
+
+
+@pytest.mark.parametrize("how", ["done", "never", "late"])
+@pytest.mark.parametrize("name", ACTS)
+async def test_hazard_13_an_operation_whose_answer_is_lost_is_done_once(name: str, how: str) -> None:
+    world, store = await with_rounds()
+    before, act, wanted = ACTS[name]
+    await before(world)
+    store.lose(how)
+    await act(world)
+    await store.deliver()
+    assert await committed(world.another(7)) == wanted
+    assert sorted(await keys_of_topics(world)) == (["parted"] if wanted is None else ["bound", "topics"])
