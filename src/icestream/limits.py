@@ -468,6 +468,12 @@ CHILD_STOP_SECONDS: Final = 4.0
 # What a child says after its first line is not kept.
 CHILD_READ_BYTES: Final = 4 * KIB
 
+# --- Java, PySpark, Iceberg's jar -----------------------------------------------------------------------------------
+# `java -version` answers in a tenth of a second. 64 MB come in this time where a line gives 100 kB/s.
+JAVA_VERSION_SECONDS_MAX: Final = 20
+FETCH_SECONDS_MAX: Final = 900
+FETCH_FORGOTTEN_SECONDS: Final = 24 * 3600
+
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.
 SETTINGS_FILE_BYTES_MAX: Final = 1 * MIB

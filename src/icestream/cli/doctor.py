@@ -32,6 +32,9 @@ from icestream.cli.findings import Finding, State
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.client.connect import connect
+from icestream.pipeline import pins
+from icestream.pipeline.engine import Machine
+from icestream.pipeline.engine import examine as examine_engine
 from icestream.runtime.files import open_directory
 from icestream.settings import Settings
 from icestream.storage.native import native
@@ -75,6 +78,7 @@ def examine(target: Target) -> Iterator[Finding]:
         yield Finding("data", State.WARNING, "storage.type is memory: everything is forgotten at the end")
     else:
         yield from _data(settings)
+    yield from _engine(settings)
     yield from _network(settings)
 
 
@@ -91,6 +95,13 @@ def _native() -> Finding:
     if native is not None:
         return Finding("native part", State.OK, "built")
     return Finding("native part", State.WARNING, "not built: everything works, slower", "make native")
+
+
+def _engine(settings: Settings) -> Iterator[Finding]:
+    found = examine_engine(Machine.of(settings, os.environ), pins.ICEBERG_SPARK)
+    yield findings.java(found.java)
+    yield findings.pyspark(found.pyspark)
+    yield findings.iceberg_jar(pins.ICEBERG_SPARK, found.jars[pins.ICEBERG_SPARK])
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,10 @@ from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.observability.words import size_text
+from icestream.pipeline import packages
+from icestream.pipeline.jar import JarChoice
+from icestream.pipeline.java import Choice
+from icestream.pipeline.pins import Jar
 
 # A disk that takes longer than this for a sync makes every ack of mode `always` as slow.
 SYNC_SLOW_SECONDS: Final = 0.02
@@ -94,3 +98,33 @@ def log_share(used_bytes: int, quota_bytes: int) -> Finding:
     if used_bytes >= quota_bytes * limits.QUOTA_SLOW_SHARE:
         return Finding("log quota", State.WARNING, f"{text}: producers are slowed", fix)
     return Finding("log quota", State.OK, text)
+
+
+# --- what the pipeline runs on ----------------------------------------------------------------------------------------
+
+# The broker takes messages without these; they wait in the log.
+SET_UP: Final = "icestream pipeline setup"
+
+
+def java(choice: Choice) -> Finding:
+    if choice.java is not None:
+        return Finding("java", State.OK, f"{choice.java.version}, {choice.java.home} ({choice.java.origin})")
+    if not choice.refused:
+        return Finding("java", State.WARNING, "none was found", SET_UP)
+    return Finding("java", State.WARNING, "; ".join(choice.refused), f"set JAVA_HOME to a fit one, or {SET_UP}")
+
+
+def pyspark(version: str) -> Finding:
+    fault = packages.pyspark_fault(version)
+    if not fault:
+        return Finding("pyspark", State.OK, version)
+    return Finding("pyspark", State.PROBLEM if version else State.WARNING, fault, packages.INSTALL_PYSPARK)
+
+
+def iceberg_jar(jar: Jar, choice: JarChoice) -> Finding:
+    if choice.copy is not None:
+        return Finding("iceberg jar", State.OK, f"{jar.version}, {choice.copy.path}; size and SHA-256 are right")
+    if choice.is_final:
+        fix = "put the right file there, or take it out of ICESTREAM_JARS"
+        return Finding("iceberg jar", State.PROBLEM, "; ".join(choice.refused), fix)
+    return Finding("iceberg jar", State.WARNING, "; ".join(choice.refused) or f"{jar.file_name} is not here", SET_UP)

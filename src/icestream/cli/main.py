@@ -41,6 +41,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "bench": "Publish and consume for some seconds: how fast is it here?",
         "config": "Show, check, explain and change the settings.",
         "wal": "Look into the write-ahead log, and repair it.",
+        "pipeline": "Set up what the pipeline runs on: Java, PySpark, Iceberg's jar.",
         "lake": "The process that serves the API; a broker starts it itself.",
     },
 }

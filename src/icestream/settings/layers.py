@@ -24,8 +24,8 @@ _SERVICE_LINK = re.compile(
     r"|ICESTREAM(_[A-Z0-9]+)*_PORT=(tcp|udp|sctp)://.*",
     re.DOTALL,
 )
-# Variables of the seeds, which set a key of ours where its own variable does not.
-SEED_VARIABLES: Final = {"DANUBE_SUB_CURSOR_FLUSH_MS": "broker.cursor_flush_ms"}
+# Variables of other names (the first is the seeds'), which set a key where its own variable does not.
+OTHER_VARIABLES: Final = {"DANUBE_SUB_CURSOR_FLUSH_MS": "broker.cursor_flush_ms", "ICESTREAM_JARS": "pipeline.jars"}
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 
@@ -83,8 +83,9 @@ def from_env(env: Mapping[str, str], keys: Keys) -> Layer:
     layer = Layer()
     for name in sorted(env):
         origin = Origin("env", name)
-        if name in SEED_VARIABLES and keys[SEED_VARIABLES[name]].env not in env:
-            layer.add_text(keys[SEED_VARIABLES[name]], env[name], origin)
+        if name in OTHER_VARIABLES:
+            if keys[OTHER_VARIABLES[name]].env not in env:
+                layer.add_text(keys[OTHER_VARIABLES[name]], env[name], origin)
         elif name in keys.by_env:
             layer.add_text(keys.by_env[name], env[name], origin)
         elif name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(f"{name}={env[name]}"):

@@ -18,6 +18,7 @@ from icestream.settings.broker import BrokerSection
 from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
 from icestream.settings.lake import Catalog, Iceberg
 from icestream.settings.lake_process import LakeProcess
+from icestream.settings.pipeline import Pipeline
 from icestream.settings.section import ONLINE, Broken, Section, derived
 from icestream.settings.wal import Wal
 
@@ -189,6 +190,7 @@ class Settings(Section):
     log: Log = Log()
     broker: BrokerSection = BrokerSection()
     lake: LakeProcess = LakeProcess()
+    pipeline: Pipeline = Pipeline()
     metrics: Metrics = Metrics()
 
     @model_validator(mode="before")

@@ -16,10 +16,14 @@ import pytest
 from icestream import limits, testing
 from icestream.cli import findings
 from icestream.cli.findings import State
+from icestream.pipeline.jar import Copy, JarChoice, JarOrigin
+from icestream.pipeline.java import Choice, Java, Origin
+from icestream.pipeline.pins import ICEBERG_SPARK as JAR
 from tests.support.command_line import Ran, icestream
 from tests.support.pictures import picture
 
 MIB = limits.MIB
+JAVA = Java(Path("/usr/lib/jvm/java-17"), Origin.PATH, "17.0.15")
 
 
 def doctor(data_dir: Path, *sets: str) -> Ran:
@@ -42,8 +46,8 @@ def test_a_fresh_machine_has_no_problem_and_nothing_is_made(tmp_path: Path) -> N
     found = states(ran)
     assert "problem" not in found.values()
     assert set(found) == {
-        "versions", "native part", "open files", "settings", "data", "sync", "disk", "clock", "log", "ports.native",
-        "ports.broker_http", "broker",
+        "versions", "native part", "open files", "settings", "data", "sync", "disk", "clock", "log", "java", "pyspark",
+        "iceberg jar", "ports.native", "ports.broker_http", "broker",
     }  # fmt: skip
     assert (found["data"], found["log"], found["broker"]) == ("ok", "ok", "warning")
     assert by_check(ran)["broker"]["fix"] == "icestream serve"
@@ -164,7 +168,30 @@ def test_a_file_in_the_place_of_the_data_is_a_problem(tmp_path: Path) -> None:
         (findings.log_share(79, 100), State.OK),
         (findings.log_share(80, 100), State.WARNING),
         (findings.log_share(100, 100), State.PROBLEM),
+        (findings.java(Choice(JAVA, ("JAVA_HOME is unfit",))), State.OK),
+        (findings.java(Choice(None)), State.WARNING),
+        (findings.java(Choice(None, ("it is Java 25",))), State.WARNING),
+        (findings.pyspark("4.1.4"), State.OK),
+        (findings.pyspark(""), State.WARNING),
+        (findings.pyspark("4.2.0"), State.PROBLEM),
+        (findings.iceberg_jar(JAR, JarChoice(Copy(Path("/x.jar"), JarOrigin.CACHE, JAR.bytes, JAR.sha256))), State.OK),
+        (findings.iceberg_jar(JAR, JarChoice(None)), State.WARNING),
+        (findings.iceberg_jar(JAR, JarChoice(None, ("too short",))), State.WARNING),
+        (findings.iceberg_jar(JAR, JarChoice(None, ("too short",), is_final=True)), State.PROBLEM),
     ],
 )
 def test_values_are_judged(finding: findings.Finding, state: State) -> None:
     assert (finding.state, bool(finding.fix)) == (state, state is not State.OK)
+
+
+def test_a_wrong_jar_and_an_unfit_java_are_told_with_the_fix(tmp_path: Path) -> None:
+    """A Java that was asked for is refused by its version, a given jar by its size; neither is searched elsewhere."""
+    (tmp_path / "java").mkdir()
+    (tmp_path / "java" / "release").write_text('JAVA_VERSION="25.0.3"')
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / JAR.file_name).write_bytes(b"PK")
+    ran = doctor(tmp_path / "data", f"pipeline.java_home={tmp_path / 'java'}", f"pipeline.jars={tmp_path / 'jars'}")
+    found = by_check(ran)
+    assert (found["java"]["state"], "does not start Spark" in found["java"]["finding"]) == ("warning", True)
+    assert (ran.code, found["iceberg jar"]["state"]) == (1, "problem")
+    assert "ICESTREAM_JARS" in found["iceberg jar"]["fix"]

@@ -1,0 +1,181 @@
+"""Which copy of a jar is used, and how one is fetched: by a spark-submit that a test wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from icestream import limits
+from icestream.errors import MissingPart
+from icestream.pipeline import jar_files, pins
+from icestream.pipeline.jar import Copy, JarOrigin, cached, choose_copy, fault, places
+from icestream.pipeline.pins import Jar
+
+CONTENT = b"PK\x03\x04 a jar"
+JAR = Jar("org.example", "some-runtime_2.13", "1.0.0", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+RIGHT = (JAR.bytes, JAR.sha256)
+
+
+def copy(origin: JarOrigin, size: int = JAR.bytes, digest: str = JAR.sha256) -> Copy:
+    return Copy(Path("/somewhere") / JAR.file_name, origin, size, digest)
+
+
+@pytest.mark.parametrize(
+    ("found", "used", "is_final", "refused"),
+    [
+        ([], None, False, 0),
+        ([copy(JarOrigin.SETTING), copy(JarOrigin.CACHE)], JarOrigin.SETTING, False, 0),
+        ([copy(JarOrigin.SETTING, 3, ""), copy(JarOrigin.CACHE)], None, True, 1),
+        ([copy(JarOrigin.SETTING, digest="0" * 64), copy(JarOrigin.CACHE)], None, True, 1),
+        ([copy(JarOrigin.CACHE, digest="0" * 64), copy(JarOrigin.IVY)], JarOrigin.IVY, False, 1),
+        ([copy(JarOrigin.CACHE, 3, ""), copy(JarOrigin.IVY, 3, ""), copy(JarOrigin.MAVEN)], JarOrigin.MAVEN, False, 2),
+        ([copy(JarOrigin.CACHE, 3, "")], None, False, 1),
+    ],
+)
+def test_the_first_right_copy_is_used(found: list[Copy], used: JarOrigin | None, is_final: bool, refused: int) -> None:
+    choice = choose_copy(JAR, found)
+    assert (choice.copy.origin if choice.copy else None, choice.is_final, len(choice.refused)) == (
+        used,
+        is_final,
+        refused,
+    )
+
+
+def test_what_is_wrong_is_said_with_both_digests() -> None:
+    assert fault(JAR, copy(JarOrigin.CACHE)) == ""
+    assert "has 3 bytes" in fault(JAR, copy(JarOrigin.CACHE, 3, ""))
+    said = fault(JAR, copy(JarOrigin.SETTING, digest="0" * 64))
+    assert [text for text in (JAR.sha256, "0" * 64, "ICESTREAM_JARS") if text not in said] == []
+
+
+def test_it_is_looked_for_in_this_order() -> None:
+    given = [Path("/folder"), Path("/x") / JAR.file_name, Path("/x/other.jar")]
+    found = places(JAR, given, Path("/cache"), Path("/home/me"))
+    assert [(origin.name, str(path)) for origin, path in found] == [
+        ("SETTING", f"/folder/{JAR.file_name}"),
+        ("SETTING", f"/x/{JAR.file_name}"),
+        ("CACHE", f"/cache/jars/{JAR.file_name}"),
+        ("IVY", f"/home/me/.ivy2/jars/org.example_{JAR.file_name}"),
+        ("IVY", f"/home/me/.ivy2/cache/org.example/some-runtime_2.13/jars/{JAR.file_name}"),
+        ("IVY", f"/home/me/.ivy2.5.2/jars/org.example_{JAR.file_name}"),
+        ("IVY", f"/home/me/.ivy2.5.2/cache/org.example/some-runtime_2.13/jars/{JAR.file_name}"),
+        ("MAVEN", f"/home/me/.m2/repository/org/example/some-runtime_2.13/1.0.0/{JAR.file_name}"),
+    ]
+    assert len(places(JAR, (), Path("/cache"), None)) == 1
+
+
+def test_only_files_that_are_there_count_and_only_right_sizes_are_read(tmp_path: Path) -> None:
+    (tmp_path / "right").write_bytes(CONTENT)
+    (tmp_path / "short").write_bytes(CONTENT[:-1])
+    (tmp_path / "folder").mkdir()
+    names = ["none", "folder", "short", "right"]
+    found = list(jar_files.copies(JAR, [(JarOrigin.CACHE, tmp_path / name) for name in names]))
+    assert [(one.path.name, one.bytes, one.sha256) for one in found] == [
+        ("short", JAR.bytes - 1, ""),
+        ("right", *RIGHT),
+    ]
+
+
+class Resolver:
+    """A Spark whose spark-submit puts bytes where Ivy would, or does something else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "spark"
+        self.cache = folder / "cache"
+        (self.home / "bin").mkdir(parents=True)
+
+    def brings(self, content: bytes) -> None:
+        (self.home / "content").write_bytes(content)
+        self.does(
+            'for one; do case "$one" in spark.jars.ivy=*) ivy="${one#*=}" ;; esac; done\n'
+            f'mkdir -p "$ivy/jars"; cp "$SPARK_HOME/content" "$ivy/jars/org.example_{JAR.file_name}"\n'
+        )
+
+    def does(self, script: str) -> None:
+        path = self.home / "bin" / "spark-submit"
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+
+    def fetch(self) -> Path:
+        return jar_files.fetch(JAR, self.cache, self.home, {"PATH": os.environ["PATH"]})
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.cache)) for path in self.cache.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def resolver(tmp_path: Path) -> Resolver:
+    return Resolver(tmp_path)
+
+
+def test_a_fetched_jar_lies_in_the_cache_and_nothing_beside_it(resolver: Resolver) -> None:
+    resolver.brings(CONTENT)
+    assert resolver.fetch() == cached(JAR, resolver.cache)
+    assert cached(JAR, resolver.cache).read_bytes() == CONTENT
+    assert resolver.files() == [f"jars/{JAR.file_name}"]
+    assert [path.name for path in resolver.cache.iterdir()] == ["jars"]
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"X", CONTENT[:-1], b""], ids=["digest", "short", "empty"])
+def test_a_wrong_jar_is_refused_with_the_way_out(resolver: Resolver, content: bytes) -> None:
+    resolver.brings(content)
+    with pytest.raises(MissingPart, match="refused") as refused:
+        resolver.fetch()
+    assert "ICESTREAM_JARS" in refused.value.hint
+    assert resolver.files() == []
+
+
+def test_a_wrong_jar_does_not_take_the_place_of_a_right_one(resolver: Resolver) -> None:
+    resolver.brings(CONTENT)
+    resolver.fetch()
+    resolver.brings(b"x")
+    with pytest.raises(MissingPart):
+        resolver.fetch()
+    assert cached(JAR, resolver.cache).read_bytes() == CONTENT
+
+
+def test_a_resolver_that_brings_nothing_is_quoted(resolver: Resolver) -> None:
+    resolver.does("echo 'java.net.UnknownHostException: no way out'; exit 1")
+    with pytest.raises(MissingPart, match="no way out") as refused:
+        resolver.fetch()
+    assert JAR.file_name in refused.value.hint
+    (resolver.home / "bin" / "spark-submit").unlink()
+    with pytest.raises(MissingPart, match="No such file"):
+        resolver.fetch()
+
+
+def test_set_ups_at_the_same_time_all_end_well(resolver: Resolver) -> None:
+    resolver.brings(CONTENT)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: resolver.fetch(), range(16)))
+    assert set(found) == {cached(JAR, resolver.cache)}
+    assert resolver.files() == [f"jars/{JAR.file_name}"]
+
+
+def test_what_an_interrupted_fetch_left_is_removed_after_a_day(resolver: Resolver) -> None:
+    resolver.brings(CONTENT)
+    old, young = resolver.cache / "fetch-old", resolver.cache / "fetch-young"
+    for one in (old, young):
+        (one / "jars").mkdir(parents=True)
+        (one / "jars" / "half.jar").write_bytes(b"PK")
+    long_ago = time.time() - limits.FETCH_FORGOTTEN_SECONDS - 60
+    os.utime(old, (long_ago, long_ago))
+    resolver.fetch()
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_copy_of_maven_is_kept_in_the_cache(resolver: Resolver, tmp_path: Path) -> None:
+    (tmp_path / "of-maven.jar").write_bytes(CONTENT)
+    assert jar_files.keep(JAR, tmp_path / "of-maven.jar", resolver.cache).read_bytes() == CONTENT
+    assert (tmp_path / "of-maven.jar").exists()
+
+
+def test_the_pins_are_those_of_the_published_files() -> None:
+    assert pins.ICEBERG_SPARK.coordinates == "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"
+    assert pins.ICEBERG_SPARK.artifact.split("-")[-1].split("_")[0] == pins.SPARK_LINE
+    assert [len(jar.sha256) for jar in (pins.ICEBERG_SPARK, pins.ICEBERG_AWS)] == [64, 64]

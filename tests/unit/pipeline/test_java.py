@@ -1,0 +1,166 @@
+"""Which Java is used, from what was found; and what is found, from folders that a test made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from icestream.pipeline.java import Java, Origin, choose, major, read_release, read_spoken, refusal, shim
+from icestream.pipeline.java_search import installed_java, look, spark_home_of
+
+FAKE_JAVA = """#!/bin/sh
+echo 'openjdk version "{version}" 2025-04-15' >&2
+"""
+SHOWS_ARGUMENTS = """#!/bin/sh
+for one; do echo "<$one>"; done
+"""
+
+
+def java(version: str, origin: Origin = Origin.PATH) -> Java:
+    return Java(Path("/j") / version, origin, version)
+
+
+@pytest.mark.parametrize(
+    ("version", "number"),
+    [
+        ("17", 17),
+        ("17.0.15", 17),
+        ("21.0.8+9-LTS", 21),
+        ("25-ea", 25),
+        ("1.8.0_392", 8),
+        ("11.0.2", 11),
+        ("", None),
+        ("x17", None),
+        ("99999.1", None),
+    ],
+)
+def test_the_first_number_of_a_version(version: str, number: int | None) -> None:
+    assert major(version) == number
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("17.0.15", ""),
+        ("21.0.8", ""),
+        ("25.0.3", "does not start Spark 4.1: it takes 17 or 21"),
+        ("22", "does not start Spark 4.1"),
+        ("18.0.1", "is not a Java that Spark is tested with"),
+        ("1.8.0_392", "is not a Java that Spark is tested with"),
+        ("", "does not say its version"),
+    ],
+)
+def test_an_unfit_java_is_refused_with_the_reason(version: str, says: str) -> None:
+    found = refusal(java(version))
+    assert (says in found, bool(found)) == (True, bool(says))
+
+
+def test_the_first_fit_one_is_used_and_the_unfit_before_it_are_named() -> None:
+    choice = choose([java("25.0.3", Origin.VARIABLE), java("21.0.1"), java("17.0.1", Origin.USUAL)])
+    assert choice.java == java("21.0.1")
+    assert [text.split(" is ")[0] for text in choice.refused] == ["/j/25.0.3 (JAVA_HOME)"]
+
+
+def test_nothing_takes_the_place_of_an_unfit_one_that_was_asked_for() -> None:
+    choice = choose([java("25.0.3", Origin.SETTING), java("17.0.1")])
+    assert choice.java is None
+    assert "pipeline.java_home" in choice.refused[0]
+
+
+def test_with_nothing_found_nothing_is_refused() -> None:
+    assert choose([]) == choose(())
+    assert (choose([]).java, choose([]).refused) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('JAVA_VERSION="21.0.8"\nMODULES="java.base java.sql"\n', ("21.0.8", False)),
+        ('MODULES="java.base jdk.incubator.vector jdk.zipfs"\nJAVA_VERSION="17.0.15"\n', ("17.0.15", True)),
+        ('JAVA_VERSION="17.0.15"\n', ("17.0.15", True)),
+        ("", ("", True)),
+        ('"\x00JAVA_VERSION=17', ("", True)),
+    ],
+)
+def test_what_an_installation_says_of_itself(text: str, found: tuple[str, bool]) -> None:
+    assert read_release(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment', "17.0.15"),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\njava version "1.8.0_392"\n', "1.8.0_392"),
+        ("openjdk 21.0.8 2025-07-15 LTS\n", "21.0.8"),
+        ("sh: not found", ""),
+    ],
+)
+def test_what_a_started_java_says(text: str, version: str) -> None:
+    assert read_spoken(text) == version
+
+
+def install(home: Path, version: str, *, release: bool = True, modules: str = "") -> Path:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").write_text(FAKE_JAVA.format(version=version))
+    (home / "bin" / "java").chmod(0o755)
+    if release:
+        (home / "release").write_text(f'JAVA_VERSION="{version}"\n{modules}')
+    return home
+
+
+def test_they_are_found_in_the_order_of_the_table_and_each_once(tmp_path: Path) -> None:
+    set_one, variable = install(tmp_path / "set", "17.0.1"), install(tmp_path / "variable", "25.0.1")
+    on_path = install(tmp_path / "usual" / "on-path", "21.0.1", release=False)
+    other = install(tmp_path / "usual" / "other", "17.0.2")
+    (tmp_path / "usual" / "not-java").mkdir()
+    (tmp_path / "usual" / "z-alias").symlink_to(on_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(on_path / "bin" / "java")
+    environment = {"JAVA_HOME": str(variable), "PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
+    found = [one for one in installed_java(set_one, environment, ("~/usual",)) if one.origin is not Origin.PACKAGE]
+    assert found == [
+        Java(set_one, Origin.SETTING, "17.0.1"),
+        Java(variable, Origin.VARIABLE, "25.0.1"),
+        Java(on_path, Origin.PATH, "21.0.1"),
+        Java(other, Origin.USUAL, "17.0.2"),
+    ]
+
+
+def test_a_place_without_java_that_somebody_named_is_told(tmp_path: Path) -> None:
+    found = list(installed_java(None, {"JAVA_HOME": str(tmp_path / "gone")}, ()))
+    assert found[0] == Java(tmp_path / "gone", Origin.VARIABLE, "")
+    assert "does not say its version" in choose(found[:1]).refused[0]
+
+
+def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path) -> None:
+    home = install(tmp_path / "it's here", "21.0.8", modules='MODULES="java.base"\n')
+    (home / "bin" / "java").write_text(SHOWS_ARGUMENTS)
+    given = look(home, Origin.PACKAGE)
+    for _ in range(2):  # the second time it is there
+        shimmed = spark_home_of(given, tmp_path / "cache")
+    command = [shimmed / "bin" / "java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    trusted, *others = done.stdout.split("\n")
+    assert trusted == f"<-Djavax.net.ssl.trustStore={shimmed / 'trust.jks'}>"
+    assert others == ["<-cp>", "<a b>", "<>", "<Main>", ""]
+    assert len(shim(home, shimmed).splitlines()) == 3
+    assert sorted(path.name for path in shimmed.rglob("*") if path.is_file()) == ["java", "trust.jks"]
+
+
+def test_a_whole_java_is_used_as_it_is(tmp_path: Path) -> None:
+    home = install(tmp_path / "j", "17.0.1")
+    assert spark_home_of(look(home, Origin.USUAL), tmp_path / "cache") == home
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_real_java_says_the_same_in_its_file_and_when_started(tmp_path: Path) -> None:
+    found = shutil.which("java", path=os.environ.get("PATH"))
+    if found is None:
+        pytest.skip("there is no java on the path")
+    home = Path(found).resolve().parent.parent
+    (tmp_path / "bin").symlink_to(home / "bin")  # the same one, without its file
+    assert major(look(tmp_path, Origin.PATH).version) == major(look(home, Origin.PATH).version) is not None
