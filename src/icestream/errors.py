@@ -37,6 +37,10 @@
     │   │   ├── MetadataFull       metadata_full     yes   the budget of the metadata store is used up (hazard 28)
     │   │   └── NotReady           not_ready         yes   the metadata store still reads its log, or has no leader
     │   ├── OutcomeUnknown         unknown           yes   it may or may not be stored; retry with a sequence number
+    │   ├── StorageUnavailable     storage_unavailable yes   a catalog or an object store does not answer
+    │   │   └── CircuitOpen        circuit_open      yes   it failed so often that it is not asked now
+    │   ├── AccessDenied           access_denied     no    a catalog or an object store refused the credentials
+    │   ├── UnexpectedAnswer       unexpected_answer no    what answers is no catalog, or no object store
     │   ├── PositionGone           position_gone     no    the log no longer holds that offset
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
     │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
@@ -234,6 +238,29 @@ class OutcomeUnknown(PersistentStorageError):
     retryable = True
 
 
+class StorageUnavailable(PersistentStorageError):
+    """`is_ambiguous`: the request was sent, so what it asked for may have happened all the same."""
+
+    code = "storage_unavailable"
+    retryable = True
+
+    def __init__(self, message: str, *, hint: str = "", is_ambiguous: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_ambiguous = is_ambiguous
+
+
+class CircuitOpen(StorageUnavailable):
+    code = "circuit_open"
+
+
+class AccessDenied(PersistentStorageError):
+    code = "access_denied"
+
+
+class UnexpectedAnswer(PersistentStorageError):
+    code = "unexpected_answer"
+
+
 class PositionGone(PersistentStorageError):
     code = "position_gone"
 
@@ -353,6 +380,9 @@ SAID: dict[type[IcestreamError], Said] = {
     DiskFull: Said(http=507),
     MetadataFull: Said(http=507),
     OutcomeUnknown: Said(6, 504, (500, "CommitStateUnknownException")),
+    StorageUnavailable: Said(12, 503),
+    AccessDenied: Said(13, 502),
+    UnexpectedAnswer: Said(http=502),
     PositionGone: Said(7, 410),
     MetadataDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),

@@ -420,6 +420,23 @@ CATALOG_REMOVALS_KEPT: Final = 16
 # Versions of a view that are kept unless the view says otherwise: Iceberg's default.
 CATALOG_VIEW_VERSIONS_DEFAULT: Final = 10
 
+# --- catalogs and object stores elsewhere -----------------------------------------------------------------------------
+# One answer: longer than a slow commit, shorter than anybody's patience. A call with its repeats: four such answers.
+STORAGE_REQUEST_TIMEOUT_MS_DEFAULT: Final = 15_000
+STORAGE_REQUEST_TIMEOUT_MS_MIN: Final = 50
+STORAGE_REQUEST_TIMEOUT_MS_MAX: Final = 600_000
+STORAGE_CALL_TIMEOUTS: Final = 4
+# Repeats of a call, the first pause before one and the longest: half of them fit a second, as the restart of a server.
+STORAGE_ATTEMPTS_MAX: Final = 8
+STORAGE_RETRY_SECONDS_MIN: Final = 0.05
+STORAGE_RETRY_SECONDS_MAX: Final = 5.0
+# Failures in a row before nobody asks any more, and for how long: doubled each time, up to the last.
+BREAKER_FAILURES_MAX: Final = 5
+BREAKER_OPEN_SECONDS_MIN: Final = 1.0
+BREAKER_OPEN_SECONDS_MAX: Final = 60.0
+# A token is fetched again this much before its end, so that no request meets the end on its way.
+TOKEN_MARGIN_SECONDS: Final = 30.0
+
 # --- reads ----------------------------------------------------------------------------------------------------------
 # The newest sections of all shards in memory, so that consumers that are caught up need no disk.
 TAIL_BYTES_DEFAULT: Final = 64 * MIB

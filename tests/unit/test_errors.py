@@ -89,8 +89,11 @@ def test_a_row_says_something_and_nothing_twice() -> None:
 
 
 def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:
+    later = (
+        errors.Refused | errors.OutcomeUnknown | errors.StorageUnavailable | errors.StaleRead | errors.ConnectionLost
+    )
     for kind in KINDS:
-        if issubclass(kind, errors.Refused | errors.OutcomeUnknown | errors.StaleRead | errors.ConnectionLost):
+        if issubclass(kind, later):
             assert kind.retryable, kind
         else:
             assert not kind.retryable, kind

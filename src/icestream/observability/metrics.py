@@ -89,6 +89,18 @@ DELIVERY_STANDSTILLS = TickCounters(
 )
 CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written to the metadata store.")
 
+# --- catalogs and object stores elsewhere -----------------------------------------------------------------------------
+STORAGE_CALLS = Counter(
+    "icestream_storage_calls_total",
+    "Requests to a catalog or object store: answered, failed, or refused because it failed too often.",
+    ["target", "outcome"],
+)
+STORAGE_CIRCUIT = Gauge(
+    "icestream_storage_circuit",
+    "1 for the state of the circuit breaker of a catalog or object store: closed, open, half-open.",
+    ["target", "state"],
+)
+
 
 # --- read when asked: nothing is counted for them ---------------------------------------------------------------------
 class Reading(NamedTuple):

@@ -29,10 +29,16 @@ def with_derived_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     _fill(tree, f"{_ICEBERG}.wal.base_path", str(data_dir / "wal"))
     _fill(tree, "meta_store.data_dir", str(data_dir / "raft"))
     _fill(tree, "lake.managed", _text(tree, "storage.type") not in _IN_MEMORY)
+    _fill_catalog(tree)
     _fill_locations(tree, data_dir)
-    if _text(tree, f"{_ICEBERG}.catalog.type") in (None, "rest"):
-        _fill(tree, f"{_ICEBERG}.catalog.uri", _own_uri(tree))
     return tree
+
+
+def _fill_catalog(tree: dict[str, Any]) -> None:
+    _fill(tree, f"{_ICEBERG}.catalog.type", "rest" if _text(tree, f"{_ICEBERG}.catalog.uri") else "embedded")
+    if _text(tree, f"{_ICEBERG}.catalog.type") == "embedded":
+        _fill(tree, f"{_ICEBERG}.catalog.uri", _own_uri(tree))
+    _fill(tree, f"{_ICEBERG}.catalog.region", _text(tree, f"{_ICEBERG}.object_store.region"))
 
 
 def _fill_locations(tree: dict[str, Any], data_dir: Path) -> None:
@@ -40,9 +46,11 @@ def _fill_locations(tree: dict[str, Any], data_dir: Path) -> None:
     warehouse = _text(tree, f"{_ICEBERG}.warehouse") or _text(tree, f"{_ICEBERG}.catalog.warehouse")
     if store == "local":
         _fill(tree, f"{_ICEBERG}.object_store.path", _directory_of(warehouse) or str(data_dir / "warehouse"))
+    is_set = warehouse is not None
     warehouse = warehouse or _store_root(tree, store, data_dir)
+    if is_set or _text(tree, f"{_ICEBERG}.catalog.type") != "rest":  # another server has a default of its own
+        _fill(tree, f"{_ICEBERG}.catalog.warehouse", _text(tree, f"{_ICEBERG}.warehouse") or warehouse)
     _fill(tree, f"{_ICEBERG}.warehouse", warehouse)
-    _fill(tree, f"{_ICEBERG}.catalog.warehouse", _text(tree, f"{_ICEBERG}.warehouse") or warehouse)
 
 
 def _directory_of(warehouse: str | None) -> str | None:
@@ -52,8 +60,12 @@ def _directory_of(warehouse: str | None) -> str | None:
 
 
 def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
-    if store == "s3":
-        return f"s3://{_text(tree, f'{_ICEBERG}.object_store.bucket') or 'bucket'}/"
+    bucket = _text(tree, f"{_ICEBERG}.object_store.bucket") or "bucket"
+    if store in ("s3", "gcs"):
+        return f"{'s3' if store == 's3' else 'gs'}://{bucket}/"
+    if store == "azure":
+        account = _text(tree, f"{_ICEBERG}.object_store.account_name") or "account"
+        return f"abfss://{bucket}@{account}.dfs.core.windows.net/"
     if store == "memory":
         return "memory:///warehouse"
     path = _text(tree, f"{_ICEBERG}.object_store.path") or data_dir / "warehouse"

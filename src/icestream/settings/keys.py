@@ -160,6 +160,12 @@ def _kind(shape: _Shape) -> Kind:
     return Kind.TEXT if texts else Kind.SCALAR
 
 
+def _is_secret(shape: _Shape) -> bool:
+    if get_origin(shape.base) is tuple:
+        return _is_secret(_shape(get_args(shape.base)[0]))
+    return shape.base is SecretStr
+
+
 def _key(path: str, field: FieldInfo) -> Key:
     shape = _shape(field.annotation, tuple(field.metadata))
     marks = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -168,7 +174,7 @@ def _key(path: str, field: FieldInfo) -> Key:
         kind=_kind(shape),
         allowed=_allowed(shape),
         optional=shape.optional,
-        secret=shape.base is SecretStr,
+        secret=_is_secret(shape),
         default=None if field.is_required() else field.default,
         default_words=str(marks.get("derived", "")),
         description=field.description or "",

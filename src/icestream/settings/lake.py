@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field, SecretStr, StrictBool
 
 from icestream import limits
 from icestream.settings import text, units
@@ -15,48 +15,120 @@ from icestream.settings.wal import Wal
 
 _FLUSH_INTERVAL = units.duration("ms", limits.WRITER_FLUSH_INTERVAL_MS_MIN, limits.WRITER_FLUSH_INTERVAL_MS_MAX)
 
+_REQUEST_TIMEOUT = units.duration("ms", limits.STORAGE_REQUEST_TIMEOUT_MS_MIN, limits.STORAGE_REQUEST_TIMEOUT_MS_MAX)
+
 
 class Catalog(Section):
     """The Iceberg catalog that holds the tables of the topics."""
 
-    type: Literal["rest", "glue"] = Field(
-        default="rest",
-        description="Kind of catalog. `rest`: the Iceberg REST protocol; a `uri` at this node's own address means the "
-        "catalog inside the node, which is the default because it needs nothing else to run. `glue`: AWS Glue.",
+    type: Literal["embedded", "rest", "glue", "sql"] = Field(
+        description="Kind of catalog. `embedded`: the one inside this node, which needs nothing else to run. `rest`: "
+        "the Iceberg REST protocol; a `uri` at this node's own address means the catalog inside the node. `glue`: AWS "
+        "Glue. `sql`: the tables of Iceberg's JDBC catalog in PostgreSQL.",
+        json_schema_extra=derived("`rest` where a `uri` is set, else `embedded`"),
     )
-    uri: Annotated[str, text.HTTP_URI] | None = Field(
+    uri: Annotated[str, text.CATALOG_URI] | None = Field(
         default=None,
-        description="Address of the REST catalog; with `glue`, an endpoint other than that of AWS.",
-        json_schema_extra=derived("with `rest`, this node's own address: `http://<node.bind_host>:<ports.lake>`"),
+        description="Address of a `rest` catalog, which needs one; with `glue`, an endpoint other than that of AWS; "
+        "with `sql`, the database: `postgresql://host:port/database`.",
+        json_schema_extra=derived("with `embedded`, this node's own address: `http://<node.bind_host>:<ports.lake>`"),
     )
-    warehouse: Annotated[str, text.LOCATION] = Field(
-        description="Location below which the catalog places new tables. The same as `warehouse` one level above, "
-        "which is enough to set; two different values are refused.",
-        json_schema_extra=derived("`storage.iceberg_config.warehouse`"),
+    warehouse: Annotated[str, text.LOCATION] | None = Field(
+        default=None,
+        description="Location below which the catalog places new tables; a `rest` catalog may know it by a name. The "
+        "same as `warehouse` one level above, which is enough to set; two different values are refused.",
+        json_schema_extra=derived("`storage.iceberg_config.warehouse`; with `rest` only where that is set"),
     )
     database: Annotated[str, text.NAME] | None = Field(
-        default=None, description="Database of the tables in a `glue` catalog, which needs one; `rest` ignores it."
+        default=None, description="Database of the tables in a `glue` catalog, which needs one; the others ignore it."
+    )
+    name: Annotated[str, text.NAME] = Field(
+        default="icestream",
+        description="Name of a `sql` catalog: several may share a database, and every engine must use the same name.",
+    )
+    token: SecretStr | None = Field(
+        default=None, description="Bearer token of a `rest` catalog. Used instead of `credential`."
+    )
+    credential: SecretStr | None = Field(
+        default=None,
+        description="OAuth2 client credentials of a `rest` catalog, `id:secret`. A token is fetched with them, and "
+        "again before it expires.",
+    )
+    token_uri: Annotated[str, text.HTTP_URI] | None = Field(
+        default=None,
+        description="Where the token is fetched.",
+        json_schema_extra=derived("with a `credential`, `v1/oauth/tokens` below `uri`"),
+    )
+    scope: Annotated[str, text.SCOPE] = Field(
+        default="catalog", description="Scope that is asked for with the token; Iceberg's own default."
+    )
+    headers: tuple[Annotated[SecretStr, text.HEADER], ...] = Field(
+        default=(), description="Headers of every request to a `rest` catalog, such as `X-Tenant: red`. Never shown."
+    )
+    region: Annotated[str, text.NAME] | None = Field(
+        default=None,
+        description="Region of a `glue` catalog. Without it: what the credentials of the process name.",
+        json_schema_extra=derived("`object_store.region`"),
+    )
+    profile: Annotated[str, text.NAME] | None = Field(
+        default=None, description="Profile of the AWS credentials of a `glue` catalog."
+    )
+    access_key_id: SecretStr | None = Field(
+        default=None,
+        description="Key of a `glue` catalog, with its secret. Without it: the credentials of the process, as in every "
+        "tool of AWS (environment, profile, role of the machine).",
+    )
+    secret_access_key: SecretStr | None = Field(default=None, description="The secret of `access_key_id`.")
+    session_token: SecretStr | None = Field(default=None, description="Belongs to keys that expire.")
+    user: Annotated[str, text.NAME] | None = Field(default=None, description="User of a `sql` catalog's database.")
+    password: SecretStr | None = Field(default=None, description="The password of `user`.")
+    request_timeout_ms: Annotated[int, _REQUEST_TIMEOUT] = Field(
+        default=limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT,
+        description="Longest wait for one answer of the catalog; a call with its repeats takes four times that.",
     )
 
     def broken_rules(self) -> Iterator[Broken]:
         if self.type == "glue" and self.database is None:
             yield Broken(("type", "database"), "a `glue` catalog needs a `database`", "name the database of the tables")
+        if self.type == "rest" and self.uri is None:
+            yield Broken(
+                ("type", "uri"), "a `rest` catalog needs a `uri`", "set its address, or `type: embedded` for our own"
+            )
+        if self.type == "sql" and text.split_database_uri(self.uri or "") is None:
+            yield Broken(
+                ("type", "uri"), "a `sql` catalog needs a `uri` of its database", "uri: postgresql://host:5432/database"
+            )
+        if self.type != "sql" and self.uri is not None and text.split_http_uri(self.uri) is None:
+            yield Broken(
+                ("uri", "type"), f"a `{self.type}` catalog has no such `uri`", "set `type: sql` for a database"
+            )
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            yield Broken(
+                ("access_key_id", "secret_access_key"),
+                "`access_key_id` and `secret_access_key` belong together",
+                "set both, or none to use the credentials of the process",
+            )
 
 
 class ObjectStore(Section):
-    """Where the files of the tables lie."""
+    """Where the files of the tables lie, and in its bucket or directory what is not a table."""
 
-    type: Literal["s3", "local", "memory"] = Field(
+    type: Literal["s3", "gcs", "azure", "local", "memory"] = Field(
         default="local",
         description="Kind of store. `local` is a directory and the default because it needs no account; `memory` is "
         "for tests and forgets everything at the end.",
     )
-    bucket: Annotated[str, text.NAME] | None = Field(default=None, description="Bucket of an `s3` store.")
+    bucket: Annotated[str, text.NAME] | None = Field(
+        default=None,
+        description="Bucket of an `s3` or `gcs` store, container of an `azure` one: for what is not a table. Tables "
+        "lie below `warehouse`, which may name another.",
+    )
     region: Annotated[str, text.NAME] | None = Field(
         default=None, description="Region of an `s3` store. Without it: what the credentials of the process name."
     )
     endpoint: Annotated[str, text.HTTP_URI] | None = Field(
-        default=None, description="Address of a store that speaks S3 but is not AWS, such as MinIO."
+        default=None,
+        description="Address of a store that speaks S3 but is not AWS, such as MinIO; also for `gcs`, `azure`.",
     )
     path_style: StrictBool = Field(
         default=False,
@@ -67,10 +139,46 @@ class ObjectStore(Section):
         description="Directory of a `local` store.",
         json_schema_extra=derived("with `local`, the directory of `warehouse`, else `warehouse` below `data_dir`"),
     )
+    access_key_id: SecretStr | None = Field(
+        default=None,
+        description="Key of an `s3` store, with its secret. Without it: the environment, or the role of the machine.",
+    )
+    secret_access_key: SecretStr | None = Field(default=None, description="The secret of `access_key_id`.")
+    session_token: SecretStr | None = Field(default=None, description="Belongs to keys that expire.")
+    role_arn: Annotated[str, text.ROLE] | None = Field(
+        default=None,
+        description="Role that is assumed for an `s3` store, with the keys or the credentials of the process.",
+    )
+    credentials_file: Annotated[Path, text.DIRECTORY] | None = Field(
+        default=None, description="File of a service account, for a `gcs` store. Without it: the role of the machine."
+    )
+    account_name: Annotated[str, text.NAME] | None = Field(
+        default=None, description="Storage account of an `azure` store, which needs one."
+    )
+    account_key: SecretStr | None = Field(
+        default=None, description="Key of the storage account. Without it: the role of the machine."
+    )
+    request_timeout_ms: Annotated[int, _REQUEST_TIMEOUT] = Field(
+        default=limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT,
+        description="Longest wait for one answer of the store; a call with its repeats takes four times that.",
+    )
 
     def broken_rules(self) -> Iterator[Broken]:
-        if self.type == "s3" and self.bucket is None:
-            yield Broken(("type", "bucket"), "an `s3` object store needs a `bucket`", "name the bucket")
+        if self.type in ("s3", "gcs", "azure") and self.bucket is None:
+            article = "a" if self.type == "gcs" else "an"
+            yield Broken(
+                ("type", "bucket"), f"{article} `{self.type}` object store needs a `bucket`", "name the bucket"
+            )
+        if self.type == "azure" and self.account_name is None:
+            yield Broken(
+                ("type", "account_name"), "an `azure` object store needs an `account_name`", "name the account"
+            )
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            yield Broken(
+                ("access_key_id", "secret_access_key"),
+                "`access_key_id` and `secret_access_key` belong together",
+                "set both, or none to use the credentials of the process",
+            )
 
 
 class Iceberg(Section):
@@ -110,7 +218,7 @@ class Iceberg(Section):
     )
 
     def broken_rules(self) -> Iterator[Broken]:
-        if self.catalog.warehouse.rstrip("/") != self.warehouse.rstrip("/"):
+        if self.catalog.warehouse is not None and self.catalog.warehouse.rstrip("/") != self.warehouse.rstrip("/"):
             yield Broken(
                 ("warehouse", "catalog.warehouse"),
                 f"`warehouse` is {self.warehouse} but `catalog.warehouse` is {self.catalog.warehouse}",

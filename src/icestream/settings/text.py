@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, SecretStr
 from pydantic_core import CoreSchema, core_schema
 
 # 253 is the longest name in the DNS; everything else here becomes a part of a path, where 255 bytes is the end.
@@ -25,6 +25,11 @@ _HOST_NAME = re.compile(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LOCATION_CHARACTERS_MAX = 1024  # as long as a key of an object store
 _PORT_MAX = 65_535
+_POSTGRESQL_PORT = 5432
+_DATABASE_URI = re.compile(
+    r"postgresql://(?P<host>\[[0-9a-fA-F:.]+\]|[^:/@\s\[\]]+)(?::(?P<port>[0-9]{1,5}))?/(?P<database>[A-Za-z0-9_][A-Za-z0-9_.-]{0,62})"
+)
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}: ?[\t -~]{1,8192}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,7 @@ class Text:
     accepts: Callable[[str], bool]
 
     def read(self, value: object) -> object:
+        value = value.get_secret_value() if isinstance(value, SecretStr) else value
         if not isinstance(value, str | Path) or not self.accepts(str(value)):
             raise ValueError(f"must be {self.allowed}")
         return value
@@ -67,6 +73,14 @@ def split_http_uri(text: str) -> tuple[str, str, int] | None:
     if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or not re.fullmatch(r"[!-~]+", text):
         return None
     return parts.scheme, host, port if port is not None else (443 if parts.scheme == "https" else 80)
+
+
+def split_database_uri(text: str) -> tuple[str, int, str] | None:
+    """Host, port and database of `postgresql://host:port/database`; None for anything else, and with credentials."""
+    found = _DATABASE_URI.fullmatch(text)
+    if found is None or not _is_host(found["host"].strip("[]")):
+        return None
+    return found["host"].strip("[]"), int(found["port"] or _POSTGRESQL_PORT), found["database"]
 
 
 def is_loopback(host: str) -> bool:
@@ -103,6 +117,16 @@ ADDRESS: Final = Text("an address `host:port`", lambda text: split_address(text)
 HTTP_URI: Final = Text(
     "an http or https URI without user name and password, such as `http://localhost:8181`",
     lambda text: split_http_uri(text) is not None,
+)
+CATALOG_URI: Final = Text(
+    f"{HTTP_URI.allowed}; for a `sql` catalog `postgresql://host:port/database`",
+    lambda text: split_http_uri(text) is not None or split_database_uri(text) is not None,
+)
+HEADER: Final = Text("a header such as `X-Tenant: red`", lambda text: _HEADER.fullmatch(text) is not None)
+SCOPE: Final = Text("words of an OAuth2 scope", lambda text: re.fullmatch(r"[!-~]+( [!-~]+)*", text) is not None)
+ROLE: Final = Text(
+    "the ARN of a role, such as `arn:aws:iam::123456789012:role/lake`",
+    lambda text: re.fullmatch(r"arn:[a-z0-9-]+:iam::[0-9]{12}:role/[\w+=,.@/-]{1,256}", text, re.ASCII) is not None,
 )
 LOCATION: Final = Text("a location such as `s3://bucket/path/` or `file:/path`", _is_location)
 RELATIVE: Final = Text(

@@ -218,9 +218,22 @@ class Settings(Section):
 
     @property
     def catalog_embedded(self) -> bool:
-        """Whether the catalog is the one inside this node: a REST catalog at this node's own address."""
-        address = text.split_http_uri(self.catalog.uri or "")
-        if self.catalog.type != "rest" or address is None:
+        """Whether the catalog is the one inside this node: `embedded`, or a REST catalog at this node's own address."""
+        return self.catalog.type == "embedded" or (self.catalog.type == "rest" and self._is_own(self.catalog.uri or ""))
+
+    def broken_rules(self) -> Iterator[Broken]:
+        uri = self.catalog.uri or ""
+        if self.catalog.type == "embedded" and not self._is_own(uri):
+            catalog = "storage.iceberg_config.catalog"
+            yield Broken(
+                (f"{catalog}.type", f"{catalog}.uri"),
+                f"an `embedded` catalog is inside this node, and {uri} is somewhere else",
+                "leave `uri` out, or set `type: rest` for a catalog elsewhere",
+            )
+
+    def _is_own(self, uri: str) -> bool:
+        address = text.split_http_uri(uri)
+        if address is None:
             return False
         scheme, host, port = address
         own_host = text.is_loopback(host) or host == self.node.bind_host.lower()

@@ -33,7 +33,7 @@ def test_show_prints_every_key_in_plain_columns_when_piped() -> None:
     lines = run("config", "show").stdout.splitlines()
     assert lines[0].split() == ["key", "value"]
     assert [line.split()[0] for line in lines[1:]] == list(KEYS)
-    assert "storage.iceberg_config.wal.max_file_size           64MiB" in lines
+    assert ["storage.iceberg_config.wal.max_file_size", "64MiB"] in [line.split() for line in lines]
 
 
 def test_show_with_origins_names_file_and_line_variable_and_flag(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_an_unknown_topic_is_not_made(broker: testing.TestBroker) -> None:
 
 
 def test_a_misspelt_topic_is_suggested(broker: testing.TestBroker, topic: str) -> None:
-    ran = consume(broker, topic[:-2] + topic[-1] + topic[-2])
+    ran = consume(broker, topic[:-1] + "x")
     assert ran.code == 4
     assert f"hint: do you mean {topic}? `icestream topic list` shows all" in ran.err
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from icestream import errors, limits
 from icestream.settings import KEYS, Settings, Wal, load
+from icestream.settings.keys import SECRET_MASK, value_at
 
 WAL = "storage.iceberg_config.wal"
 ICEBERG = "storage.iceberg_config"
@@ -240,3 +241,66 @@ def test_only_some_keys_are_online() -> None:
     online = {path for path, key in KEYS.items() if key.online}
     assert {"log.level", f"{WAL}.quota", "backup.iceberg.enable", "backup.iceberg.table"} <= online
     assert not online & {"data_dir", f"{WAL}.base_path", f"{WAL}.align_bytes", f"{WAL}.sync_mode", "ports.danube"}
+
+
+CATALOG, STORE = f"{ICEBERG}.catalog", f"{ICEBERG}.object_store"
+SECRETS = [
+    f"{CATALOG}.{name}"
+    for name in ("token", "credential", "headers", "access_key_id", "secret_access_key", "session_token", "password")
+] + [f"{STORE}.{name}" for name in ("access_key_id", "secret_access_key", "session_token", "account_key")]
+
+
+@pytest.mark.parametrize("path", SECRETS)
+def test_credentials_are_never_shown(path: str) -> None:
+    given = "X-Key: hunter2" if path.endswith("headers") else "hunter2"
+    pair = {"access_key_id": "secret_access_key", "secret_access_key": "access_key_id"}
+    section, _, name = path.rpartition(".")
+    more = [f"{section}.{pair[name]}=hunter2"] if name in pair else []
+    settings = settings_with(f"{path}={given}", *more)
+    key, value = KEYS[path], value_at(settings, path)
+    shown = [key.show(value), str(key.plain(value)), repr(settings), str(settings.model_dump_json())]
+    assert not any("hunter2" in text for text in shown)
+    assert key.show(value) == SECRET_MASK
+
+
+def test_a_kind_of_catalog_follows_from_its_address() -> None:
+    assert settings_with().catalog.type == "embedded"
+    assert settings_with(f"{CATALOG}.uri=http://catalog.example.org").catalog.type == "rest"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((f"{CATALOG}.type=rest",), "a `rest` catalog needs a `uri`"),
+        ((f"{CATALOG}.type=sql",), "a `sql` catalog needs a `uri` of its database"),
+        ((f"{CATALOG}.type=sql", f"{CATALOG}.uri=http://localhost"), "a `sql` catalog needs a `uri` of its database"),
+        ((f"{CATALOG}.type=rest", f"{CATALOG}.uri=postgresql://h/d"), "a `rest` catalog has no such `uri`"),
+        ((f"{CATALOG}.type=embedded", f"{CATALOG}.uri=http://elsewhere:1"), "is inside this node"),
+        ((f"{CATALOG}.uri=postgresql://user:hunter2@h/d",), "without user name and password"),
+        ((f"{CATALOG}.access_key_id=hunter2",), "belong together"),
+        ((f"{STORE}.type=azure", f"{STORE}.bucket=b"), "needs an `account_name`"),
+        ((f"{STORE}.type=gcs",), "a `gcs` object store needs a `bucket`"),
+        ((f"{STORE}.role_arn=lake",), "the ARN of a role"),
+        ((f"{CATALOG}.headers=hunter2",), "a header such as"),
+    ],
+)
+def test_what_is_missing_for_a_catalog_or_store_is_said(flags: tuple[str, ...], words: str) -> None:
+    said = refused(*flags)
+    assert words in said
+    assert "hunter2" not in said
+
+
+def test_a_catalog_elsewhere_is_told_of_a_warehouse_only_when_there_is_one() -> None:
+    uri = f"{CATALOG}.uri=http://catalog.example.org"
+    assert settings_with(uri).catalog.warehouse is None
+    assert settings_with(uri, f"{ICEBERG}.warehouse=s3://b/").catalog.warehouse == "s3://b/"
+    assert settings_with(uri, f"{CATALOG}.warehouse=lake").storage.iceberg_config.warehouse == "lake"
+
+
+def test_the_roots_of_buckets_are_in_the_words_of_iceberg() -> None:
+    def root(*flags: str) -> str:
+        return settings_with(*flags, f"{STORE}.bucket=b").storage.iceberg_config.warehouse
+
+    assert root(f"{STORE}.type=s3") == "s3://b/"
+    assert root(f"{STORE}.type=gcs") == "gs://b/"
+    assert root(f"{STORE}.type=azure", f"{STORE}.account_name=a") == "abfss://b@a.dfs.core.windows.net/"
