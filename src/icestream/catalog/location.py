@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import unquote
 
 from icestream import errors, limits
 from icestream.catalog.document.values import shown
@@ -29,6 +30,8 @@ def normal(location: str) -> str:
         prefix, is_rooted = f"{scheme}://{host}/", rest.startswith("//") and host not in ("", ".", "..")
     path = path.rstrip("/")
     segments = path.split("/") if path else []
+    if "%" in path:  # some readers decode it
+        segments += unquote(path).split("/")
     if not is_rooted or _CONTROL.search(location) or any(segment in ("", ".", "..") for segment in segments):
         raise errors.InvalidInput(f"Invalid location: {shown(location)}", hint="such as file:/data/t or s3://bucket/t")
     if len(location.encode("utf-8", "replace")) > limits.CATALOG_LOCATION_BYTES_MAX:

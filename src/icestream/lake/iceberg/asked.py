@@ -14,6 +14,7 @@ from icestream.catalog.document import values
 from icestream.catalog.document.values import Object, shown
 from icestream.catalog.identifier import SEPARATOR, Identifier, Namespace, identifier, namespace_of
 from icestream.catalog.requests import RequestName
+from icestream.lake.iceberg import body
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
@@ -21,15 +22,15 @@ _PAGE_DIGITS_MAX: Final = 9
 
 
 class Asked:
-    __slots__ = ("_headers", "_query", "_raw_query", "body", "method", "path", "segments")
+    __slots__ = ("_headers", "_query", "_raw_query", "method", "path", "raw", "segments")
 
     def __init__(
-        self, method: str, path: bytes, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes = b""
+        self, method: str, path: bytes, query: bytes, headers: list[tuple[bytes, bytes]], raw: bytes = b""
     ) -> None:
         self.method = method
         self.path = path  # as it came
         self.segments = path.split(b"/")[2:]  # behind /v1
-        self.body = body
+        self.raw = raw  # the body
         self._headers = headers
         self._raw_query = query
         self._query: dict[str, str] | None = None
@@ -85,12 +86,12 @@ class Asked:
         found = self.header(b"idempotency-key")
         if found is None:
             return None
-        return RequestName(found, b"\n".join((self.method.encode(), self.path, self._raw_query, self.body)))
+        return RequestName(found, b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw)))
 
     # --- the body ---
 
     def document(self) -> Object:
-        return values.decode(self.body)
+        return body.decode(self.raw)
 
 
 def decoded(segment: bytes) -> str:
