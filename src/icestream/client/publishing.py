@@ -5,7 +5,8 @@ A refusal (hazard 37): the lane drains, then its cause decides.
     the topic has a publish rate      the same, and that wait does not count: the broker asks for it
     the batch itself is wrong         two halves of it go on, or its only message fails; the others follow, and have
                                       their whole time again
-    the numbers are not known         the producer opens anew, as after a lost connection
+    the numbers are not known,        the producer opens anew, as after a lost connection. Where the topic was made again
+    or the topic was deleted          it goes on there; it does not make it again, and has failed where nobody did
     another one took the name         the producer has failed
 
 A lost connection: every lane stops. The producer opens anew with the same `instance`, so the broker knows that it is
@@ -30,7 +31,7 @@ from icestream.protocol import document
 from icestream.protocol.frame import Done, Outcome
 
 _SEQUENCE_MAX: Final = 2**63 - 1
-_REOPEN: Final = (errors.UnknownProducer, errors.OutOfOrderSequence, errors.UnknownHandle)
+_REOPEN: Final = (errors.UnknownProducer, errors.OutOfOrderSequence, errors.UnknownHandle, errors.UnknownTopic)
 
 
 class Sender(Endpoint, Protocol):
@@ -192,7 +193,14 @@ class Publishing:
 
     async def open_on(self, connection: Connection) -> None:
         arguments = {**self._asked, "resumes": self.was_open}
-        found = await self._session.ask(connection, "open_producer", arguments, undo="close_producer")
+        if self.was_open:  # whoever deleted the topic meant it
+            arguments["create"] = False
+        try:
+            found = await self._session.ask(connection, "open_producer", arguments, undo="close_producer")
+        except errors.UnknownTopic as error:
+            if not self.was_open:
+                raise
+            raise errors.UnknownTopic(f"topic {self.topic} was deleted", hint="open another producer") from error
         if not connection.is_lost:
             self._take_over(connection, found)
             self._sender.plan()

@@ -287,6 +287,31 @@ async def test_the_wait_for_a_publish_rate_is_not_taken_from_the_time_of_a_messa
             assert [one.offset for one in await asyncio.gather(*taken)] == [0, 1]
 
 
+async def test_a_topic_that_is_deleted_is_not_made_again_by_its_producers(client: icestream.Client) -> None:
+    async with client.producer(TOPIC, shards=2) as producer:
+        await producer.send(b"old")
+        await client.delete_topic(TOPIC)
+        for _ in range(3):
+            with pytest.raises(errors.UnknownTopic, match="was deleted.*open another"):
+                await producer.send(b"late")
+        assert await client.list_topics() == []
+    async with client.producer(TOPIC) as producer:
+        assert await producer.send(b"new") == MessageId(TOPIC, 0, 0)
+
+
+async def test_a_producer_goes_on_in_a_topic_that_was_made_again(client: icestream.Client) -> None:
+    await client.create_topic(TOPIC, shards=3)
+    async with client.producer(TOPIC) as producer:
+        for _ in range(3):
+            await producer.send(b"old")
+        await client.delete_topic(TOPIC)
+        await client.create_topic(TOPIC)
+        async with asyncio.timeout(WAIT_SECONDS):
+            assert (await producer.send(b"0")).offset == 0
+            assert [(await producer.send(b"%d" % number)).offset for number in (1, 2)] == [1, 2]
+    assert [payload for _, _, payload in await stored(client, 3)] == [b"0", b"1", b"2"]
+
+
 async def test_another_one_of_the_same_name_fences_it(client: icestream.Client, broker: TestBroker) -> None:
     async with client.producer(TOPIC, name="till") as old:
         await old.send(b"old")
