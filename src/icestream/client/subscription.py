@@ -158,8 +158,13 @@ class Subscription:
                 f"subscription {self.name} is {self._asked.type}: it has no cumulative ack",
                 hint="ack each message, or subscribe as exclusive or failover",
             )
-        self._plan_ack()
         delivered, offset = message.place
+        if delivered.subscription is not self:
+            raise errors.InvalidInput(
+                f"a message of subscription {delivered.subscription.name} of {delivered.subscription.topic}",
+                hint=f"{self.name} of {self.topic} acks its own messages",
+            )
+        self._plan_ack()
         if delivered.identity is self._identity:
             self._acks.ack_through(delivered.shard, delivered.generation, offset + 1)
             if self._inbox.may_hold_copies:

@@ -233,6 +233,17 @@ async def test_where_consumers_share_there_is_no_cumulative_ack(client: icestrea
     assert lag(broker) == 0
 
 
+async def test_a_message_of_another_subscription_is_not_acked_by_mistake(client: icestream.Client) -> None:
+    await publish(client, 3)
+    async with (
+        client.subscribe(TOPIC, "s", type="exclusive", start="earliest") as messages,
+        client.subscribe(TOPIC, "other", type="exclusive", start="earliest") as others,
+    ):
+        foreign = await anext(others)
+        with pytest.raises(errors.InvalidInput, match="a message of subscription other.*acks its own"):
+            messages.ack_through(foreign)
+
+
 # --- where it stands --------------------------------------------------------------------------------------------------
 
 
