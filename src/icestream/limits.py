@@ -152,8 +152,8 @@ STANDSTILL_SAID_EVERY_MS: Final = 60_000
 # What may pass a rate at once: short enough to be smooth, long enough to bridge a pause of the loop.
 RATE_BURST_MS: Final = 100
 # What may be stored ahead of a publish rate, of one batch and of all before it. A batch is answered when its time has
-# come, so twice this late at most: well before a client gives up, and a connection does not fill up with answers.
-PUBLISH_AHEAD_MS: Final = 2_000
+# come, so twice this late at most: answers come in order, and other topics of the same connection wait behind it.
+PUBLISH_AHEAD_MS: Final = 250
 # What one shard takes from the rate of its subscription at a time: a hundred wake-ups in a second at most.
 RATE_STEP_MS: Final = 10
 

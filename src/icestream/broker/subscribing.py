@@ -24,10 +24,12 @@ from icestream.broker.shard_delivery import ShardDelivery
 from icestream.broker.storage import PersistentStorage, ShardStream, SubscriptionStream
 from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Topic
+from icestream.broker.topics import unknown_namespace
 from icestream.metadata.command import Absent, Delete, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.cursor import Acked
 from icestream.model.subscription import Dispatch, FailurePolicy, Start, StartAt, SubscriptionType
+from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
@@ -75,7 +77,7 @@ class Subscribing:
             created_ms=self._clock.wall_us() // 1000,
             failure=records.FailurePolicyRecord.of(failure or FailurePolicy()),
         )
-        self._check_policy(topic, record.failure)
+        await self._check_policy(topic, record.failure)
         stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
         anew = stream._replace(cursors=[None] * len(stream.shards))
         subscription = await self._serve(topic, name, record, anew, start)
@@ -203,7 +205,7 @@ class Subscribing:
 
     async def set_failure_policy(self, topic: Topic, name: str, policy: FailurePolicy) -> None:
         record = records.FailurePolicyRecord.of(policy)
-        self._check_policy(topic, record)
+        await self._check_policy(topic, record)
         await self._change(topic, name, failure=record)
 
     async def set_dispatch_rate(self, topic: Topic, name: str, messages_per_second: int | None) -> None:
@@ -212,11 +214,17 @@ class Subscribing:
         await self._change(topic, name, max_dispatch_rate=messages_per_second)
         topic.subscriptions[name].set_rate(topic.policies.max_dispatch_rate or 0)
 
-    def _check_policy(self, topic: Topic, policy: records.FailurePolicyRecord) -> None:
-        if policy.dead_letter_topic == str(topic.name):
+    async def _check_policy(self, topic: Topic, policy: records.FailurePolicyRecord) -> None:
+        """What can be known now: the first dead letter comes when nobody looks."""
+        if policy.dead_letter_topic is None:
+            return
+        dead = TopicName.parse(policy.dead_letter_topic)
+        if dead == topic.name:
             raise errors.InvalidInput(
                 f"topic {topic.name} cannot take its own dead letters", hint="they would fail again, for ever"
             )
+        if await self._store.get(records.namespace_key(dead.namespace)) is None:
+            raise unknown_namespace(dead.namespace)
 
     async def _change(self, topic: Topic, name: str, **changed: Any) -> None:
         subscription = topic.subscriptions.get(name)

@@ -89,7 +89,7 @@ class Topics:
 
     async def delete_namespace(self, name: str) -> None:
         if name not in self.namespaces:
-            raise _unknown_namespace(name)
+            raise unknown_namespace(name)
         held = [str(topic.name) for topic in self if topic.name.namespace == name]
         if held:
             raise errors.NotEmpty(f"namespace {name} has {len(held)} topics", hint=f"delete them first: {held[0]}, …")
@@ -101,7 +101,7 @@ class Topics:
     async def set_namespace_policies(self, name: str, policies: records.Policies) -> None:
         """In force at once for every topic of it, as far as the topic says nothing itself."""
         if name not in self.namespaces:
-            raise _unknown_namespace(name)
+            raise unknown_namespace(name)
         record = records.Namespace(policies)
         await self._store.put(records.namespace_key(name), records.encode(record))
         self.namespaces[name] = record
@@ -119,7 +119,7 @@ class Topics:
             raise errors.InvalidInput(f"{shards} shards", hint=f"1 to {limits.SHARDS_PER_TOPIC_MAX} are possible")
         namespace = await self._store.get(records.namespace_key(name.namespace))
         if namespace is None:
-            raise _unknown_namespace(name.namespace)
+            raise unknown_namespace(name.namespace)
         await self._deletion.finish(name)
         key = records.topic_key(name)
         record = records.TopicRecord(
@@ -154,7 +154,7 @@ class Topics:
         self._retain(topic)
 
 
-def _unknown_namespace(name: str) -> errors.UnknownNamespace:
+def unknown_namespace(name: str) -> errors.UnknownNamespace:
     return errors.UnknownNamespace(
         f"there is no namespace {name}", hint=f"create it: icestream namespace create {name}"
     )

@@ -164,14 +164,16 @@ async def test_letters_of_a_sharded_topic_keep_the_order_of_their_shard() -> Non
 
 
 async def test_letters_wait_for_a_topic_that_cannot_take_them_and_nobody_else_does() -> None:
-    """The namespace is not there yet. What failed stays unacked, the rest goes on."""
+    """Somebody deleted its namespace. What failed stays unacked, the rest goes on."""
     machine = BrokerMachine()
     broker = await opened(machine)
     await store(broker, 3, {envelope.PAYLOAD: [b"a", b"b", b"c"]})
     policy = FailurePolicy(
         0, base_delay_ms=0, max_delay_ms=0, poison=Poison.DEAD_LETTER, dead_letter_topic="/later/dead"
     )
+    await broker.create_namespace("later")
     reader = await subscribe(broker, kind=SubscriptionType.SHARED, failure=policy)
+    await broker.delete_namespace("later")
     await quiet()
     reader.nack(1)
     await quiet()

@@ -248,4 +248,10 @@ async def test_a_policy_that_makes_no_sense_changes_nothing() -> None:
     own = FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic=str(TOPIC))
     with pytest.raises(errors.InvalidInput, match="its own dead letters"):
         await broker.set_failure_policy(TOPIC, "s", own)
+    nowhere = FailurePolicy(poison=Poison.DEAD_LETTER, dead_letter_topic="/nowhere/dead")
+    with pytest.raises(errors.UnknownNamespace, match="namespace create nowhere"):
+        await broker.set_failure_policy(TOPIC, "s", nowhere)
+    with pytest.raises(errors.UnknownNamespace):
+        await broker.create_subscription(TOPIC, "t", SubscriptionType.SHARED, failure=nowhere)
+    assert [*broker.topics.get(TOPIC).subscriptions] == ["s"]
     assert broker.subscription(TOPIC, "s").record == before
