@@ -5,8 +5,8 @@ A refusal (hazard 37): the lane drains, then its cause decides.
     the topic has a publish rate      the same, and that wait does not count: the broker asks for it
     the batch itself is wrong         two halves of it go on, or its only message fails; the others follow, and have
                                       their whole time again
-    the numbers are not known,        the producer opens anew, as after a lost connection. Where the topic was made again
-    or the topic was deleted          it goes on there; it does not make it again, and has failed where nobody did
+    the numbers are not known         the producer opens anew, as after a lost connection
+    the topic was deleted             the same: it goes on where somebody made the topic again, and has failed otherwise
     another one took the name         the producer has failed
 
 A lost connection: every lane stops. The producer opens anew with the same `instance`, so the broker knows that it is

@@ -292,7 +292,7 @@ async def test_a_topic_that_is_deleted_is_not_made_again_by_its_producers(client
         await producer.send(b"old")
         await client.delete_topic(TOPIC)
         for _ in range(3):
-            with pytest.raises(errors.UnknownTopic, match="was deleted.*open another"):
+            with pytest.raises(errors.UnknownTopic, match=r"was deleted.*open another"):
                 await producer.send(b"late")
         assert await client.list_topics() == []
     async with client.producer(TOPIC) as producer:

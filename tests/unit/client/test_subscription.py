@@ -240,7 +240,7 @@ async def test_a_message_of_another_subscription_is_not_acked_by_mistake(client:
         client.subscribe(TOPIC, "other", type="exclusive", start="earliest") as others,
     ):
         foreign = await anext(others)
-        with pytest.raises(errors.InvalidInput, match="a message of subscription other.*acks its own"):
+        with pytest.raises(errors.InvalidInput, match=r"a message of subscription other.*acks its own"):
             messages.ack_through(foreign)
 
 
