@@ -112,3 +112,27 @@ async def test_hazard_45_a_restart_delivers_nothing_twice() -> None:
     await put(broker, 2)
     await quiet()
     assert reader.sink.payloads == [b"2"]
+
+
+@KINDS
+@pytest.mark.parametrize("how", ["a start", "a seek"])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_hazard_45_history_waits_over_a_restart_too(kind: SubscriptionType, how: str, end: str) -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, 6)
+    reader = await subscribe(broker, kind=kind, start=EARLIEST if how == "a start" else LATEST, credit=0)
+    if how == "a seek":
+        await broker.seek(TOPIC, "s", EARLIEST)
+    reader.credit(2)
+    await put(broker, 6)
+    await quiet()
+    assert reader.sink.payloads == [b"0", b"1"]
+    await broker.storage.flush_cursors()
+    await (broker.shutdown() if end == "stop" else machine.kill())
+    broker = await machine.open_broker()
+    await quiet()
+    reader = await subscribe(broker, kind=kind)
+    await quiet()
+    expected = [b"%d" % number for number in range(2, 7)]
+    assert reader.sink.payloads == expected, "also what was skipped for nobody yet"
+    assert reader.subscription.lag == 0

@@ -133,9 +133,10 @@ class CursorRecord(msgspec.Struct, frozen=True):
     snapshot_id: int | None = None
     file_path: str | None = None
     row_offset: int | None = None
+    kept_below: int = 0  # of a non-reliable topic: what was asked for with a start or a seek, and waits for room
 
     def __post_init__(self) -> None:
-        if min(self.offset, self.generation, *self.acked, *self.attempts) < 0:
+        if min(self.offset, self.generation, self.kept_below, *self.acked, *self.attempts) < 0:
             raise errors.InvalidInput("a cursor with a number below 0")
         if len(self.acked) % 2 or len(self.attempts) % 3 or not all((*self.acked[1::2], *self.attempts[1::3])):
             raise errors.InvalidInput("the ranges of a cursor do not add up")

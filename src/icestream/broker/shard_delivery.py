@@ -118,6 +118,7 @@ class ShardDelivery:
             generation=self.generation,
             acked=as_steps(acked.position, acked.ranges),
             attempts=as_steps(acked.position, self.dispatcher.attempts[: limits.STORED_ATTEMPTS_MAX]),
+            kept_below=self.dispatcher.kept_below,
         )
 
     def _mark(self) -> None:

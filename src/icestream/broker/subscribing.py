@@ -122,9 +122,10 @@ class Subscribing:
     ) -> ShardDelivery:
         shard = stream.key.shard
         burial = Burial(topic, name, record, self._producing, self._storage, self._options.address)
-        is_new = cursor is None
         if cursor is None:
-            known = records.CursorRecord(0, await self.position(stream, start), stream.key.topic_id, stream.epoch)
+            known = records.CursorRecord(
+                0, await self.position(stream, start), stream.key.topic_id, stream.epoch, kept_below=stream.visible
+            )
             buried = []
         else:
             known = cursor
@@ -138,7 +139,7 @@ class Subscribing:
             records.cursor_key(topic.name, name, shard, topic.record.shards),
             stream,
             # never above the end: what is written next must not be below a held position (seed 002's invariant)
-            self._dispatcher(topic, record, acked.below(stream.visible), known, rate, stream.visible if is_new else 0),
+            self._dispatcher(topic, record, acked.below(stream.visible), known, rate),
             self._storage,
             burial,
             self._clock,
@@ -156,14 +157,14 @@ class Subscribing:
         acked: Acked,
         cursor: records.CursorRecord,
         rate: TokenBucket,
-        kept_below: int,
     ) -> Dispatcher:
-        """`kept_below`: what a non-reliable subscription does not skip although nobody has room for it."""
         is_keyed, generation = record.type is SubscriptionType.KEY_SHARED, cursor.generation
         if topic.record.dispatch is Dispatch.NON_RELIABLE:
             if is_keyed:
-                return KeySharedBestEffortDispatcher(acked, rate=rate, generation=generation, kept_below=kept_below)
-            return BestEffortDispatcher(record.type, acked, rate, generation, kept_below)
+                return KeySharedBestEffortDispatcher(
+                    acked, rate=rate, generation=generation, kept_below=cursor.kept_below
+                )
+            return BestEffortDispatcher(record.type, acked, rate, generation, cursor.kept_below)
         policy, unacked = record.failure.policy(), self._options.unacked_max
         if is_keyed:
             return KeySharedDispatcher(policy, acked, cursor.failures, unacked, rate=rate, generation=generation)

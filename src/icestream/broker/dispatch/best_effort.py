@@ -6,7 +6,7 @@ the keys and the filters are those of reliable dispatch. A rate slows it down an
 `next` stays.
 
     history    stored before the subscription was made or sought (`kept_below`): it waits while nobody has room, so that
-               a start and a seek mean something
+               a start and a seek mean something, over restarts too (the cursor knows how far it reaches)
     live       comes later: a consumer must be there and have room, or it is skipped
 """
 

@@ -52,6 +52,7 @@ class Dispatcher(Ledger):
         super().__init__(policy, acked, attempts, unacked_max)
         self.kind = kind
         self.generation = generation
+        self.kept_below = 0  # what best effort (best_effort.py) does not skip
         self.throttle = Throttle(rate if rate is not None else TokenBucket())
         self.consumers = self._consumers_for(kind)
 
