@@ -59,6 +59,7 @@ class Publishing:
         self.connection: Connection | None = None
         self._handle = self._id = self._epoch = 0
         self._reopens = False
+        self._was_deleted = False  # the topic, under it
         self.lanes: list[Lane] = []
         self._backoffs: dict[int, Backoff] = {}  # of shards that were refused
         self.batch_bytes_max = limits.CLIENT_BATCH_BYTES_MAX
@@ -193,12 +194,12 @@ class Publishing:
 
     async def open_on(self, connection: Connection) -> None:
         arguments = {**self._asked, "resumes": self.was_open}
-        if self.was_open:  # whoever deleted the topic meant it
+        if self._was_deleted:  # and whoever did it meant it
             arguments["create"] = False
         try:
             found = await self._session.ask(connection, "open_producer", arguments, undo="close_producer")
         except errors.UnknownTopic as error:
-            if not self.was_open:
+            if not self._was_deleted:
                 raise
             raise errors.UnknownTopic(f"topic {self.topic} was deleted", hint="open another producer") from error
         if not connection.is_lost:
@@ -217,7 +218,7 @@ class Publishing:
         allowed = document.number_of(found, "max_batch_bytes", 1, _SEQUENCE_MAX, limits.CLIENT_BATCH_BYTES_MAX)
         self.batch_bytes_max = min(allowed, limits.CLIENT_BATCH_BYTES_MAX)
         self.connection = connection
-        self.was_open, self._reopens = True, False
+        self.was_open, self._reopens, self._was_deleted = True, False, False
         self._fit_lanes(shards)
         for lane in self.lanes:
             self._resume(lane, _last_of(last[lane.shard]), _recent_of(recent[lane.shard]))
@@ -242,6 +243,7 @@ class Publishing:
     def _reopen(self, lane: Lane) -> None:
         """On the same connection, when nothing is in flight in any shard."""
         cause, lane.cause = lane.cause, None
+        self._was_deleted |= isinstance(cause, errors.UnknownTopic)
         if cause is not None and lane.waiting:
             lane.waiting[0].reopens += 1
             if lane.waiting[0].reopens > limits.CLIENT_REOPENS_MAX:
