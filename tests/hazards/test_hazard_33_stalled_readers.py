@@ -173,3 +173,5 @@ async def test_hazard_33_a_follower_of_a_log_that_closes_is_told_so() -> None:
     await log.close()
     with pytest.raises(errors.LogClosed):
         await asyncio.wait_for(following, 2.0)
+    with pytest.raises(errors.LogClosed):  # and so is one that comes later
+        await asyncio.wait_for(log.wait_released(2), 2.0)

@@ -113,6 +113,7 @@ def test_any_history_of_readers(steps: list[tuple[str, int]]) -> None:
     pins = Pins(clock)
     held: list[tuple[Pin, float]] = []  # and since when
     now, files = 0.0, list(FILES)
+    wanted: dict[int, float] = {}  # since when a file is to be freed
     for what, number in steps:
         if what == "take":
             held.append((pins.take(number), now))
@@ -122,11 +123,13 @@ def test_any_history_of_readers(steps: list[tuple[str, int]]) -> None:
             clock.advance(number)
             now += number
         elif what == "free":
+            wanted = {file.number: wanted.get(file.number, now) for file in files}
+            overdue = {number for number, since in wanted.items() if now - since >= PIN_SECONDS}
+            here = [(pin, since) for pin, since in held if not pin.broken]
+            young = {pin.number for pin, since in here if now - since < PIN_SECONDS} - overdue
             free = pins.without_pinned(files)
             assert free == files[: len(free)]
-            young = {pin.number for pin, since in held if now - since < PIN_SECONDS and not pin.broken}
             assert not young & set(numbers(free))
             assert len(free) == len(files) or files[len(free)].number in young
-            assert all(pin.broken for pin, _ in held if pin.number in numbers(free))
+            assert all(pin.broken == (pin.number in numbers(free)) for pin, _ in here)
             files = files[len(free) :]
-    assert all(now - since >= PIN_SECONDS for pin, since in held if pin.broken)
