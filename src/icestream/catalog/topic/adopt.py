@@ -12,6 +12,7 @@ and then
     others deleted rows behind it              any offset below may be missing; that is recorded
     the log no longer has what follows         a declared gap: accept-gap
     the table is ahead of the topic            refused: these are other messages under the same numbers
+    it lacks what the log was to bring         after a rewind, when somebody moved main ahead meanwhile: accept-gap
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from icestream.catalog.topic.commit import State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Former, Rebound
 from icestream.catalog.topic.removal import Progress, Removal
-from icestream.catalog.topic.standing import standing
+from icestream.catalog.topic.standing import Standing, standing, with_deletes
 
 ON_WORD = "an operator says what the table holds, and no snapshot does"
 
@@ -52,7 +53,8 @@ def adopt(
         )
     held = found.progress.committed if positions is None else positions
     doubts = rebound.foreign_rows(found) if positions is None else (ON_WORD,)
-    told = Consequence("adopt", log.topic, fates(held, log, former.committed), doubts)
+    losses = _given_up(found, former) if positions is None else _skipped(positions, former)
+    told = Consequence("adopt", log.topic, fates(held, log, former.committed), doubts, losses)
     told.check(consents)
     if positions is None:
         binding = rebound.going_on(told, log, {}, former.pipeline_epoch)
@@ -62,6 +64,27 @@ def adopt(
     binding = rebound.going_on(told, log, {}, former.pipeline_epoch, Base(current, progress))
     removals = rebound.missing(told, found._replace(since=[]), progress, current, now_ms)
     return Rebound(rebound.outcome(state, binding, removals, now_ms), told)
+
+
+def _given_up(found: Standing, former: Former) -> tuple[str, ...]:
+    """What is missing there of offsets that the topic had not committed: the log has them, and will not bring them."""
+    missing = with_deletes(found.progress.removals, found.since, found.progress.committed, 0)
+    return tuple(
+        f"offsets of shard {shard} from {former.committed[shard]} on are given up: {one.operation} of snapshot "
+        f"{one.snapshot_id}"
+        for one in missing
+        for shard, (_, end) in one.ranges.items()
+        if end > former.committed.get(shard, end)
+    )
+
+
+def _skipped(positions: Mapping[int, int], former: Former) -> tuple[str, ...]:
+    """The same on an operator's word: beyond what was committed the log would have brought everything."""
+    return tuple(
+        f"offsets {former.committed[shard]} to {end - 1} of shard {shard} were never committed, and will not be"
+        for shard, end in positions.items()
+        if end > former.committed.get(shard, end)
+    )
 
 
 def _suspect(positions: Mapping[int, int], snapshot_id: int, now_ms: int) -> tuple[Removal, ...]:

@@ -9,6 +9,7 @@ and engines; nothing is ever decided by them.
     rounds             the last commits of rounds: id, snapshot, and a sum over what each claimed
     base               where the table stood when it was taken over on an operator's word (adopt.py), else none: its
                        snapshots from before say nothing of this topic
+    is_rewound         committed went back once, or the table was taken over: a snapshot of it may be ahead
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Binding(msgspec.Struct, frozen=True):
     pipeline_epoch: int = 0
     rounds: tuple[Round, ...] = ()
     base: Base | None = None
+    is_rewound: bool = False
 
     def __post_init__(self) -> None:
         TopicName.parse(self.topic)

@@ -62,7 +62,7 @@ def going_on(
         fate.shard: run.resumed(runs.get(fate.shard, ()), log.shards[fate.shard].epoch, fate.goes_on_at)
         for fate in consequence.fates
     }
-    return Binding(log.topic, log.topic_id, made, pipeline_epoch, base=base)
+    return Binding(log.topic, log.topic_id, made, pipeline_epoch, base=base, is_rewound=True)
 
 
 def outcome(state: State, binding: Binding, removals: Removals, now_ms: int, updates: Sequence[Object] = ()) -> Outcome:

@@ -73,9 +73,14 @@ def check_not_ahead(before: Table, after: Table, binding: Binding) -> errors.Top
     new = after.current_snapshot_id
     if new == before.current_snapshot_id or new is None:
         return None
-    there = standing(after, new, binding.topic_id, binding.base).progress.committed
+    found = standing(after, new, binding.topic_id, binding.base)
+    if not found.is_known and binding.is_rewound and not _goes_on_from(before.current_snapshot_id, found):
+        return errors.TopicTable(
+            f"the history of snapshot {new} is cut off: it may hold offsets that would be written again",
+            hint="part them first: `icestream lake detach`; `icestream lake adopt` then takes positions",
+        )
     committed = binding.committed()
-    for shard, end in sorted(there.items()):
+    for shard, end in sorted(found.progress.committed.items()):
         if end > committed.get(shard, end):
             return errors.TopicTable(
                 f"snapshot {new} holds offsets of shard {shard} up to {end}, but the topic is at {committed[shard]}: "
@@ -91,20 +96,22 @@ def after_commit(removals: Removals, before: Table, after: Table, binding: Bindi
     if old == new or old is None or new is None:
         return removals
     found = standing(after, new, binding.topic_id, binding.base)
-    ids = [one["snapshot-id"] for one in found.since]
-    if old in ids or _stands_on(after, found, old):
-        since = found.since[: ids.index(old)] if old in ids else found.since
-        return with_deletes(removals, since, binding.committed(), time_ms)
+    if _goes_on_from(old, found):
+        return with_deletes(removals, _behind(old, found.since), binding.committed(), time_ms)
     operation = ROLLBACK if any(one["snapshot-id"] == new for one in lineage(before, old)) else SET_CURRENT
     lost = _lost(operation, new, time_ms, found.progress.committed, binding, found.is_known)
     return with_deletes((*found.progress.removals, *lost), found.since, binding.committed(), time_ms)
 
 
-def _stands_on(table: Table, found: Standing, snapshot_id: int) -> bool:
-    """Whether that snapshot is the one that tells the progress."""
-    if not found.since:
-        return table.current_snapshot_id == snapshot_id
-    return bool(found.since[-1].get("parent-snapshot-id") == snapshot_id)
+def _goes_on_from(old: int | None, found: Standing) -> bool:
+    """Whether main was moved to a descendant of what it was, with no round in between."""
+    return old is not None and old in {one.get("parent-snapshot-id") for one in found.since}
+
+
+def _behind(old: int, since: list[Object]) -> list[Object]:
+    """The snapshots after it."""
+    ids = [one["snapshot-id"] for one in since]
+    return since[: ids.index(old)] if old in ids else since
 
 
 def _lost(
