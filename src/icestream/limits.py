@@ -417,6 +417,17 @@ CATALOG_ROUNDS_KEPT: Final = 64
 CATALOG_RUNS_PER_SHARD_MAX: Final = 8
 # Removals of rows by other engines that are told one by one: they stand in the summary of every snapshot behind them.
 CATALOG_REMOVALS_KEPT: Final = 16
+# How long a file stays after nothing names it any more (hazard 23): engines and other nodes read what they know of.
+CATALOG_FILE_GRACE_MS: Final = 3_600_000
+# Metadata files that wait for it in memory: an hour of 25 commits in a second. More are found after the next start.
+CATALOG_RETIRED_MAX: Final = 100_000
+# Purged tables of one look at all the others; manifests that are known to name nothing of other tables: 20 MB.
+CATALOG_PURGES_AT_ONCE: Final = 16
+CATALOG_MANIFESTS_REMEMBERED: Final = 100_000
+# The background pauses after so many files; what failed is tried again after a minute.
+CATALOG_UPKEEP_FILES_AT_ONCE: Final = 200
+CATALOG_UPKEEP_PAUSE_SECONDS: Final = 0.1
+CATALOG_UPKEEP_RETRY_SECONDS: Final = 60.0
 # Versions of a view that are kept unless the view says otherwise: Iceberg's default.
 CATALOG_VIEW_VERSIONS_DEFAULT: Final = 10
 

@@ -210,8 +210,17 @@ async def test_old_files_go_when_the_table_says_so() -> None:
     reader = world.another(9)
     for number in range(5):
         await world.catalog.commits.commit(TABLE, setting("n", str(number)))
-        assert len(world.metadata_files()) == 3
         assert (await reader.tables.load(TABLE)).table.properties["n"] == str(number)
+        world.clock.advance(600)
+        await world.upkeep()
+    assert len(world.metadata_files()) == 3 + 4, "nothing goes within the hour"
+    world.clock.advance(1_200)
+    await world.upkeep()
+    assert len(world.metadata_files()) == 3 + 3
+    world.clock.advance(3_600)
+    await world.upkeep()
+    assert len(world.metadata_files()) == 3
+    assert (await world.another(8).tables.load(TABLE)).table.properties["n"] == "4"
 
 
 async def test_a_reader_whose_file_is_gone_asks_for_the_pointer_again() -> None:
@@ -221,6 +230,8 @@ async def test_a_reader_whose_file_is_gone_asks_for_the_pointer_again() -> None:
     limits_ = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
     await world.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": limits_}]))
     await world.catalog.commits.commit(TABLE, setting("a", "b"))
+    world.clock.advance(3_600)
+    await world.upkeep()
     get, answers = world.store.get, [first]
 
     async def late(key: str) -> Entry | None:

@@ -63,10 +63,14 @@ async def test_hazard_27_an_old_file_that_another_node_removed_is_never_served()
     client = await world.with_one(
         properties={"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
     )
-    slow, fast = nodes(world, 2)
+    catalogs = [world.another(seed) for seed in (10, 11)]
+    slow, fast = (IcebergClient(one) for one in catalogs)
     await slow("GET", TABLE)
     for number in range(4):
         await fast("POST", TABLE, set_properties(n=str(number)))
+    assert len(world.metadata_files()) == 5
+    world.clock.advance(3_600)
+    assert [None async for _ in world.upkeep_of(catalogs[1]).work()]
     assert len(world.metadata_files()) == 2
     found = await slow("GET", TABLE)
     assert found["metadata"]["properties"]["n"] == "3"

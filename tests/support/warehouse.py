@@ -9,6 +9,8 @@ from typing import Any
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles
 from icestream.catalog.identifier import Identifier
+from icestream.catalog.upkeep.upkeep import Upkeep
+from icestream.lake.manifests import AvroManifests
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
@@ -54,6 +56,12 @@ class SimulatedFolder:
     def sync(self) -> None:
         self.disk.sync()
 
+    def modified_ms(self, name: str) -> int:
+        return 0 if f"file:{self._named(name)}" in old_files(self.disk) else 2**60
+
+    def remove_empty(self) -> None:
+        """It knows no directories."""
+
     def sync_disk(self) -> None:
         self.disk.step("sync_disk", str(self.path))
         for name in self.disk.names():
@@ -73,6 +81,12 @@ class SimulatedFolder:
         """Nothing is held."""
 
 
+def old_files(disk: SimulatedDisk) -> set[str]:
+    """Files that were written long ago; the others are new for ever."""
+    found: set[str] = disk.__dict__.setdefault("old_files", set())
+    return found
+
+
 def files_on(disk: SimulatedDisk) -> LocalFiles:
     return LocalFiles(lambda path, is_new: SimulatedFolder(disk, path, is_new), InlineOffload())
 
@@ -85,10 +99,18 @@ class World:
         self.store = store or MemoryStore(self.clock)
         self.disk = disk or SimulatedDisk(1)
         self.catalog = self.another(seed)
+        self.keeping = self.upkeep_of(self.catalog)
 
     def another(self, seed: int, **more: Any) -> Catalog:
         """Another node, or another life of this one: it knows nothing but what is stored."""
         return Catalog(self.store, files_on(self.disk), self.clock, SeededRandomness(seed), WAREHOUSE, **more)
+
+    def upkeep_of(self, catalog: Catalog) -> Upkeep:
+        return catalog.upkeep(AvroManifests(files_on(self.disk), InlineOffload()))
+
+    async def upkeep(self) -> int:
+        """What is due goes; in how many steps."""
+        return len([None async for _ in self.keeping.work()])
 
     async def with_table(self, name: str = "table", **request: Any) -> Identifier:
         if await self.store.get("/catalog/namespaces/:ns") is None:

@@ -6,6 +6,7 @@ call them; this package knows no HTTP.
     plan                                                    what was read in, transactions out; pure
     mover, files, documents, requests, turns                the thin shell
     calls                                                   what clients ask: read, plan, write, move
+    upkeep                                                  what goes in the background when nobody needs it any more
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from icestream.catalog.calls.views import Views
 from icestream.catalog.documents import Documents
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
+from icestream.catalog.upkeep.leftovers import Leftovers
+from icestream.catalog.upkeep.purge import Manifests, Purges
+from icestream.catalog.upkeep.upkeep import Upkeep
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
@@ -41,10 +45,18 @@ class Catalog:
     ) -> None:
         """`other_roots`: where tables may lie besides the warehouse."""
         roots = [normal(root) for root in (warehouse, *other_roots)]
-        steps = Steps(store, Documents(files, randomness, roots, cache_bytes), clock)
+        documents = Documents(files, randomness, roots, cache_bytes)
+        steps = Steps(store, documents, clock)
+        self._upkeep = (store, documents, files, steps.retired, roots, clock)
         relations = Relations(steps)
         self.namespaces = Namespaces(steps)
         self.commits = Commits(steps, relations, roots)
         self.tables = Tables(steps, relations, self.commits, roots[0], roots)
         self.topics = Topics(steps, relations, self.commits, roots[0])
         self.views = Views(steps, relations, roots[0], roots)
+
+    def upkeep(self, manifests: Manifests) -> Upkeep:
+        """What goes on in the background, in one process of a node."""
+        store, documents, files, retired, roots, clock = self._upkeep
+        purges = Purges(store, documents, files, manifests, roots)
+        return Upkeep(store, documents, retired, purges, Leftovers(store, documents, files), clock)

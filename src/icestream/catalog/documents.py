@@ -49,6 +49,14 @@ class Documents:
         assert isinstance(found, Table)
         return found
 
+    async def read_table(self, location: str) -> Table:
+        """From its file, and not kept: whoever goes through all tables must not push out those in use."""
+        data = metadata_file.unpacked(location, await self._files.read(allowed(location, self._roots)))
+        try:
+            return table.decode(data)
+        except errors.InvalidInput as error:
+            raise errors.MetadataFileDamaged(f"{location} is no metadata file: {error.message}") from None
+
     async def view(self, location: str) -> View:
         found = await self._document(location, view.decode)
         assert isinstance(found, View)
@@ -83,7 +91,8 @@ class Documents:
     async def write(self, document: Document, properties: Mapping[str, str], version: int) -> str:
         """The location of the new file, which is on disk."""
         directory = allowed(metadata_file.directory(document.location, properties), self._roots)
-        location = f"{directory}/{metadata_file.new_name(version, self.new_uuid(), properties)}"
+        mark = metadata_file.marked(self._randomness.token(16))
+        location = f"{directory}/{metadata_file.new_name(version, mark, properties)}"
         pieces = document.pieces()
         await self._files.create(location, metadata_file.packed(location, pieces))
         self._keep(location, document, sum(map(len, pieces)))

@@ -8,6 +8,7 @@ Local files here; object stores, where a finished upload is durable, come with t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Sequence
@@ -34,11 +35,21 @@ class TableFiles(Protocol):
     async def remove(self, location: str) -> None:
         """Whether or not it is there. Never fails."""
 
+    async def names(self, location: str) -> list[tuple[str, int]]:
+        """The files of a directory, with the time in ms when each was last written; none where it is not there."""
+
+    async def remove_empty(self, location: str) -> None:
+        """A directory and those in it, as far as there is no file in them. Never fails."""
+
     async def make_durable(self, locations: Sequence[str]) -> None: ...
 
 
 class Folder(Directory, Protocol):
     def exists(self, name: str) -> bool: ...
+
+    def modified_ms(self, name: str) -> int: ...
+
+    def remove_empty(self) -> None: ...
 
     def sync_disk(self) -> None:
         """Everything that anybody wrote to the file system of this directory is on disk when it returns."""
@@ -121,6 +132,36 @@ class LocalFiles:
         except OSError:
             return
 
+    async def names(self, location: str) -> list[tuple[str, int]]:
+        return await self._offload.run(lambda: self._names(_path(location)))
+
+    def _names(self, path: Path) -> list[tuple[str, int]]:
+        try:
+            directory = self._open(path, False)
+        except FileNotFoundError:
+            return []
+        try:
+            found = []
+            for name in directory.names():
+                with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                    found.append((name, directory.modified_ms(name)))
+            return found
+        finally:
+            directory.close()
+
+    async def remove_empty(self, location: str) -> None:
+        await self._offload.run(lambda: self._remove_empty(_path(location)))
+
+    def _remove_empty(self, path: Path) -> None:
+        try:
+            directory = self._open(path, False)
+        except OSError:
+            return
+        try:
+            directory.remove_empty()
+        finally:
+            directory.close()
+
     async def make_durable(self, locations: Sequence[str]) -> None:
         paths = {_split(location)[0] for location in locations}
         await self._offload.run(lambda: self._make_durable(paths))
@@ -152,6 +193,15 @@ class LocalFolder(LocalDirectory):
     def exists(self, name: str) -> bool:
         return (self.path / name).exists()
 
+    def modified_ms(self, name: str) -> int:
+        return (self.path / name).stat().st_mtime_ns // 1_000_000
+
+    def remove_empty(self) -> None:
+        """From the leaves up; one with a file in it stays, and so do those above it."""
+        for path, _, _ in os.walk(self.path, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(path).rmdir()
+
     def sync_disk(self) -> None:
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -167,11 +217,15 @@ def open_local(path: Path, is_new: bool) -> LocalFolder:
     return LocalFolder(path, read_only=not is_new)
 
 
-def _split(location: str) -> tuple[Path, str]:
+def _path(location: str) -> Path:
     found = normal(location)
     if not found.startswith("file:/"):
         raise errors.InvalidInput(f"Cannot reach {location}", hint="this warehouse has local files only")
-    path = Path(found.removeprefix("file:"))
+    return Path(found.removeprefix("file:"))
+
+
+def _split(location: str) -> tuple[Path, str]:
+    path = _path(location)
     return path.parent, path.name
 
 

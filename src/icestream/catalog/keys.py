@@ -27,6 +27,8 @@ from icestream.catalog.identifier import Identifier, Namespace
 from icestream.metadata.bounds import key_bytes
 
 ROOT: Final = "/catalog/"
+RELATIONS: Final = f"{ROOT}relations/"
+PURGES: Final = f"{ROOT}purges/"
 LEASE: Final = "/pipeline/lease"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
 
@@ -41,7 +43,7 @@ def namespaces_in(parent: Namespace) -> str:
 
 
 def relations_in(namespace: Namespace) -> str:
-    return f"{ROOT}relations/{_levels(namespace)}:"
+    return f"{RELATIONS}{_levels(namespace)}:"
 
 
 def _levels(levels: Namespace) -> str:
@@ -84,7 +86,7 @@ def request_key(request_id: str) -> str:
 
 
 def purge_key(uuid: str) -> str:
-    return f"{ROOT}purges/{uuid.lower()}"
+    return f"{PURGES}{uuid.lower()}"
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
     {location}/metadata/{version}-{UUID}.metadata.json        written once, never changed
 
 `write.metadata.path` puts them elsewhere, `write.metadata.compression-codec` = gzip makes them `.gz.metadata.json`. The
-UUID makes the name of each attempt its own: who finds a name in a table's history knows who wrote it.
+UUID makes the name of each attempt its own: who finds a name in a table's history knows who wrote it. Those of this
+catalog are of version 8, those of other catalogs of version 4 and others: what is not ours is never tidied up.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final
+from uuid import UUID
 
 from icestream import errors, limits
 from icestream.catalog.document.values import shown
@@ -21,11 +23,25 @@ PATH: Final = "write.metadata.path"
 CODEC: Final = "write.metadata.compression-codec"
 _WRITE_BYTES_MIN: Final = 32 * limits.KIB
 _VERSION: Final = re.compile(r"(?:v|0*)(\d{1,9})(?:-[^/]*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
+_OURS: Final = re.compile(
+    r"\d{5,9}-[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?:\.gz)?\.metadata\.json"
+)
 _GZIPPED: Final = re.compile(r".*(?:\.gz\.metadata\.json|\.metadata\.json\.gz)")
 
 
 def directory(location: str, properties: Mapping[str, str]) -> str:
     return properties.get(PATH) or f"{location}/metadata"
+
+
+def is_ours(name: str) -> bool:
+    return _OURS.fullmatch(name) is not None
+
+
+def marked(token: bytes) -> str:
+    """A UUID of version 8 from 16 bytes of chance."""
+    made = bytearray(token)
+    made[6], made[8] = made[6] & 0x0F | 0x80, made[8] & 0x3F | 0x80
+    return str(UUID(bytes=bytes(made)))
 
 
 def new_name(version: int, uuid: str, properties: Mapping[str, str]) -> str:

@@ -66,6 +66,7 @@ class PartedRecord(msgspec.Struct, frozen=True):
 class PurgeRecord(msgspec.Struct, frozen=True):
     location: str  # the last metadata file: it names all the others
     time_ms: int
+    is_begun: bool = False  # files are going: nobody registers the table any more
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):

@@ -19,9 +19,10 @@ from h11 import ProtocolError
 
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.files import LocalFiles, TableFiles, open_local
 from icestream.lake.front import Front, build_front
 from icestream.lake.iceberg.tokens import read_tokens
+from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import LakeOptions
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
@@ -30,7 +31,7 @@ from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
-from icestream.runtime.tasks import Offload, ThreadOffload
+from icestream.runtime.tasks import ThreadOffload
 
 _log = get_logger("lake")
 
@@ -60,26 +61,32 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     parent = await watch_parent(stop.set) if options.is_child else None
     keeper = LinkKeeper(options.socket, "lake", SystemClock())
     keeping = asyncio.create_task(keeper.run())
-    disk = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE)
+    disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
+    files = LocalFiles(open_local, disk)
+    tasks = [keeping]
     try:
-        front = build_front(keeper, options.host, built_catalog(keeper, options, disk), read_tokens(options.token_file))
+        catalog = built_catalog(keeper, options, files)
+        if catalog is not None:
+            tasks.append(asyncio.create_task(catalog.upkeep(AvroManifests(files, aside)).run()))
+        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file))
         await _serve_http(front, options, stop, on_ready)
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         disk.close()
+        aside.close()
         if parent is not None:
             parent.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
 
-def built_catalog(keeper: LinkKeeper, options: LakeOptions, disk: Offload) -> Catalog | None:
+def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -> Catalog | None:
     if not options.warehouse:
         return None
     clock, randomness = SystemClock(), SystemRandomness()
     store = RemoteStore(keeper, clock, randomness)
-    files = LocalFiles(open_local, disk)
     try:
         return Catalog(store, files, clock, randomness, options.warehouse, options.table_roots)
     except errors.InvalidInput as error:

@@ -16,6 +16,7 @@ from icestream.catalog.mover import Mover
 from icestream.catalog.plan.planned import Moved, Planned
 from icestream.catalog.requests import RequestName, Requests
 from icestream.catalog.turns import Turns
+from icestream.catalog.upkeep.retired import Retired
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 
@@ -29,7 +30,7 @@ class Step(Generic[Answer]):
     planned: Planned | None  # None: there is nothing to change
     answer: Answer
     written: Sequence[str] = ()  # files that only this transaction points to
-    dropped: Sequence[str] = ()  # files that nobody needs when it is done
+    dropped: Sequence[str] = ()  # files that nothing names when it is done: they go later
     was_done: Callable[[], Awaitable[bool]] | None = None  # asked when others went on after an unknown outcome
 
 
@@ -38,6 +39,7 @@ class Steps:
         self.store = store
         self.documents = documents
         self.clock = clock
+        self.retired = Retired()
         self._mover = Mover(store, clock)
         self._requests = Requests(store)
         self._turns = Turns()
@@ -75,8 +77,7 @@ class Steps:
             if step.planned is None:
                 return step.answer
             if await self._move(step, step.planned, request):
-                for location in step.dropped:
-                    await self.documents.forget(location)
+                self.retired.add(step.dropped, self.now_ms())
                 return step.answer
         raise errors.CommitConflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times", hint="try again")
 

@@ -106,6 +106,8 @@ class Tables:
                 planned = relations.create(identifier, record, namespace, entry)
             else:
                 planned = relations.overwrite(identifier, record, entry)
+            key = keys.purge_key(record.uuid)
+            planned = relations.rescued(planned, key, await self._steps.store.get(key))
             return Step(planned, Committed(location, table))
 
         return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))

@@ -97,6 +97,17 @@ def check_registrable(uuid: str | None, bound: Entry | None) -> None:
         raise errors.TopicTable(f"table {uuid} belongs to a topic and has a name already", hint=HINT)
 
 
+def rescued(planned: Planned, key: str, purge: Entry | None) -> Planned:
+    """A table that is registered again is purged no more. `purge`: its record under `key`, if there is one."""
+    if purge is None:
+        return planned.with_more([cmd.Absent(key)], []).checked()
+    if records.decode(PurgeRecord, key, purge).is_begun:
+        raise errors.InvalidInput(
+            "Cannot register a table that is being purged: some of its files are gone", hint="restore it from a backup"
+        )
+    return planned.with_more([cmd.AtRevision(key, purge.mod_revision)], [cmd.Delete(key)]).checked()
+
+
 def overwrite(identifier: Identifier, record: TableRecord, entry: Entry | None) -> Planned:
     """A registration in place of a table that is there. A topic's table stays."""
     before, old = table_of(identifier, entry)

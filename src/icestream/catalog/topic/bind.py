@@ -37,7 +37,7 @@ def begin(state: State, log: TopicLog, former: Former, consents: Collection[Cons
         )
     told = Consequence("bind", log.topic, fates({}, log, former.committed))
     told.check(consents)
-    binding = rebound.going_on(told, log, {}, former.pipeline_epoch)
+    binding = rebound.going_on(told, log, {}, former.pipeline_epoch, is_fresh=not state.table.snapshots)
     return Rebound(rebound.outcome(state, binding, told.gaps(None, now_ms), now_ms), told)
 
 

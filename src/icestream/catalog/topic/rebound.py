@@ -55,14 +55,19 @@ def check_free(state: State, hint: str) -> None:
 
 
 def going_on(
-    consequence: Consequence, log: TopicLog, runs: Mapping[int, Runs], pipeline_epoch: int, base: Base | None = None
+    consequence: Consequence,
+    log: TopicLog,
+    runs: Mapping[int, Runs],
+    pipeline_epoch: int,
+    base: Base | None = None,
+    is_fresh: bool = False,
 ) -> Binding:
-    """The binding of a topic that goes on where the consequence says."""
+    """The binding of a topic that goes on where the consequence says. `is_fresh`: the table never had a snapshot."""
     made = {
         fate.shard: run.resumed(runs.get(fate.shard, ()), log.shards[fate.shard].epoch, fate.goes_on_at)
         for fate in consequence.fates
     }
-    return Binding(log.topic, log.topic_id, made, pipeline_epoch, base=base, is_rewound=True)
+    return Binding(log.topic, log.topic_id, made, pipeline_epoch, base=base, is_rewound=not is_fresh)
 
 
 def outcome(state: State, binding: Binding, removals: Removals, now_ms: int, updates: Sequence[Object] = ()) -> Outcome:

@@ -22,7 +22,7 @@ def recreate(
 ) -> Rebound:
     told = Consequence("recreate", log.topic, fates({}, log, former.committed))
     told.check(consents)
-    binding = rebound.going_on(told, log, {}, former.pipeline_epoch)
+    binding = rebound.going_on(told, log, {}, former.pipeline_epoch, is_fresh=True)
     asked: Object = {"schema": envelope.new_schema()}
     made = apply_updates(new_table(asked, location, uuid, now_ms), None, properties.set_written({}, binding), now_ms)
     return Rebound(Outcome(made, binding, told.gaps(None, now_ms)), told)

@@ -1,0 +1,84 @@
+"""Metadata files that nothing points to: of attempts that ended in a crash, or were let go of before one.
+
+Such a file was written by this catalog, is old enough, and is of a version of the table that was decided otherwise:
+
+    its version is in the table's history     another file has it, and this one was made from a file of the history
+    its version is older than the history     only where the table says that old files go; else it may have been the
+                                              table once, and stays as the table's properties say
+    its version is newer than the table's     stays: what would point to it may still be on its way
+
+It is looked for once in the life of a process, an hour after its start, because only a crash leaves one; and only where
+the table's place was made by this catalog: elsewhere other catalogs may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from icestream import errors, limits
+from icestream.catalog import keys, metadata_file, records
+from icestream.catalog.documents import Documents
+from icestream.catalog.files import TableFiles
+from icestream.catalog.location import is_inside, normal
+from icestream.catalog.records import TableRecord
+from icestream.catalog.table.commit import DELETE_AFTER_COMMIT
+from icestream.catalog.table.properties import as_flag
+from icestream.catalog.table.table import Table
+from icestream.metadata.store import MetadataStore
+from icestream.observability.log import get_logger
+
+_log = get_logger("catalog.leftovers")
+
+
+class Leftovers:
+    def __init__(self, store: MetadataStore, documents: Documents, files: TableFiles) -> None:
+        self._store = store
+        self._documents = documents
+        self._files = files
+
+    async def work(self, now_ms: int) -> AsyncIterator[None]:
+        after = ""
+        while page := await self._store.list(keys.RELATIONS, after):
+            after = page[-1][0]
+            for key, entry in page:
+                record = records.decode_relation(key, entry)
+                yield
+                if isinstance(record, TableRecord):
+                    async for _ in self._looked_at(record, now_ms):
+                        yield
+
+    async def _looked_at(self, record: TableRecord, now_ms: int) -> AsyncIterator[None]:
+        try:
+            table = await self._documents.read_table(record.location)
+        except errors.PersistentStorageError:
+            return  # gone meanwhile, or not readable: then nothing is known
+        home = normal(table.location)
+        where = normal(metadata_file.directory(table.location, table.properties))
+        if not home.endswith(f"-{record.uuid}") or not is_inside(where, home):
+            return
+        known = {normal(entry["metadata-file"]) for entry in table.metadata_log} | {normal(record.location)}
+        for name, modified_ms in await self._files.names(where):
+            location = f"{where}/{name}"
+            is_old = modified_ms + limits.CATALOG_FILE_GRACE_MS <= now_ms
+            if is_old and location not in known and metadata_file.is_ours(name):
+                yield
+                if await self._is_left(record, table, known, location):
+                    _log.info("a metadata file that nothing points to is removed", file=location)
+                    await self._files.remove(location)
+
+    async def _is_left(self, record: TableRecord, table: Table, known: set[str], location: str) -> bool:
+        version = metadata_file.version_of(location)
+        versions = {metadata_file.version_of(one) for one in known}
+        if version > record.version:
+            return False
+        if version < min(versions):
+            return as_flag(table.properties, DELETE_AFTER_COMMIT, False)
+        if version not in versions:
+            return False
+        try:
+            found = await self._documents.read_table(location)
+        except errors.MetadataFileDamaged:
+            return True  # cut off while it was written
+        except errors.MetadataFileMissing:
+            return False
+        return bool(found.metadata_log) and normal(found.metadata_log[-1]["metadata-file"]) in known

@@ -1,0 +1,116 @@
+"""What the lake process does in the background: files that nobody needs any more go.
+
+    retired        metadata files that commits let go of      an hour after the commit
+    purges         files of tables that were purged           an hour after the drop; purge.py
+    leftovers      metadata files of attempts that crashed    once, an hour after the start; leftovers.py
+
+It sleeps until the first of these is due, or until somebody purges a table: idle it does nothing at all. At work it
+pauses after every few hundred files, so that whoever reads or commits meanwhile is not held up. Nothing here is needed
+for correctness: what fails is logged and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from icestream import errors, limits
+from icestream.catalog import keys
+from icestream.catalog.documents import Documents
+from icestream.catalog.upkeep.leftovers import Leftovers
+from icestream.catalog.upkeep.purge import Purges
+from icestream.catalog.upkeep.retired import Retired
+from icestream.metadata.store import MetadataStore
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+
+_log = get_logger("catalog.upkeep")
+
+
+class Upkeep:
+    def __init__(
+        self,
+        store: MetadataStore,
+        documents: Documents,
+        retired: Retired,
+        purges: Purges,
+        leftovers: Leftovers,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._documents = documents
+        self._retired = retired
+        self._purges = purges
+        self._leftovers = leftovers
+        self._clock = clock
+        self._leftovers_at_ms: int | None = self._now_ms() + limits.CATALOG_FILE_GRACE_MS
+        self._woken = asyncio.Event()
+        retired.on_first = self._woken.set
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1000
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await self._store.ready()
+        watching = asyncio.create_task(self._watch())
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    await self._work_through()
+                    wait_s = await self._seconds_to_next()
+                except errors.IcestreamError as error:
+                    _log.warning("files that nobody needs could not be removed", reason=str(error))
+                    wait_s = limits.CATALOG_UPKEEP_RETRY_SECONDS
+                await self._sleep(wait_s)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _work_through(self) -> None:
+        steps = 0
+        async for _ in self.work():
+            steps += 1
+            if steps % limits.CATALOG_UPKEEP_FILES_AT_ONCE == 0:
+                await self._clock.sleep(limits.CATALOG_UPKEEP_PAUSE_SECONDS)
+
+    async def work(self) -> AsyncGenerator[None]:
+        """All that is due, a file at a time."""
+        while (location := self._retired.take(self._now_ms())) is not None:
+            await self._documents.forget(location)
+            yield
+        async for _ in self._purges.work(self._now_ms()):
+            yield
+        if self._leftovers_at_ms is not None and self._leftovers_at_ms <= self._now_ms():
+            async for _ in self._leftovers.work(self._now_ms()):
+                yield
+            self._leftovers_at_ms = None
+
+    async def _seconds_to_next(self) -> float | None:
+        """None: there is nothing to wait for."""
+        times = (self._retired.next_due_ms, await self._purges.next_due_ms(), self._leftovers_at_ms)
+        due = [one for one in times if one is not None]
+        return max(min(due) - self._now_ms(), 0) / 1000 + limits.CATALOG_UPKEEP_PAUSE_SECONDS if due else None
+
+    async def _sleep(self, seconds: float | None) -> None:
+        waits = {asyncio.ensure_future(self._woken.wait())}
+        if seconds is not None:
+            waits.add(asyncio.ensure_future(self._clock.sleep(seconds)))  # type: ignore[arg-type]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Whoever purges a table wakes us. A watch that fails is begun again."""
+        while True:
+            with contextlib.suppress(errors.IcestreamError):
+                after = await self._store.revision()
+                self._woken.set()  # what came before this revision is looked for once more
+                async for _ in self._store.watch(keys.PURGES, after):
+                    self._woken.set()
+            await self._clock.sleep(limits.CATALOG_UPKEEP_RETRY_SECONDS)

@@ -1,0 +1,48 @@
+"""Manifest lists and manifests: Avro files that name the data of a table. Read here, in the lake process alone.
+
+A file is read as a whole, within the bound of metadata files, and decoded beside the loop. Avro's own library is loaded
+when the first one is read.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from icestream import errors
+from icestream.catalog.files import TableFiles
+from icestream.catalog.location import normal
+from icestream.runtime.tasks import Offload
+
+Record = dict[str, Any]
+
+
+class AvroManifests:
+    def __init__(self, files: TableFiles, offload: Offload) -> None:
+        self._files = files
+        self._offload = offload
+
+    async def manifests(self, manifest_list: str) -> list[str]:
+        return await self._decoded(manifest_list, lambda records: [str(one["manifest_path"]) for one in records])
+
+    async def files(self, manifest: str) -> list[str]:
+        """Also those that the manifest says are deleted: it names them."""
+        return await self._decoded(manifest, lambda records: [str(one["data_file"]["file_path"]) for one in records])
+
+    async def records(self, location: str) -> list[Record]:
+        """Everything that it says."""
+        return await self._decoded(location, list)
+
+    async def _decoded(self, location: str, taken: Callable[[Iterator[Record]], list[Any]]) -> list[Any]:
+        data = await self._files.read(normal(location))
+
+        def decode() -> list[Any]:
+            import fastavro
+
+            return taken(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]
+
+        try:
+            return await self._offload.run(decode)
+        except Exception as error:  # noqa: BLE001  # Avro's library raises what it likes about bytes that are none
+            raise errors.MetadataFileDamaged(f"{location} is no manifest: {error!r}") from None

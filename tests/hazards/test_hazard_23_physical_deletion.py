@@ -1,0 +1,349 @@
+"""Hazard 23: files go an hour after nothing names them, and only those that nobody else may need."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from icestream import errors, limits
+from icestream.catalog import keys, metadata_file
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.table.commit import apply_updates
+from icestream.catalog.topic.commit import Request
+from icestream.lake.manifests import AvroManifests
+from icestream.runtime.tasks import InlineOffload
+from tests.support.avro_files import appended, manifest, manifest_list
+from tests.support.losing_store import LosingStore
+from tests.support.tables import add, snapshot
+from tests.support.warehouse import NS, TABLE, WAREHOUSE, World, files_on, old_files
+
+pytestmark = pytest.mark.asyncio
+
+OTHER = Identifier(NS, "other")
+HOUR = limits.CATALOG_FILE_GRACE_MS / 1000
+
+
+async def filled(world: World, name: str = "table", *more: str, **properties: str) -> str:
+    """A table with two snapshots; its location."""
+    identifier = await world.with_table(name, properties=properties)
+    location = (await world.catalog.tables.load(identifier)).table.location
+    for number in (1, 2):
+        await world.catalog.commits.commit(identifier, Request([], appended(world, location, number, *more)))
+    return location
+
+
+def below(world: World, location: str) -> list[str]:
+    place = location.removeprefix("file:") + "/"
+    return sorted(name.removeprefix(place) for name in world.disk.names() if name.startswith(place))
+
+
+async def purged(world: World, identifier: Identifier = TABLE) -> None:
+    await world.catalog.tables.drop(identifier, is_purging=True)
+    world.clock.advance(HOUR)
+    await world.upkeep()
+
+
+async def purges(world: World) -> int:
+    return len(await world.store.list_all(keys.PURGES))
+
+
+# --- purge ------------------------------------------------------------------------------------------------------------
+
+
+async def test_hazard_23_a_purge_waits_an_hour_and_then_takes_every_file() -> None:
+    world = World()
+    location = await filled(world)
+    kept = await filled(world, "other")
+    everything = below(world, location)
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    world.clock.advance(HOUR - 1)
+    assert await world.upkeep() == 0
+    assert below(world, location) == everything
+    world.clock.advance(1)
+    await world.upkeep()
+    assert (below(world, location), await purges(world)) == ([], 0)
+    assert len(below(world, kept)) == len(everything)
+    assert await world.upkeep() == 0
+
+
+async def test_hazard_23_a_drop_without_purge_keeps_every_file() -> None:
+    world = World()
+    location = await filled(world)
+    before = below(world, location)
+    await world.catalog.tables.drop(TABLE)
+    world.clock.advance(10 * HOUR)
+    await world.upkeep()
+    assert below(world, location) == before
+
+
+async def test_hazard_23_files_elsewhere_stay() -> None:
+    """Also those that the table names: they may be anybody's."""
+    world = World()
+    outside, beside = "file:/home/me/rows.parquet", f"{WAREHOUSE}/beside/rows.parquet"
+    tricky = f"{WAREHOUSE}/ns/../../etc/passwd"
+    for path in (outside, beside):
+        world.write(path)
+    location = await filled(world, "table", outside, beside, tricky)
+    await purged(world)
+    assert below(world, location) == []
+    assert {"/home/me/rows.parquet", "/warehouse/beside/rows.parquet"} <= {*world.disk.names()}
+
+
+async def test_hazard_23_files_that_another_table_names_stay() -> None:
+    """It took them over with add_files, say."""
+    world = World()
+    location = await filled(world)
+    shared = f"{location}/data/rows-1-1.parquet"
+    await filled(world, "other", shared)
+    await purged(world)
+    assert below(world, location) == ["data/rows-1-1.parquet"]
+    await purged(world, OTHER)
+    assert below(world, location) == ["data/rows-1-1.parquet"], "it lies in nobody's location"
+
+
+async def test_hazard_23_a_table_in_the_same_place_keeps_its_own() -> None:
+    world = World()
+    location = await filled(world)
+    await world.with_table("other", location=location)
+    other = await world.catalog.tables.load(OTHER)
+    await purged(world)
+    assert below(world, location) == [other.location.removeprefix(f"{location}/")]
+    assert (await world.another(5).tables.load(OTHER)).table.uuid == other.table.uuid
+
+
+async def test_hazard_23_a_table_that_is_registered_again_is_not_purged() -> None:
+    world = World()
+    location = await filled(world)
+    last = (await world.catalog.tables.load(TABLE)).location
+    before = below(world, location)
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    await world.catalog.tables.register(OTHER, last)
+    assert await purges(world) == 0
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert below(world, location) == before
+
+
+async def test_hazard_23_a_table_with_a_second_name_is_not_purged() -> None:
+    world = World()
+    location = await filled(world)
+    await world.catalog.tables.register(OTHER, (await world.catalog.tables.load(TABLE)).location)
+    before = below(world, location)
+    await purged(world)
+    assert (below(world, location), await purges(world)) == (before, 0)
+
+
+async def test_hazard_23_a_table_that_shares_its_files_says_so() -> None:
+    world = World()
+    location = await filled(world, **{"gc.enabled": "false"})
+    before = below(world, location)
+    await purged(world)
+    assert (below(world, location), await purges(world)) == (before, 0)
+
+
+async def test_hazard_23_nobody_registers_a_table_whose_files_are_going() -> None:
+    world = World()
+    await filled(world)
+    last = (await world.catalog.tables.load(TABLE)).location
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    world.clock.advance(HOUR)
+    work = world.keeping.work()
+    while (await world.store.list_all(keys.PURGES))[0][1].value.count(b'"is_begun":true') == 0:
+        await anext(work)
+    with pytest.raises(errors.InvalidInput, match="being purged"):
+        await world.catalog.tables.register(TABLE, last)
+
+
+async def test_hazard_23_a_purge_goes_on_after_a_crash_at_any_step() -> None:
+    steps = 0
+    while True:
+        world = World()
+        location = await filled(world)
+        kept = await filled(world, "other")
+        others = below(world, kept)
+        await world.catalog.tables.drop(TABLE, is_purging=True)
+        world.clock.advance(HOUR)
+        work, left = world.keeping.work(), steps
+        async for _ in work:
+            if left == 0:
+                break
+            left -= 1
+        await work.aclose()
+        if await purges(world) == 0:
+            break
+        again = world.upkeep_of(world.another(3))
+        assert [None async for _ in again.work()]
+        assert (below(world, location), below(world, kept), await purges(world)) == ([], others, 0)
+        steps += 1
+    assert steps > 10
+
+
+async def test_hazard_23_without_a_look_at_all_others_nothing_goes() -> None:
+    world = World()
+    location = await filled(world)
+    other = await filled(world, "other")
+    before = below(world, location)
+    broken = f"{other}/metadata/manifest-1.avro"
+    world.disk.remove(broken.removeprefix("file:"))
+    world.write(broken, b"no Avro")
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    world.clock.advance(HOUR)
+    with pytest.raises(errors.MetadataFileDamaged, match="is no manifest"):
+        await world.upkeep()
+    assert (below(world, location), await purges(world)) == (before, 1)
+
+
+# --- old metadata files, and those that nothing ever pointed to -------------------------------------------------------
+
+
+def setting(value: str) -> Request:
+    return Request([], [{"action": "set-properties", "updates": {"a": value}}])
+
+
+async def left_over(world: World) -> str:
+    """The file of a commit that ended in a crash: written, and never pointed to."""
+    state = (await world.catalog.commits.load(TABLE)).state
+    after = apply_updates(state.table, state.location, setting("lost").updates, world.clock.wall_us() // 1000)
+    documents = world.catalog.commits._steps.documents
+    location = await documents.write(after, after.properties, metadata_file.version_of(state.location) + 1)
+    old_files(world.disk).add(location)
+    return location
+
+
+async def test_hazard_13_a_file_that_may_still_be_pointed_to_stays() -> None:
+    world = World()
+    await world.with_table()
+    lost = await left_over(world)
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert lost in world.metadata_files(), "nobody was faster: what points to it may be on its way"
+
+
+async def test_hazard_13_what_a_crash_left_goes_when_the_table_went_on() -> None:
+    world = World()
+    await world.with_table()
+    lost = await left_over(world)
+    new = await left_over(world)
+    old_files(world.disk).discard(new)
+    await world.catalog.commits.commit(TABLE, setting("b"))
+    await world.catalog.commits.commit(TABLE, setting("c"))
+    kept = {*world.metadata_files()} - {lost}
+    old_files(world.disk).update(kept - {new})
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert {*world.metadata_files()} == kept
+    world.clock.advance(10 * HOUR)
+    assert await world.upkeep() == 0, "once in a life"
+
+
+async def test_hazard_13_files_of_other_catalogs_are_nobodys_left_overs() -> None:
+    world = World()
+    await world.with_table()
+    found = await world.catalog.tables.load(TABLE)
+    theirs = f"{found.table.location}/metadata/00000-9c12d441-03fe-4693-9a96-a0705ddf69c1.metadata.json"
+    world.write(theirs, found.table.encode())
+    await world.catalog.commits.commit(TABLE, setting("b"))
+    old_files(world.disk).update(world.metadata_files())
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert theirs in world.metadata_files()
+
+
+async def test_hazard_23_what_was_the_table_once_goes_only_if_the_table_says_so() -> None:
+    for says in ("true", "false"):
+        world = World()
+        name = "write.metadata.delete-after-commit.enabled"
+        await world.with_table(properties={name: says, "write.metadata.previous-versions-max": "1"})
+        for number in range(4):
+            await world.catalog.commits.commit(TABLE, setting(str(number)))
+        old_files(world.disk).update(world.metadata_files())
+        assert len(world.metadata_files()) == 5
+        reborn = world.upkeep_of(world.another(4))
+        world.clock.advance(HOUR)
+        assert [None async for _ in reborn.work()]
+        assert len(world.metadata_files()) == (2 if says == "true" else 5)
+
+
+# --- by itself --------------------------------------------------------------------------------------------------------
+
+
+async def test_upkeep_sleeps_until_something_is_due_and_wakes_for_a_purge() -> None:
+    world = World()
+    location = await filled(world)
+    task = asyncio.create_task(world.keeping.run())
+    await asyncio.sleep(0)
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert below(world, location)
+    for _ in range(200):
+        world.clock.advance(60)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert below(world, location) == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_upkeep_tries_again_what_failed() -> None:
+    store = LosingStore(World().store)
+    world = World(store)
+    location = await filled(world)
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    world.clock.advance(HOUR)
+    store.is_down = True
+    task = asyncio.create_task(world.keeping.run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert below(world, location)
+    store.is_down = False
+    for _ in range(100):
+        world.clock.advance(60)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert below(world, location) == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_empty_directories_go_and_others_stay(tmp_path: Path) -> None:
+    files = LocalFiles(open_local, InlineOffload())
+    (tmp_path / "t" / "data" / "day=1").mkdir(parents=True)
+    (tmp_path / "t" / "metadata").mkdir()
+    (tmp_path / "t" / "metadata" / "note").write_text("mine")
+    await files.remove_empty(f"file:{tmp_path}/t")
+    assert (tmp_path / "t" / "metadata" / "note").exists()
+    assert not (tmp_path / "t" / "data").exists()
+    assert [name for name, _ in await files.names(f"file:{tmp_path}/t/metadata")] == ["note"]
+    (tmp_path / "t" / "metadata" / "note").unlink()
+    await files.remove_empty(f"file:{tmp_path}/t")
+    await files.remove_empty(f"file:{tmp_path}/t")
+    assert not (tmp_path / "t").exists()
+    assert await files.names(f"file:{tmp_path}/t") == []
+
+
+@pytest.mark.parametrize("data", [b"", b"Obj\x01", manifest("file:/a")[:-20], manifest_list("file:/a"), b"\x00" * 100])
+async def test_what_is_no_manifest_is_told_as_damaged(data: bytes) -> None:
+    world = World()
+    world.write("file:/warehouse/m.avro", data)
+    manifests = AvroManifests(files_on(world.disk), InlineOffload())
+    with pytest.raises(errors.MetadataFileDamaged):
+        await manifests.files("file:/warehouse/m.avro")
+    with pytest.raises(errors.MetadataFileMissing):
+        await manifests.files("file:/warehouse/none.avro")
+
+
+async def test_a_snapshot_of_the_first_format_names_its_manifests_itself() -> None:
+    world = World()
+    await world.with_table(properties={"format-version": "1"})
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    world.write(f"{location}/m.avro", manifest(f"{location}/rows.parquet"))
+    world.write(f"{location}/rows.parquet")
+    made = snapshot(1, **{"manifests": [f"{location}/m.avro"], "timestamp-ms": world.clock.wall_us() // 1000})
+    del made["manifest-list"], made["sequence-number"]
+    await world.catalog.commits.commit(TABLE, Request([], [add(made)]))
+    await purged(world)
+    assert below(world, location) == []
