@@ -511,6 +511,19 @@ async def test_hazard_16_the_quota_counts_a_file_also_while_it_is_sealed() -> No
     assert abs(log.upkeep.used_bytes - used[-1]) < 1000
 
 
+async def test_hazard_16_a_file_whose_seal_went_back_with_a_failed_write_is_counted_no_more() -> None:
+    machine, sink = Machine(), SteppedSink()
+    log = await machine.start(sink=sink)
+    for _ in range(12):
+        log.submit([batch(log, A, bytes(6000))]).add_done_callback(lambda receipt: receipt.exception())
+        await settle()
+    assert log.appender.sealing()
+    machine.disk.fail("write", errno.ENOSPC)
+    await turn(log, sink)
+    assert not log.appender.sealing()
+    assert log.upkeep.used_bytes == sum(file.size for file in log.upkeep.files) < 6000
+
+
 async def test_hazard_16_the_newest_messages_in_memory_go_back_too() -> None:
     machine, sink = Machine(), SteppedSink()
     log = await machine.start(sink=sink)
