@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,23 @@ async def test_hazard_41_a_start_tells_the_cursor_what_it_did_not_know_once() ->
     await run.restart()
     assert run.broker.subscription(TOPIC, "s").lag == 6, "the log knows of 5 now, and 3 is in the cursor"
     await run.finish()
+
+
+@pytest.mark.parametrize("changes", [["/default/other"], [None, "/default/other"]])
+async def test_hazard_41_a_letter_in_the_topic_of_the_policy_before_counts_too(changes: list[str | None]) -> None:
+    """The policy changes between a letter and the cursor that knows of it; then the broker is killed."""
+    run = Burying()
+    await run.prepare()
+    reader = await subscribe(run.broker, kind=SubscriptionType.SHARED)
+    await quiet()
+    run.store.halt_at(4, carried_out=False)  # two for the topic of the letters, two for their producer, the cursor
+    reader.nack(3)
+    await asyncio.wait_for(run.store.halted.wait(), HANGS_SECONDS)
+    for dead in changes:
+        poison = Poison.DEAD_LETTER if dead is not None else Poison.BLOCK
+        await run.broker.set_failure_policy(TOPIC, "s", replace(AT_ONCE, poison=poison, dead_letter_topic=dead))
+    await run.restart()
+    assert run.broker.subscription(TOPIC, "s").lag == 7, "it has its letter"
 
 
 async def test_hazard_41_after_a_seek_back_a_message_that_fails_anew_gets_a_new_letter() -> None:

@@ -3,7 +3,7 @@
 A letter is stored by a producer of its own for each (subscription, shard), numbered with its source offset, one group
 after the other. When a group is stored, the cursor that counts it as acked is written before the next: so after a crash
 only the last group can be unknown to its cursor. A start finds it under its numbers and tells the cursor, before
-anything else fails (hazard 41).
+anything else fails (hazard 41). It looks into the topic of the policy before, too: that may have changed in between.
 
 After a seek back a message may fail anew and gets a new letter: the producer's record says of which generation of the
 subscription its letters are.
@@ -54,16 +54,16 @@ class Burial:
         self._storage = storage
         self._address = address
 
-    async def buried(self, stream: ShardStream, policy: FailurePolicy, generation: int) -> list[tuple[int, int]]:
+    async def buried(self, stream: ShardStream, generation: int) -> list[tuple[int, int]]:
         """Messages [start, end) that the life before has buried last. Their cursor may not know it."""
-        if policy.dead_letter_topic is None:
-            return []
-        topic = TopicName.parse(policy.dead_letter_topic)
-        producer = await self._producing.find_inner_producer(topic, self._name(stream), str(generation))
-        if producer is None:
-            return []
-        recent = self._storage.recent_batches(_shard_of(producer, stream), producer.id)
-        return [(first, first + rows) for first, rows, _ in recent]
+        found: list[tuple[int, int]] = []
+        names = {self._record.failure.dead_letter_topic, self._record.dead_letters_before}
+        for topic in [TopicName.parse(name) for name in names if name is not None]:
+            producer = await self._producing.find_inner_producer(topic, self._name(stream), str(generation))
+            if producer is not None:
+                recent = self._storage.recent_batches(_shard_of(producer, stream), producer.id)
+                found += [(first, first + rows) for first, rows, _ in recent]
+        return found
 
     async def bury(self, stream: ShardStream, policy: FailurePolicy, letter: DeadLetter, generation: int) -> int:
         """Stores the first messages of the letter; behind which of them, when they are durable."""

@@ -102,6 +102,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     created_ms: int
     failure: FailurePolicyRecord = FailurePolicyRecord()
     max_dispatch_rate: int | None = None
+    dead_letters_before: str | None = None  # the topic of the policy before: a letter may be there that no cursor knows
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -129,7 +129,7 @@ class Subscribing:
             buried = []
         else:
             known = cursor
-            buried = await burial.buried(stream, record.failure.policy(), cursor.generation)
+            buried = await burial.buried(stream, cursor.generation)
         acked = Acked(known.offset, known.ranges)
         unknown = [one for one in buried if acked.first_missing(*one) is not None]
         for one in unknown:
@@ -207,7 +207,12 @@ class Subscribing:
     async def set_failure_policy(self, topic: Topic, name: str, policy: FailurePolicy) -> None:
         record = records.FailurePolicyRecord.of(policy)
         await self._check_policy(topic, record)
-        await self._change(topic, name, failure=record)
+        found = topic.subscriptions.get(name)
+        before = found.record.failure.dead_letter_topic if found is not None else None
+        if before is None or before == record.dead_letter_topic:
+            await self._change(topic, name, failure=record)
+        else:
+            await self._change(topic, name, failure=record, dead_letters_before=before)
 
     async def set_dispatch_rate(self, topic: Topic, name: str, messages_per_second: int | None) -> None:
         if messages_per_second is not None and not 0 <= messages_per_second <= limits.OFFSET_MAX:
