@@ -10,6 +10,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Servers that tests of several folders share.
+pytest_plugins = ["tests.support.catalog_servers"]
+
 # Rules of stateful tests sync simulated disks, which hypothesis takes for slow data generation.
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large)
 

@@ -3,7 +3,7 @@
     create         the file is on disk, with its name, when this returns (hazard 11); it must not exist
     make_durable   everything that others wrote below these locations is on disk when this returns
 
-Local files here; object stores, where a finished upload is durable, come with the lake process.
+Local files here; object stores, where a finished upload is durable: warehouse/object_files.py.
 """
 
 from __future__ import annotations

@@ -7,5 +7,7 @@ settlement     a commit until its outcome is known
 breaker        closed, open, half-open. Pure
 caller         every call: deadline, repeats with pauses, breaker, metrics
 rest           any server of Iceberg's REST protocol, our own included
+pointers       catalogs that are nothing but pointers to metadata files: glue (AWS Glue), sql (PostgreSQL)
+bucket         objects in S3, GCS, Azure or memory; object_files: the files of tables there
 embedded       our own catalog in the same process: the twin for tests and for the lake process
 """

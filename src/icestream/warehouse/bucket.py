@@ -1,0 +1,201 @@
+"""Objects that are written once: a bucket of S3, GCS or Azure, or one in memory, through obstore.
+
+    put_new      the object is durable when this returns; AlreadyExists when one with other bytes has its name
+    get          its bytes; None when there is none. exists: whether there is one
+    names_below  the names below a prefix, in order. directly_in: last parts of names, and when each was written, in ms
+    remove       whether or not it is there
+
+A write whose answer was lost is sent again, by us or by a gateway on the way. If its name is taken, the bytes tell
+whether they are ours: who must be told apart from others writes something of his own into them. obstore's own repeats
+are off, so that deadline and circuit breaker count every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from icestream import errors
+from icestream.warehouse import store_options
+from icestream.warehouse.caller import Caller
+from icestream.warehouse.store_options import Kind, StoreOptions
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Answer = TypeVar("Answer")
+
+
+class Objects(Protocol):
+    async def put_new(self, name: str, data: bytes) -> None: ...
+
+    async def get(self, name: str, bytes_max: int) -> bytes | None: ...
+
+    async def exists(self, name: str) -> bool: ...
+
+    async def names_below(self, prefix: str) -> Sequence[str]: ...
+
+    async def directly_in(self, folder: str) -> list[tuple[str, int]]: ...
+
+    async def remove(self, name: str) -> None: ...
+
+
+class Bucket:
+    def __init__(self, store: ObjectStore, caller: Caller, place: str) -> None:
+        """`place`: what messages call it, such as `s3://bucket/`."""
+        self._store = store
+        self._caller = caller
+        self._place = place
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        import obstore
+
+        async def put() -> None:
+            try:
+                await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
+            except (FileExistsError, obstore.exceptions.AlreadyExistsError):
+                if not await self._is(name, data):
+                    raise errors.AlreadyExists(f"{self._place}{name} is there already") from None
+
+        await self._call(f"write {name}", put)
+
+    async def _is(self, name: str, data: bytes) -> bool:
+        try:
+            return await self._read(name, len(data)) == data
+        except errors.UnexpectedAnswer:  # it is larger
+            return False
+
+    async def get(self, name: str, bytes_max: int) -> bytes | None:
+        return await self._call(f"read {name}", lambda: self._read(name, bytes_max))
+
+    async def _read(self, name: str, bytes_max: int) -> bytes | None:
+        import obstore
+
+        try:
+            found = await obstore.get_async(self._store, name)
+        except FileNotFoundError:
+            return None
+        if found.meta["size"] > bytes_max:
+            raise errors.UnexpectedAnswer(f"{self._place}{name} has {found.meta['size']} bytes, more than {bytes_max}")
+        return bytes(await found.bytes_async())
+
+    async def exists(self, name: str) -> bool:
+        import obstore
+
+        async def look() -> bool:
+            try:
+                await obstore.head_async(self._store, name)
+            except FileNotFoundError:
+                return False
+            return True
+
+        return await self._call(f"look for {name}", look)
+
+    async def names_below(self, prefix: str) -> Sequence[str]:
+        import obstore
+
+        async def look() -> list[str]:
+            found = []
+            async for chunk in obstore.list(self._store, prefix or None, chunk_size=1000):
+                found += [one["path"] for one in chunk]
+            return sorted(found)
+
+        return await self._call(f"list {prefix}", look)
+
+    async def directly_in(self, folder: str) -> list[tuple[str, int]]:
+        import obstore
+
+        async def look() -> list[tuple[str, int]]:
+            found = await obstore.list_with_delimiter_async(self._store, folder)
+            return [
+                (one["path"].rpartition("/")[2], int(one["last_modified"].timestamp() * 1000))
+                for one in found["objects"]
+            ]
+
+        return await self._call(f"list {folder}", look)
+
+    async def remove(self, name: str) -> None:
+        import obstore
+
+        async def delete() -> None:
+            try:
+                await obstore.delete_async(self._store, name)
+            except FileNotFoundError:
+                return
+
+        await self._call(f"remove {name}", delete)
+
+    async def _call(self, what: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        async def guarded() -> Answer:
+            import obstore
+
+            try:
+                return await attempt()
+            except (PermissionError, obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
+                raise errors.AccessDenied(
+                    f"{self._place} refuses access: {what}",
+                    hint="check the keys of storage.iceberg_config.object_store, and what they allow",
+                ) from None
+            except ValueError as error:
+                raise errors.InvalidInput(f"{self._place}: {_first_line(error)}") from None
+            except (OSError, obstore.exceptions.BaseError) as error:
+                raise errors.StorageUnavailable(
+                    f"{self._place}: {_first_line(error)}",
+                    hint="is the object store running, and are `endpoint` and `region` right?",
+                    is_ambiguous=True,
+                ) from None
+
+        return await self._caller.read(what, guarded)
+
+
+def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) -> Bucket:
+    from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+
+    config = store_options.object_store(options, kind)
+    common: dict[str, Any] = {
+        "client_options": {
+            "allow_http": True,
+            "timeout": timedelta(seconds=options.request_seconds),
+            "connect_timeout": timedelta(seconds=options.request_seconds),
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.request_seconds)},
+    }
+    store: object
+    match kind:
+        case "s3":
+            store = S3Store(name, config=cast("Any", config), credential_provider=_role(options), **common)
+        case "gcs":
+            store = GCSStore(name, config=cast("Any", config), **common)
+        case "azure":
+            store = AzureStore(name, config=cast("Any", config), **common)
+        case "memory":
+            store = MemoryStore()
+        case _:
+            raise errors.InvalidInput(f"{kind} has no buckets", hint="use `s3`, `gcs`, `azure` or `memory`")
+    return Bucket(cast("ObjectStore", store), caller, f"{kind} {name}/")
+
+
+def _role(options: StoreOptions) -> Any:
+    """Whoever assumes the role, where there is one."""
+    if options.role_arn is None:
+        return None
+    try:
+        import boto3
+        from obstore.auth.boto3 import StsCredentialProvider
+    except ImportError:
+        raise errors.MissingPart(
+            "a role of AWS needs boto3, which is not installed", hint="pip install 'icestream[glue]'"
+        ) from None
+    session = boto3.Session(
+        aws_access_key_id=options.access_key_id,
+        aws_secret_access_key=options.secret_access_key,
+        aws_session_token=options.session_token,
+        region_name=options.region,
+    )
+    return StsCredentialProvider(session, RoleArn=options.role_arn, RoleSessionName="icestream")
+
+
+def _first_line(error: Exception) -> str:
+    """obstore adds a page of debugging behind it."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

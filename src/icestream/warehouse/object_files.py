@@ -1,0 +1,117 @@
+"""The files of tables in object stores: the twin of the catalog's local files.
+
+A finished upload is durable, so there is nothing to sync. Each file has a name of its own and is written once, on the
+condition that there is none of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog.files import TableFiles
+from icestream.catalog.location import normal
+from icestream.warehouse.bucket import Objects
+from icestream.warehouse.store_options import SCHEMES, Kind
+
+
+class Place(NamedTuple):
+    kind: Kind
+    bucket: str
+    name: str
+
+
+def place_of(location: str) -> Place:
+    scheme, _, rest = normal(location).partition("://")
+    kind = SCHEMES.get(scheme)
+    if kind is None or kind == "local":
+        known = ", ".join(f"{one}://" for one in SCHEMES if one != "file")
+        raise errors.InvalidInput(f"Cannot reach {location}", hint=f"locations begin with file:/, {known}")
+    host, _, name = rest.partition("/")
+    return Place(kind, host.partition("@")[0], name)
+
+
+class ObjectFiles:
+    def __init__(self, open_objects: Callable[[Kind, str], Objects]) -> None:
+        """`open_objects(kind, bucket)`: once for each bucket."""
+        self._open = open_objects
+        self._buckets: dict[tuple[Kind, str], Objects] = {}
+
+    def _bucket(self, place: Place) -> Objects:
+        key = place.kind, place.bucket
+        if key not in self._buckets:
+            self._buckets[key] = self._open(*key)
+        return self._buckets[key]
+
+    async def create(self, location: str, pieces: Sequence[bytes]) -> None:
+        place = place_of(location)
+        await self._bucket(place).put_new(place.name, b"".join(pieces))
+
+    async def read(self, location: str) -> bytes:
+        place = place_of(location)
+        try:
+            found = await self._bucket(place).get(place.name, limits.CATALOG_DOCUMENT_BYTES_MAX)
+        except errors.UnexpectedAnswer as error:
+            raise errors.MetadataFileDamaged(f"{error.message}: it is no metadata file") from None
+        if found is None:
+            raise errors.MetadataFileMissing(
+                f"Failed to open input stream for file: {location}", hint="restore the file, or register another one"
+            )
+        return found
+
+    async def exists(self, location: str) -> bool:
+        place = place_of(location)
+        return await self._bucket(place).exists(place.name)
+
+    async def remove(self, location: str) -> None:
+        """What cannot be removed now is left to whoever looks for orphans."""
+        try:
+            place = place_of(location)
+            await self._bucket(place).remove(place.name)
+        except errors.IcestreamError:
+            return
+
+    async def names(self, location: str) -> list[tuple[str, int]]:
+        place = place_of(location)
+        return await self._bucket(place).directly_in(place.name)
+
+    async def remove_empty(self, location: str) -> None:
+        """There are no directories."""
+
+    async def make_durable(self, locations: Sequence[str]) -> None:
+        """What was uploaded is."""
+
+
+class AnyFiles:
+    """Local files and objects side by side, told apart by their locations."""
+
+    def __init__(self, local: TableFiles, objects: TableFiles) -> None:
+        self._local = local
+        self._objects = objects
+
+    def _of(self, location: str) -> TableFiles:
+        return self._local if normal(location).startswith("file:") else self._objects
+
+    async def create(self, location: str, pieces: Sequence[bytes]) -> None:
+        await self._of(location).create(location, pieces)
+
+    async def read(self, location: str) -> bytes:
+        return await self._of(location).read(location)
+
+    async def exists(self, location: str) -> bool:
+        return await self._of(location).exists(location)
+
+    async def remove(self, location: str) -> None:
+        await self._of(location).remove(location)
+
+    async def names(self, location: str) -> list[tuple[str, int]]:
+        return await self._of(location).names(location)
+
+    async def remove_empty(self, location: str) -> None:
+        await self._of(location).remove_empty(location)
+
+    async def make_durable(self, locations: Sequence[str]) -> None:
+        local = [one for one in locations if normal(one).startswith("file:")]
+        if local:
+            await self._local.make_durable(local)

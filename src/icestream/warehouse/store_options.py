@@ -1,0 +1,122 @@
+"""Where objects lie and how they are reached: the settings, in the words of each library that needs them. Pure.
+
+settings      ours (`storage.iceberg_config.object_store`)
+object_store  obstore's keys, for our own reads and writes
+file_io       the properties of Iceberg's FileIO, which PyIceberg, Java, Spark and every other engine understand
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import SecretStr
+
+from icestream import limits
+from icestream.settings.lake import ObjectStore
+
+Kind = Literal["s3", "gcs", "azure", "local", "memory"]
+SCHEMES: dict[str, Kind] = {
+    "s3": "s3",
+    "s3a": "s3",
+    "s3n": "s3",
+    "gs": "gcs",
+    "abfs": "azure",
+    "abfss": "azure",
+    "wasb": "azure",
+    "wasbs": "azure",
+    "memory": "memory",
+    "file": "local",
+}
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    kind: Kind = "local"
+    bucket: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
+    path_style: bool = False
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    role_arn: str | None = None
+    credentials_file: str | None = None
+    account_name: str | None = None
+    account_key: str | None = field(default=None, repr=False)
+    request_seconds: float = limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT / 1000
+
+    @classmethod
+    def of(cls, store: ObjectStore) -> StoreOptions:
+        return cls(
+            kind=store.type,
+            bucket=store.bucket,
+            region=store.region,
+            endpoint=store.endpoint,
+            path_style=store.path_style,
+            access_key_id=revealed(store.access_key_id),
+            secret_access_key=revealed(store.secret_access_key),
+            session_token=revealed(store.session_token),
+            role_arn=store.role_arn,
+            credentials_file=str(store.credentials_file) if store.credentials_file is not None else None,
+            account_name=store.account_name,
+            account_key=revealed(store.account_key),
+            request_seconds=store.request_timeout_ms / 1000,
+        )
+
+
+def revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def object_store(options: StoreOptions, kind: Kind) -> dict[str, Any]:
+    """For a bucket of that kind; what another kind needs is left out."""
+    match kind:
+        case "s3":
+            found: dict[str, Any] = {
+                "region": options.region or ("us-east-1" if options.endpoint else None),
+                "endpoint": options.endpoint,
+                "virtual_hosted_style_request": not options.path_style if options.endpoint else None,
+                "conditional_put": "etag",
+            }
+            if options.role_arn is None:
+                found |= {
+                    "access_key_id": options.access_key_id,
+                    "secret_access_key": options.secret_access_key,
+                    "session_token": options.session_token,
+                }
+        case "gcs":
+            found = {"service_account": options.credentials_file, "base_url": options.endpoint}
+        case "azure":
+            found = {
+                "account_name": options.account_name,
+                "account_key": options.account_key,
+                "endpoint": options.endpoint,
+            }
+        case _:
+            found = {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def file_io(options: StoreOptions) -> dict[str, str]:
+    """Secrets included: for engines that we start, never for people."""
+    match options.kind:
+        case "s3":
+            found = {
+                "s3.endpoint": options.endpoint,
+                "s3.region": options.region,
+                "client.region": options.region,
+                "s3.path-style-access": "true" if options.path_style else None,
+                "s3.force-virtual-addressing": "false" if options.path_style else None,
+                "s3.access-key-id": options.access_key_id,
+                "s3.secret-access-key": options.secret_access_key,
+                "s3.session-token": options.session_token,
+                "s3.role-arn": options.role_arn,
+            }
+        case "gcs":
+            found = {"gcs.service.host": options.endpoint, "gcs.credentials-file": options.credentials_file}
+        case "azure":
+            found = {"adls.account-name": options.account_name, "adls.account-key": options.account_key}
+        case _:
+            found = {}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,173 @@
+"""Objects that are written once, and the files of tables as objects: in memory, and in the S3 of SeaweedFS."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from icestream import errors, limits
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from icestream.warehouse.bucket import Objects
+from icestream.warehouse.caller import Caller, Patience
+from icestream.warehouse.factory import open_files, open_objects
+from icestream.warehouse.object_files import place_of
+from icestream.warehouse.store_options import StoreOptions
+from tests.support.catalog_servers import STORE, new_name, s3_flags, settings_of
+from tests.support.fault_proxy import fault_proxy
+from tests.support.seaweed import BUCKET
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(params=["memory", "s3"])
+def objects(request: pytest.FixtureRequest) -> Objects:
+    if request.param == "memory":
+        return open_objects(settings_of(f"{STORE}.type=memory"))
+    return open_objects(settings_of(*s3_flags(request.getfixturevalue("seaweed_server"))))
+
+
+async def test_an_object_is_written_once_and_read_back(objects: Objects) -> None:
+    name = f"{new_name()}/a b+c%20ä.json"
+    assert await objects.get(name, 100) is None
+    assert not await objects.exists(name)
+    await objects.put_new(name, b"first")
+    assert await objects.get(name, 100) == b"first"
+    assert await objects.exists(name)
+    with pytest.raises(errors.AlreadyExists):
+        await objects.put_new(name, b"second")
+    assert await objects.get(name, 100) == b"first"
+    await objects.remove(name)
+    assert await objects.get(name, 100) is None
+    await objects.remove(name)
+
+
+async def test_names_are_listed_in_order(objects: Objects) -> None:
+    folder = new_name()
+    for name in ("b", "a/x", "c"):
+        await objects.put_new(f"{folder}/{name}", b"")
+    assert await objects.names_below(folder) == [f"{folder}/a/x", f"{folder}/b", f"{folder}/c"]
+    assert await objects.names_below(new_name()) == []
+
+
+async def test_what_is_larger_than_expected_is_not_read(objects: Objects) -> None:
+    name = new_name()
+    await objects.put_new(name, b"12345")
+    with pytest.raises(errors.UnexpectedAnswer, match="5 bytes, more than 4"):
+        await objects.get(name, 4)
+
+
+async def test_a_name_that_is_none_is_refused(objects: Objects) -> None:
+    with pytest.raises(errors.InvalidInput):
+        await objects.get("a//b", 10)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["cut-before", "cut-after", "500", "503-after", "twice", "cut-in-answer"])
+async def test_a_write_whose_answer_is_lost_is_done_once(fault: str, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("seaweed_server")
+    async with fault_proxy(server.endpoint, rb"^PUT /") as proxy:
+        subject = open_objects(settings_of(*s3_flags(server, f"http://127.0.0.1:{proxy.port}")))
+        name = new_name()
+        proxy.plan(fault)
+        await subject.put_new(name, b"ours")
+        assert await subject.get(name, 10) == b"ours"
+
+
+async def test_the_bytes_of_another_are_not_taken_for_ours(request: pytest.FixtureRequest) -> None:
+    """The answer is lost, and meanwhile somebody else takes the name."""
+    server = request.getfixturevalue("seaweed_server")
+    plain = open_objects(settings_of(*s3_flags(server)))
+    async with fault_proxy(server.endpoint, rb"^PUT /") as proxy:
+        subject = open_objects(settings_of(*s3_flags(server, f"http://127.0.0.1:{proxy.port}")))
+        name = new_name()
+        await plain.put_new(name, b"others")
+        proxy.plan("cut-before")
+        with pytest.raises(errors.AlreadyExists):
+            await subject.put_new(name, b"ours")
+        assert await plain.get(name, 10) == b"others"
+
+
+async def test_refused_keys_and_a_store_that_is_away_are_told_apart(request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("seaweed_server")
+    denied = open_objects(settings_of(*s3_flags(server), f"{STORE}.secret_access_key=hunter2"))
+    with pytest.raises(errors.AccessDenied, match="refuses access") as caught:
+        await denied.get("x", 10)
+    assert "hunter2" not in str(caught.value)
+    away = open_objects(settings_of(*s3_flags(server, "http://127.0.0.1:1"), f"{STORE}.request_timeout_ms=100"))
+    with pytest.raises(errors.StorageUnavailable):
+        await away.get("x", 10)
+
+
+# --- the files of tables ----------------------------------------------------------------------------------------------
+
+
+async def test_files_of_tables_are_objects_or_local_by_their_location(
+    request: pytest.FixtureRequest, tmp_path: object
+) -> None:
+    options = StoreOptions.of(
+        settings_of(*s3_flags(request.getfixturevalue("seaweed_server"))).storage.iceberg_config.object_store
+    )
+    files = open_files(options)
+    for root in (f"s3://{BUCKET}", f"s3a://{BUCKET}", "memory://m", f"file:{tmp_path}"):
+        location = f"{root}/{new_name()}/metadata/00000-a.metadata.json"
+        with pytest.raises(errors.MetadataFileMissing):
+            await files.read(location)
+        assert not await files.exists(location)
+        await files.create(location, [b"{", b"}"])
+        assert await files.read(location) == b"{}"
+        assert await files.exists(location)
+        folder, _, name = location.rpartition("/")
+        ((found, written_ms),) = await files.names(folder)
+        assert (found, abs(written_ms / 1000 - time.time()) < 600) == (name, True)
+        assert await files.names(f"{folder}/nothing") == []
+        await files.make_durable([location])
+        await files.remove_empty(folder)
+        await files.remove(location)
+        assert not await files.exists(location)
+        await files.remove(location)
+    with pytest.raises(errors.InvalidInput, match="Cannot reach"):
+        await files.read("ftp://host/x")
+
+
+async def test_a_file_that_is_too_large_is_no_metadata_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = open_files(StoreOptions())
+    await files.create("memory://m/x", [b"12345"])
+    monkeypatch.setattr(limits, "CATALOG_DOCUMENT_BYTES_MAX", 4)
+    with pytest.raises(errors.MetadataFileDamaged):
+        await files.read("memory://m/x")
+
+
+async def test_a_store_that_fails_too_often_is_left_alone(request: pytest.FixtureRequest) -> None:
+    from icestream.warehouse.bucket import open_bucket
+
+    caller = Caller("test store", SystemClock(), SystemRandomness(), Patience(request_seconds=0.2, attempts_max=1))
+    away = open_bucket(StoreOptions(kind="s3", endpoint="http://127.0.0.1:1", path_style=True), "s3", "b", caller)
+    for _ in range(limits.BREAKER_FAILURES_MAX):
+        with pytest.raises(errors.StorageUnavailable):
+            await away.exists("x")
+    with pytest.raises(errors.CircuitOpen):
+        await away.exists("x")
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("s3://bucket/a/b", ("s3", "bucket", "a/b")),
+        ("s3a://bucket/a", ("s3", "bucket", "a")),
+        ("gs://bucket/a", ("gcs", "bucket", "a")),
+        ("abfss://box@account.dfs.core.windows.net/a/b", ("azure", "box", "a/b")),
+        ("memory:///warehouse/a", None),
+        ("file:/a", None),
+        ("hdfs://host/a", None),
+    ],
+)
+async def test_a_location_leads_to_a_bucket_and_a_name(location: str, expected: tuple[str, str, str] | None) -> None:
+    if expected is None:
+        with pytest.raises(errors.InvalidInput):
+            place_of(location)
+    else:
+        assert tuple(place_of(location)) == expected

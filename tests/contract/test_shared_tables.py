@@ -1,0 +1,113 @@
+"""Tables elsewhere are shared with Iceberg's other clients: PyIceberg sees ours, and we see PyIceberg's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.glue import GlueCatalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+
+from icestream.catalog.identifier import Identifier
+from icestream.settings import Settings
+from icestream.warehouse.catalog import Done, TableChange
+from icestream.warehouse.factory import open_catalog
+from icestream.warehouse.store_options import StoreOptions, file_io
+from tests.contract.test_table_catalog import ASKED
+from tests.support import postgres as postgresql
+from tests.support import seaweed as seaweedfs
+from tests.support.catalog_servers import (
+    CATALOG,
+    glue_flags,
+    new_name,
+    s3_flags,
+    seaweed_flags,
+    settings_of,
+    sql_flags,
+)
+from tests.support.glue_server import REGION
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of PyIceberg and what it brings
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def both(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Settings, Catalog]:
+    """Our settings, and PyIceberg's catalog over the same server."""
+    if kind == "sql":
+        server, name = request.getfixturevalue("postgres_server"), new_name()
+        settings = settings_of(*sql_flags(server.uri), f"data_dir={tmp_path}", f"{CATALOG}.name={name}")
+        login = f"postgresql+psycopg://{postgresql.USER}:{postgresql.PASSWORD}@"
+        uri = server.uri.replace("postgresql://", login)
+        return settings, SqlCatalog(name, uri=uri, warehouse=f"file:{tmp_path}/theirs")
+    seaweed = request.getfixturevalue("seaweed_server")
+    if kind == "rest":
+        settings = settings_of(*seaweed_flags(seaweed), *s3_flags(seaweed))
+        properties = file_io(StoreOptions.of(settings.storage.iceberg_config.object_store))
+        return settings, RestCatalog(
+            "rest",
+            uri=seaweed.uri,
+            warehouse=f"s3://{seaweedfs.TABLE_BUCKET}/",
+            credential=f"{seaweedfs.KEY}:{seaweedfs.SECRET}",
+            **properties,
+        )
+    uri = request.getfixturevalue("glue")
+    settings = settings_of(*glue_flags(uri), *s3_flags(seaweed))
+    properties = file_io(StoreOptions.of(settings.storage.iceberg_config.object_store))
+    keys = {"glue.endpoint": uri, "glue.region": REGION, "glue.access-key-id": "k", "glue.secret-access-key": "s"}
+    return settings, GlueCatalog("glue", warehouse=f"s3://{seaweedfs.BUCKET}/theirs", **keys, **properties)
+
+
+@pytest.fixture(params=["rest", "glue", "sql"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Settings, Catalog]:
+    return both(request.param, request, tmp_path)
+
+
+async def test_they_append_to_our_table_and_we_go_on(pair: tuple[Settings, Any]) -> None:
+    settings, theirs = pair
+    ours = open_catalog(settings)
+    namespace = (new_name(),)
+    identifier = Identifier(namespace, "orders")
+    await ours.create_namespace(namespace, {"team": "a"})
+    await ours.create(identifier, ASKED)
+    assert theirs.list_tables(namespace[0]) == [(namespace[0], "orders")]
+    table = theirs.load_table((namespace[0], "orders"))
+    assert table.properties["owner"] == "shop"
+    rows = pa.table({"id": [1, 2], "data": ["a", "b"], "at": pa.array([None, None], pa.timestamp("us", "UTC"))})
+    table.append(rows.cast(table.schema().as_arrow()))
+    outcome = await ours.commit(identifier, TableChange([], [{"action": "set-properties", "updates": {"seen": "yes"}}]))
+    assert isinstance(outcome, Done)
+    assert outcome.table is not None
+    assert outcome.table.current_snapshot_id is not None
+    again = theirs.load_table((namespace[0], "orders"))
+    assert again.properties["seen"] == "yes"
+    assert again.scan().to_arrow()["data"].to_pylist() == ["a", "b"]
+    again.append(rows.cast(again.schema().as_arrow()))
+    assert len((await ours.load(identifier)).metadata["snapshots"]) == 2
+    await ours.close()
+
+
+async def test_we_change_drop_and_list_their_table(pair: tuple[Settings, Any]) -> None:
+    settings, theirs = pair
+    ours = open_catalog(settings)
+    name = new_name()
+    theirs.create_namespace(name)
+    theirs.create_table((name, "theirs"), pa.schema([("x", pa.int64())]))
+    identifier = Identifier((name,), "theirs")
+    assert (name,) in await ours.list_namespaces()
+    assert await ours.list_tables((name,)) == [identifier]
+    updates = [{"action": "set-properties", "updates": {"a": "1"}}]
+    assert isinstance(await ours.commit(identifier, TableChange([], updates)), Done)
+    assert theirs.load_table((name, "theirs")).properties["a"] == "1"
+    await ours.drop(identifier)
+    assert theirs.list_tables(name) == []
+    await ours.drop_namespace((name,))
+    assert (name,) not in theirs.list_namespaces()
+    await ours.close()

@@ -1,0 +1,305 @@
+"""What every catalog promises, whatever keeps the tables: our own (in this process, over HTTP), SeaweedFS over REST,
+Glue with files in S3, PostgreSQL with local files.
+
+SeaweedFS differs in three answers, none of which harms us: it hands out a table that is created a second time, drops a
+namespace that holds namespaces, and lists no tables in one that is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors
+from icestream.catalog.identifier import Identifier, Namespace
+from icestream.warehouse.catalog import Conflict, Done, LoadedTable, TableCatalog, TableChange
+from icestream.warehouse.factory import open_catalog
+from tests.support.catalog_servers import (
+    CATALOG,
+    KINDS,
+    catalog_of,
+    new_name,
+    own_catalog,
+    seaweed_flags,
+    settings_of,
+)
+from tests.support.fault_proxy import fault_proxy
+from tests.support.tables import SCHEMA, add, point
+
+pytestmark = pytest.mark.asyncio
+
+ASKED = {"schema": {**SCHEMA, "schema-id": 0}, "properties": {"owner": "shop"}}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture
+async def catalog(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TableCatalog]:
+    async with catalog_of(kind, request, tmp_path) as found:
+        yield found
+
+
+@pytest_asyncio.fixture
+async def namespace(catalog: TableCatalog) -> Namespace:
+    made = (new_name(),)
+    await catalog.create_namespace(made, {"team": "a"})
+    return made
+
+
+@pytest_asyncio.fixture
+async def table(catalog: TableCatalog, namespace: Namespace) -> Identifier:
+    identifier = Identifier(namespace, "orders")
+    await catalog.create(identifier, ASKED)
+    return identifier
+
+
+def appending(found: LoadedTable, number: int) -> TableChange:
+    """A snapshot on top of what was found."""
+    parent = found.current_snapshot_id
+    snapshot = {
+        "snapshot-id": number,
+        "sequence-number": int(found.metadata["last-sequence-number"]) + 1,
+        "timestamp-ms": int(found.metadata["last-updated-ms"]),
+        "manifest-list": f"{found.metadata['location']}/metadata/snap-{number}.avro",
+        "summary": {"operation": "append"},
+        "schema-id": 0,
+        **({"parent-snapshot-id": parent} if parent is not None else {}),
+    }
+    return TableChange(
+        [
+            {"type": "assert-table-uuid", "uuid": found.uuid},
+            {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": parent},
+        ],
+        [add(snapshot), point("main", number)],
+    )
+
+
+def snapshots(found: LoadedTable) -> list[int]:
+    return [one["snapshot-id"] for one in found.metadata.get("snapshots") or ()]
+
+
+async def test_namespaces(catalog: TableCatalog, namespace: Namespace) -> None:
+    assert namespace in await catalog.list_namespaces()
+    assert (await catalog.load_namespace(namespace))["team"] == "a"
+    with pytest.raises(errors.AlreadyExists):
+        await catalog.create_namespace(namespace, {})
+    await catalog.drop_namespace(namespace)
+    assert namespace not in await catalog.list_namespaces()
+    with pytest.raises(errors.UnknownNamespace):
+        await catalog.load_namespace(namespace)
+    with pytest.raises(errors.UnknownNamespace):
+        await catalog.drop_namespace(namespace)
+
+
+async def test_namespaces_in_namespaces(catalog: TableCatalog, namespace: Namespace, kind: str) -> None:
+    inner = (*namespace, "eu")
+    if kind == "glue":
+        with pytest.raises(errors.InvalidInput, match="one level"):
+            await catalog.create_namespace(inner, {})
+        return
+    await catalog.create_namespace(inner, {})
+    assert await catalog.list_namespaces(namespace) == [inner]
+    if kind != "rest":
+        with pytest.raises(errors.NotEmpty):
+            await catalog.drop_namespace(namespace)
+    await catalog.drop_namespace(inner)
+    assert await catalog.list_namespaces(namespace) == []
+
+
+async def test_a_namespace_with_tables_stays(catalog: TableCatalog, table: Identifier) -> None:
+    with pytest.raises(errors.NotEmpty):
+        await catalog.drop_namespace(table.namespace)
+    assert await catalog.list_tables(table.namespace) == [table]
+
+
+async def test_a_table_is_created_loaded_and_dropped(catalog: TableCatalog, table: Identifier, kind: str) -> None:
+    found = await catalog.load(table)
+    assert [one["name"] for one in found.metadata["schemas"][0]["fields"]] == ["id", "data", "at"]
+    assert found.properties["owner"] == "shop"
+    assert found.current_snapshot_id is None
+    if kind != "rest":
+        with pytest.raises(errors.AlreadyExists):
+            await catalog.create(table, ASKED)
+    assert (await catalog.load(table)).uuid == found.uuid
+    await catalog.drop(table)
+    assert await catalog.list_tables(table.namespace) == []
+    with pytest.raises(errors.UnknownTable):
+        await catalog.load(table)
+    with pytest.raises(errors.UnknownTable):
+        await catalog.drop(table)
+
+
+async def test_what_is_not_there_is_said(catalog: TableCatalog, namespace: Namespace, kind: str) -> None:
+    nowhere = (new_name(),)
+    if kind != "rest":
+        with pytest.raises(errors.UnknownNamespace):
+            await catalog.list_tables(nowhere)
+    with pytest.raises(errors.UnknownTable):
+        await catalog.load(Identifier(namespace, "missing"))
+    with pytest.raises(errors.UnknownNamespace):
+        await catalog.create(Identifier(nowhere, "t"), ASKED)
+    with pytest.raises(errors.UnknownTable):
+        await catalog.commit(Identifier(namespace, "missing"), TableChange([], []))
+
+
+async def test_a_table_gets_another_name(catalog: TableCatalog, table: Identifier) -> None:
+    before = await catalog.load(table)
+    target = Identifier(table.namespace, "renamed")
+    await catalog.rename(table, target)
+    assert (await catalog.load(target)).uuid == before.uuid
+    assert await catalog.list_tables(table.namespace) == [target]
+    with pytest.raises(errors.UnknownTable):
+        await catalog.rename(table, Identifier(table.namespace, "third"))
+
+
+async def test_a_name_that_is_taken_is_not_given_twice(catalog: TableCatalog, table: Identifier) -> None:
+    other = Identifier(table.namespace, "other")
+    made = await catalog.create(other, {**ASKED, "properties": {"owner": "other"}})
+    with pytest.raises(errors.AlreadyExists):
+        await catalog.rename(table, other)
+    assert (await catalog.load(other)).uuid == made.uuid
+    assert (await catalog.load(table)).uuid != made.uuid
+
+
+async def test_a_commit_is_done(catalog: TableCatalog, table: Identifier) -> None:
+    found = await catalog.load(table)
+    outcome = await catalog.commit(table, appending(found, 11))
+    assert isinstance(outcome, Done)
+    assert outcome.table is not None
+    assert snapshots(outcome.table) == [11]
+    after = await catalog.load(table)
+    assert after.current_snapshot_id == 11
+    assert isinstance(await catalog.commit(table, appending(after, 12)), Done)
+    assert snapshots(await catalog.load(table)) == [11, 12]
+
+
+async def test_a_stale_commit_is_a_conflict_that_brings_the_table(catalog: TableCatalog, table: Identifier) -> None:
+    found = await catalog.load(table)
+    await catalog.commit(table, appending(found, 11))
+    outcome = await catalog.commit(table, appending(found, 12))
+    assert isinstance(outcome, Conflict)
+    assert outcome.table is not None
+    assert snapshots(outcome.table) == [11]
+    assert isinstance(await catalog.commit(table, appending(outcome.table, 12)), Done)
+
+
+async def test_the_same_commit_twice_is_in_the_table_once(catalog: TableCatalog, table: Identifier, kind: str) -> None:
+    """A driver that was cut off says it again. Whoever reads back after a conflict finds its own snapshot."""
+    change = appending(await catalog.load(table), 11)
+    await catalog.commit(table, change)
+    again = await catalog.commit(table, change)
+    assert isinstance(again, Done if kind in ("rest", "embedded-http") else Conflict)
+    assert snapshots(await catalog.load(table)) == [11]
+
+
+async def test_properties_and_schemas_change(catalog: TableCatalog, table: Identifier) -> None:
+    updates = [
+        {"action": "set-properties", "updates": {"a": "1"}},
+        {"action": "remove-properties", "removals": ["owner"]},
+    ]
+    assert isinstance(await catalog.commit(table, TableChange([], updates)), Done)
+    found = await catalog.load(table)
+    assert found.properties["a"] == "1"
+    assert "owner" not in found.properties
+    wider = {**found.metadata["schemas"][0], "schema-id": 1}
+    wider["fields"] = [*wider["fields"], {"id": 4, "name": "more", "type": "string", "required": False}]
+    change = TableChange(
+        [{"type": "assert-current-schema-id", "current-schema-id": found.metadata["current-schema-id"]}],
+        [
+            {"action": "add-schema", "schema": wider, "last-column-id": 4},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    )
+    assert isinstance(await catalog.commit(table, change), Done)
+    now = await catalog.load(table)
+    (current,) = [one for one in now.metadata["schemas"] if one["schema-id"] == now.metadata["current-schema-id"]]
+    assert [one["name"] for one in current["fields"]] == ["id", "data", "at", "more"]
+
+
+async def test_several_tables_each_have_an_outcome(catalog: TableCatalog, table: Identifier) -> None:
+    other = Identifier(table.namespace, "other")
+    stale = Identifier(table.namespace, "stale")
+    for one in (other, stale):
+        await catalog.create(one, ASKED)
+    old = await catalog.load(stale)
+    await catalog.commit(stale, appending(old, 10))
+    changes = {one: appending(await catalog.load(one), 11) for one in (table, other)}
+    outcomes = await catalog.commit_all({**changes, stale: appending(old, 11)})
+    assert isinstance(outcomes[stale], Conflict)
+    for one in changes:
+        is_done = isinstance(outcomes[one], Done)
+        assert is_done or outcomes[one].is_bystander  # type: ignore[union-attr]
+        assert snapshots(await catalog.load(one)) == ([11] if is_done else [])
+    waiting = {one: change for one, change in changes.items() if not isinstance(outcomes[one], Done)}
+    if waiting:
+        again = await catalog.commit_all(waiting)
+        assert all(isinstance(one, Done) for one in again.values())
+    for one in changes:
+        assert snapshots(await catalog.load(one)) == [11]
+
+
+async def test_nobody_loses_a_commit_to_others(catalog: TableCatalog, table: Identifier) -> None:
+    """Three writers with three commits each on one table: every one is there, once."""
+
+    async def write(writer: int) -> None:
+        for number in range(3):
+            while True:
+                outcome = await catalog.commit(table, appending(await catalog.load(table), 100 * writer + number + 1))
+                if isinstance(outcome, Done):
+                    break
+                assert isinstance(outcome, Conflict), outcome
+
+    await asyncio.gather(*map(write, range(3)))
+    found = await catalog.load(table)
+    assert sorted(snapshots(found)) == [100 * writer + number + 1 for writer in range(3) for number in range(3)]
+
+
+# --- how a REST catalog is asked --------------------------------------------------------------------------------------
+
+
+async def test_a_token_that_is_refused_is_fetched_anew(request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("seaweed_server")
+    async with fault_proxy(server.uri, rb"^GET /v1/lake/namespaces") as proxy:
+        catalog = open_catalog(settings_of(*seaweed_flags(server, f"http://127.0.0.1:{proxy.port}")))
+        proxy.plan("401")
+        assert isinstance(await catalog.list_namespaces(), list)
+        assert proxy.seen == 2
+        await catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("credential=icestream:hunter2", "gives no token"), ("token=hunter2", "Bearer token is invalid")],
+)
+async def test_refused_credentials_are_said_and_not_shown(
+    flag: str, words: str, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("seaweed_server")
+    catalog = open_catalog(settings_of(*seaweed_flags(server), f"{CATALOG}.{flag}"))
+    with pytest.raises(errors.AccessDenied, match=words) as caught:
+        await catalog.list_namespaces()
+    assert "hunter2" not in f"{caught.value!r} {caught.value}"
+    await catalog.close()
+
+
+async def test_headers_are_sent_with_every_request(tmp_path: Path) -> None:
+    async with own_catalog(tmp_path) as uri, fault_proxy(uri, rb"\r\n[xX]-[tT]enant: red\r\n") as proxy:
+        flags = [f"{CATALOG}.uri=http://127.0.0.1:{proxy.port}", f"{CATALOG}.headers=X-Tenant: red"]
+        catalog = open_catalog(settings_of(*flags))
+        await catalog.list_namespaces()
+        assert proxy.seen == 2  # the configuration, and the question
+        await catalog.close()
+
+
+async def test_what_is_no_catalog_is_said() -> None:
+    catalog = open_catalog(settings_of(f"{CATALOG}.uri=http://127.0.0.1:1", f"{CATALOG}.request_timeout_ms=100"))
+    with pytest.raises(errors.StorageUnavailable, match="cannot be reached"):
+        await catalog.list_namespaces()
+    await catalog.close()

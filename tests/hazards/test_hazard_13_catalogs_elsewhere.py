@@ -1,0 +1,199 @@
+"""Hazards 13, 14 and 47 with catalogs that are not ours: whatever becomes of a commit's answer, the outcome is true,
+nothing is committed twice, and nothing that was committed is reported as failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from icestream import errors
+from icestream.catalog.identifier import Identifier
+from icestream.warehouse.catalog import Conflict, Done, Outcome, TableCatalog, Unknown
+from icestream.warehouse.factory import open_catalog
+from tests.contract.test_table_catalog import ASKED, appending, snapshots
+from tests.support.catalog_servers import (
+    CATALOG,
+    glue_flags,
+    new_name,
+    own_catalog,
+    s3_flags,
+    seaweed_flags,
+    settings_of,
+    sql_flags,
+)
+from tests.support.fault_proxy import FaultProxy, fault_proxy
+
+pytestmark = pytest.mark.asyncio
+
+KINDS = ["embedded-http", "rest", "glue", "sql"]
+NETWORK = ["cut-before", "cut-after", "cut-in-answer", "late", "hold"]
+HTTP = ["500", "502", "503", "504", "429", "500-after", "503-after", "twice"]
+OURS = 11
+# Long enough for a busy machine: nothing waits for it but the tests of silence.
+REQUEST_MS = 10_000
+
+
+class Under(NamedTuple):
+    """A catalog behind a proxy, and the same one without it."""
+
+    catalog: TableCatalog
+    plain: TableCatalog
+    proxy: FaultProxy
+
+
+@asynccontextmanager
+async def under(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, request_ms: int = REQUEST_MS
+) -> AsyncIterator[Under]:
+    if kind == "embedded-http":
+        async with own_catalog(tmp_path) as uri, fault_proxy(uri, rb"^POST /v1/namespaces/[^/]+/tables/\S") as proxy:
+            yield _under([f"{CATALOG}.uri={uri}"], uri, proxy, request_ms)
+        return
+    if kind == "rest":
+        server = request.getfixturevalue("seaweed_server")
+        async with fault_proxy(server.uri, rb"^POST /v1/\w+/namespaces/[^/]+/tables/\S") as proxy:
+            yield _under(seaweed_flags(server), server.uri, proxy, request_ms)
+    if kind == "glue":
+        uri = request.getfixturevalue("glue")
+        flags = [*glue_flags(uri), *s3_flags(request.getfixturevalue("seaweed_server"))]
+        async with fault_proxy(uri, rb"X-Amz-Target: AWSGlue\.UpdateTable") as proxy:
+            yield _under(flags, uri, proxy, request_ms)
+    if kind == "sql":
+        uri = request.getfixturevalue("postgres_server").uri
+        async with fault_proxy(uri, rb"UPDATE iceberg_tables SET metadata_location") as proxy:
+            yield _under(
+                [*sql_flags(uri), f"data_dir={tmp_path}", f"{CATALOG}.name={new_name()}"], uri, proxy, request_ms
+            )
+
+
+def _under(flags: list[str], uri: str, proxy: FaultProxy, request_ms: int) -> Under:
+    port = uri.partition("://")[2].partition(":")[2].partition("/")[0]
+    behind = uri.replace(f":{port}", f":{proxy.port}")
+    hasty = [one for one in flags if not one.startswith(f"{CATALOG}.uri")]
+    waits = f"{CATALOG}.request_timeout_ms={request_ms}"
+    return Under(
+        open_catalog(settings_of(*hasty, f"{CATALOG}.uri={behind}", waits)), open_catalog(settings_of(*flags)), proxy
+    )
+
+
+@asynccontextmanager
+async def with_table(found: Under) -> AsyncIterator[Identifier]:
+    namespace = (new_name(),)
+    await found.plain.create_namespace(namespace, {})
+    identifier = Identifier(namespace, "orders")
+    await found.plain.create(identifier, ASKED)
+    await found.catalog.load(identifier)  # tokens and connections are there
+    try:
+        yield identifier
+    finally:
+        await found.catalog.close()
+        await found.plain.close()
+
+
+async def outcome_of(found: Under, identifier: Identifier, *faults: str) -> Outcome | errors.IcestreamError:
+    change = appending(await found.plain.load(identifier), OURS)
+    found.proxy.plan(*faults)
+    try:
+        return await found.catalog.commit(identifier, change)
+    except errors.StorageUnavailable as error:
+        return error
+
+
+async def check_truth(found: Under, identifier: Identifier, outcome: Outcome | errors.IcestreamError) -> None:
+    """Also after everything that was on its way has arrived."""
+    await found.proxy.release()
+    there = snapshots(await found.plain.load(identifier))
+    assert there.count(OURS) <= 1
+    if isinstance(outcome, Done):
+        assert OURS in there
+    elif not isinstance(outcome, Unknown):
+        assert OURS not in there, outcome
+
+
+def faults_of(kind: str, are_all: bool) -> list[str]:
+    """PostgreSQL speaks no HTTP; moto is slow, and its few are enough for `make test`."""
+    http = {"sql": [], "glue": HTTP if are_all else ["500", "503-after"]}.get(kind, HTTP)
+    return [*NETWORK, *http]
+
+
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind in KINDS for fault in faults_of(kind, False)])
+async def test_one_bad_answer_and_the_commit_is_done_once(
+    kind: str, fault: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with under(kind, request, tmp_path) as found, with_table(found) as identifier:
+        outcome = await outcome_of(found, identifier, fault)
+        assert found.proxy.seen >= 1
+        assert isinstance(outcome, Done), outcome
+        await check_truth(found, identifier, outcome)
+
+
+@pytest.mark.parametrize("kind", ["embedded-http", "rest"])
+async def test_a_conflict_from_a_gateway_is_believed_only_after_a_look(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with under(kind, request, tmp_path) as found, with_table(found) as identifier:
+        assert isinstance(await outcome_of(found, identifier, "409-after"), Done)
+        change = appending(await found.plain.load(identifier), OURS + 1)
+        found.proxy.plan("409")
+        outcome = await found.catalog.commit(identifier, change)
+        assert isinstance(outcome, Conflict)
+        assert snapshots(await found.plain.load(identifier)) == [OURS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["cut-before", "late", "hold", "cut-after"])
+async def test_overtaken_by_others_while_the_answer_is_lost(
+    kind: str, fault: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Another engine commits between our request and its repeat."""
+    async with under(kind, request, tmp_path) as found, with_table(found) as identifier:
+        before = await found.plain.load(identifier)
+        found.proxy.plan(fault, *["hold"] * 3)
+        trying = asyncio.create_task(found.catalog.commit(identifier, appending(before, OURS)))
+        await found.proxy.until_seen()
+        theirs = await found.plain.commit(identifier, appending(await found.plain.load(identifier), 99))
+        outcome = await trying
+        assert isinstance(outcome, Done | Conflict), outcome
+        await check_truth(found, identifier, outcome)
+        if isinstance(theirs, Done):
+            assert 99 in snapshots(await found.plain.load(identifier))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_catalog_that_takes_no_commit_leaves_it_unknown_while_one_may_come(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """All copies are held for ever: one may still come, and it does."""
+    async with under(kind, request, tmp_path, request_ms=500) as found, with_table(found) as identifier:
+        outcome = await outcome_of(found, identifier, *["hold"] * 99)
+        assert isinstance(outcome, Unknown), outcome
+        await check_truth(found, identifier, outcome)
+        assert snapshots(await found.plain.load(identifier)) == [OURS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_catalog_that_falls_silent_is_given_up(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with under(kind, request, tmp_path, request_ms=1000) as found, with_table(found) as identifier:
+        outcome = await outcome_of(found, identifier, "silence")
+        assert isinstance(outcome, Done | Unknown), outcome
+        await check_truth(found, identifier, outcome)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [(kind, one, two) for kind in KINDS for one in faults_of(kind, True) for two in faults_of(kind, True)],
+)
+async def test_two_bad_answers(
+    kind: str, first: str, second: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async with under(kind, request, tmp_path) as found, with_table(found) as identifier:
+        outcome = await outcome_of(found, identifier, first, second)
+        await check_truth(found, identifier, outcome)

@@ -1,0 +1,176 @@
+"""Catalogs of every kind, each with the server that it needs: started once in a session, when somebody asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.lake.iceberg.face import IcebergFace
+from icestream.lake.iceberg.tokens import read_tokens
+from icestream.lake.requests import Requests
+from icestream.lake.serving import bound
+from icestream.metadata.store import MemoryStore
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import ThreadOffload
+from icestream.settings import Settings, load
+from icestream.warehouse.catalog import TableCatalog
+from icestream.warehouse.embedded import EmbeddedCatalog
+from icestream.warehouse.factory import open_catalog
+from tests.support import postgres as postgresql
+from tests.support import seaweed as seaweedfs
+from tests.support.glue_server import REGION, glue_server
+from tests.support.postgres import Postgres
+from tests.support.seaweed import Seaweed
+from tests.support.warehouse import World
+
+CATALOG, STORE = "storage.iceberg_config.catalog", "storage.iceberg_config.object_store"
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def own_folder(name: str) -> Iterator[Path]:
+    """Reachable for other accounts too: PostgreSQL runs as one."""
+    with tempfile.TemporaryDirectory(prefix=f"icestream-{name}-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def seaweed_server() -> Iterator[Seaweed]:
+    with own_folder("seaweed") as folder, seaweedfs.seaweed(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def glue() -> Iterator[str]:
+    with glue_server() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    if reason := postgresql.missing():
+        pytest.skip(reason)
+    with own_folder("postgres") as folder, postgresql.postgres(folder) as found:
+        yield found
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def settings_of(*flags: str) -> Settings:
+    return load(flags=flags).settings
+
+
+def seaweed_flags(server: Seaweed, uri: str | None = None) -> list[str]:
+    return [
+        f"{CATALOG}.type=rest",
+        f"{CATALOG}.uri={uri or server.uri}",
+        f"{CATALOG}.warehouse=s3://{seaweedfs.TABLE_BUCKET}/",
+        f"{CATALOG}.credential={seaweedfs.KEY}:{seaweedfs.SECRET}",
+        f"{CATALOG}.request_timeout_ms=5000",
+    ]
+
+
+def s3_flags(server: Seaweed, endpoint: str | None = None) -> list[str]:
+    return [
+        f"{STORE}.type=s3",
+        f"{STORE}.bucket={seaweedfs.BUCKET}",
+        f"{STORE}.endpoint={endpoint or server.endpoint}",
+        f"{STORE}.path_style=true",
+        f"{STORE}.access_key_id={seaweedfs.KEY}",
+        f"{STORE}.secret_access_key={seaweedfs.SECRET}",
+        f"{STORE}.request_timeout_ms=5000",
+    ]
+
+
+def glue_flags(uri: str) -> list[str]:
+    return [
+        f"{CATALOG}.type=glue",
+        f"{CATALOG}.database=default",
+        f"{CATALOG}.uri={uri}",
+        f"{CATALOG}.region={REGION}",
+        f"{CATALOG}.access_key_id=key",
+        f"{CATALOG}.secret_access_key=secret",
+        f"{CATALOG}.request_timeout_ms=5000",
+    ]
+
+
+def sql_flags(uri: str) -> list[str]:
+    return [
+        f"{CATALOG}.type=sql",
+        f"{CATALOG}.uri={uri}",
+        f"{CATALOG}.user={postgresql.USER}",
+        f"{CATALOG}.password={postgresql.PASSWORD}",
+        f"{CATALOG}.request_timeout_ms=5000",
+    ]
+
+
+# --- our own catalog over HTTP ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def own_catalog(folder: Path) -> AsyncIterator[str]:
+    """The address of a catalog of ours in this loop, on real files, with its metadata in memory."""
+    clock, disk = SystemClock(), ThreadOffload("warehouse", 4)
+    catalog = Catalog(MemoryStore(clock), LocalFiles(open_local, disk), clock, SystemRandomness(), f"file:{folder}")
+    face = IcebergFace(catalog, read_tokens(None), Requests(), "127.0.0.1")
+    listening = bound("127.0.0.1", 0)
+    config = uvicorn.Config(face, log_config=None, log_level="critical", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    serving = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await serving
+        disk.close()
+
+
+# --- catalogs ---------------------------------------------------------------------------------------------------------
+
+KINDS = ["embedded", "embedded-http", "rest", "glue", "sql"]
+
+
+@asynccontextmanager
+async def catalog_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TableCatalog]:
+    if kind == "embedded":
+        yield EmbeddedCatalog(World().catalog)
+        return
+    if kind == "embedded-http":
+        async with own_catalog(tmp_path) as uri:
+            port = uri.rpartition(":")[2]
+            catalog = open_catalog(settings_of(f"{CATALOG}.uri={uri}", f"ports.lake={port}"))
+            yield catalog
+            await catalog.close()
+        return
+    flags: list[str] = []
+    if kind == "rest":
+        flags = seaweed_flags(request.getfixturevalue("seaweed_server"))
+    if kind == "glue":
+        flags = [*glue_flags(request.getfixturevalue("glue")), *s3_flags(request.getfixturevalue("seaweed_server"))]
+    if kind == "sql":
+        name = f"{CATALOG}.name=c{uuid.uuid4().hex}"
+        flags = [*sql_flags(request.getfixturevalue("postgres_server").uri), f"data_dir={tmp_path}", name]
+    catalog = open_catalog(settings_of(*flags))
+    yield catalog
+    await catalog.close()
+
+
+def new_name(prefix: str = "n") -> str:
+    return f"{prefix}{os.getpid()}_{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,90 @@
+"""SeaweedFS, from PyPI: an S3 store and a REST catalog that is not ours, in one process without a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+from tests.support.free_ports import free_ports
+
+KEY, SECRET = "icestream", "not-a-secret-0123456789"
+TABLE_BUCKET, BUCKET = "lake", "objects"
+WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Seaweed:
+    s3_port: int
+    catalog_port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.s3_port}"
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.catalog_port}"
+
+
+@contextmanager
+def seaweed(folder: Path) -> Iterator[Seaweed]:
+    """Its gRPC ports are its ports + 10,000."""
+    master, volume, filer, s3, catalog, lance = free_ports(6, also_at=(10_000,))
+    weed = Path(sys.executable).with_name("weed")
+    command = [
+        weed, "-logtostderr=true", "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
+        f"-s3.port.iceberg={catalog}", f"-s3.port.lance={lance}", "-webdav=false", "-admin.ui=false",
+        f"-filer.localSocket={folder}/filer.sock", f"-s3.localSocket={folder}/s3.sock",
+        f"-tableBucket={TABLE_BUCKET}", f"-bucket={BUCKET}",
+    ]  # fmt: skip
+    surroundings = os.environ | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "HOME": str(folder)}
+    with (folder / "weed.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=surroundings, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        found = Seaweed(s3, catalog)
+        _wait(process, found, folder / "weed.log")
+        yield found
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(process: subprocess.Popen[bytes], found: Seaweed, log: Path) -> None:
+    """Until both answer, and the bucket of tables is there."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not _is_up(found):
+        assert process.poll() is None, log.read_text(errors="replace")[-4000:]
+        assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
+        time.sleep(0.05)
+
+
+def _is_up(found: Seaweed) -> bool:
+    form = {"grant_type": "client_credentials", "client_id": KEY, "client_secret": SECRET, "scope": "catalog"}
+    try:
+        with urllib.request.urlopen(f"{found.uri}/v1/oauth/tokens", urlencode(form).encode(), timeout=5) as answer:
+            token = json.load(answer)["access_token"]
+        asked = urllib.request.Request(f"{found.uri}/v1/{TABLE_BUCKET}/namespaces")
+        asked.add_header("Authorization", f"Bearer {token}")
+        urllib.request.urlopen(asked, timeout=5).close()
+        urllib.request.urlopen(f"{found.endpoint}/{BUCKET}", timeout=5).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code == 403 and error.url.startswith(found.endpoint)  # it is there, and asks for keys
+    except OSError:
+        return False
+    return True
