@@ -91,9 +91,12 @@ class Consumer:
         tasks: Tasks,
         clock: Clock,
         key_patterns: tuple[str, ...] = (),
+        shard: int | None = None,
     ) -> None:
+        """`shard`: the only one that it wants messages of."""
         self.id = id_
         self.name = name
+        self.shard = shard
         self.sink = sink
         self.key_patterns = key_patterns
         self.credit = Credit(id_)  # what may be decided for it

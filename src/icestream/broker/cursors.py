@@ -170,7 +170,9 @@ async def read_stream(
         raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
     record = records.decode(records.TopicRecord, key, entry.value)
     found = [
-        await cursors.read(records.cursor_key(name, subscription, number, record.shards))
+        await cursors.read(
+            records.cursor_key(name, subscription, number, record.shards, is_partitioned=record.is_partitioned)
+        )
         for number in range(record.shards)
     ]
     known = [cursor if cursor and cursor.topic_id == record.id else None for cursor in found]

@@ -37,8 +37,8 @@ def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int |
     """What the block is. Raises InvalidInput."""
     head, columns = check_block(block)
     _check_numbering(head.numbering, producer)
-    if columns & _FORBIDDEN_BITS:
-        raise _not_a_clients(block)
+    if columns & _FORBIDDEN_BITS & ~producer.columns:
+        raise _not_a_clients(block, producer)
     if message_bytes_max and len(block) > message_bytes_max:
         largest = largest_row(block, message_bytes_max)
         if largest is not None:
@@ -51,8 +51,9 @@ def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int |
     return head
 
 
-def _not_a_clients(block: bytes) -> errors.InvalidInput:
-    found = [column.name for column in Block(block).columns() if column.id not in CLIENT_COLUMNS]
+def _not_a_clients(block: bytes, producer: Producer) -> errors.InvalidInput:
+    forbidden = _FORBIDDEN_BITS & ~producer.columns
+    found = [column.name for column in Block(block).columns() if column_bits([column.id]) & forbidden]
     return errors.InvalidInput(f"column {found[0]} is not a client's to set", hint="leave it out")
 
 

@@ -93,6 +93,9 @@ class IcebergStorage:
         name = TopicName(namespace, topic)
         return await read_stream(self._store, self.cursors, self.stream, name, subscription)
 
+    def shard_stream(self, shard: ShardKey) -> LogShardStream:
+        return self.stream(shard)
+
     def stream(self, key: ShardKey) -> LogShardStream:
         found = self._streams.get(key)
         if found is None:

@@ -121,6 +121,9 @@ class MemoryStorage:
         if size > allowed:
             raise too_large(rows, size, allowed)
 
+    def shard_stream(self, shard: ShardKey) -> MemoryShard:
+        return self._shard(shard)
+
     def _shard(self, key: ShardKey) -> MemoryShard:
         found = self._shards.get(key)
         if found is None:

@@ -72,6 +72,12 @@ class TopicRecord(msgspec.Struct, frozen=True):
     created_ms: int
     node: str
     policies: Policies = Policies()
+    is_partitioned: bool = False  # made by naming partitions, as Danube's clients do: it grows when more are named
+
+    @property
+    def has_parts(self) -> bool:
+        """Outside, its shards have names of their own."""
+        return self.is_partitioned or self.shards > 1
 
     @property
     def incarnation(self) -> int:
@@ -103,6 +109,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     failure: FailurePolicyRecord = FailurePolicyRecord()
     max_dispatch_rate: int | None = None
     dead_letters_before: str | None = None  # the topic of the policy before: a letter may be there that no cursor knows
+    max_unacked_messages: int | None = None  # in each shard; None: what the broker's settings say
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -181,6 +188,7 @@ class DeletedTopic(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     shards: int
+    is_partitioned: bool = False
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -223,8 +231,8 @@ def consumer_key(topic: TopicName, subscription: str, consumer: str) -> str:
     return f"{CONSUMERS}{topic.namespace}/{topic.name}/{subscription}/{consumer}"
 
 
-def cursor_key(topic: TopicName, subscription: str, shard: int, shards: int) -> str:
-    return f"{CURSORS}{subscription}{topic.shard_name(shard, shards)}"
+def cursor_key(topic: TopicName, subscription: str, shard: int, shards: int, *, is_partitioned: bool = False) -> str:
+    return f"{CURSORS}{subscription}{topic.shard_name(shard, shards, is_partitioned=is_partitioned)}"
 
 
 def deleted_topic_key(topic_id: int) -> str:

@@ -15,6 +15,7 @@ from icestream.broker import records
 from icestream.broker.changes import Changes
 from icestream.broker.consumer import Consumer, ConsumerSink
 from icestream.broker.options import BrokerOptions
+from icestream.broker.parts import Part, Parts
 from icestream.broker.publishing import Publishing
 from icestream.broker.roster import Roster
 from icestream.broker.storage import PersistentStorage
@@ -42,6 +43,7 @@ class Broker:
         self._publishing = Publishing(store, storage, clock)
         self._roster = Roster(store, clock, self._changes, self.topics)
         self._subscribing = Subscribing(options, store, storage, clock, self._tasks, self)
+        self._parts = Parts(self.topics, self._subscribing)
         self.is_ready = False
         self.is_closing = False
 
@@ -95,6 +97,13 @@ class Broker:
         given = policies or records.Policies()
         return await self._changes.make(lambda: self.topics.create(name, shards, dispatch, given))
 
+    async def create_partitioned_topic(
+        self, name: TopicName, partitions: int, dispatch: Dispatch = Dispatch.RELIABLE
+    ) -> Topic:
+        """One whose shards are called `name-part-N` outside, however few they are; it grows when more are named."""
+        create, given = self.topics.create, records.Policies()
+        return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
+
     async def delete_topic(self, name: TopicName) -> None:
         await self._changes.make(lambda: self.topics.delete(name))
 
@@ -112,26 +121,34 @@ class Broker:
         shards: int = 1,
         instance: str = "",
         resumes: bool = False,
+        part: Part | None = None,
     ) -> Producer:
         """A new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
 
         `resumes`: it was connected before. It must be the last that was, or the numbers stored are not its own.
+        `part`: the topic as a client of Danube names it (parts.py).
         """
         self._check_open()
         check_name("producer", producer)
         wanted = self.options.auto_create_topics if create is None else create
 
         async def change() -> Producer:
-            topic = await self._topic(name, shards, create=wanted)
+            if part is not None:
+                topic = await self._parts.provide(name, part, create=wanted)
+            else:
+                topic = await self._topic(name, shards, create=wanted)
             return await self._publishing.open(topic, producer, instance, resumes=resumes)
 
         return await self._changes.make(change, self.close_producer)
 
-    async def open_inner_producer(self, name: TopicName, producer: str, instance: str) -> Producer:
+    async def open_inner_producer(
+        self, name: TopicName, producer: str, instance: str, *, resumes: bool = False
+    ) -> Producer:
         """For what the broker itself stores. Its name has a `/`, so it is no client's."""
 
         async def change() -> Producer:
-            return await self._publishing.open_inner(await self._topic(name, 1, create=True), producer, instance)
+            topic = await self._topic(name, 1, create=True)
+            return await self._publishing.open_inner(topic, producer, instance, resumes=resumes)
 
         return await self._changes.make(change)
 
@@ -200,20 +217,28 @@ class Broker:
         start: Start | None = None,
         key_patterns: Sequence[str] = (),
         failure: FailurePolicy | None = None,
+        shard: int | None = None,
+        create: bool = True,
     ) -> tuple[Subscription, Consumer]:
-        """Makes the subscription when it is not there. Its cursor is durable when this returns (hazard 48)."""
+        """Makes the subscription when it is not there. Its cursor is durable when this returns (hazard 48).
+
+        `shard`: the only one that the consumer wants messages of. It may use its name for each shard.
+        """
         self._check_open()
         check_name("subscription", subscription)
         check_name("consumer", consumer)
+        place = consumer if shard is None else f"{consumer}/{shard}"
 
         async def change() -> tuple[Subscription, Consumer]:
             topic, patterns = self.topics.get(name), tuple(key_patterns)
-            self._subscribing.admit(topic, subscription, kind, consumer, patterns)
             found = topic.subscriptions.get(subscription)
+            if found is None and not create:
+                raise unknown_subscription(name, subscription)
+            self._subscribing.admit(topic, subscription, kind, place, patterns, shard)
             if found is None:
                 topic.admit_subscription()
                 found = await self._subscribing.create(topic, subscription, kind, start or Start(), failure)
-            return found, await self._subscribing.join(topic, found, consumer, sink, patterns)
+            return found, await self._subscribing.join(topic, found, place, sink, patterns, shard)
 
         return await self._changes.make(change, lambda joined: joined[0].leave(joined[1]))
 
@@ -252,6 +277,12 @@ class Broker:
         """None, or 0: that of the topic."""
         await self._changes.make(
             lambda: self._subscribing.set_dispatch_rate(self.topics.get(name), subscription, messages_per_second)
+        )
+
+    async def set_unacked_max(self, name: TopicName, subscription: str, messages: int | None) -> None:
+        """Unacked messages in each shard. None: what the settings of the broker say."""
+        await self._changes.make(
+            lambda: self._subscribing.set_unacked_max(self.topics.get(name), subscription, messages)
         )
 
     def disconnect_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:

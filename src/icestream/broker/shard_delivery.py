@@ -152,6 +152,10 @@ class ShardDelivery:
     def set_policy(self, policy: FailurePolicy) -> None:
         self.carry_out(self.dispatcher.set_policy(policy, self.now_ms()))
 
+    def set_unacked_max(self, messages: int) -> None:
+        self.dispatcher.unacked_max = messages
+        self.go_on()
+
     def set_rate(self, messages_per_second: int) -> None:
         self.carry_out(self.dispatcher.set_rate(messages_per_second, self.now_ms()))
 

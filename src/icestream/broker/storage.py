@@ -130,6 +130,9 @@ class PersistentStorage(Protocol):
 
     async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream: ...
 
+    def shard_stream(self, shard: ShardKey) -> ShardStream:
+        """One shard of a topic that was declared."""
+
     def update_subscription_cursor(self, source: CursorSource) -> None: ...
 
     async def write_cursors(

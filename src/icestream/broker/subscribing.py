@@ -28,6 +28,7 @@ from icestream.broker.topics import unknown_namespace
 from icestream.metadata.command import Absent, Delete, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.cursor import Acked
+from icestream.model.shard import ShardKey
 from icestream.model.subscription import Dispatch, FailurePolicy, Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
@@ -136,7 +137,9 @@ class Subscribing:
             acked.add(*one)
         delivery = ShardDelivery(
             f"{topic.name}:{name}:{shard}",
-            records.cursor_key(topic.name, name, shard, topic.record.shards),
+            records.cursor_key(
+                topic.name, name, shard, topic.record.shards, is_partitioned=topic.record.is_partitioned
+            ),
             stream,
             # never above the end: what is written next must not be below a held position (seed 002's invariant)
             self._dispatcher(topic, record, acked.below(stream.visible), known, rate),
@@ -165,7 +168,7 @@ class Subscribing:
                     acked, rate=rate, generation=generation, kept_below=cursor.kept_below
                 )
             return BestEffortDispatcher(record.type, acked, rate, generation, cursor.kept_below)
-        policy, unacked = record.failure.policy(), self._options.unacked_max
+        policy, unacked = record.failure.policy(), record.max_unacked_messages or self._options.unacked_max
         if is_keyed:
             return KeySharedDispatcher(policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
         return Dispatcher(record.type, policy, acked, cursor.failures, unacked, rate=rate, generation=generation)
@@ -189,6 +192,19 @@ class Subscribing:
         for delivery, position in zip(deliveries, positions, strict=True):
             delivery.seek(position)
         await self._storage.write_cursors(deliveries)
+
+    async def grow(self, topic: Topic, shards: Sequence[int]) -> dict[Subscription, list[ShardDelivery]]:
+        """For every subscription deliveries of further shards, from their first message on; the cursors are durable."""
+        grown: dict[Subscription, list[ShardDelivery]] = {}
+        for name, found in topic.subscriptions.items():
+            rate = found.deliveries[0].dispatcher.throttle.bucket
+            streams = [self._storage.shard_stream(ShardKey(topic.record.id, shard)) for shard in shards]
+            grown[found] = [
+                await self._delivery(topic, name, found.record, stream, None, Start(StartAt.EARLIEST), rate)
+                for stream in streams
+            ]
+            await self._storage.write_cursors(grown[found])
+        return grown
 
     async def delete(self, topic: Topic, name: str) -> None:
         subscription = topic.subscriptions.get(name)
@@ -220,6 +236,12 @@ class Subscribing:
         await self._change(topic, name, max_dispatch_rate=messages_per_second)
         topic.subscriptions[name].set_rate(topic.policies.max_dispatch_rate or 0)
 
+    async def set_unacked_max(self, topic: Topic, name: str, messages: int | None) -> None:
+        if messages is not None and not 0 < messages <= limits.UNACKED_MAX:
+            raise errors.InvalidInput(f"{messages} unacked messages", hint=f"1 to {limits.UNACKED_MAX} are possible")
+        await self._change(topic, name, max_unacked_messages=messages)
+        topic.subscriptions[name].set_unacked_max(messages or self._options.unacked_max)
+
     async def _check_policy(self, topic: Topic, policy: records.FailurePolicyRecord) -> None:
         """What can be known now: the first dead letter comes when nobody looks."""
         if policy.dead_letter_topic is None:
@@ -243,7 +265,13 @@ class Subscribing:
     # --- consumers ---
 
     def admit(
-        self, topic: Topic, subscription: str, kind: SubscriptionType, name: str, key_patterns: tuple[str, ...]
+        self,
+        topic: Topic,
+        subscription: str,
+        kind: SubscriptionType,
+        name: str,
+        key_patterns: tuple[str, ...],
+        shard: int | None,
     ) -> None:
         """Raises when the consumer is not let in, before anything has happened: also before a subscription is made."""
         KeyFilter(key_patterns)
@@ -252,14 +280,22 @@ class Subscribing:
                 f"a subscription of type {kind.value} has no key patterns",
                 hint="use the type key-shared, or no patterns",
             )
+        if shard is not None:
+            topic.shard_key(shard)
         found = topic.subscriptions.get(subscription)
         if found is not None:
-            found.admit(name, kind)
+            found.admit(name, kind, shard)
         if found is None or name not in found.consumers:
             topic.admit_consumer(subscription)
 
     async def join(
-        self, topic: Topic, subscription: Subscription, name: str, sink: ConsumerSink, key_patterns: tuple[str, ...]
+        self,
+        topic: Topic,
+        subscription: Subscription,
+        name: str,
+        sink: ConsumerSink,
+        key_patterns: tuple[str, ...],
+        shard: int | None,
     ) -> Consumer:
         key = records.consumer_key(topic.name, subscription.name, name)
         entry = await self._store.get(key)
@@ -271,7 +307,7 @@ class Subscribing:
             await self._store.txn([], [put_name(key, records.encode(record))])
         if subscription.is_closed:
             raise errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        consumer = Consumer(record.id, name, sink, self._tasks, self._clock, key_patterns)
+        consumer = Consumer(record.id, name, sink, self._tasks, self._clock, key_patterns, shard)
         subscription.join(consumer)
         return consumer
 

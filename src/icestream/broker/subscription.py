@@ -1,7 +1,9 @@
 """One subscription of a topic: its consumers, and a delivery for each shard.
 
 A consumer has one credit for all shards; a shard that has something to deliver takes from it. Which shard asks first
-rotates, so that a busy one does not keep the others away.
+rotates, so that a busy one does not keep the others away. A consumer may also want the messages of one shard only, as
+Danube's clients do with a partition: then the rules of its type hold for that shard. Its place among the consumers is
+called after the shard too, because its client uses one name for all shards.
 
 A consumer that comes again under its name replaces the one before: the old connection is told so and closed, and what
 it had in flight goes out again. In a failover subscription it stands behind those who waited: it went and came.
@@ -35,14 +37,18 @@ class Subscription:
 
     # --- consumers ---
 
-    def admit(self, consumer_name: str, kind: SubscriptionType) -> None:
+    def admit(self, consumer_name: str, kind: SubscriptionType, shard: int | None = None) -> None:
         """Raises when it is of another type, or its type allows no further consumer. One that comes again is let in."""
         if kind is not self.record.type:
             raise errors.InvalidInput(
                 f"subscription {self.name} is {self.record.type.value}, not {kind.value}",
                 hint="use its type, or another subscription",
             )
-        others = [name for name in self.consumers if name != consumer_name]
+        others = [
+            name
+            for name, one in self.consumers.items()
+            if name != consumer_name and (shard is None or one.shard in (None, shard))
+        ]
         if self.record.type is SubscriptionType.EXCLUSIVE and others:
             raise errors.SubscriptionTaken(
                 f"subscription {self.name} is exclusive and belongs to consumer {others[0]}",
@@ -56,7 +62,7 @@ class Subscription:
             old.sink.event("closed", {"reason": f"consumer {consumer.name} connected again"})
         self.consumers[consumer.name] = consumer
         consumer.on_credit = partial(self._use_credit, consumer)
-        for delivery in self.deliveries:
+        for delivery in self._deliveries_of(consumer):
             delivery.join(consumer)
         self._tell_active()
 
@@ -65,9 +71,21 @@ class Subscription:
             return
         del self.consumers[consumer.name]
         consumer.close()
-        for delivery in self.deliveries:
+        for delivery in self._deliveries_of(consumer):
             delivery.leave(consumer)
         self._tell_active()
+
+    def _deliveries_of(self, consumer: Consumer) -> list[ShardDelivery]:
+        return self.deliveries if consumer.shard is None else [self.deliveries[consumer.shard]]
+
+    def grow(self, deliveries: list[ShardDelivery]) -> None:
+        """The topic has more shards: these are theirs."""
+        self.deliveries += deliveries
+        for delivery in deliveries:
+            for consumer in self.consumers.values():
+                if consumer.shard is None:
+                    delivery.join(consumer)
+            delivery.start()
 
     def disconnect(self, consumer_name: str, reason: str) -> None:
         consumer = self.consumers.get(consumer_name)
@@ -85,8 +103,13 @@ class Subscription:
 
     def _tell_active(self) -> None:
         """Failover: the first in line is told that it is the one."""
-        if self.record.type is SubscriptionType.FAILOVER and self.consumers:
-            active = next(iter(self.consumers.values()))
+        if self.record.type is not SubscriptionType.FAILOVER:
+            return
+        first: dict[int | None, Consumer] = {}
+        for consumer in self.consumers.values():
+            if None not in first:  # one that wants all shards stands before those behind it
+                first.setdefault(consumer.shard, consumer)
+        for active in first.values():
             if not active.is_active:
                 active.is_active = True
                 active.sink.event("active", {})
@@ -100,12 +123,13 @@ class Subscription:
             self._use_credit(consumer)
 
     def _use_credit(self, consumer: Consumer) -> None:
-        count_of = len(self.deliveries)
+        deliveries = self._deliveries_of(consumer)
+        count_of = len(deliveries)
         self._first = (self._first + 1) % count_of
         for number in range(count_of):
             if consumer.credit.messages <= 0 or not self._has(consumer):
                 break
-            self.deliveries[(self._first + number) % count_of].go_on()
+            deliveries[(self._first + number) % count_of].go_on()
 
     def delivery(self, shard: int) -> ShardDelivery:
         if not 0 <= shard < len(self.deliveries):
@@ -126,6 +150,10 @@ class Subscription:
         self.record = record
         for delivery in self.deliveries:
             delivery.set_policy(record.failure.policy())
+
+    def set_unacked_max(self, messages: int) -> None:
+        for delivery in self.deliveries:
+            delivery.set_unacked_max(messages)
 
     def set_rate(self, messages_per_second: int) -> None:
         for delivery in self.deliveries:

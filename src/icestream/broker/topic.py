@@ -25,6 +25,7 @@ class Producer:
     peer: str = ""  # who it is, as far as the front end knows
     closed: errors.IcestreamError | None = None  # why it may not send any more
     is_numbered: bool | None = None  # None: it has sent nothing yet
+    columns: int = 0  # bits of those that its front end may set beside a client's own
     _pipes: dict[int, Pipe] = field(default_factory=dict)
 
     def pipe(self, shard: int) -> Pipe:

@@ -24,7 +24,7 @@ class TopicDeletion:
         self._unfinished: dict[TopicName, records.DeletedTopic] = {}
 
     async def decide(self, name: TopicName, record: records.TopicRecord) -> None:
-        deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards)
+        deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards, record.is_partitioned)
         key = records.deleted_topic_key(record.id)
         await self._store.txn([], [Delete(records.topic_key(name)), Put(key, records.encode(deleted))])
         self._unfinished[name] = deleted
@@ -47,7 +47,9 @@ class TopicDeletion:
         prefix = records.SUBSCRIPTIONS + below
         await self._storage.delete_cursors(
             [
-                records.cursor_key(name, key.removeprefix(prefix), shard, deleted.shards)
+                records.cursor_key(
+                    name, key.removeprefix(prefix), shard, deleted.shards, is_partitioned=deleted.is_partitioned
+                )
                 for key, _ in await self._store.list_all(prefix)
                 for shard in range(deleted.shards)
             ]

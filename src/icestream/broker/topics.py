@@ -112,7 +112,15 @@ class Topics:
 
     # --- topics ---
 
-    async def create(self, name: TopicName, shards: int, dispatch: Dispatch, policies: records.Policies) -> Topic:
+    async def create(
+        self,
+        name: TopicName,
+        shards: int,
+        dispatch: Dispatch,
+        policies: records.Policies,
+        *,
+        is_partitioned: bool = False,
+    ) -> Topic:
         if name in self._topics:
             raise errors.AlreadyExists(f"topic {name} exists already", hint="use it, or choose another name")
         if not 0 < shards <= limits.SHARDS_PER_TOPIC_MAX:
@@ -129,6 +137,7 @@ class Topics:
             created_ms=self._clock.wall_us() // 1000,
             node=self._options.node,
             policies=policies,
+            is_partitioned=is_partitioned,
         )
         done = await self._store.txn(
             [Absent(key), AtRevision(records.namespace_key(name.namespace), namespace.mod_revision)],
@@ -137,6 +146,17 @@ class Topics:
         if not done.held:
             raise errors.AlreadyExists(f"topic {name} was created, or its namespace changed, at the same moment")
         return self._serve(name, record)
+
+    def declare(self, topic: Topic, shards: int) -> None:
+        """Makes further shards of a topic known to the storage. They are the topic's when `grow` has returned."""
+        self._storage.declare_topic(topic.identity, shards)
+
+    async def grow(self, topic: Topic, shards: int) -> None:
+        """The shards that were declared belong to the topic from now on."""
+        record = msgspec.structs.replace(topic.record, shards=shards)
+        await self._store.put(records.topic_key(topic.name), records.encode(record))
+        topic.record = record
+        self._retain(topic)
 
     async def delete(self, name: TopicName) -> None:
         """From the decision on nobody sends to it or gets anything of it; then everything it left goes."""

@@ -31,9 +31,10 @@ class TopicName:
     def __str__(self) -> str:
         return f"/{self.namespace}/{self.name}"
 
-    def shard_name(self, shard: int, shards: int) -> str:
-        """What the shard is called outside: the topic's own name where it is the only one."""
-        return f"{self}-part-{shard}" if shards > 1 else str(self)
+    def shard_name(self, shard: int, shards: int, *, is_partitioned: bool = False) -> str:
+        """What the shard is called outside: the topic's own name where it is the only one, unless the topic was made by
+        naming its partitions."""
+        return f"{self}-part-{shard}" if shards > 1 or is_partitioned else str(self)
 
 
 def parse_shard(text: str) -> tuple[TopicName, int | None]:

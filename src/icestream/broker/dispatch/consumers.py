@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 class Credit:
     """Messages that a consumer still takes, in all shards together. Only the consumer raises it."""
 
-    __slots__ = ("_messages", "_waiting", "id")
+    __slots__ = ("_messages", "_waiting", "held_max", "id")
 
     def __init__(self, consumer_id: int, messages: int = 0) -> None:
         self.id = consumer_id
+        self.held_max = limits.OFFSET_MAX  # messages of a shard that it holds unacked: for one that gives no credit
         self._messages = messages
         self._waiting: list[Callable[[], None]] = []
 
@@ -71,6 +72,11 @@ class Member:
         self.deliveries: list[Delivery] = []  # those under way, and some that are done
         self.lanes: OrderedDict[Lane, None] = OrderedDict()  # key-shared: its keys whose next message can go
         self._sweep_at = 16
+
+    @property
+    def room(self) -> int:
+        """Messages that it may still hold."""
+        return self.credit.held_max - self.held
 
     def keep(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)
@@ -116,7 +122,7 @@ class Consumers:
 
     def share(self, member: Member, free: int) -> int:
         """How many of the `free` ones may go to it."""
-        return free
+        return min(free, member.room)
 
     def took(self, member: Member, count: int) -> None:
         """The one whose turn it was has got `count` messages."""
@@ -132,7 +138,7 @@ class OneAtATime(Consumers):
 
     def choose(self, free: int) -> Member | None:
         active = self.active
-        return active if active is not None and active.credit.messages > 0 else None
+        return active if active is not None and active.credit.messages > 0 and active.room > 0 else None
 
 
 class Queueing(Consumers):
@@ -200,4 +206,4 @@ class InTurn(Queueing):
 
     def share(self, member: Member, free: int) -> int:
         """Each message makes `free` one less and what it holds one more."""
-        return -((member.held - limits.UNACKED_SHARE * free) // (limits.UNACKED_SHARE + 1))
+        return min(member.room, -((member.held - limits.UNACKED_SHARE * free) // (limits.UNACKED_SHARE + 1)))

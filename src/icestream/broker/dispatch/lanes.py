@@ -116,12 +116,16 @@ class LaneTurns(Queueing):
             lane.owner = None
 
     def choose_lane(self) -> tuple[Member, Lane] | None:
-        while self.queue:
+        passed_by = 0
+        while passed_by < len(self.queue):
             member = self.queue[0]
             if not member.lanes:
                 self.step_out(member)
             elif member.credit.messages <= 0:
                 self.wait_for_credit(member)
+            elif member.room <= 0:
+                self.queue.rotate(-1)
+                passed_by += 1
             else:
                 return member, next(iter(member.lanes))
         return None

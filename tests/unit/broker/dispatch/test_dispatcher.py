@@ -372,3 +372,21 @@ def test_what_comes_again_goes_to_one_who_holds_little_and_if_there_is_none_to_a
     assert sent(dispatcher.nack([(3, 4)], 0, 0)) == [(1, 3, 4)], "the other has no credit"
     assert sent(dispatcher.give_credit(2, 2, 0)) == [(2, 9, 10)]
     assert sent(dispatcher.nack([(4, 5)], 0, 0)) == [(2, 4, 5)]
+
+
+# --- a consumer that gives no credit ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, SHARED])
+def test_one_holds_no_more_than_it_may(kind: SubscriptionType) -> None:
+    dispatcher = dispatcher_of(kind, end=100, base_delay_ms=0)
+    credit = Credit(1, 1000)
+    credit.held_max = 5
+    assert sum(end - start for _, start, end in sent(dispatcher.join(credit, 0))) == 5
+    assert sent(dispatcher.ack([(1, 3)], 0, 0)) == [(1, 5, 7)]
+    credit.held_max = 7
+    assert sent(dispatcher.tick(0)) == [(1, 7, 9)]
+    credit.held_max = 2
+    assert sent(dispatcher.ack([(0, 1)], 0, 0)) == []
+    dispatcher.nack([(3, 9)], 0, 0)
+    assert sum(end - start for _, start, end in sent(dispatcher.tick(1))) <= 2

@@ -158,3 +158,18 @@ def test_a_backlog_that_nobody_wants_is_passed_quickly(patterns: list[str]) -> N
     assert sum(one.end - one.start for one in out if isinstance(one, Dropped)) == 20_000
     assert len(out) <= 6, "neighbours are one instruction"
     assert dispatcher.acked.position == 20_000
+
+
+def test_one_holds_no_more_than_it_may_and_leaves_the_keys_of_others_alone() -> None:
+    dispatcher = KeySharedDispatcher(FailurePolicy(), Acked())
+    credits_ = [Credit(number, 1000) for number in (1, 2)]
+    credits_[0].held_max = 2
+    for credit in credits_:
+        dispatcher.join(credit, 0)
+    dispatcher.readable(40, 0)
+    keys = [b"key-%d" % number for number in range(40)]
+    held = [one.consumer for one in dispatcher.read(0, keys, 0) if isinstance(one, Deliver)]
+    assert held.count(1) == 2
+    assert held.count(2) > 2
+    (mine,) = [one for one in dispatcher.ack([(0, 40)], 0, 0) if isinstance(one, Deliver)][:1]
+    assert mine.consumer == 1
