@@ -51,6 +51,10 @@ lint: $(STAMPS)/dev $(STAMPS)/package  ## check format, style, types and import 
 	wait $$imports || { cat .venv/lint-imports.txt; exit 1; }
 	@echo "lint: format, style, types and imports are in order"
 
+.PHONY: wire
+wire: $(STAMPS)/dev  ## make the modules of Danube's messages from their .proto files
+	@$(BIN)/python scripts/build_wire.py
+
 .PHONY: format
 format: $(STAMPS)/dev  ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff check --fix --quiet || true

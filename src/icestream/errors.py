@@ -13,6 +13,7 @@
     │   ├── NotConnected           not_connected     no    no producer or consumer of that name is connected
     │   ├── AlreadyExists          already_exists    no
     │   ├── NotEmpty               not_empty         no    a namespace with topics
+    │   ├── TopicMismatch          topic_mismatch    no    the topic is made otherwise than the client thinks
     │   ├── PolicyReached          policy            no    a policy of the topic or its namespace allows no more
     │   ├── SubscriptionTaken      taken             no    exclusive, and it has a consumer
     │   ├── OutOfOrderSequence     out_of_order      no    a producer skipped numbers
@@ -132,6 +133,10 @@ class AlreadyExists(InvalidInput):
 
 class NotEmpty(InvalidInput):
     code = "not_empty"
+
+
+class TopicMismatch(InvalidInput):
+    code = "topic_mismatch"
 
 
 class PolicyReached(InvalidInput):
@@ -341,57 +346,64 @@ class Said(NamedTuple):
                 told 409 deletes the files of its commit (hazard 13); a store that failed, and is known to have
                 done nothing, is 503. Java's clients take IllegalArgumentException
                 literally and put "Malformed request" before every other 400
+    grpc        the status of a call of Danube's protocol. UNAVAILABLE and RESOURCE_EXHAUSTED are what its clients try
+                again, without end; anything else they raise to the application at once
     """
 
     exit_code: int | None = None
     http: int | None = None
     iceberg: tuple[int, str] | None = None
+    grpc: str | None = None
 
 
 SAID: dict[type[IcestreamError], Said] = {
-    IcestreamError: Said(1, 500, (500, "InternalServerError")),
+    IcestreamError: Said(1, 500, (500, "InternalServerError"), "INTERNAL"),
     ConfigurationError: Said(3, 422),
-    InvalidInput: Said(4, 400, (400, "IllegalArgumentException")),
+    InvalidInput: Said(4, 400, (400, "IllegalArgumentException"), "INVALID_ARGUMENT"),
     MessageTooLarge: Said(http=413, iceberg=(413, "BadRequestException")),
-    UnknownTopic: Said(http=404),
-    UnknownNamespace: Said(http=404, iceberg=(404, "NoSuchNamespaceException")),
-    UnknownSubscription: Said(http=404),
+    UnknownTopic: Said(http=404, grpc="NOT_FOUND"),
+    # a client that finds no namespace may come before whoever makes it: it tries again for a while
+    UnknownNamespace: Said(http=404, iceberg=(404, "NoSuchNamespaceException"), grpc="UNAVAILABLE"),
+    UnknownSubscription: Said(http=404, grpc="NOT_FOUND"),
     UnknownHandle: Said(http=404),
     UnknownSetting: Said(http=404),
-    UnknownProducer: Said(http=404),
+    UnknownProducer: Said(http=404, grpc="UNAVAILABLE"),
     UnknownTable: Said(http=404, iceberg=(404, "NoSuchTableException")),
     UnknownView: Said(http=404, iceberg=(404, "NoSuchViewException")),
     NotConnected: Said(http=404),
-    AlreadyExists: Said(http=409, iceberg=(409, "AlreadyExistsException")),
-    NotEmpty: Said(http=409, iceberg=(409, "NamespaceNotEmptyException")),
-    PolicyReached: Said(http=409),
-    SubscriptionTaken: Said(http=409),
-    OutOfOrderSequence: Said(http=409),
-    ProducerFenced: Said(http=409),
+    AlreadyExists: Said(http=409, iceberg=(409, "AlreadyExistsException"), grpc="ALREADY_EXISTS"),
+    NotEmpty: Said(http=409, iceberg=(409, "NamespaceNotEmptyException"), grpc="FAILED_PRECONDITION"),
+    TopicMismatch: Said(http=409, grpc="FAILED_PRECONDITION"),
+    PolicyReached: Said(http=409, grpc="RESOURCE_EXHAUSTED"),
+    SubscriptionTaken: Said(http=409, grpc="PERMISSION_DENIED"),
+    OutOfOrderSequence: Said(http=409, grpc="FAILED_PRECONDITION"),
+    ProducerFenced: Said(http=409, grpc="FAILED_PRECONDITION"),
     CommitConflict: Said(http=409, iceberg=(409, "CommitFailedException")),
     TopicTable: Said(http=403, iceberg=(403, "ForbiddenException")),
     Contradiction: Said(http=422, iceberg=(422, "UnprocessableEntityException")),
     PersistentStorageError: Said(iceberg=(503, "ServiceUnavailableException")),
-    Refused: Said(5, 503),
+    Refused: Said(5, 503, grpc="UNAVAILABLE"),
     InFlightFull: Said(http=429),
     RateReached: Said(http=429),
-    NodeQuotaReached: Said(http=507),
-    TopicQuotaReached: Said(http=507),
-    DiskFull: Said(http=507),
+    NodeQuotaReached: Said(http=507, grpc="RESOURCE_EXHAUSTED"),
+    TopicQuotaReached: Said(http=507, grpc="RESOURCE_EXHAUSTED"),
+    DiskFull: Said(http=507, grpc="RESOURCE_EXHAUSTED"),
     MetadataFull: Said(http=507),
-    OutcomeUnknown: Said(6, 504, (500, "CommitStateUnknownException")),
-    StorageUnavailable: Said(12, 503),
+    OutcomeUnknown: Said(6, 504, (500, "CommitStateUnknownException"), "UNAVAILABLE"),
+    StorageUnavailable: Said(12, 503, grpc="UNAVAILABLE"),
     AccessDenied: Said(13, 502),
     UnexpectedAnswer: Said(http=502),
-    PositionGone: Said(7, 410),
+    PositionGone: Said(7, 410, grpc="OUT_OF_RANGE"),
     MetadataDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),
     MetadataFileDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     LogError: Said(10),
     LogLocked: Said(8),
+    LogClosed: Said(grpc="UNAVAILABLE"),
+    LogStopped: Said(grpc="UNAVAILABLE"),
     LogDamaged: Said(9),
     StaleRead: Said(http=503),
-    ConnectionLost: Said(11, 503),
+    ConnectionLost: Said(11, 503, grpc="UNAVAILABLE"),
 }
 
 
@@ -405,6 +417,10 @@ def http_status(error: IcestreamError) -> int:
 
 def iceberg_error(error: IcestreamError) -> tuple[int, str]:
     return next(said for row in _rows(error) if (said := row.iceberg) is not None)
+
+
+def grpc_status(error: IcestreamError) -> str:
+    return next(status for row in _rows(error) if (status := row.grpc) is not None)
 
 
 def _rows(error: IcestreamError) -> list[Said]:

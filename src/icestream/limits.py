@@ -526,3 +526,39 @@ WRITER_FLUSH_INTERVAL_MS_MIN: Final = 100
 WRITER_FLUSH_INTERVAL_MS_MAX: Final = 24 * 3600 * 1000
 # A Raft group gets slower with each voter and seldom has more than nine; a list beyond this is a mistake.
 SEED_NODES_MAX: Final = 32
+
+# --- Danube clients ---------------------------------------------------------------------------------------------------
+# The largest message to and from a Danube client: its Python client takes 4 MiB, and a stream that brings more ends, is
+# opened again at once and gets the same message again.
+DANUBE_MESSAGE_BYTES_MAX_DEFAULT: Final = 4 * MIB - 64 * KIB
+# What gRPC itself refuses, in a way that makes clients try for ever: so far above the bound that nobody gets there.
+DANUBE_CALL_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
+# Calls under way, the streams of consumers too. Each has a task.
+DANUBE_CALLS_MAX: Final = 20_000
+# Streams of one connection: a process with thousands of consumers has one connection.
+DANUBE_STREAMS_PER_CONNECTION_MAX: Final = 4_096
+# Bytes of messages that wait to be stored. Beyond it a call is refused, and comes again.
+DANUBE_IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
+# A stream that cannot begin, or was taken over, ends so late: its client opens it again at once, without a pause.
+DANUBE_HOLD_SECONDS: Final = 1.0
+# A producer counts as connected so long after its last word; clients say one every 5 s.
+DANUBE_PRODUCER_IDLE_MS: Final = 60_000
+# A consumer that subscribed has so long to begin its stream; until then it holds its place.
+DANUBE_CONSUMER_IDLE_MS: Final = 10_000
+# How often these are looked at, while there are any.
+DANUBE_SWEEP_SECONDS: Final = 5
+# Messages of a stream that its socket has not taken: enough to keep it busy.
+DANUBE_STREAM_MESSAGES_MAX: Final = 64
+DANUBE_STREAM_BYTES_MAX: Final = 1 * MIB
+# Messages that wait for the stream of a consumer that has subscribed, where nothing is delivered twice.
+DANUBE_WAITING_MESSAGES_MAX: Final = 1_000
+DANUBE_WAITING_BYTES_MAX: Final = 4 * MIB
+# Unacked messages of one consumer: Danube's own window, and as many as it acks in DANUBE_WINDOW_MS. Its client gives no
+# credit; what lies in its buffers longer than the ack time-out would be delivered again.
+DANUBE_WINDOW_MIN: Final = 10
+DANUBE_WINDOW_MAX: Final = 5_000
+DANUBE_WINDOW_MS: Final = 2_000
+DANUBE_WINDOW_STEP_MS: Final = 100
+# Incarnations of a numbered producer that are remembered, so that a late message of one of them is refused (hazard 7).
+DANUBE_INCARNATIONS_MAX: Final = 32
+DANUBE_INCARNATION_BYTES_MAX: Final = 64

@@ -24,6 +24,9 @@ SMALL = (
     "--set", "ports.broker_http=0",
     "--set", "ports.lake=0",
     "--set", "lake.managed=false",
+    "--set", "danube.enable=false",
+    "--set", "ports.danube=0",
+    "--set", "ports.danube_admin=0",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import inspect
 import pickle
 from pathlib import Path
 
+import grpc
 import pytest
 
 from icestream import errors
@@ -60,13 +61,15 @@ def test_every_way_out_has_an_answer(kind: type[errors.IcestreamError]) -> None:
     assert 1 <= errors.exit_code(error) < 128
     assert 400 <= errors.http_status(error) < 600
     assert 400 <= errors.iceberg_error(error)[0] < 600
+    assert errors.grpc_status(error) in grpc.StatusCode.__members__
 
 
 def row(kind: type[errors.IcestreamError]) -> str:
     error = kind("x")
     status, name = errors.iceberg_error(error)
     retry = "yes" if kind.retryable else "no"
-    return f"| `{kind.code}` | {retry} | {errors.http_status(error)} | {status} {name} | {errors.exit_code(error)} | "
+    said = [kind.code, retry, errors.http_status(error), errors.grpc_status(error)]
+    return f"| `{said[0]}` | {said[1]} | {said[2]} | {said[3]} | {status} {name} | {errors.exit_code(error)} | "
 
 
 def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
@@ -75,7 +78,7 @@ def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
     wrong = [start for start, line in zip(expected, shown, strict=False) if not line.startswith(start)]
     assert not wrong, f"docs/errors.md needs these rows, each with what it means: {wrong}"
     assert len(shown) == len(expected)
-    assert all(len(line.split("|")) == 8 and line.split("|")[6].strip() for line in shown)
+    assert all(len(line.split("|")) == 9 and line.split("|")[7].strip() for line in shown)
 
 
 def test_a_row_says_something_and_nothing_twice() -> None:

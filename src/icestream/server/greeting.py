@@ -32,7 +32,10 @@ def greeting(node: Node) -> Iterator[str]:
             yield f"  {line}"
     yield f"  {_contents(node)}"
     host, around = settings.node.bind_host, node.around
-    yield f"Listening: native {f'[{host}]' if ':' in host else host}:{node.native.port}"
+    shown = f"[{host}]" if ":" in host else host
+    yield f"Listening: native {shown}:{node.native.port}"
+    if node.danube.port:
+        yield f"  Danube clients: {node.danube.url}"
     if around.http.port:
         yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
     if around.lake is not None:
@@ -54,6 +57,7 @@ def announcement(node: Node) -> dict[str, object]:
         "pid": os.getpid(),
         "data_dir": str(settings.data_dir.absolute()),
         "address": _address(host, node.native.port),
+        "danube": node.danube.url or None,
         "socket": str(settings.local_socket.absolute()) if around.local is not None else None,
         "http": _url(host, around.http.port) if around.http.port else None,
         "api": f"{api}/api/v1" if api is not None else None,

@@ -5,7 +5,7 @@
     log, storage       recovery happens here
     broker             every topic and subscription that was there before
     settings that change, local socket
-    native listener    whoever connects finds everything ready
+    listeners          native, Danube: whoever connects finds everything ready
     lake process       nobody waits for it
 
 A stop goes the other way: nobody is let in, the acks that are due leave, cursors are written, the log is closed, then
@@ -38,6 +38,7 @@ from icestream.runtime import local_socket
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.server.danube import DanubeListeners
 from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.surroundings import Surroundings
 from icestream.settings import Origin, Settings
@@ -94,6 +95,7 @@ class Node:
         self.broker = Broker(broker_options(settings), store, storage, clock)
         welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
         self.native = NativeListener(self.broker, welcome)
+        self.danube = DanubeListeners(settings)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if log is not None:
             log.on_stop = self._fail
@@ -122,6 +124,7 @@ class Node:
             await node.broker.start()
             await around.attach(node)
             await node.native.listen(settings.node.bind_host, settings.ports.native)
+            await node.danube.listen(node.broker)
         except BaseException:
             await node.stop()
             raise
@@ -155,7 +158,9 @@ class Node:
         of it must not take ten.
         """
         try:
-            leaving = await asyncio.gather(self.native.close(), self.around.close(), return_exceptions=True)
+            leaving = await asyncio.gather(
+                self.native.close(), self.danube.close(), self.around.close(), return_exceptions=True
+            )
             await self.broker.shutdown()
             for failure in leaving:
                 if isinstance(failure, BaseException):

@@ -135,3 +135,4 @@ RELATIVE: Final = Text(
 )
 # An empty path is the working directory: hardly what an unset variable in a start script was meant to say.
 DIRECTORY: Final = Text("a directory", lambda text: text.strip() != "" and _CONTROL.search(text) is None)
+FILE: Final = Text("a file", DIRECTORY.accepts)

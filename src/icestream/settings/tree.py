@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, StrictBool, model_validator
 from icestream import limits
 from icestream.settings import text, units
 from icestream.settings.broker import BrokerSection
+from icestream.settings.danube import Danube
 from icestream.settings.derive import DATA_DIR_DEFAULT, with_derived_defaults
 from icestream.settings.lake import Catalog, Iceberg
 from icestream.settings.lake_process import LakeProcess
@@ -189,6 +190,7 @@ class Settings(Section):
     backup: Backup = Backup()
     log: Log = Log()
     broker: BrokerSection = BrokerSection()
+    danube: Danube = Danube()
     lake: LakeProcess = LakeProcess()
     pipeline: Pipeline = Pipeline()
     metrics: Metrics = Metrics()

@@ -1,0 +1,87 @@
+"""Ack and Nack: by topic, subscription and offset; no consumer is named.
+
+    unknown topic or subscription                      INTERNAL, as Danube says it
+    an offset that is settled, or was not delivered    OK, nothing happens
+    a non-reliable topic                               OK, nothing happens
+
+Whoever has several of them at once calls `settle` with all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.broker.service import Broker
+from icestream.broker.shard_delivery import ShardDelivery
+from icestream.broker.subscription import unknown_subscription
+from icestream.frontends.danube.calls import Call, CallFailed, decode
+from icestream.frontends.danube.consumers import Consumers, Where
+from icestream.frontends.danube.places import find_place
+from icestream.frontends.danube.wire import danube_pb2 as pb
+
+
+class Settled(NamedTuple):
+    """One message that a consumer is done with, or gives back."""
+
+    topic_name: str
+    subscription: str
+    offset: int
+    nack_delay_ms: int | None = None  # None: it is acked
+
+
+class Acknowledging:
+    def __init__(self, broker: Broker, consumers: Consumers) -> None:
+        self._broker = broker
+        self._consumers = consumers
+
+    async def ack(self, raw: bytes, call: Call) -> bytes:
+        asked = decode(pb.AckRequest, raw)
+        _check(self.settle([Settled(asked.msg_id.topic_name, asked.subscription_name, asked.msg_id.topic_offset)]))
+        return pb.AckResponse(request_id=asked.request_id).SerializeToString()
+
+    async def nack(self, raw: bytes, call: Call) -> bytes:
+        asked = decode(pb.NackRequest, raw)
+        delay_ms = min(asked.delay_ms, limits.FAILURE_POLICY_VALUE_MAX)  # the policy of the subscription bounds it
+        where = asked.msg_id
+        _check(self.settle([Settled(where.topic_name, asked.subscription_name, where.topic_offset, delay_ms)]))
+        return pb.NackResponse(request_id=asked.request_id).SerializeToString()
+
+    def settle(self, batch: Iterable[Settled]) -> list[errors.IcestreamError | None]:
+        """What is wrong with each. Acks of one shard and subscription count together."""
+        outcomes: list[errors.IcestreamError | None] = []
+        acks: dict[Where, tuple[ShardDelivery, list[tuple[int, int]]]] = {}
+        for one in batch:
+            try:
+                where, delivery = self._delivery(one)
+            except errors.IcestreamError as error:
+                outcomes.append(error)
+                continue
+            outcomes.append(None)
+            ranges = [(one.offset, one.offset + 1)] if one.offset < limits.OFFSET_MAX else []
+            if one.nack_delay_ms is None:
+                acks.setdefault(where, (delivery, []))[1].extend(ranges)
+            else:
+                delivery.nack(ranges, delivery.generation, one.nack_delay_ms)
+                self._consumers.acked(where, 1)
+        for where, (delivery, ranges) in acks.items():
+            delivery.ack(ranges, delivery.generation)
+            self._consumers.acked(where, len(ranges))
+        return outcomes
+
+    def _delivery(self, one: Settled) -> tuple[Where, ShardDelivery]:
+        topic, part = find_place(self._broker.topics, one.topic_name)
+        found = topic.subscriptions.get(one.subscription)
+        if found is None:
+            raise unknown_subscription(topic.name, one.subscription)
+        shard = part or 0
+        return (topic.record.id, shard, one.subscription), found.delivery(shard)
+
+
+def _check(outcomes: list[errors.IcestreamError | None]) -> None:
+    (error,) = outcomes
+    if isinstance(error, errors.UnknownTopic | errors.UnknownSubscription):
+        raise CallFailed("INTERNAL", error)
+    if error is not None:
+        raise error

@@ -1,0 +1,58 @@
+"""Discovery and HealthCheck: where a topic is, which partitions it has, and whether an id still means somebody.
+
+A lookup creates nothing. Names match exactly: a topic is not found by the beginning of its name. A health check always
+answers: a client whose check fails once never asks again, and then knows nothing of a consumer that is gone.
+"""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.broker.service import Broker
+from icestream.frontends.danube.calls import Call, decode
+from icestream.frontends.danube.consumers import Consumers
+from icestream.frontends.danube.places import base_name, wire_names
+from icestream.frontends.danube.producers import Producers
+from icestream.frontends.danube.wire import danube_pb2 as pb
+from icestream.observability.log import get_logger
+
+_log = get_logger("danube")
+
+
+class Discovery:
+    def __init__(self, broker: Broker, producers: Producers, consumers: Consumers, url: str) -> None:
+        self._broker = broker
+        self._producers = producers
+        self._consumers = consumers
+        self._url = url
+
+    async def lookup(self, raw: bytes, call: Call) -> bytes:
+        asked = decode(pb.TopicLookupRequest, raw)
+        if not wire_names(self._broker.topics, asked.topic):
+            self._broker.topics.get(base_name(asked.topic))
+            raise errors.UnknownTopic(f"there is no topic {asked.topic}", hint="TopicPartitions lists its partitions")
+        answer = pb.TopicLookupResponse(
+            request_id=asked.request_id,
+            response_type=pb.TopicLookupResponse.Connect,
+            connect_url=self._url,
+            broker_url=self._url,
+        )
+        return answer.SerializeToString()
+
+    async def partitions(self, raw: bytes, call: Call) -> bytes:
+        asked = decode(pb.TopicLookupRequest, raw)
+        names = wire_names(self._broker.topics, asked.topic)
+        return pb.TopicPartitionsResponse(request_id=asked.request_id, partitions=names).SerializeToString()
+
+    async def health(self, raw: bytes, call: Call) -> bytes:
+        asked = decode(pb.HealthCheckRequest, raw)
+        if asked.client not in pb.HealthCheckRequest.ClientType.values():
+            raise errors.InvalidInput(f"there is no client type {asked.client}", hint="0: a producer, 1: a consumer")
+        is_consumer = asked.client == pb.HealthCheckRequest.Consumer
+        known = self._consumers if is_consumer else self._producers
+        try:
+            is_known = await known.is_known(asked.id)
+        except errors.IcestreamError as error:
+            _log.warning("an id could not be looked up", id=asked.id, error=str(error))
+            is_known = True
+        answered = pb.HealthCheckResponse
+        return answered(status=answered.OK if is_known else answered.CLOSE).SerializeToString()

@@ -1,0 +1,148 @@
+"""Messages between the wire and the columns of a block.
+
+in     every value is checked here against its column (hazard 9): what passes can become a row. Danube's numbers are
+       unsigned and have 64 bits; ids and times here are signed.
+out    the message is built once for all who get it, without the name of the subscription. Protobuf takes fields in any
+       order, so each consumer has its own few bytes behind it (`subscription_field`).
+
+    wire                      column
+    request_id                request_id
+    msg_id.producer_id        producer_id
+    msg_id.topic_name         topic_name, as sent; on the way out the exact name of the shard
+    msg_id.broker_addr        broker_addr, as sent; on the way out this broker
+    msg_id.topic_offset       the offset; ignored on the way in
+    payload, attributes       payload, headers
+    publish_time (ms)         publish_time (us)
+    producer_name             producer_name
+    subscription_name         subscription_name; on the way out the consumer's
+    schema_id, _version       schema_id, schema_version
+    routing_key               key. One that is not UTF-8 (from other front ends) travels as attribute
+                              x-icestream-key, in base64
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any, Final
+
+from icestream import errors, limits
+from icestream.frontends.danube.asked import SEQUENCE
+from icestream.frontends.danube.wire import danube_pb2 as pb
+from icestream.model import envelope
+from icestream.model.block import Block, Value, blocks_of
+from icestream.model.envelope import Column
+from icestream.storage.block_check import column_bits, select_rows
+from icestream.wal.tail import SectionRead
+
+KEY_BYTES: Final = "x-icestream-key"
+SIGNED_MAX: Final = 2**63 - 1
+# Columns that this front end sets beside those of any client.
+OWN_COLUMNS: Final = column_bits(
+    column.id for column in (envelope.PRODUCER_ID, envelope.BROKER_ADDR, envelope.SUBSCRIPTION_NAME)
+)
+
+Row = dict[Column, Value]
+
+
+def row_of(message: pb.StreamMessage) -> Row:
+    """The message as a row. Raises InvalidInput for what fits no column."""
+    where = message.msg_id
+    row: Row = {
+        envelope.PAYLOAD: message.payload,
+        envelope.REQUEST_ID: _signed("request_id", message.request_id),
+        envelope.PRODUCER_ID: _signed("producer_id", where.producer_id),
+        envelope.PUBLISH_TIME: _signed("publish_time", message.publish_time, SIGNED_MAX // 1000) * 1000,
+        envelope.PRODUCER_NAME: message.producer_name,
+        envelope.TOPIC_NAME: where.topic_name,
+    }
+    if where.broker_addr:
+        row[envelope.BROKER_ADDR] = where.broker_addr
+    if message.subscription_name:
+        row[envelope.SUBSCRIPTION_NAME] = message.subscription_name
+    if message.HasField("routing_key"):
+        row[envelope.KEY] = message.routing_key.encode()
+    if message.HasField("schema_id"):
+        row[envelope.SCHEMA_ID] = _signed("schema_id", message.schema_id)
+    if message.HasField("schema_version"):
+        row[envelope.SCHEMA_VERSION] = _signed("schema_version", message.schema_version, 2**31 - 1)
+    if message.attributes:
+        row[envelope.HEADERS] = _attributes(dict(message.attributes))
+    return row
+
+
+def _signed(name: str, value: int, most: int = SIGNED_MAX) -> int:
+    if value > most:
+        raise errors.InvalidInput(f"{name} {value} does not fit its column", hint=f"{most} is the most")
+    return value
+
+
+def _attributes(found: dict[str, str]) -> dict[str, str]:
+    if len(found) > limits.HEADERS_MAX:
+        raise errors.InvalidInput(f"a message with {len(found)} attributes", hint=f"{limits.HEADERS_MAX} are possible")
+    return found
+
+
+def sequence_text(message: pb.StreamMessage) -> str | None:
+    return message.attributes.get(SEQUENCE)
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+def subscription_field(name: str) -> bytes:
+    """The bytes behind a message for one consumer."""
+    return pb.StreamMessage(subscription_name=name).SerializeToString()
+
+
+def messages_of(
+    section: SectionRead, first_row: int, rows: int, topic_name: str, address: str
+) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of the messages from `first_row` on."""
+    offset = section.base_offset + first_row
+    body = section.body if not first_row and rows == section.rows else select_rows(section.body, first_row, rows)
+    for block in blocks_of(body):
+        for row in _rows(block):
+            yield offset, _encode(row, offset, topic_name, address)
+            offset += 1
+
+
+_READ: Final = (
+    envelope.PAYLOAD, envelope.REQUEST_ID, envelope.PRODUCER_ID, envelope.PUBLISH_TIME, envelope.PRODUCER_NAME,
+    envelope.KEY, envelope.SCHEMA_ID, envelope.SCHEMA_VERSION, envelope.HEADERS,
+)  # fmt: skip
+
+
+def _rows(block: Block) -> Iterator[tuple[Value, ...]]:
+    columns = [block.values(column) for column in _READ]
+    if block.numbering is not None:
+        columns[2] = [block.numbering.producer_id if id_ is None else id_ for id_ in columns[2]]
+    return zip(*columns, strict=True)
+
+
+def _encode(row: tuple[Any, ...], offset: int, topic_name: str, address: str) -> bytes:
+    payload, request_id, producer_id, publish_us, producer_name, key, schema_id, schema_version, headers = row
+    message = pb.StreamMessage(
+        request_id=max(request_id or 0, 0),
+        msg_id=pb.MsgID(
+            producer_id=max(producer_id or 0, 0), topic_name=topic_name, broker_addr=address, topic_offset=offset
+        ),
+        payload=payload or b"",
+        publish_time=max((publish_us or 0) // 1000, 0),
+        producer_name=producer_name or "",
+        attributes=headers or {},
+    )
+    if key is not None:
+        _put_key(message, key)
+    if schema_id is not None and schema_id >= 0:
+        message.schema_id = schema_id
+    if schema_version is not None and schema_version >= 0:
+        message.schema_version = schema_version
+    return message.SerializeToString()
+
+
+def _put_key(message: pb.StreamMessage, key: bytes) -> None:
+    try:
+        message.routing_key = key.decode()
+    except UnicodeDecodeError:
+        message.attributes[KEY_BYTES] = b64encode(key).decode()

@@ -1,0 +1,54 @@
+"""Names on the wire and what they mean here: `/namespace/name` is a topic, `/namespace/name-part-3` a shard of one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from icestream.broker.parts import check_part, unknown_part
+from icestream.broker.topic import Topic
+from icestream.broker.topics import Topics
+from icestream.model.topic_name import TopicName, parse_shard
+
+parse_place = lru_cache(4096)(parse_shard)  # every message and ack has such a name
+
+
+class Place(NamedTuple):
+    """A shard, and how it was named: `part` is None for a plain topic."""
+
+    topic: Topic
+    part: int | None
+
+    @property
+    def shard(self) -> int:
+        return self.part or 0
+
+
+def find_place(topics: Topics, name: str) -> Place:
+    """Raises UnknownTopic for what is not there."""
+    found, part = parse_place(name)
+    topic = topics.get(found)
+    check_part(topic, part)
+    if part is not None and part >= topic.record.shards:
+        raise unknown_part(topic, part)
+    return Place(topic, part)
+
+
+def wire_name(topic: Topic, shard: int) -> str:
+    record = topic.record
+    return topic.name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned)
+
+
+def wire_names(topics: Topics, name: str) -> list[str]:
+    """All shards of a topic, or the one that is named. None where there is no such topic: names match exactly."""
+    found, part = parse_place(name)
+    topic = topics.find(found)
+    if topic is None or (part is not None and not topic.record.has_parts):
+        return []
+    shards = range(topic.record.shards) if part is None else [part] if part < topic.record.shards else []
+    return [wire_name(topic, shard) for shard in shards]
+
+
+def base_name(name: str) -> TopicName:
+    """The topic, whichever shard of it is named."""
+    return parse_place(name)[0]

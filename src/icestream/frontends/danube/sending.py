@@ -1,0 +1,215 @@
+"""SendMessage: what came in one turn of the loop is stored together.
+
+Each call is decoded and checked alone, and refused alone. What passes waits for the end of the turn; then the messages
+of one producer for one shard become one block. Whoever hands over whole batches calls `store` directly.
+
+A call is answered when its block is durable (as the sync mode says), later where its topic has a publish rate. Calls of
+one client that are under way at the same time have no order among each other; one that waits for each answer has.
+A refusal holds nobody back: each call knows its own outcome (compare hazard 37, which is about pipelines).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.broker.service import Broker
+from icestream.broker.topic import Producer
+from icestream.frontends.danube.asked import parse_sequence
+from icestream.frontends.danube.calls import Call, decode
+from icestream.frontends.danube.messages import Row, row_of, sequence_text
+from icestream.frontends.danube.places import find_place
+from icestream.frontends.danube.producers import DanubeProducer, Producers
+from icestream.frontends.danube.wire import danube_pb2 as pb
+from icestream.model.block import Numbering, Value, encode_block
+from icestream.model.envelope import Column
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+from icestream.wal.receipt import Receipt
+
+Outcome = asyncio.Future[int]  # milliseconds to wait before the answer
+
+
+class Sent(NamedTuple):
+    """One message on its way, and who waits for it."""
+
+    producer: Producer
+    shard: int
+    row: Row
+    number: int | None
+    outcome: Outcome
+
+
+class Sending:
+    def __init__(
+        self, broker: Broker, producers: Producers, clock: Clock, tasks: Tasks, message_bytes_max: int
+    ) -> None:
+        self._broker = broker
+        self._producers = producers
+        self._clock = clock
+        self._tasks = tasks
+        self._message_bytes_max = message_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Sent] = []
+        self._bytes = 0  # of all calls that are under way
+
+    async def send(self, raw: bytes, call: Call) -> bytes:
+        if self._bytes and self._bytes + len(raw) > limits.DANUBE_IN_FLIGHT_BYTES_MAX:
+            raise errors.InFlightFull("too many messages wait to be stored", hint="send it again in a moment")
+        self._bytes += len(raw)
+        try:
+            message = decode(pb.StreamMessage, raw)
+            self._check_size(len(raw))
+            wait_ms = await self._put(message)
+        finally:
+            self._bytes -= len(raw)
+        if wait_ms:
+            await self._clock.sleep(wait_ms / 1000)
+        return pb.MessageResponse(request_id=message.request_id).SerializeToString()
+
+    def _check_size(self, size: int) -> None:
+        """What is stored must be deliverable: clients end a stream that brings a larger one."""
+        if size > self._message_bytes_max:
+            raise errors.MessageTooLarge(
+                f"a message of {size} bytes", hint=f"danube.max_message_bytes allows {self._message_bytes_max}"
+            )
+
+    async def _put(self, message: pb.StreamMessage) -> int:
+        id_ = message.msg_id.producer_id
+        producer = self._producers.find(id_) or await self._producers.recall(id_)
+        shard = self._shard_of(producer, message.msg_id.topic_name)
+        row, text = row_of(message), sequence_text(message)
+        outcome: Outcome = self._loop.create_future()
+        if text is None:
+            self._wait(Sent(producer.plain, shard, row, None, outcome))
+        else:
+            asked = parse_sequence(text)
+            numbered = await self._producers.numbered(producer, asked.incarnation)
+            last = producer.last_before.get(shard)
+            if last is not None and asked.number <= last:
+                return 0  # it was stored before a restart of the broker
+            if last is not None and asked.number > last + 1 and not numbered.is_numbered:
+                raise errors.OutOfOrderSequence(
+                    f"message {asked.number} came behind {last}", hint="send the numbers of a shard one after the other"
+                )
+            self._wait(Sent(numbered, shard, row, asked.number, outcome))
+        return await outcome
+
+    def _shard_of(self, producer: DanubeProducer, name: str) -> int:
+        place = find_place(self._broker.topics, name)
+        if place.topic is not producer.plain.topic:
+            raise errors.InvalidInput(
+                f"producer {producer.id} belongs to {producer.topic}, not to {place.topic.name}",
+                hint="send with the producer of the topic",
+            )
+        return place.shard
+
+    # --- the turn ---
+
+    def _wait(self, sent: Sent) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(sent)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self.store(waiting)
+
+    def store(self, batch: Iterable[Sent]) -> None:
+        """Stores what is given, in order; every outcome is told when it is known."""
+        together: dict[tuple[int, int], list[Sent]] = {}
+        for one in batch:
+            if one.number is not None:
+                self._store([one])
+            else:
+                together.setdefault((id(one.producer), one.shard), []).append(one)
+        for group in together.values():
+            for part in _parts(group, self._broker.storage.batch_bytes_max):
+                self._store(part)
+
+    def _store(self, group: list[Sent]) -> None:
+        first = group[0]
+        numbering = None
+        if first.number is not None:
+            numbering = Numbering(first.producer.id, first.producer.epoch, first.number)
+        try:
+            block = encode_block(len(group), _columns(group), numbering)
+            if self._broker.storage.has_room(len(block)):
+                self._publish(group, block)
+            else:
+                self._tasks.start(self._publish_later(group, block), "danube-room")
+        except errors.IcestreamError as error:
+            self._refuse(group, error)
+
+    async def _publish_later(self, group: list[Sent], block: bytes) -> None:
+        try:
+            await self._broker.storage.wait_for_room(len(block))
+            self._publish(group, block)
+        except errors.IcestreamError as error:
+            self._refuse(group, error)
+
+    def _publish(self, group: list[Sent], block: bytes) -> None:
+        producer, shard = group[0].producer, group[0].shard
+        if producer.pipe(shard).is_refused:
+            self._broker.reset_producer(producer, shard)
+        receipt = self._broker.publish(producer, shard, block)
+        receipt.add_done_callback(lambda done: _tell(group, done))
+
+    def _refuse(self, group: list[Sent], error: errors.IcestreamError) -> None:
+        """Each alone, where one of them may be what is wrong with all."""
+        if len(group) > 1 and isinstance(error, errors.InvalidInput):
+            for one in group:
+                self._store([one])
+            return
+        for one in group:
+            if not one.outcome.done():
+                one.outcome.set_exception(error)
+
+
+def _tell(group: list[Sent], receipt: Receipt) -> None:
+    error = receipt.exception()
+    if error is None:
+        (result,) = receipt.result()
+        error = result if isinstance(result, errors.IcestreamError) else None
+    for one in group:
+        if one.outcome.done():
+            continue  # its client is gone
+        if error is not None:
+            one.outcome.set_exception(error)
+        else:
+            one.outcome.set_result(receipt.pause_ms)
+
+
+def _columns(group: list[Sent]) -> dict[Column, list[Value]]:
+    columns: dict[Column, list[Value]] = {}
+    for at, one in enumerate(group):
+        for column, value in one.row.items():
+            columns.setdefault(column, [None] * len(group))[at] = value
+    return columns
+
+
+def _parts(group: list[Sent], bytes_max: int) -> Iterable[list[Sent]]:
+    """As many at a time as surely fit a block."""
+    part: list[Sent] = []
+    size = 0
+    for one in group:
+        grown = _size(one.row)
+        if part and (size + grown > bytes_max // 2 or len(part) == limits.BLOCK_ROWS_MAX):
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += grown
+    if part:
+        yield part
+
+
+def _size(row: Row) -> int:
+    return 64 + sum(len(value) for value in row.values() if isinstance(value, bytes | str)) + _headers_size(row)
+
+
+def _headers_size(row: Row) -> int:
+    return sum(
+        len(key) + len(text) + 8 for found in row.values() if isinstance(found, dict) for key, text in found.items()
+    )

@@ -1,0 +1,77 @@
+"""The listeners for clients of Danube. gRPC is loaded when somebody wants them, and not before."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+from icestream.broker.service import Broker
+from icestream.runtime.clock import SystemClock
+from icestream.settings import Settings
+
+if TYPE_CHECKING:
+    from icestream.frontends.danube.grpc_server import GrpcListener, TlsFiles
+    from icestream.frontends.danube.service import DanubeService
+
+_WILDCARDS: Final = ("0.0.0.0", "::")
+
+
+class DanubeListeners:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._service: DanubeService | None = None
+        self._listener: GrpcListener | None = None
+        self.url = ""  # where clients are told to connect; empty while nobody listens
+
+    @property
+    def port(self) -> int:
+        return self._listener.port if self._listener is not None else 0
+
+    async def listen(self, broker: Broker) -> None:
+        if not self._settings.danube.enable:
+            return
+        _quiet()
+        from icestream.frontends.danube.grpc_server import GrpcListener
+        from icestream.frontends.danube.service import DanubeOptions, DanubeService
+
+        settings = self._settings
+        tls = _tls(settings)
+        listener = GrpcListener("ports.danube")
+        port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
+        self.url = f"{'http' if tls is None else 'https'}://{_address(settings, port)}"
+        self._service = DanubeService(broker, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes))
+        await listener.serve(self._service.table())
+        self._listener = listener
+        self._service.start()
+
+    async def close(self) -> None:
+        """Streams end, calls under way are answered, nobody is let in any more."""
+        if self._service is not None:
+            self._service.leave()
+        if self._listener is not None:
+            await self._listener.close()
+        if self._service is not None:
+            await self._service.close()
+
+
+def _quiet() -> None:
+    """gRPC writes to stderr what nobody can act on, and looks after forks that never happen here."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def _tls(settings: Settings) -> TlsFiles | None:
+    from icestream.frontends.danube.grpc_server import TlsFiles
+
+    found = settings.danube
+    if found.tls_certificate is None or found.tls_key is None:
+        return None
+    return TlsFiles(found.tls_certificate, found.tls_key, found.tls_client_ca)
+
+
+def _address(settings: Settings, port: int) -> str:
+    host = settings.danube.advertised_host or settings.node.bind_host
+    if host in _WILDCARDS:
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

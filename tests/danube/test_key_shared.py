@@ -1,0 +1,157 @@
+"""Key-shared subscriptions with Danube's Python client: a key stays with one consumer, filters, poison, churn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from danube import SubType
+
+from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.topic_name import TopicName
+from tests.support.danube_broker import DanubeBroker, Received, danube_broker
+from tests.support.until import until
+
+pytestmark = pytest.mark.asyncio
+TOPIC = TopicName("default", "t")
+
+
+@pytest_asyncio.fixture
+async def danube(tmp_path: Path) -> AsyncIterator[DanubeBroker]:
+    async with danube_broker(tmp_path) as found:
+        yield found
+
+
+async def join(danube: DanubeBroker, name: str = "c", *keys: str) -> Received:
+    return await danube.consumer("/default/t", name, kind=SubType.KEY_SHARED, keys=keys)
+
+
+async def drain(received: list[Received], count: int) -> list[list[Any]]:
+    """What each of them gets until there are `count` in all; everything is acked."""
+    found: list[list[Any]] = [[] for _ in received]
+
+    async def collect(one: Received, into: list[Any]) -> None:
+        while True:
+            into.append(await one.next())
+
+    tasks = [asyncio.ensure_future(collect(one, into)) for one, into in zip(received, found, strict=True)]
+    try:
+        await until(lambda: sum(map(len, found)) >= count)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return found
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+async def test_per_key_affinity(danube: DanubeBroker, reliable: bool) -> None:
+    producer = await danube.producer("/default/t", reliable=reliable)
+    received = [await join(danube, f"c{number}") for number in range(3)]
+    for number in range(40):
+        await producer.send_with_key(b"%d" % number, None, f"key-{number % 8}")
+    found = await drain(received, 40)
+    keys = [{one.routing_key for one in messages} for messages in found]
+    assert sum(map(len, keys)) == 8, "a key went to two consumers"
+    for messages in found:
+        for key in {one.routing_key for one in messages}:
+            numbers = [int(one.payload) for one in messages if one.routing_key == key]
+            assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+async def test_glob_filter_and_multiple_patterns(danube: DanubeBroker, reliable: bool) -> None:
+    producer = await danube.producer("/default/t", reliable=reliable)
+    payments = await join(danube, "payments", "payment")
+    logistics = await join(danube, "logistics", "ship*", "invoice-?")
+    keys = ["payment", "shipping", "invoice-1", "payment", "ship"]
+    for key in keys:
+        await producer.send_with_key(key.encode(), None, key)
+    first, second = await drain([payments, logistics], 5)
+    assert [one.payload for one in first] == [b"payment", b"payment"]
+    assert sorted(one.payload for one in second) == [b"invoice-1", b"ship", b"shipping"]
+
+
+async def test_filter_mixed_with_unfiltered(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    some = await join(danube, "some", "a*")
+    rest = await join(danube, "rest")
+    for number in range(20):
+        await producer.send_with_key(b"m", None, f"{'ab'[number % 2]}{number}")
+    first, second = await drain([some, rest], 20)
+    assert {one.routing_key[0] for one in first} <= {"a"}
+    assert {one.routing_key[0] for one in second} >= {"b"}
+
+
+async def test_out_of_order_ack(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    received = await join(danube)
+    for number in range(4):
+        await producer.send_with_key(b"%d" % number, None, f"key-{number}")
+    messages = [await received.next(ack=False) for _ in range(4)]
+    for message in reversed(messages):
+        await received.consumer.ack(message)
+    await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
+    assert received.queue.empty()
+
+
+async def test_one_message_of_a_key_at_a_time(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    received = await join(danube)
+    for number in range(3):
+        await producer.send_with_key(b"%d" % number, None, "key")
+    first = await received.next(ack=False)
+    assert received.queue.empty()
+    await received.consumer.ack(first)
+    assert await received.payloads(2) == [b"1", b"2"]
+
+
+async def test_key_shared_partitioned_multi_affinity(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t", partitions=3)
+    received = [await join(danube, f"c{number}") for number in range(2)]
+    for number in range(24):
+        await producer.send_with_key(b"m", None, f"key-{number % 6}")
+    found = await drain(received, 24)
+    assert sum(len({one.routing_key for one in messages}) for messages in found) == 6
+
+
+async def test_consumer_churn_join(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    received = [await join(danube, "first")]
+    for number in range(10):
+        await producer.send_with_key(b"%d" % number, None, f"key-{number}")
+    received.append(await join(danube, "second"))
+    for number in range(10, 20):
+        await producer.send_with_key(b"%d" % number, None, f"key-{number}")
+    found = await drain(received, 20)
+    assert sorted(int(one.payload) for messages in found for one in messages) == list(range(20))
+
+
+@pytest.mark.parametrize("poison", [Poison.DROP, Poison.BLOCK, Poison.DEAD_LETTER])
+async def test_poison_concerns_only_its_key(danube: DanubeBroker, poison: Poison) -> None:
+    """Drop and dead letter free the key; block stalls that key and no other."""
+    producer = await danube.producer("/default/t")
+    received = await join(danube)
+    dead = "/default/dead" if poison is Poison.DEAD_LETTER else None
+    await danube.broker.set_failure_policy(TOPIC, "s", FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, poison, dead))
+    await producer.send_with_key(b"poison", None, "bad")
+    await received.consumer.nack(await received.next(ack=False), delay_ms=0)
+    await producer.send_with_key(b"behind", None, "bad")
+    await producer.send_with_key(b"other", None, "good")
+    wanted = {b"other"} if poison is Poison.BLOCK else {b"other", b"behind"}
+    assert set(await received.payloads(len(wanted))) == wanted
+
+
+async def test_key_shared_consumer_death_keeps_messages(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    dying = await join(danube, "dying")
+    for number in range(6):
+        await producer.send_with_key(b"%d" % number, None, f"key-{number}")
+    await dying.payloads(6, ack=False)
+    heir = await join(danube, "heir")
+    await dying.consumer.close()
+    assert sorted(map(int, await heir.payloads(6))) == list(range(6))

@@ -1,0 +1,140 @@
+"""Reliable dispatch with Danube's Python client: acks, nacks, time-outs, and what becomes of messages that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from danube import SubType
+
+from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.topic_name import TopicName
+from tests.support.danube_broker import DanubeBroker, danube_broker
+from tests.support.until import until
+
+pytestmark = pytest.mark.asyncio
+TOPIC = TopicName("default", "t")
+BOTH = pytest.mark.parametrize("kind", [SubType.EXCLUSIVE, SubType.SHARED])
+AT_ONCE = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DROP)
+
+
+@pytest_asyncio.fixture
+async def danube(tmp_path: Path) -> AsyncIterator[DanubeBroker]:
+    async with danube_broker(tmp_path) as found:
+        yield found
+
+
+@BOTH
+async def test_reliable_basic(danube: DanubeBroker, kind: SubType) -> None:
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t", kind=kind)
+    payload = bytes(1000)
+    for _ in range(20):
+        await producer.send(payload)
+    assert await received.payloads(20) == [payload] * 20
+    await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
+
+
+@BOTH
+async def test_nack_redelivers(danube: DanubeBroker, kind: SubType) -> None:
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t", kind=kind)
+    await danube.broker.set_failure_policy(TOPIC, "s", AT_ONCE)
+    await producer.send(b"m")
+    first = await received.next(ack=False)
+    await received.consumer.nack(first, delay_ms=0, reason="again")
+    second = await received.next()
+    assert second.msg_id == first.msg_id
+    await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
+
+
+async def test_ack_timeout_redelivers(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t")
+    await danube.broker.set_failure_policy(TOPIC, "s", FailurePolicy(9, 50, 0, 0, Backoff.FIXED, Poison.BLOCK))
+    await producer.send(b"m")
+    assert await received.payloads(2, ack=False) == [b"m", b"m"]
+
+
+async def test_retry_exhausted_drop(danube: DanubeBroker) -> None:
+    await fail_one(danube, AT_ONCE)
+    assert danube.broker.subscription(TOPIC, "s").lag == 0
+
+
+async def test_retry_exhausted_block(danube: DanubeBroker) -> None:
+    policy = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.BLOCK)
+    await fail_one(danube, policy, is_over=lambda: bool(delivery(danube).dispatcher.blocked))
+    assert danube.broker.subscription(TOPIC, "s").lag == 1
+
+
+async def test_retry_exhausted_deadletter(danube: DanubeBroker) -> None:
+    policy = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DEAD_LETTER, "/default/dead")
+    await fail_one(danube, policy)
+    await danube.broker.create_subscription(TopicName("default", "dead"), "look", **earliest())
+    letters = await danube.consumer("/default/dead", subscription="look", kind=SubType.SHARED)
+    letter = await letters.next()
+    assert (letter.payload, letter.attributes["x-original-subscription"]) == (b"poison", "s")
+
+
+def earliest() -> dict[str, object]:
+    from icestream.model.subscription import Start, StartAt, SubscriptionType
+
+    return {"kind": SubscriptionType.SHARED, "start": Start(StartAt.EARLIEST)}
+
+
+def delivery(danube: DanubeBroker):  # type: ignore[no-untyped-def]
+    return danube.broker.subscription(TOPIC, "s").deliveries[0]
+
+
+async def fail_one(danube: DanubeBroker, policy: FailurePolicy, is_over=None) -> None:  # type: ignore[no-untyped-def]
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t")
+    await danube.broker.set_failure_policy(TOPIC, "s", policy)
+    await producer.send(b"poison")
+    for _ in range(2):
+        await received.consumer.nack(await received.next(ack=False), delay_ms=0)
+    await until(is_over or (lambda: danube.broker.subscription(TOPIC, "s").lag == 0))
+
+
+async def test_reconnection_resends_pending(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+    await producer.send(b"1")
+    await producer.send(b"2")
+    assert await received.payloads(2, ack=False) == [b"1", b"2"]
+    await received.consumer.close()
+    again = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+    assert await again.payloads(2) == [b"1", b"2"]
+
+
+async def test_reconnection_fails_over_to_another_consumer(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    first = await danube.consumer("/default/t", "first")
+    for number in range(3):
+        await producer.send(b"%d" % number)
+    assert len(await first.payloads(3, ack=False)) == 3
+    second = await danube.consumer("/default/t", "second")
+    await first.consumer.close()
+    assert sorted(await second.payloads(3)) == [b"0", b"1", b"2"]
+
+
+async def test_multiple_reconnections_same_message(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+    await producer.send(b"m")
+    for _ in range(3):
+        again = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+        assert await again.payloads(1, ack=False) == [b"m"]
+        await again.consumer.close()
+
+
+async def test_subscription_creation_race_condition(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    consumers = await asyncio.gather(*(danube.consumer("/default/t", f"c{number}") for number in range(5)))
+    assert list(danube.broker.topics.get(TOPIC).subscriptions) == ["s"]
+    await asyncio.gather(*(producer.send(b"%d" % number) for number in range(25)))
+    found = await asyncio.gather(*(one.payloads(5) for one in consumers))
+    assert sorted(int(payload) for one in found for payload in one) == list(range(25))

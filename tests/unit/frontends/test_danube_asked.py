@@ -1,0 +1,198 @@
+"""What Danube's clients may ask for beyond its protocol: where to start, numbers of their own, and how fast."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.frontends.danube.asked import Sequence, parse_sequence, parse_start
+from icestream.frontends.danube.window import AckWindow
+from icestream.model.subscription import Start, StartAt
+from icestream.model.topic_name import TopicName
+from tests.support.danube_table import DanubeTable, Refusal, danube_table
+from tests.support.hasty_clock import HastyClock
+from tests.support.lasting_store import LastingStore
+
+TOPIC = TopicName("default", "t")
+
+
+@pytest_asyncio.fixture
+async def table() -> AsyncIterator[DanubeTable]:
+    async with danube_table() as found:
+        yield found
+
+
+# --- where to start ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("earliest", Start(StartAt.EARLIEST)),
+        (" latest ", Start(StartAt.LATEST)),
+        ("offset:0", Start(StartAt.OFFSET, 0)),
+        ("offset:12", Start(StartAt.OFFSET, 12)),
+        ("time:1700000000123", Start(StartAt.TIME, 1_700_000_000_123_000)),
+        ("time:2026-11-16T12:00:00.25Z", Start(StartAt.TIME, 1_794_830_400_250_000)),
+        ("time:2026-11-16T13:00:00+01:00", Start(StartAt.TIME, 1_794_830_400_000_000)),
+        ("time:2026-11-16T12:00:00", Start(StartAt.TIME, 1_794_830_400_000_000)),
+    ],
+)
+def test_starts(text: str, start: Start) -> None:
+    assert parse_start(text) == start
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "first", "offset", "offset:", "offset:x", "offset:-1", "offset:99999999999999999", "time:", "time:soon",
+     "earliest:1", "latest:2", "offset:٣", "time:2026-13-01"],
+)  # fmt: skip
+def test_what_is_no_start(text: str) -> None:
+    with pytest.raises(errors.InvalidInput):
+        parse_start(text)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("start", "first"), [("earliest", b"0"), ("offset:2", b"2"), ("latest", b"new"), ("", b"new")])
+async def test_a_new_subscription_starts_where_it_asks_to(table: DanubeTable, start: str, first: bytes) -> None:
+    mine = await table.producer()
+    for number in range(4):
+        await table.send(mine, b"%d" % number)
+    stream = table.receive(await table.subscribe(start=start)).stream
+    await table.send(mine, b"new")
+    assert (await stream.until(1))[0].payload == first
+
+
+@pytest.mark.asyncio
+async def test_a_start_that_is_none_makes_no_subscription(table: DanubeTable) -> None:
+    await table.producer()
+    with pytest.raises(Refusal, match="INVALID_ARGUMENT"):
+        await table.subscribe(start="yesterday")
+    assert not table.broker.topics.get(TOPIC).subscriptions
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_sequences() -> None:
+    assert parse_sequence("1700000000:12") == Sequence("1700000000", 12)
+    assert parse_sequence("worker-1/ä:0") == Sequence("worker-1/ä", 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", ":5", "a:", "a:-1", "a:01", "a:b:1", "a b:1", "a:1x", f"a:{2**63}", f"{'i' * 65}:1", "a:٣"]
+)
+def test_what_is_no_sequence(text: str) -> None:
+    with pytest.raises(errors.InvalidInput):
+        parse_sequence(text)
+
+
+def numbered(incarnation: str, number: int) -> dict[str, str]:
+    return {"x-icestream-sequence": f"{incarnation}:{number}"}
+
+
+@pytest.mark.asyncio
+async def test_hazard_07_a_retry_with_its_number_is_stored_once(table: DanubeTable) -> None:
+    mine = await table.producer()
+    stream = table.receive(await table.subscribe()).stream
+    for number in (1, 2, 2, 1, 3, 3):
+        await table.send(mine, b"%d" % number, attributes=numbered("a", number))
+    await stream.until(3)
+    assert stream.payloads == [b"1", b"2", b"3"]
+    assert stream.messages[0].msg_id.producer_id == mine
+
+
+@pytest.mark.asyncio
+async def test_hazard_07_a_new_life_counts_from_the_beginning_and_the_old_one_is_fenced(table: DanubeTable) -> None:
+    mine = await table.producer()
+    for incarnation in ("a", "b"):
+        for number in (1, 2):
+            await table.send(mine, attributes=numbered(incarnation, number))
+    assert table.broker.topics.get(TOPIC).published_messages == 4
+    with pytest.raises(Refusal, match="FAILED_PRECONDITION"):
+        await table.send(mine, attributes=numbered("a", 3))
+
+
+@pytest.mark.asyncio
+async def test_a_jump_is_refused_and_nothing_is_stored(table: DanubeTable) -> None:
+    mine = await table.producer()
+    await table.send(mine, attributes=numbered("a", 1))
+    with pytest.raises(Refusal, match="FAILED_PRECONDITION"):
+        await table.send(mine, attributes=numbered("a", 3))
+    await table.send(mine, attributes=numbered("a", 2))
+    assert table.broker.topics.get(TOPIC).published_messages == 2
+
+
+@pytest.mark.asyncio
+async def test_a_number_without_an_incarnation_is_refused(table: DanubeTable) -> None:
+    mine = await table.producer()
+    with pytest.raises(Refusal, match="INVALID_ARGUMENT"):
+        await table.send(mine, attributes={"x-icestream-sequence": "5"})
+
+
+@pytest.mark.asyncio
+async def test_producers_with_and_without_numbers_may_share_a_name(table: DanubeTable) -> None:
+    mine = await table.producer()
+    await table.send(mine, attributes=numbered("a", 1))
+    await table.send(mine)
+    await table.send(mine, attributes=numbered("a", 2))
+    assert table.broker.topics.get(TOPIC).published_messages == 3
+
+
+@pytest.mark.asyncio
+async def test_an_incarnation_is_fenced_after_a_restart_too() -> None:
+    store = LastingStore()
+    async with danube_table(store) as table:
+        mine = await table.producer()
+        await table.send(mine, attributes=numbered("a", 1))
+        await table.send(mine, attributes=numbered("b", 1))
+    async with danube_table(store) as table:
+        with pytest.raises(Refusal, match="FAILED_PRECONDITION"):
+            await table.send(mine, attributes=numbered("a", 2))
+        await table.send(mine, attributes=numbered("b", 2))
+
+
+# --- how fast ---------------------------------------------------------------------------------------------------------
+
+
+class NotedClock(HastyClock):
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await super().sleep(seconds)
+
+
+@pytest.mark.asyncio
+async def test_a_publish_rate_delays_answers_and_then_refuses() -> None:
+    clock = NotedClock()
+    async with danube_table(clock=clock) as table:
+        mine = await table.producer()
+        await table.broker.set_topic_policies(TOPIC, records.Policies(max_publish_rate=10))
+        clock.slept.clear()
+        calls = [asyncio.ensure_future(table.send(mine)) for _ in range(20)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert max(clock.slept) > 0.1, "nobody waited"
+        assert {one.status for one in found if isinstance(one, Refusal)} == {"UNAVAILABLE"}
+        assert table.broker.topics.get(TOPIC).published_messages == sum(one == 7 for one in found) > 1
+
+
+# --- the window -------------------------------------------------------------------------------------------------------
+
+
+def test_the_window_is_what_is_acked_in_two_seconds() -> None:
+    window = AckWindow(0)
+    assert window.size == limits.DANUBE_WINDOW_MIN
+    assert not window.acked(50, 50)
+    assert window.acked(50, 100)
+    assert window.size == 2000
+    assert window.acked(1, 10_100)
+    assert window.size == limits.DANUBE_WINDOW_MIN
+    window.acked(10**9, 10_300)
+    assert window.size == limits.DANUBE_WINDOW_MAX
