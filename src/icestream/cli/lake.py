@@ -40,11 +40,13 @@ def serve(
     from icestream.lake.options import LakeOptions
     from icestream.lake.serving import serve as serve_lake
     from icestream.observability.log import set_up_logging
+    from icestream.runtime.loop import loop_factory
 
     settings = load_settings(config, sets).settings
     set_up_logging(settings.log.level, settings.log.format)
     options = LakeOptions.of(settings, socket)
-    asyncio.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))
 
 
 def _greet(settings: Settings, port: int, answer: Output) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import typer
 
@@ -23,19 +22,11 @@ def serve(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = O
     """
     from icestream import server
     from icestream.observability.log import set_up_logging
+    from icestream.runtime.loop import loop_factory
 
     loaded = load_settings(config, sets)
     settings = loaded.settings
     set_up_logging(settings.log.level, settings.log.format)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         to_a_program = output is OutputFormat.JSON
         runner.run(server.serve(settings, typer.echo, loaded.origins, to_a_program=to_a_program))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: less CPU for single messages, nothing else changes."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -39,13 +39,15 @@ def _run(given: argparse.Namespace) -> int:
     from icestream.lake.options import LakeOptions
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
+    from icestream.runtime.loop import loop_factory
 
     set_up_logging(given.log_level, given.log_format)
     options = LakeOptions(
         given.socket, given.host, given.port, True, given.warehouse, tuple(given.table_root), given.token_file
     )
     try:
-        asyncio.run(serve(options, say_port))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve(options, say_port))
     except errors.IcestreamError as error:
         get_logger("lake").error("the lake process cannot serve", reason=str(error))
         return errors.exit_code(error)

@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from h11 import LocalProtocolError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -87,10 +86,7 @@ def install(app: FastAPI) -> None:
         return found
 
     async def on_mistake(request: Request, error: Exception) -> Response:
-        if isinstance(error, LocalProtocolError):  # what the client sent is no HTTP any more: nobody hears the answer
-            _log.info("a request broke off", path=request.url.path, reason=str(error))
-        else:
-            _log.error("a request failed", path=request.url.path, exc_info=error)
+        _log.error("a request failed", path=request.url.path, exc_info=error)
         return of_error(errors.IcestreamError("this is a mistake of ours; the log says more"), request.url.path)
 
     app.add_exception_handler(errors.IcestreamError, on_error)

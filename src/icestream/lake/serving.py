@@ -1,8 +1,8 @@
 """Runs the lake process until somebody ends it: a signal, or its parent.
 
 uvicorn serves, without the habits that do not fit here: it looks ten times in a second whether it should end, it takes
-the signals for itself, and it writes a traceback for everything that a client does wrong. What is a mistake of ours is
-logged by us (problems.py).
+the signals for itself, and its parser reads a head of any size (http.py). What is a mistake of ours is logged by us
+(problems.py, iceberg/face.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from h11 import ProtocolError
 
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles, TableFiles, open_local
 from icestream.lake.front import Front, build_front
+from icestream.lake.http import BoundedHttp
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import LakeOptions
@@ -96,12 +96,8 @@ def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -
 
 
 def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What nobody caught: uvicorn, when a client sends what is no HTTP; or a mistake of ours."""
-    error = context.get("exception")
-    if isinstance(error, ProtocolError):
-        _log.info("a connection broke off", reason=str(error))
-    else:
-        _log.error("something failed in the background", message=context["message"], exc_info=error)
+    """What nobody caught: a mistake of ours."""
+    _log.error("something failed in the background", message=context["message"], exc_info=context.get("exception"))
 
 
 async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, on_ready: Callable[[int], None]) -> None:
@@ -109,6 +105,7 @@ async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, o
     port = found.getsockname()[1]
     config = uvicorn.Config(
         front,
+        http=BoundedHttp,
         log_config=None,
         log_level="critical",
         access_log=False,
@@ -120,7 +117,6 @@ async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, o
         limit_concurrency=limits.API_CONNECTIONS_MAX,
         timeout_keep_alive=limits.API_IDLE_SECONDS,
         timeout_graceful_shutdown=limits.API_STOP_SECONDS,
-        h11_max_incomplete_event_size=limits.HTTP_HEAD_BYTES_MAX,
     )
     server = StillServer(config, stop)
     _log.info("the API listens", host=options.host, port=port)
@@ -130,7 +126,8 @@ async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, o
 
 def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named: asyncio turns Nagle's algorithm off only where it is, and 40 ms of each answer with it.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))

@@ -42,6 +42,7 @@ class RemoteStore(MetadataStore):
         self._keeper = keeper
         self._clock = clock
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asking: set[asyncio.Timeout] = set()  # calls under way
         name = randomness.token(16)
         self._names = deque(Name(name + bytes([number])) for number in range(limits.METADATA_REMOTE_COMMANDS_MAX))
         self._free_names = asyncio.Semaphore(len(self._names))
@@ -104,6 +105,9 @@ class RemoteStore(MetadataStore):
         if not self._closed.done():
             self._closed.set_exception(errors.LogClosed("the metadata store is closed"))
             self._closed.exception()
+            for scope in self._asking:
+                if not scope.expired():
+                    scope.reschedule(0)  # its time is over now
 
     # --- asking ---
 
@@ -113,23 +117,27 @@ class RemoteStore(MetadataStore):
         if not self._keeper.links_opened:
             raise errors.NotReady("the broker was not reached yet", hint="wait until the store is ready")
         was_sent = False
+        scope = asyncio.timeout(limits.METADATA_REMOTE_SECONDS_MAX)
         try:
-            async with asyncio.timeout(limits.METADATA_REMOTE_SECONDS_MAX):
+            async with scope:
+                self._asking.add(scope)
                 while True:
-                    await self._unless_closed(self._keeper.until_here())
+                    if not self._keeper.is_here:
+                        await self._keeper.until_here()
                     try:
                         was_sent = True
-                        return await self._unless_closed(self._keeper.call(method, arguments))
+                        return await self._keeper.call(method, arguments)
                     except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
                         await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
-        except (TimeoutError, errors.LogClosed) as error:
+        except TimeoutError:
             if was_sent and is_write:
                 raise errors.OutcomeUnknown(
                     "the broker went away before it answered", hint="read what the command would have changed"
                 ) from None
-            if isinstance(error, errors.LogClosed):
-                raise
+            self._check_open()
             raise errors.NotReady("the broker is away", hint="it is tried again by itself") from None
+        finally:
+            self._asking.discard(scope)
 
     async def _unless_closed(self, coming: Awaitable[Found]) -> Found:
         """The answer, or LogClosed when the store is closed before it comes."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from icestream.lake.options import LakeOptions
-from icestream.lake.serving import serve
+from icestream.lake.serving import bound, serve
 from tests.support.raw_http import Connecting
 
 pytestmark = pytest.mark.asyncio
@@ -58,8 +60,17 @@ async def test_head_is_get_without_the_body(port: int, connect: Connecting) -> N
         b"HEAD /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n",
         b"GET /livez HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /livez HTTP/1.1\r\n" + HOST + b"X: " + bytes(range(32)) + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n" + HOST + b"X: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n" + HOST + b"X: " + b"x" * 300_000,
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"GET /livez HTTP/1.1\r\n" + HOST + b"X: y\r\n" * 5_000 + b"\r\n",
+        b"\r\n" * 10_000,
+        b"GET /\xff HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"POST /v1/namespaces HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}{}{}",
+        b"POST /v1/namespaces HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n{}{}{}",
+        b"CONNECT / HTTP/1.1\r\n" + HOST + b"\r\n",
     ],
-    ids=range(6),
+    ids=range(15),
 )
 async def test_what_is_no_http_is_refused_without_a_trace(
     port: int, connect: Connecting, raw: bytes, caplog: pytest.LogCaptureFixture
@@ -89,3 +100,9 @@ async def test_a_mistake_of_ours_is_logged_with_its_trace(
     assert (reply.status, json.loads(reply.body)["code"]) == (500, "internal")
     assert "nobody thought of this" in caplog.text
     assert "Traceback" in caplog.text
+
+
+async def test_an_answer_in_two_pieces_does_not_wait_for_the_client_s_ack() -> None:
+    """asyncio turns Nagle's algorithm off for sockets that name their protocol, and connections inherit it."""
+    with contextlib.closing(bound("127.0.0.1", 0)) as listening:
+        assert listening.proto == socket.IPPROTO_TCP

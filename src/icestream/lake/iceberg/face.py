@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from h11 import LocalProtocolError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from icestream import errors, limits
@@ -38,10 +37,7 @@ class IcebergFace:
         self._guard = Guard(self._serve, host=host, manner=MANNER)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._guard(scope, receive, send)
-        except LocalProtocolError as error:  # what the client sent is no HTTP any more: nobody hears the answer
-            _log.info("a request broke off", path=scope["path"], reason=str(error))
+        await self._guard(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
