@@ -29,6 +29,10 @@ CLIENT_COLUMNS: Final = frozenset(
         envelope.QOS, envelope.RETAIN, envelope.CONTENT_TYPE,
     )
 )  # fmt: skip
+# What makes a message large. The names of topic and producer stand beside every message; nobody sent them.
+_SENT: Final = frozenset(
+    column.id for column in (envelope.KEY, envelope.PAYLOAD, envelope.HEADERS, envelope.WIRE, envelope.CONTENT_TYPE)
+)
 _FORBIDDEN_BITS: Final = column_bits(COLUMN_BY_ID.keys() - CLIENT_COLUMNS)
 assert not _FORBIDDEN_BITS & column_bits(CLIENT_COLUMNS)
 
@@ -43,7 +47,7 @@ def check_at_the_door(block: bytes, producer: Producer, message_bytes_max: int |
         largest = largest_row(block, message_bytes_max)
         if largest is not None:
             raise errors.MessageTooLarge(
-                f"a batch of {head.rows} messages has one of {largest} bytes",
+                f"a message of {largest} bytes" if head.rows == 1 else f"a batch with a message of {largest} bytes",
                 hint=f"topic {producer.topic.name} allows {message_bytes_max} bytes each",
             )
     if producer.is_numbered is None:  # by its first batch that passes
@@ -71,7 +75,7 @@ def _check_numbering(numbering: Numbering | None, producer: Producer) -> None:
 
 
 def largest_row(block: bytes, bytes_max: int) -> int | None:
-    """The bytes of the largest message, when that is above `bytes_max`: what its keys, texts and bytes take.
+    """The bytes of the largest message, when that is above `bytes_max`: what its key, payload, headers and wire take.
 
     A block that was checked. Nothing is done for each message unless the longest values of all columns together are
     too large.
@@ -92,11 +96,13 @@ def largest_row(block: bytes, bytes_max: int) -> int | None:
 
 
 def _sizes(block: bytes) -> Iterator[tuple[int, Iterable[int]]]:
-    """Of each column of texts or bytes the length of its value, or of every row's."""
+    """Of each column that counts the length of its value, or of every row's."""
     rows, _, _, _, columns, _, _ = HEAD.unpack_from(block)
     at = HEAD.size + COLUMN.size * columns
-    for _, encoding, flags, size in COLUMN.iter_unpack(block[HEAD.size : at]):
-        if encoding == CONSTANT:
+    for column, encoding, flags, size in COLUMN.iter_unpack(block[HEAD.size : at]):
+        if column not in _SENT:
+            pass
+        elif encoding == CONSTANT:
             yield encoding, (size,)
         elif encoding == VARIABLE:
             start = at + (padded((rows + 7) // 8) if flags & NULLS else 0)

@@ -177,9 +177,10 @@ class Producer:
     def _batch_of(self, shard: int, size: int) -> Batch:
         """The batch of a shard that has room for so many bytes; a new one where that is needed."""
         self._check_open()
-        allowed = self._out.message_bytes_max or limits.MESSAGE_BYTES_MAX
-        if (own := size - _MESSAGE_BYTES) > allowed:
-            raise errors.MessageTooLarge(f"a message of {own} bytes", hint=f"{allowed} bytes are allowed")
+        if (own := size - _MESSAGE_BYTES) > limits.MESSAGE_BYTES_MAX:  # the topic's own bound is the broker's to judge
+            raise errors.MessageTooLarge(
+                f"a message of {own} bytes", hint=f"at most {limits.MESSAGE_BYTES_MAX} bytes are possible"
+            )
         lane = self._out.lanes[shard]
         batch, now_ns = lane.collecting, self._session.clock.monotonic_ns()
         if batch is None or batch.bytes + size > self._batch_bytes:

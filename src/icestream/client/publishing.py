@@ -63,7 +63,6 @@ class Publishing:
         self.lanes: list[Lane] = []
         self._backoffs: dict[int, Backoff] = {}  # of shards that were refused
         self.batch_bytes_max = limits.CLIENT_BATCH_BYTES_MAX
-        self.message_bytes_max = 0  # 0: the topic has no bound of its own
         names = {envelope.PRODUCER_NAME: name, envelope.TOPIC_NAME: topic}
         self._constants = {column: Constant(text) for column, text in names.items()}
 
@@ -214,7 +213,6 @@ class Publishing:
         self._handle = document.number_of(found, "handle", 1, 2**32 - 1)
         self._id = document.number_of(found, "producer_id", 0, _SEQUENCE_MAX)
         self._epoch = document.number_of(found, "producer_epoch", 0, 2**31 - 1)
-        self.message_bytes_max = document.number_of(found, "max_message_bytes", 0, _SEQUENCE_MAX, 0)
         allowed = document.number_of(found, "max_batch_bytes", 1, _SEQUENCE_MAX, limits.CLIENT_BATCH_BYTES_MAX)
         self.batch_bytes_max = min(allowed, limits.CLIENT_BATCH_BYTES_MAX)
         self.connection = connection

@@ -128,11 +128,16 @@ async def test_what_cannot_be_sent_is_refused_at_once_and_changes_nothing(
         await producer
 
 
-async def test_a_message_that_its_topic_does_not_allow_is_refused_at_once(client: icestream.Client) -> None:
+async def test_the_bound_of_a_topic_counts_what_was_sent_and_at_once_when_it_changes(
+    client: icestream.Client, broker: TestBroker
+) -> None:
     await client.create_topic(TOPIC, max_message_bytes=1000)
-    async with client.producer(TOPIC) as producer:
+    async with client.producer(TOPIC, name="a name of its own" * 10) as producer:
+        assert (await producer.send(b"x" * 900, key=b"k" * 100)).offset == 0
         with pytest.raises(errors.MessageTooLarge, match="1000"):
-            producer.send(b"x" * 1001)
+            await producer.send(b"x" * 1001)
+        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), Policies(max_message_bytes=2000))
+        assert (await producer.send(b"x" * 1001)).offset == 1
 
 
 async def test_a_full_producer_says_so_and_ready_waits_for_room(client: icestream.Client) -> None:
