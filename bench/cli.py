@@ -28,6 +28,7 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 class Part(Enum):
     LOG = "log"
     BROKER = "broker"
+    LAKE = "lake"
 
 
 class Output(Enum):
@@ -37,7 +38,9 @@ class Output(Enum):
 
 def run(
     only: Annotated[list[str] | None, typer.Option(help="Run this scenario (can be given several times).")] = None,
-    part: Annotated[Part | None, typer.Option(help="Run the scenarios of the log, or those of the broker.")] = None,
+    part: Annotated[
+        Part | None, typer.Option(help="Run the scenarios of the log, of the broker, or of the lake.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short and small: does it run, not how fast is it.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each scenario.")] = None,
     directory: Annotated[Path | None, typer.Option("--dir", help="Measure on the disk of this directory.")] = None,

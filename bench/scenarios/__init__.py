@@ -15,6 +15,7 @@ PARTS = {
         "inline",
     ),
     "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint"),
+    "lake": ("catalog",),
 }  # fmt: skip
 NAMES = tuple(name for names in PARTS.values() for name in names)
 
