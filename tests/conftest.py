@@ -1,4 +1,7 @@
-"""Set-up shared by all tests: how hard hypothesis tries.
+"""Set-up shared by all tests: how hard hypothesis tries, and what is too dear to be started twice.
+
+A Spark, and a broker whose catalog it uses, are started when the first test asks for them. Tests that ask for one stand
+in a folder or file with `engines` in its name, and those all run in the same process, so there is one of each.
 
 `make test` uses the default profile and `make chaos` the long one; HYPOTHESIS_PROFILE chooses by hand. Deadlines are
 off in all of them, because a shared machine's pauses say nothing about our code: pytest-timeout is the bound.
@@ -7,8 +10,16 @@ off in all of them, because a shared machine's pauses say nothing about our code
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.lakehouse import Lakehouse
+from tests.support.spark import Spark
 
 # Servers that tests of several folders share.
 pytest_plugins = ["tests.support.catalog_servers"]
@@ -20,3 +31,53 @@ settings.register_profile("default", deadline=None, max_examples=100, print_blob
 settings.register_profile("quick", settings.get_profile("default"), max_examples=10)
 settings.register_profile("chaos", settings.get_profile("default"), max_examples=5_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+DEAR = {"spark", "lakehouse"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if DEAR.intersection(getattr(item, "fixturenames", ())) and not needs_engines(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid} starts a Spark of its own: put it into a file called `…engines…`")
+
+
+def needs_engines(test: str) -> bool:
+    return "engines" in test.partition("::")[0]
+
+
+class OneProcessForEngines(LoadScopeScheduling):
+    """Each test goes where there is time for it, but those that need engines go together, and first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "engines" if needs_engines(nodeid) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return OneProcessForEngines(config, log)
+
+
+@pytest.fixture(scope="session")
+def old_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark keeps tables that are not Iceberg's; the catalog may take them over."""
+    return tmp_path_factory.mktemp("old-warehouse")
+
+
+@pytest.fixture(scope="session")
+def spark_process(tmp_path_factory: pytest.TempPathFactory, old_warehouse: Path) -> Iterator[Spark]:
+    """It takes seconds to start; meanwhile the lakehouse does."""
+    with Spark(tmp_path_factory.mktemp("spark"), old_warehouse) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def lakehouse(tmp_path_factory: pytest.TempPathFactory, old_warehouse: Path) -> Iterator[Lakehouse]:
+    with Lakehouse(tmp_path_factory.mktemp("lakehouse"), old_warehouse) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def spark(spark_process: Spark, lakehouse: Lakehouse) -> Spark:
+    """With the catalog of the lakehouse as `ice`."""
+    spark_process.attach("ice", lakehouse.uri)
+    return spark_process

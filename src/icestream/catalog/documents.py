@@ -98,6 +98,11 @@ class Documents:
         self._keep(location, document, sum(map(len, pieces)))
         return location
 
+    async def make_room(self, document: Table) -> None:
+        """For engines that write a manifest where they were told to, and make no folder for it (DuckDB)."""
+        directory = metadata_file.directory(document.location, document.properties)
+        await self._files.make_folder(allowed(directory, self._roots))
+
     async def forget(self, location: str) -> None:
         """A file that nothing points to, and that nothing ever will."""
         self._drop(location)

@@ -2,6 +2,7 @@
 
     create         the file is on disk, with its name, when this returns (hazard 11); it must not exist
     make_durable   everything that others wrote below these locations is on disk when this returns
+    make_folder    others can write files into it; stores without folders have nothing to do
 
 Local files here; object stores, where a finished upload is durable: warehouse/object_files.py.
 """
@@ -42,6 +43,8 @@ class TableFiles(Protocol):
         """A directory and those in it, as far as there is no file in them. Never fails."""
 
     async def make_durable(self, locations: Sequence[str]) -> None: ...
+
+    async def make_folder(self, location: str) -> None: ...
 
 
 class Folder(Directory, Protocol):
@@ -161,6 +164,12 @@ class LocalFiles:
             directory.remove_empty()
         finally:
             directory.close()
+
+    async def make_folder(self, location: str) -> None:
+        try:
+            await self._offload.run(lambda: self._open(_path(location), True).close())
+        except OSError as error:
+            raise _not_written(location, error) from error
 
     async def make_durable(self, locations: Sequence[str]) -> None:
         paths = {_split(location)[0] for location in locations}

@@ -82,6 +82,9 @@ class ObjectFiles:
     async def make_durable(self, locations: Sequence[str]) -> None:
         """What was uploaded is."""
 
+    async def make_folder(self, location: str) -> None:
+        """There are none."""
+
 
 class AnyFiles:
     """Local files and objects side by side, told apart by their locations."""
@@ -110,6 +113,9 @@ class AnyFiles:
 
     async def remove_empty(self, location: str) -> None:
         await self._of(location).remove_empty(location)
+
+    async def make_folder(self, location: str) -> None:
+        await self._of(location).make_folder(location)
 
     async def make_durable(self, locations: Sequence[str]) -> None:
         local = [one for one in locations if normal(one).startswith("file:")]

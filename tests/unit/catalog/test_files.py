@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
+from icestream.catalog.catalog import Catalog
 from icestream.catalog.documents import Documents
 from icestream.catalog.files import LocalFiles, open_local
+from icestream.metadata.store import MemoryStore
+from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import ThreadOffload
-from tests.support.tables import table, with_snapshots
-from tests.support.warehouse import World
+from tests.support.tables import SCHEMA, table, with_snapshots
+from tests.support.warehouse import NS, TABLE, World
 
 pytestmark = pytest.mark.asyncio
 
@@ -33,6 +36,24 @@ async def test_a_file_is_made_with_its_folders_read_and_removed(tmp_path: Path) 
         await files.read(location)
     with pytest.raises(errors.MetadataFileMissing):
         await files.read(f"file:{tmp_path}/none/x")
+
+
+async def test_a_folder_is_made_once_or_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        await local().make_folder(f"file:{tmp_path}/a/metadata")
+    assert (tmp_path / "a" / "metadata").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(errors.PersistentStorageError, match="cannot be written"):
+        await local().make_folder(f"file:{tmp_path}/file/metadata")
+
+
+async def test_a_staged_table_has_a_folder_to_write_into(tmp_path: Path) -> None:
+    """Engines put their manifests there before the commit that makes the table; not all of them make the folder."""
+    clock = SimulatedClock()
+    catalog = Catalog(MemoryStore(clock), local(), clock, SeededRandomness(1), f"file:{tmp_path}")
+    await catalog.namespaces.create(NS, {})
+    staged = await catalog.tables.stage(TABLE, {"schema": SCHEMA})
+    assert await local().exists(f"{staged.location}/metadata")
 
 
 async def test_a_file_is_never_written_over(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_small_pieces_are_written_together() -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"plain", gzip.compress(b"x" * 1000)[:-4], gzip.compress(bytes(2_000_000))],
+    ids=["empty", "plain", "cut", "bomb"],  # packed bytes hold the time: no name that two processes agree on
 )
 def test_a_packed_file_that_is_broken_or_a_bomb_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CATALOG_DOCUMENT_BYTES_MAX", 1_000_000)

@@ -49,10 +49,12 @@ class Tables:
     # --- new tables ---
 
     async def stage(self, identifier: Identifier, asked: Object) -> Table:
-        """A table as it would be created; nothing is stored. A commit with `assert-create` makes it."""
+        """A table as it would be created, and an empty folder for it. A commit with `assert-create` makes it."""
         namespaces.existing(identifier.namespace, await self._relations.namespace(identifier.namespace))
         relations.check_free(identifier, await self._relations.entry(identifier), relations.TABLE)
-        return self._new(identifier, asked)
+        made = self._new(identifier, asked)
+        await self._steps.documents.make_room(made)
+        return made
 
     async def create(self, identifier: Identifier, asked: Object, request: RequestName | None = None) -> Committed:
         made = self._new(identifier, asked)

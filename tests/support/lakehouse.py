@@ -1,0 +1,76 @@
+"""A broker with its lake process and catalog, as other engines meet it, and those of them that need no Java."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.lake_run import LakeRun
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+    from pyiceberg.catalog.rest import RestCatalog
+
+NUMBERS = count(1)
+
+
+class Lakehouse:
+    def __init__(self, folder: Path, root: Path) -> None:
+        """`root`: where tables may lie besides the warehouse."""
+        self.folder = folder
+        self._run = LakeRun(folder / "data", "--set", f"lake.table_roots=file:{root}")
+        self._run.until_api()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self._run.lake_port}"
+
+    @property
+    def port(self) -> int:
+        return self._run.lake_port
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def warehouse(self) -> Path:
+        return self.data_dir / "warehouse"
+
+    def __enter__(self) -> Lakehouse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run.__exit__()
+
+    @contextmanager
+    def duckdb(self) -> Iterator[DuckDBPyConnection]:
+        """With the catalog as `ice`. Its extensions are Python packages: nothing is fetched."""
+        import duckdb
+
+        with duckdb.connect(config={"threads": 1}) as found:
+            for name in ("avro", "httpfs", "iceberg"):
+                found.load_extension(str(_extension(name, duckdb.__version__)))
+            found.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{self.uri}', AUTHORIZATION_TYPE 'none')")
+            yield found
+
+    def pyiceberg(self) -> RestCatalog:
+        from pyiceberg.catalog.rest import RestCatalog
+
+        return RestCatalog("ice", uri=self.uri)
+
+
+def _extension(name: str, version: str) -> Path:
+    package = find_spec(f"duckdb_extension_{name}")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "extensions" / f"v{version}" / f"{name}.duckdb_extension"
+
+
+def new_name(prefix: str = "ns") -> str:
+    """That no other test has."""
+    return f"{prefix}{next(NUMBERS)}"

@@ -1,0 +1,144 @@
+"""One Spark for all tests that need one: started when the first asks, ended with the test run.
+
+It is made for many small statements: one compiler of the JVM, no generated code, two tasks, no user interface. What it
+runs on is what `icestream pipeline setup` finds, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from icestream.pipeline import pins
+from icestream.pipeline.engine import Engine, Machine, set_up
+from icestream.settings import load
+from tests.tidy.tree import ROOT
+
+ANSWER_SECONDS = 90.0
+CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+SMALL = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+}
+
+
+class Refusal(Exception):
+    """What Spark says instead of rows."""
+
+
+class Spark:
+    """A Spark in a process of its own. It starts at once and in the background: others can start meanwhile."""
+
+    def __init__(self, folder: Path, warehouse: Path) -> None:
+        """`warehouse`: where its own tables lie, those that are not Iceberg's."""
+        settings = SMALL | {
+            "spark.driver.extraClassPath": str(engine().jars[pins.ICEBERG_SPARK]),
+            "spark.sql.warehouse.dir": str(warehouse),
+            "spark.local.dir": str(folder / "spark-local"),
+        }
+        ours, theirs = socket.socketpair()
+        with theirs, (folder / "said").open("wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.spark_process", str(theirs.fileno())]
+                + [f"{key}={value}" for key, value in settings.items()],
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._said = folder / "said"
+        self._connection = Connection(ours.detach())
+        self._is_up = False
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._ask("sql", statement)
+        return found
+
+    def one(self, statement: str) -> Any:
+        """The only column of the only row."""
+        ((value,),) = self.sql(statement)
+        return value
+
+    def column(self, statement: str) -> list[Any]:
+        return [row[0] for row in self.sql(statement)]
+
+    def attach(self, name: str, uri: str, kind: str = CATALOG) -> None:
+        """A REST catalog under this name; what others commit is seen by the next statement."""
+        for key, value in (("", kind), (".type", "rest"), (".uri", uri), (".cache-enabled", "false")):
+            self._ask("set", f"spark.sql.catalog.{name}{key}", value)
+
+    @contextmanager
+    def setting(self, key: str, value: str) -> Iterator[None]:
+        self._ask("set", key, value)
+        try:
+            yield
+        finally:
+            self._ask("unset", key)
+
+    def _ask(self, *question: Any) -> Any:
+        if not self._is_up:
+            self._receive()
+            self._is_up = True
+        self._connection.send(question)
+        is_done, answer = self._receive()
+        if not is_done:
+            raise Refusal(answer)
+        return answer
+
+    def _receive(self) -> Any:
+        if not self._connection.poll(ANSWER_SECONDS):
+            raise AssertionError(f"no answer in {ANSWER_SECONDS} s: {self._said.read_text(errors='replace')}")
+        try:
+            return self._connection.recv()
+        except EOFError:
+            raise AssertionError(f"Spark has ended: {self._said.read_text(errors='replace')}") from None
+
+    def __enter__(self) -> Spark:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        os.killpg(self._process.pid, signal.SIGKILL)  # nothing of it is to be kept
+        self._process.wait()
+
+
+@cache
+def engine() -> Engine:
+    """What `make test` has set up. Nothing is fetched here that is there already."""
+    given = {name: value for name, value in os.environ.items() if name.startswith(("ICESTREAM_JARS", "ICESTREAM_PIPE"))}
+    machine = Machine.of(load(None, given, ()).settings, os.environ)
+    return set_up(machine, pins.ICEBERG_SPARK, say=print)
+
+
+def environment() -> dict[str, str]:
+    """For processes that start a Spark."""
+    own = {
+        "JAVA_HOME": str(engine().java_home),
+        "SPARK_HOME": str(engine().spark_home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    return os.environ | own

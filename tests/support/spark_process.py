@@ -1,0 +1,53 @@
+"""The process that holds the tests' Spark: takes statements, sends rows. `tests/support/spark.py` starts it.
+
+It is a process of its own because PySpark changes the environment of its process and leaves sockets to the garbage
+collector, which would be warnings, and so errors, in tests that have nothing to do with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def main(number: int, settings: dict[str, str]) -> None:
+    from pyspark.sql import SparkSession
+
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # a page of JSON for each refused statement
+    builder = SparkSession.builder.master("local[2]").appName("icestream-tests")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    asked = Connection(number)
+    asked.send(session.version)
+    while True:
+        try:
+            kind, *given = asked.recv()
+        except EOFError:
+            return
+        try:
+            asked.send((True, answer(session, kind, given)))
+        except Exception as error:  # noqa: BLE001  # the test decides what it makes of it
+            asked.send((False, said(error)))
+
+
+def answer(session: Any, kind: str, given: list[Any]) -> Any:
+    match kind, given:
+        case "sql", [statement]:
+            return [tuple(row) for row in session.sql(statement).collect()]
+        case "set", [key, value]:
+            return session.conf.set(key, value)
+        case "unset", [key]:
+            return session.conf.unset(key)
+    raise ValueError(kind)
+
+
+def said(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    return str(java.toString()) if java is not None else str(error)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), dict(one.split("=", 1) for one in sys.argv[2:]))
