@@ -98,6 +98,8 @@ class Run:
         while self.ends["kills"] < kills:
             await self._life(ways.pop())
             ways = ways or self.chance.sample(WAYS_TO_END, len(WAYS_TO_END))
+        while not self.auditors.repeated and self.ends["kills"] < 3 * kills:
+            await self._life("load")  # where the machine is so busy that every cursor was written in time
 
     async def _first_life(self) -> None:
         """Everything that others find again is made."""
