@@ -274,6 +274,8 @@ CLIENT_SYNC_CHUNK: Final = 256
 # Items of one page of the API, when nothing is asked for, and at most.
 API_PAGE_DEFAULT: Final = 100
 API_PAGE_MAX: Final = 500
+# Manifests that are read for one page of a table's files: each takes some milliseconds.
+API_MANIFESTS_PER_PAGE: Final = 100
 # Shown of a list that is a detail of something else (gaps, acked ranges), over all shards; its length is shown too.
 API_DETAILS_MAX: Final = 100
 # Key patterns of a consumer that are shown, and characters of each: a page of consumers stays a document.

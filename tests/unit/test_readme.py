@@ -17,7 +17,8 @@ from tests.unit.cli.test_commands import SHOWN, words
 
 README = read("README.md")
 # They stay until somebody ends them, or change this machine.
-NOT_RUN = ("serve", "lake serve", "wal repair", "--install-completion", "--show-completion", "doctor", "bench")
+# Those of the lake are run by tests/process/test_lake_commands.py.
+NOT_RUN = ("serve", "lake ", "wal repair", "--install-completion", "--show-completion", "doctor", "bench")
 
 
 @pytest.fixture

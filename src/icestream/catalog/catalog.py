@@ -47,7 +47,8 @@ class Catalog:
         roots = [normal(root) for root in (warehouse, *other_roots)]
         documents = Documents(files, randomness, roots, cache_bytes)
         steps = Steps(store, documents, clock)
-        self._upkeep = (store, documents, files, steps.retired, roots, clock)
+        self.store = store
+        self._upkeep = (documents, files, steps.retired, roots, clock)
         relations = Relations(steps)
         self.namespaces = Namespaces(steps)
         self.commits = Commits(steps, relations, roots)
@@ -57,6 +58,6 @@ class Catalog:
 
     def upkeep(self, manifests: Manifests) -> Upkeep:
         """What goes on in the background, in one process of a node."""
-        store, documents, files, retired, roots, clock = self._upkeep
-        purges = Purges(store, documents, files, manifests, roots)
-        return Upkeep(store, documents, retired, purges, Leftovers(store, documents, files), clock)
+        documents, files, retired, roots, clock = self._upkeep
+        purges = Purges(self.store, documents, files, manifests, roots)
+        return Upkeep(self.store, documents, retired, purges, Leftovers(self.store, documents, files), clock)

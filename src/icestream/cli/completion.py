@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -72,6 +72,41 @@ def namespaces(ctx: typer.Context) -> list[str]:
         return [one["namespace"] for one in await broker.items("list_namespaces")]
 
     return _asked(ctx, listed)
+
+
+def tables(ctx: typer.Context) -> list[str]:
+    from icestream.cli.table_catalog import all_namespaces
+    from icestream.cli.table_name import shown
+
+    async def listed(catalog: Any) -> list[str]:
+        found = [table for one in await all_namespaces(catalog) for table in await catalog.list_tables(one)]
+        return [shown([*one.namespace, one.name]) for one in found]
+
+    return _asked_catalog(ctx, listed)
+
+
+def catalog_namespaces(ctx: typer.Context) -> list[str]:
+    from icestream.cli.table_catalog import all_namespaces
+    from icestream.cli.table_name import shown
+
+    async def listed(catalog: Any) -> list[str]:
+        return [shown(one) for one in await all_namespaces(catalog)]
+
+    return _asked_catalog(ctx, listed)
+
+
+def _asked_catalog(ctx: typer.Context, question: Callable[[Any], Awaitable[list[str]]]) -> list[str]:
+    from icestream.cli.table_catalog import ask_catalog, catalog_settings
+
+    async def in_time(catalog: Any) -> list[str]:
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await question(catalog)
+
+    given = ctx.params.get
+    with contextlib.suppress(errors.IcestreamError, TimeoutError, OSError):
+        config = given("config")
+        return ask_catalog(catalog_settings(Path(config) if config else None, given("sets")), in_time)
+    return []
 
 
 def _asked(ctx: typer.Context, question: Callable[[BrokerCalls], Awaitable[list[str]]]) -> list[str]:

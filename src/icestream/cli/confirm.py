@@ -12,10 +12,10 @@ from icestream import errors
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def confirm(what: str, *, is_sure: bool) -> None:
+def confirm(what: str, *, is_sure: bool, undone: str = "nothing was deleted") -> None:
     """Raises InvalidInput where nobody can be asked; ends the command where somebody says no."""
     if is_sure:
         return
     if not sys.stdin.isatty():
-        raise errors.InvalidInput(f"nothing was deleted: {what}?", hint="say --yes")
+        raise errors.InvalidInput(f"{undone}: {what}?", hint="say --yes")
     typer.confirm(f"{what}?", abort=True, err=True)

@@ -1,59 +1,14 @@
-"""`icestream lake`: the process beside the broker that serves the API. Its modules are loaded only when it runs."""
+"""`icestream lake`: the tables of topics, in whatever catalog they are, and the process that serves our own."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from icestream.cli import lake_operations, lake_reading, lake_serve
+from icestream.cli.lake_app import app
 
-import typer
+_ORDER = (
+    "namespaces", "tables", "describe", "snapshots", "history", "files",
+    "bind", "detach", "adopt", "rewind", "recreate", "drop", "serve",
+)  # fmt: skip
+app.registered_commands.sort(key=lambda one: _ORDER.index(one.name or getattr(one.callback, "__name__", "")))
 
-from icestream.cli.command import Commands
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
-from icestream.cli.output import Output, OutputFormat, say_aside
-
-if TYPE_CHECKING:
-    from icestream.settings import Settings
-
-app = Commands("The process that serves the API; a broker starts it by itself.")
-
-
-@app.callback()
-def lake() -> None:
-    """The process that serves the API; a broker starts it by itself."""
-
-
-@app.command()
-def serve(
-    socket: Annotated[
-        Path | None, typer.Option("--socket", metavar="FILE", help="The broker's local socket; else that of data_dir.")
-    ] = None,
-    config: ConfigFile = None,
-    sets: Sets = None,
-    output: OutputChoice = OutputFormat.TABLE,
-) -> None:
-    """Serve the API in the foreground, for a broker with lake.managed=false; Ctrl-C stops it.
-
-    Example: icestream lake serve --socket icestream-data/broker.sock --set ports.lake=8181
-    """
-    from icestream.lake.options import LakeOptions
-    from icestream.lake.serving import serve as serve_lake
-    from icestream.observability.log import set_up_logging
-    from icestream.runtime.loop import loop_factory
-
-    settings = load_settings(config, sets).settings
-    set_up_logging(settings.log.level, settings.log.format)
-    options = LakeOptions.of(settings, socket)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))
-
-
-def _greet(settings: Settings, port: int, answer: Output) -> None:
-    url = f"http://{settings.node.bind_host}:{port}/api/v1"
-    if not answer.for_people:
-        answer.record({"api": url})
-        sys.stdout.flush()
-        return
-    say_aside(f"The API listens: {url}")
-    say_aside("Stop with Ctrl-C.")
+__all__ = ["app", "lake_operations", "lake_reading", "lake_serve"]

@@ -33,6 +33,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "topic": "List, make, change and delete topics.",
         "sub": "List, make, move, change and delete subscriptions.",
         "namespace": "List, make, change and delete namespaces.",
+        "lake": "Look at tables; bind, detach, adopt, rewind and recreate them.",
     },
     "Broker": {
         "serve": "Start a broker in the foreground.",
@@ -42,7 +43,6 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "config": "Show, check, explain and change the settings.",
         "wal": "Look into the write-ahead log, and repair it.",
         "pipeline": "Set up what the pipeline runs on: Java, PySpark, Iceberg's jar.",
-        "lake": "The process that serves the API; a broker starts it itself.",
     },
 }
 COMMANDS: Final = {name: words for section in SECTIONS.values() for name, words in section.items()}

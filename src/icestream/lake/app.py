@@ -19,9 +19,11 @@ from icestream.catalog.catalog import Catalog
 from icestream.lake import problems
 from icestream.lake.broker import PREFIX, BrokerCalls
 from icestream.lake.guard import Guard
+from icestream.lake.iceberg.tokens import Tokens
+from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
 from icestream.lake.requests import Requests
-from icestream.lake.routes import namespaces, node, subscriptions, topics
+from icestream.lake.routes import lake, namespaces, node, subscriptions, topics
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check
@@ -29,9 +31,15 @@ from icestream.runtime.link_keeper import LinkKeeper
 
 
 def build_app(
-    keeper: LinkKeeper, host: str, counted: Requests | None = None, catalog: Catalog | None = None
+    keeper: LinkKeeper,
+    host: str,
+    counted: Requests | None = None,
+    catalog: Catalog | None = None,
+    manifests: AvroManifests | None = None,
+    tokens: Tokens | None = None,
 ) -> FastAPI:
-    """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: for routes."""
+    """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: our own, if it
+    is served, with the reader of its manifests and the tokens that it asks for."""
     # without the pages that fetch their scripts from elsewhere
     app = FastAPI(
         title="Icestream",
@@ -41,9 +49,10 @@ def build_app(
         redirect_slashes=False,  # an answer is what was asked for, or a problem
     )
     app.state.broker = BrokerCalls(keeper)
-    app.state.catalog = catalog
+    app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
     problems.install(app)
-    for router in (namespaces.router, topics.everywhere, topics.router, subscriptions.router, node.router):
+    routers = namespaces.router, topics.everywhere, topics.router, subscriptions.router, node.router, lake.router
+    for router in routers:
         app.include_router(router)
     counted = counted or Requests()
     app.middleware("http")(counted.count)

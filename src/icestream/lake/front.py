@@ -8,6 +8,7 @@ from icestream.catalog.catalog import Catalog
 from icestream.lake.app import build_app
 from icestream.lake.iceberg.face import IcebergFace
 from icestream.lake.iceberg.tokens import Tokens
+from icestream.lake.manifests import AvroManifests
 from icestream.lake.requests import Requests
 from icestream.runtime.link_keeper import LinkKeeper
 
@@ -22,6 +23,10 @@ class Front:
         await (self._iceberg if is_iceberg else self._api)(scope, receive, send)
 
 
-def build_front(keeper: LinkKeeper, host: str, catalog: Catalog | None, tokens: Tokens) -> Front:
+def build_front(
+    keeper: LinkKeeper, host: str, catalog: Catalog | None, tokens: Tokens, manifests: AvroManifests | None = None
+) -> Front:
     counted = Requests()
-    return Front(build_app(keeper, host, counted, catalog), IcebergFace(catalog, tokens, counted, host))
+    return Front(
+        build_app(keeper, host, counted, catalog, manifests, tokens), IcebergFace(catalog, tokens, counted, host)
+    )

@@ -26,6 +26,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 # What HTTP itself refuses, before anybody asks the broker.
 _CODES: Final = {
     400: "invalid",
+    401: "unauthorized",
     403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",

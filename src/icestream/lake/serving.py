@@ -66,9 +66,10 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     tasks = [keeping]
     try:
         catalog = built_catalog(keeper, options, files)
+        manifests = AvroManifests(files, aside)
         if catalog is not None:
-            tasks.append(asyncio.create_task(catalog.upkeep(AvroManifests(files, aside)).run()))
-        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file))
+            tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
+        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests)
         await _serve_http(front, options, stop, on_ready)
     finally:
         for task in tasks:

@@ -1,0 +1,80 @@
+"""The API of the lake process as commands ask it: /api/v1/lake, at the address of the node's own catalog."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from icestream import errors
+
+if TYPE_CHECKING:
+    from icestream.settings import Settings
+
+Document = dict[str, Any]
+HINT: Final = (
+    "start a broker with `icestream serve`, or say where its lake process is: --config, or --set ports.lake=8181"
+)
+WAIT_SECONDS: Final = 60.0  # an operation writes a file and moves a pointer; an outcome may take 20 s to be known
+
+
+class LakeApi:
+    def __init__(self, settings: Settings) -> None:
+        """Raises InvalidInput where the tables are in another catalog."""
+        if not settings.catalog_embedded:
+            raise errors.InvalidInput(
+                "this is done in the embedded catalog, and the settings name another one",
+                hint="use that catalog's own tools, or the settings of a node with its own",
+            )
+        self._uri = settings.catalog.uri or ""
+        self._token = own_token(settings)
+
+    def get(self, path: str, **asked: object) -> Document:
+        query = urlencode([(name, value) for name, value in asked.items() if value is not None], doseq=True)
+        return self._ask("GET", f"{path}?{query}", None)
+
+    def post(self, path: str, **given: object) -> Document:
+        return self._ask("POST", path, {name: value for name, value in given.items() if value is not None})
+
+    def _ask(self, method: str, path: str, body: Document | None) -> Document:
+        where = urlsplit(self._uri)
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        connection = HTTPConnection(where.hostname or "", where.port or 80, timeout=WAIT_SECONDS)
+        try:
+            raw = None if body is None else json.dumps(body).encode()
+            connection.request(method, f"/api/v1/lake/{path}", raw, headers)
+            answer = connection.getresponse()
+            return _read(answer.status, answer.read())
+        except (OSError, HTTPException) as error:
+            raise errors.ConnectionLost(f"{self._uri} does not answer: {error!r}", hint=HINT) from None
+        finally:
+            connection.close()
+
+
+def _read(status: int, body: bytes) -> Document:
+    try:
+        found: Document = json.loads(body)
+    except ValueError:
+        raise errors.UnexpectedAnswer(f"status {status}, and no JSON", hint=HINT) from None
+    if status < 400:
+        return found
+    detail, hint = str(found.get("detail", "")), str(found.get("hint", ""))
+    if status == 401:
+        raise errors.AccessDenied(detail, hint="set storage.iceberg_config.catalog.token, or lake.token_file")
+    raise errors.BY_CODE.get(str(found.get("code")), errors.UnexpectedAnswer)(detail, hint=hint)
+
+
+def own_token(settings: Settings) -> str | None:
+    """Of the node's own catalog: as the settings say, else the first of its own file, where that can be read."""
+    if settings.catalog.token is not None:
+        return settings.catalog.token.get_secret_value()
+    path: Path | None = settings.lake.token_file
+    try:
+        lines = path.read_text(encoding="ascii").splitlines() if path is not None else []
+    except (OSError, UnicodeDecodeError):
+        return None
+    return next((token for line in lines if (token := line.strip()) and not token.startswith("#")), None)

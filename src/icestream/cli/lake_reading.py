@@ -1,0 +1,263 @@
+"""`icestream lake namespaces, tables, describe, snapshots, history, files`: what there is, in whatever catalog."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from icestream.cli.lake_app import app
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+from icestream.cli.places import time_text
+from icestream.cli.table_name import CatalogNamespace, TableName, levels_of, shown, table_of
+from icestream.observability.words import size_text
+
+Metadata = dict[str, Any]
+_SNAPSHOT = ("snapshot", "time", "operation", "parent", "added_rows", "total_rows", "refs")
+_FILE = ("path", "content", "records", "bytes", "first_offset", "last_offset", "snapshot_id")
+
+
+@app.command()
+def namespaces(
+    namespace: CatalogNamespace = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the namespaces of the catalog, or those in one of them.
+
+    Example: icestream lake namespaces
+    """
+    from icestream.cli.table_catalog import all_namespaces, ask_catalog, catalog_settings
+
+    parent = levels_of(namespace) if namespace else ()
+    found = ask_catalog(catalog_settings(config, sets), lambda catalog: all_namespaces(catalog, parent))
+    answer = Output(output)
+    answer.table(["namespace"], [[Cell(list(one), shown(one))] for one in found])
+    if not found and answer.for_people:
+        say_aside("there are none; an engine makes one: CREATE NAMESPACE")
+
+
+@app.command()
+def tables(
+    namespace: CatalogNamespace = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the tables of the catalog, or of one namespace.
+
+    Example: icestream lake tables shop
+    """
+    from icestream.cli.table_catalog import all_namespaces, ask_catalog, catalog_settings
+
+    async def listed(catalog: Any) -> list[Any]:
+        asked = [levels_of(namespace)] if namespace else await all_namespaces(catalog)
+        return [table for one in asked for table in await catalog.list_tables(one)]
+
+    found = ask_catalog(catalog_settings(config, sets), listed)
+    answer = Output(output)
+    rows = [[Cell(list(one.namespace), shown(one.namespace)), Cell(one.name, shown([one.name]))] for one in found]
+    answer.table(["namespace", "table"], rows)
+    if not found and answer.for_people:
+        say_aside("there are none yet")
+
+
+def _loaded(table: str, config: Any, sets: Any) -> tuple[Any, Metadata, str | None]:
+    """Settings, metadata and the file that holds it."""
+    from icestream.catalog.identifier import Identifier
+    from icestream.cli.table_catalog import ask_catalog, catalog_settings
+
+    settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
+    found = ask_catalog(settings, lambda catalog: catalog.load(wanted))
+    return settings, found.metadata, found.metadata_location
+
+
+def _current(metadata: Metadata) -> int | None:
+    found = metadata.get("current-snapshot-id")
+    return None if found in (None, -1) else found
+
+
+def _time(milliseconds: int) -> Cell:
+    return Cell(milliseconds, time_text(milliseconds * 1000) or str(milliseconds))
+
+
+@app.command()
+def describe(
+    table: TableName,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show a table: columns, size, and for the table of a topic where the topic stands and which rows are missing.
+
+    Example: icestream lake describe shop.orders
+    """
+    settings, metadata, location = _loaded(table, config, sets)
+    topic = _topic(settings, table)
+    answer = Output(output)
+    if not answer.for_people:
+        answer.record({"table": table, "metadata_file": location, "metadata": metadata, "topic": topic})
+        return
+    current = _current(metadata)
+    found: list[Metadata] = [one for one in metadata["snapshots"] if one["snapshot-id"] == current]
+    summary = (found[0].get("summary") if found else None) or {}
+    answer.record(
+        {
+            "table": table,
+            "uuid": metadata.get("table-uuid"),
+            "location": metadata["location"],
+            "metadata file": location,
+            "format version": metadata["format-version"],
+            "current snapshot": "none" if current is None else current,
+            "snapshots": len(metadata["snapshots"]),
+            "rows": summary.get("total-records", "not told" if summary else "0"),
+            "size": size_text(int(summary["total-files-size"])) if "total-files-size" in summary else "not told",
+            "topic": topic["topic"] if topic and topic["topic"] else "none",
+        }
+    )
+    schema = next(one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"])
+    answer.say("")
+    rows = [(one["name"], _type(one["type"]), "required" if one["required"] else "") for one in schema["fields"]]
+    answer.table(("column", "type", ""), rows)
+    _show_topic(answer, topic)
+
+
+def _type(found: Any) -> str:
+    return found if isinstance(found, str) else str(found["type"])
+
+
+def _topic(settings: Any, table: str) -> Metadata | None:
+    """What our own catalog knows beside the pointer; of other catalogs nothing."""
+    from icestream.cli.lake_http import LakeApi
+
+    if not settings.catalog_embedded:
+        return None
+    namespace, name = table_of(table)
+    return LakeApi(settings).get("tables", namespace=namespace, table=name)
+
+
+def _show_topic(answer: Output, topic: Metadata | None) -> None:
+    if topic is None or not topic["topic"]:
+        return
+    answer.say("")
+    runs = [one for one in topic["runs"] if not one["is_closed"]]
+    answer.table(("shard", "epoch", "committed"), [(one["shard"], one["epoch"], one["next"]) for one in runs])
+    if topic["removals"]:
+        answer.say("")
+        rows = [
+            (one["operation"], one["snapshot_id"], _time(one["time_ms"]), shard, start, end - 1, _exactly(one))
+            for one in topic["removals"]
+            for shard, (start, end) in one["ranges"].items()
+        ]
+        answer.table(("missing by", "snapshot", "time", "shard", "first", "last", ""), rows)
+
+
+def _exactly(removal: Metadata) -> str:
+    return "all of these" if removal["is_exact"] else "some of these"
+
+
+@app.command()
+def snapshots(
+    table: TableName,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the snapshots of a table, the oldest first.
+
+    Example: icestream lake snapshots shop.orders
+    """
+    _, metadata, _ = _loaded(table, config, sets)
+    refs: dict[int, list[str]] = {}
+    for name, one in (metadata.get("refs") or {}).items():
+        refs.setdefault(one["snapshot-id"], []).append(name)
+    rows = []
+    for one in metadata["snapshots"]:
+        summary, names = one.get("summary") or {}, sorted(refs.get(one["snapshot-id"], ()))
+        rows.append(
+            (
+                one["snapshot-id"],
+                _time(one["timestamp-ms"]),
+                summary.get("operation", ""),
+                one.get("parent-snapshot-id") or Cell(None, "-"),
+                _number(summary.get("added-records")),
+                _number(summary.get("total-records")),
+                Cell(names, ", ".join(names)),
+            )
+        )
+    Output(output).table(_SNAPSHOT, rows)
+
+
+def _number(text: str | None) -> object:
+    return int(text) if text is not None and text.isdigit() else Cell(None, "-")
+
+
+@app.command()
+def history(
+    table: TableName,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show which snapshot was the current one, and since when: a rollback is seen here.
+
+    Example: icestream lake history shop.orders
+    """
+    _, metadata, _ = _loaded(table, config, sets)
+    parents = {one["snapshot-id"]: one.get("parent-snapshot-id") for one in metadata["snapshots"]}
+    lineage: set[int] = set()
+    at = _current(metadata)
+    while at is not None and at not in lineage:
+        lineage.add(at)
+        at = parents.get(at)
+    rows = [
+        (_time(one["timestamp-ms"]), one["snapshot-id"], _is_there(one["snapshot-id"], parents, lineage))
+        for one in metadata.get("snapshot-log") or ()
+    ]
+    Output(output).table(("time", "snapshot", "now"), rows)
+
+
+def _is_there(snapshot: int, parents: Metadata | dict[int, Any], lineage: set[int]) -> str:
+    if snapshot not in parents:
+        return "expired"
+    return "in main" if snapshot in lineage else "rolled back"
+
+
+@app.command()
+def files(
+    table: TableName,
+    snapshot: Annotated[int | None, typer.Option("--snapshot", metavar="ID", help="Else the current one.")] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="NUMBER", min=1, help="At most so many.")] = 1000,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """List the files of a table, with the offsets that they hold as far as their bounds tell.
+
+    Example: icestream lake files shop.orders --limit 20
+    """
+    from icestream import limits
+    from icestream.cli.lake_http import LakeApi
+    from icestream.cli.table_catalog import catalog_settings
+
+    api, (namespace, name) = LakeApi(catalog_settings(config, sets)), table_of(table)
+    found: list[Metadata] = []
+    after: str | None = ""
+    while after is not None and len(found) < limit:
+        size = min(limit - len(found), limits.API_PAGE_MAX)
+        page = api.get("files", namespace=namespace, table=name, snapshot=snapshot, after=after, limit=size)
+        found += page["items"]
+        after = page["next"]
+    answer = Output(output)
+    answer.table(_FILE, [[_file_cell(one, column) for column in _FILE] for one in found])
+    if after is not None and answer.for_people:
+        say_aside(f"there are more; --limit {limit * 10} shows more of them")
+
+
+def _file_cell(file: Metadata, column: str) -> object:
+    value = file[column]
+    if value is None:
+        return Cell(None, "-")
+    return Cell(value, size_text(value)) if column == "bytes" else value

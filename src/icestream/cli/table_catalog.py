@@ -1,0 +1,49 @@
+"""The catalog of the settings, whichever it is, as commands ask it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from icestream.cli.options import load_settings
+
+if TYPE_CHECKING:
+    from icestream.catalog.identifier import Namespace
+    from icestream.settings import Settings
+    from icestream.warehouse.catalog import TableCatalog
+
+Answer = TypeVar("Answer")
+
+
+def catalog_settings(config: Path | None, sets: list[str] | None) -> Settings:
+    """With the token of the node's own catalog, where it has one."""
+    from icestream.cli.lake_http import own_token
+
+    settings = load_settings(config, sets).settings
+    if settings.catalog_embedded and settings.catalog.token is None and (token := own_token(settings)) is not None:
+        return load_settings(config, [*(sets or ()), f"storage.iceberg_config.catalog.token={token}"]).settings
+    return settings
+
+
+def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable[Answer]]) -> Answer:
+    """Opens, asks, leaves."""
+    from icestream.warehouse.factory import open_catalog
+
+    async def asked() -> Answer:
+        catalog = open_catalog(settings)
+        try:
+            return await question(catalog)
+        finally:
+            await catalog.close()
+
+    return asyncio.run(asked())
+
+
+async def all_namespaces(catalog: TableCatalog, parent: Namespace = ()) -> list[Namespace]:
+    """With those in them, each before what is in it."""
+    found: list[Namespace] = []
+    for one in await catalog.list_namespaces(parent):
+        found += [one, *await all_namespaces(catalog, one)]
+    return found

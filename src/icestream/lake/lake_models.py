@@ -1,0 +1,134 @@
+"""What the API takes and says about tables (lake/routes/lake.py). Tables are named by their levels, which may hold any
+character: in queries and bodies, never in a path."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from icestream import limits
+from icestream.lake.models import Given, Number, Shown
+
+Level = Annotated[str, Field(min_length=1, max_length=limits.CATALOG_NAME_BYTES_MAX)]
+Levels = Annotated[list[Level], Field(min_length=1, max_length=limits.CATALOG_LEVELS_MAX)]
+TopicText = Annotated[str, Field(min_length=1, max_length=2 * limits.TOPIC_NAME_BYTES_MAX)]
+ConsentWord = Literal["accept-gap", "accept-duplicates"]
+
+
+class TableGiven(Given):
+    namespace: Levels = Field(description="Its levels.")
+    table: Level
+
+
+class Consented(Given):
+    accept: list[ConsentWord] = Field(default=[], max_length=2, description="Consequences that are agreed to.")
+    dry_run: bool = Field(default=False, description="Only say what it would come to.")
+
+
+class BindGiven(TableGiven, Consented):
+    topic: TopicText
+
+
+class AdoptGiven(TableGiven, Consented):
+    topic: TopicText
+    positions: dict[str, Number] | None = Field(
+        default=None,
+        max_length=limits.SHARDS_PER_TOPIC_MAX,
+        description="Per shard the first offset that the table does not have; null: as its snapshots say.",
+    )
+
+
+class RewindGiven(TableGiven, Consented):
+    snapshot: int | None = Field(default=None, description="Where to; null: where main stands.")
+
+
+class RecreateGiven(Consented):
+    topic: TopicText
+    namespace: Levels | None = Field(default=None, description="Of the table; null: as it was called.")
+    table: Level | None = None
+
+
+class DropGiven(TableGiven):
+    purge: bool = Field(default=False, description="Its files go as well, an hour later.")
+    force: bool = Field(default=False, description="Also the table of a topic: they are parted.")
+
+
+class ShardFate(Shown):
+    shard: int
+    held: int = Field(description="The table has what lies below, apart from known removals.")
+    goes_on_at: int = Field(description="Where the pipeline goes on.")
+    committed: int | None = Field(description="Before; null: not known.")
+    end: int = Field(description="Of the log.")
+    missing: tuple[int, int] | None = Field(description="In neither table nor log: a declared gap.")
+    written_again: tuple[int, int] | None
+
+
+class Operation(Shown):
+    operation: str
+    topic: str
+    namespace: list[str]
+    table: str
+    dry_run: bool
+    needs: list[ConsentWord] = Field(description="Consequences that must be agreed to.")
+    shards: list[ShardFate]
+    words: list[str] = Field(description="The same for people.")
+
+
+class TableName(Shown):
+    namespace: list[str]
+    table: str
+
+
+class RunShown(Shown):
+    shard: int
+    epoch: int
+    start: int
+    next: int
+    is_closed: bool
+
+
+class RemovalShown(Shown):
+    operation: str
+    snapshot_id: int
+    time_ms: int
+    is_exact: bool = Field(description="All of these offsets, not some.")
+    ranges: dict[str, tuple[int, int]]
+
+
+class TableDetails(TableName):
+    uuid: str
+    metadata_file: str
+    version: int
+    topic: str | None = Field(description="null: it belongs to none.")
+    topic_id: int | None
+    pipeline_epoch: int | None
+    runs: list[RunShown]
+    removals: list[RemovalShown] = Field(description="Committed rows that main lacks.")
+
+
+class TopicTable(Shown):
+    topic: str
+    topic_id: int
+    table: TableName | None
+    parted: TableName | None = Field(description="The table that it had, while it has none.")
+    committed: dict[str, int] = Field(description="Per shard, in the table that it has or had.")
+
+
+class DataFile(Shown):
+    path: str
+    content: Literal["data", "position-deletes", "equality-deletes"]
+    format: str
+    records: int
+    bytes: int
+    sequence: int | None
+    snapshot_id: int | None = Field(description="That added it.")
+    first_offset: int | None = Field(description="By the bounds of column `offset`, where there are any.")
+    last_offset: int | None
+
+
+class PurgeShown(Shown):
+    uuid: str
+    metadata_file: str
+    due_ms: int
+    is_begun: bool

@@ -1,0 +1,260 @@
+"""/api/v1/lake: the tables of topics, and what an operator does to them (docs/lake.md). Of the embedded catalog only.
+
+Where the catalog asks for tokens, so do these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+
+from icestream import errors, limits
+from icestream.catalog import keys, records
+from icestream.catalog.calls.topics import Done
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.identifier import Identifier, identifier, namespace_of
+from icestream.catalog.records import PurgeRecord
+from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.lake import data_files
+from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
+from icestream.lake.iceberg.tokens import Tokens
+from icestream.lake.lake_models import (
+    AdoptGiven,
+    BindGiven,
+    Consented,
+    DataFile,
+    DropGiven,
+    Operation,
+    PurgeShown,
+    RecreateGiven,
+    RewindGiven,
+    TableDetails,
+    TableGiven,
+    TableName,
+    TopicTable,
+)
+from icestream.lake.manifests import AvroManifests
+from icestream.lake.models import Listing
+from icestream.model.topic_name import TopicName
+
+
+def check_token(request: Request) -> None:
+    tokens: Tokens = request.app.state.tokens
+    if not tokens.allows(request.headers.get("authorization")):
+        raise HTTPException(401, "the catalog asks for a bearer token", {"WWW-Authenticate": "Bearer"})
+
+
+router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"], dependencies=[Depends(check_token)])
+
+
+def catalog_of(request: Request) -> Catalog:
+    found: Catalog | None = request.app.state.catalog
+    if found is None:
+        raise errors.InvalidInput(
+            "this node has no catalog of its own",
+            hint="its tables are in another catalog: use that one's own tools",
+        )
+    return found
+
+
+def manifests_of(request: Request) -> AvroManifests:
+    found: AvroManifests = request.app.state.manifests
+    return found
+
+
+def table_of(
+    namespace: Annotated[list[str], Query(description="Its levels, in order.")], table: Annotated[str, Query()]
+) -> Identifier:
+    return identifier(namespace_of(namespace), table)
+
+
+OwnCatalog = Annotated[Catalog, Depends(catalog_of)]
+Manifests = Annotated[AvroManifests, Depends(manifests_of)]
+Table = Annotated[Identifier, Depends(table_of)]
+
+
+def _named(given: TableGiven) -> Identifier:
+    return identifier(namespace_of(given.namespace), given.table)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+@router.get("/tables", response_model=TableDetails, summary="Show a table: its topic, positions, what main lacks")
+async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
+    record = (await catalog.commits.load(table)).record
+    binding = record.binding
+    return {
+        **_name(table),
+        "uuid": record.uuid,
+        "metadata_file": record.location,
+        "version": record.version,
+        "topic": binding.topic if binding else None,
+        "topic_id": binding.topic_id if binding else None,
+        "pipeline_epoch": binding.pipeline_epoch if binding else None,
+        "runs": [
+            {"shard": shard, "epoch": run.epoch, "start": run.start, "next": run.next, "is_closed": run.is_closed}
+            for shard, runs in sorted(binding.runs.items() if binding else ())
+            for run in runs
+        ],
+        "removals": [
+            {
+                "operation": one.operation,
+                "snapshot_id": one.snapshot_id,
+                "time_ms": one.time_ms,
+                "is_exact": one.is_exact,
+                "ranges": {str(shard): found for shard, found in one.ranges.items()},
+            }
+            for one in record.removals
+        ],
+    }
+
+
+@router.get("/files", response_model=Listing[DataFile], summary="List the files of a table, or of one of its snapshots")
+async def list_files(
+    catalog: OwnCatalog, manifests: Manifests, table: Table, page: Page, snapshot: int | None = None
+) -> Any:
+    found = (await catalog.tables.load(table)).table
+    return await data_files.page(found, manifests, snapshot, page["after"], page["limit"])
+
+
+@router.get("/topics", response_model=TopicTable, summary="Show the table of a topic")
+async def table_of_topic(catalog: OwnCatalog, broker: Broker, topic: str) -> Any:
+    log = await topic_log(broker, topic)
+    table, parted = await catalog.topics.table_of(log.topic_id), await catalog.topics.parted(log.topic_id)
+    committed: Mapping[int, int] = parted.committed if parted else {}
+    if table is not None:
+        binding = (await catalog.commits.load(table)).record.binding
+        committed = binding.committed() if binding else {}
+    return {
+        "topic": log.topic,
+        "topic_id": log.topic_id,
+        "table": _name(table) if table else None,
+        "parted": {"namespace": parted.namespace, "table": parted.name} if parted else None,
+        "committed": {str(shard): end for shard, end in committed.items()},
+    }
+
+
+@router.get("/purges", response_model=Listing[PurgeShown], summary="List dropped tables whose files are to go")
+async def list_purges(catalog: OwnCatalog, page: Page) -> Any:
+    after = keys.PURGES + page["after"] if page["after"] else ""
+    found = await catalog.store.list(keys.PURGES, after, page["limit"])
+    items = [_purge(key.removeprefix(keys.PURGES), records.decode(PurgeRecord, key, entry)) for key, entry in found]
+    return {"items": items, "next": items[-1]["uuid"] if len(items) == page["limit"] else None}
+
+
+def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
+    due_ms = record.time_ms + limits.CATALOG_FILE_GRACE_MS
+    return {"uuid": uuid, "metadata_file": record.location, "due_ms": due_ms, "is_begun": record.is_begun}
+
+
+# --- changing ---------------------------------------------------------------------------------------------------------
+
+
+@router.post("/bind", response_model=Operation, summary="Give a topic a table that has no rows")
+async def bind(catalog: OwnCatalog, broker: Broker, given: BindGiven) -> Any:
+    table, log = _named(given), await topic_log(broker, given.topic)
+    return _told(table, given, await catalog.topics.begin(table, log, _consents(given), given.dry_run))
+
+
+@router.post(
+    "/adopt", response_model=Operation, summary="Give a topic a table that has rows: it goes on where they end"
+)
+async def adopt(catalog: OwnCatalog, broker: Broker, given: AdoptGiven) -> Any:
+    table, log = _named(given), await topic_log(broker, given.topic)
+    positions = None if given.positions is None else {_shard(one): end for one, end in given.positions.items()}
+    done = await catalog.topics.adopt(table, log, _consents(given), positions, given.dry_run)
+    return _told(table, given, done)
+
+
+@router.post("/rewind", response_model=Operation, summary="Let a topic go on where a snapshot of its table stands")
+async def rewind(catalog: OwnCatalog, broker: Broker, given: RewindGiven) -> Any:
+    table = _named(given)
+    binding = (await catalog.commits.load(table)).record.binding
+    if binding is None:
+        raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
+    log = await topic_log(broker, binding.topic)
+    return _told(table, given, await catalog.topics.rewind(table, log, _consents(given), given.snapshot, given.dry_run))
+
+
+@router.post("/recreate", response_model=Operation, summary="Make a fresh table for a topic whose table is gone")
+async def recreate(catalog: OwnCatalog, broker: Broker, given: RecreateGiven) -> Any:
+    log = await topic_log(broker, given.topic)
+    table = await _name_for(catalog, log, given)
+    if not given.dry_run:
+        (await catalog.topics.recreate(log, table, is_dry=True)).consequence.check(_consents(given))
+        await _with_namespace(catalog, table)
+    return _told(table, given, await catalog.topics.recreate(log, table, _consents(given), given.dry_run))
+
+
+@router.post("/detach", response_model=TableName, summary="Part a table from its topic")
+async def detach(catalog: OwnCatalog, given: TableGiven) -> Any:
+    await catalog.topics.detach(_named(given))
+    return _name(_named(given))
+
+
+@router.post("/drop", response_model=TableName, summary="Drop a table")
+async def drop(catalog: OwnCatalog, given: DropGiven) -> Any:
+    await catalog.tables.drop(_named(given), given.purge, given.force)
+    return _name(_named(given))
+
+
+async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
+    """What the broker's log holds of a topic now."""
+    found = await broker("inspect_topic", topic=topic)
+    shards = {
+        one["shard"]: ShardLog(one["epoch"], one["earliest"], max(one["earliest"], one["synced"]))
+        for one in found["shard_offsets"]
+    }
+    return TopicLog(found["topic"], found["id"], shards)
+
+
+def _shard(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise errors.InvalidInput(f"positions: {text!r} is not a shard", hint="such as 0")
+    return int(text)
+
+
+def _consents(given: Consented) -> list[Consent]:
+    return [Consent(word) for word in given.accept]
+
+
+async def _name_for(catalog: Catalog, log: TopicLog, given: RecreateGiven) -> Identifier:
+    """As asked, else as it was called, else as its topic is."""
+    if given.namespace is not None and given.table is not None:
+        return identifier(namespace_of(given.namespace), given.table)
+    if (table := await catalog.topics.table_of(log.topic_id)) is not None:
+        return table
+    if (parted := await catalog.topics.parted(log.topic_id)) is not None:
+        return identifier(namespace_of(parted.namespace), parted.name)
+    topic = TopicName.parse(log.topic)
+    return identifier((topic.namespace,), topic.name)
+
+
+async def _with_namespace(catalog: Catalog, table: Identifier) -> None:
+    for depth in range(1, len(table.namespace) + 1):
+        try:
+            await catalog.namespaces.create(table.namespace[:depth], {})
+        except errors.AlreadyExists:
+            continue
+
+
+def _name(table: Identifier) -> dict[str, Any]:
+    return {"namespace": [*table.namespace], "table": table.name}
+
+
+def _told(table: Identifier, given: Consented, done: Done) -> dict[str, Any]:
+    found = done.consequence
+    return {
+        "operation": found.operation,
+        "topic": found.topic,
+        **_name(table),
+        "dry_run": given.dry_run,
+        "needs": sorted(found.needed),
+        "shards": [
+            {**fate._asdict(), "missing": fate.missing, "written_again": fate.written_again} for fate in found.fates
+        ],
+        "words": found.words(),
+    }

@@ -1,0 +1,165 @@
+"""`icestream lake …` against a broker with its lake process, as a person types them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream import connect_sync
+from icestream.catalog.topic import envelope
+from icestream.metadata.remote_store import RemoteStore
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from tests.support.avro_files import manifest, manifest_list
+from tests.support.command_line import Ran, icestream
+from tests.support.lake_run import LakeRun, request
+from tests.support.local_broker import kept_link
+from tests.support.tables import add, point, snapshot
+from tests.support.topic_tables import claim
+from tests.unit.cli.test_commands import SHOWN, words
+
+
+class Lake:
+    """Topic /default/orders with 9 messages; its table shop.orders has 6 of them, in two snapshots."""
+
+    def __init__(self, run: LakeRun, data: Path) -> None:
+        self.run, self.data = run, data
+        self("POST", "/v1/namespaces", {"namespace": ["shop"]})
+        for name in ("orders", "invoices", "copy", "old_orders"):
+            self.table(name)
+        address = re.search(r"--address (\S+)", run.said)
+        assert address is not None
+        with connect_sync(address[1]) as client:
+            for topic in ("orders", "invoices", "copies", "payments"):
+                with client.producer(f"/default/{topic}") as producer:
+                    for number in range(9):
+                        producer.send(b"%d" % number)
+                    producer.flush()
+        asyncio.run(self.take_lease())
+        ran = icestream("lake", "bind", "shop.orders", "/default/orders", "--yes", "--output", "json")
+        assert ran.code == 0, ran.err
+        for number in (1, 2):
+            self.append("orders", number, claim(number, (0, 0, 3 * number - 3, 3 * number), topic_id=self.topic_id()))
+        self.append("copy", 1)
+
+    def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        status, text = request(self.run.lake_port, method, path, body)
+        assert status in (200, 204), text
+        return json.loads(text) if text else None
+
+    async def take_lease(self) -> None:
+        async with kept_link(self.data / "broker.sock") as keeper:
+            store = RemoteStore(keeper, SystemClock(), SystemRandomness())
+            await store.put("/pipeline/lease", b'{"epoch":5}')
+
+    def topic_id(self) -> int:
+        return int(self("GET", "/api/v1/lake/topics?topic=/default/orders")["topic_id"])
+
+    def table(self, name: str) -> None:
+        self("POST", "/v1/namespaces/shop/tables", {"name": name, "schema": envelope.new_schema()})
+
+    def append(self, name: str, number: int, *requirements: Any) -> None:
+        loaded = self("GET", f"/v1/namespaces/shop/tables/{name}")["metadata"]
+        place = Path(loaded["location"].removeprefix("file:"))
+        (place / "metadata" / f"m{number}.avro").write_bytes(manifest(f"file:{place}/data/{number}.parquet"))
+        named = place / "metadata" / f"s{number}.avro"
+        named.write_bytes(manifest_list(f"file:{place}/metadata/m{number}.avro"))
+        made = snapshot(number, number - 1 or None, **{"manifest-list": f"file:{named}"})
+        made["timestamp-ms"] = loaded["last-updated-ms"]
+        body = {"requirements": [*requirements], "updates": [add(made), point("main", number)]}
+        self("POST", f"/v1/namespaces/shop/tables/{name}", body)
+
+    def roll_back(self) -> None:
+        self("POST", "/v1/namespaces/shop/tables/orders", {"requirements": [], "updates": [point("main", 1)]})
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    data = tmp_path_factory.mktemp("lake") / "data"
+    with pytest.MonkeyPatch.context() as patch, LakeRun(data) as run:
+        run.until_api()
+        patch.setenv("ICESTREAM_DATA_DIR", str(data))
+        patch.setenv("ICESTREAM_PORTS__LAKE", str(run.lake_port))
+        yield Lake(run, data)
+
+
+def told(*arguments: str) -> Any:
+    ran = icestream("lake", *arguments, "--output", "json")
+    assert ran.code == 0, ran.err
+    return ran.document
+
+
+def refused(*arguments: str) -> Ran:
+    ran = icestream("lake", *arguments)
+    assert (ran.code != 0, ran.out) == (True, "")
+    return ran
+
+
+def test_every_command_of_the_page_and_what_it_says(lake: Lake) -> None:
+    assert told("namespaces") == [{"namespace": ["shop"]}]
+    assert {one["table"] for one in told("tables", "shop")} == {"orders", "invoices", "copy", "old_orders"}
+    described = told("describe", "shop.orders")
+    assert (described["topic"]["topic"], described["topic"]["runs"][0]["next"]) == ("/default/orders", 6)
+    assert [one["snapshot"] for one in told("snapshots", "shop.orders")] == [1, 2]
+    lake.roll_back()
+    assert [one["now"] for one in told("history", "shop.orders")] == ["in main", "rolled back", "in main"]
+    assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.orders")] == ["1.parquet"]
+    assert "all of these" in icestream("lake", "describe", "shop.orders").out
+    dry = told("rewind", "shop.orders", "--dry-run")
+    assert (dry["needs"], dry["shards"][0]["written_again"]) == ([], [3, 6])
+
+    lines = [line for line in SHOWN if words(line)[0] == "lake" and words(line)[1] != "serve"]
+    assert len(lines) > 12
+    for line in lines:
+        ran = icestream(*words(line))
+        assert (line, ran.code) == (line, 0), ran.err
+    assert told("describe", "shop.orders")["topic"]["runs"][0]["next"] == 3, "rewound"
+    assert told("describe", "shop.copy")["topic"]["topic"] == "/default/copies"
+    assert {one["table"] for one in told("tables") if one["namespace"] == ["default"]} == {"payments"}
+    (purge,) = lake("GET", "/api/v1/lake/purges")["items"]
+    assert (purge["is_begun"], "/shop/old" in purge["metadata_file"]) == (False, True)
+    check_gap()
+
+
+def check_gap() -> None:
+    """What the log was to bring is given up only by somebody who says so."""
+    icestream("lake", "detach", "shop.copy", "--yes")
+    ran = refused("adopt", "shop.copy", "/default/copies", "--position", "0=5", "--accept-duplicates", "--yes")
+    assert "offsets 3 to 4 of shard 0 were never committed" in ran.err
+    assert "--accept-gap" in ran.err
+    asked = ("adopt", "shop.copy", "/default/copies", "--position", "0=2", "--accept-duplicates")
+    assert "say --yes" in icestream("lake", *asked).err
+    assert told(*asked, "--yes")["shards"][0]["goes_on_at"] == 2
+
+
+def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
+    for arguments, says in (
+        (("describe", "shop.none"), "Table does not exist"),
+        (("describe", "orders"), "names no namespace"),
+        (("describe", "shop..orders"), "not a name"),
+        (("drop", "shop.orders", "--yes"), "--force"),
+        (("drop", "shop.orders"), "say --yes"),
+        (("recreate", "/default/orders", "--yes"), "has its table"),
+        (("adopt", "shop.orders", "/default/orders", "--position", "0", "--yes"), "SHARD=OFFSET"),
+        (("rewind", "shop.orders", "--snapshot", "99", "--yes"), "icestream lake snapshots"),
+        (("bind", "shop.orders", "/default/none", "--yes"), "no topic /default/none"),
+    ):
+        ran = refused(*arguments)
+        assert says in ran.err, ran.err
+        assert "Traceback" not in ran.err
+    assert refused("rewind", "shop.orders", "--set", "ports.lake=1").code == 11
+
+
+def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:
+    from icestream.cli import completion
+    from icestream.cli.main import load
+
+    context = load("lake").make_context("lake", ["tables"], resilient_parsing=True)
+    assert "shop.orders" in completion.tables(context)
+    assert "shop" in completion.catalog_namespaces(context)

@@ -1,0 +1,210 @@
+"""/api/v1/lake: the tables of topics over HTTP, with a real broker behind and the catalog's own store beside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.commit import Request
+from icestream.lake.app import build_app
+from icestream.lake.iceberg.tokens import Tokens
+from icestream.lake.manifests import AvroManifests
+from icestream.model import envelope
+from icestream.model.block import encode_block
+from icestream.model.topic_name import TopicName
+from icestream.runtime.tasks import InlineOffload
+from icestream.server import Node
+from tests.support.asgi import Asker
+from tests.support.avro_files import appended, manifest, manifest_list
+from tests.support.local_broker import kept_link
+from tests.support.node_settings import node_settings
+from tests.support.tables import add, point, snapshot
+from tests.support.topic_tables import ENVELOPE, appending, claim
+from tests.support.warehouse import NS, TABLE, World, files_on
+
+pytestmark = pytest.mark.asyncio
+
+TOPIC = "/default/orders"
+NAMED = {"namespace": ["ns"], "table": "table"}
+QUERY = "namespace=ns&table=table"
+
+
+class LakeWorld(World):
+    """A node with a topic of 30 messages, and a catalog whose table may be the topic's."""
+
+    def __init__(self, node: Node, ask: Asker | None = None) -> None:
+        super().__init__()
+        self.node = node
+        self.ask = ask
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        assert self.ask is not None
+        answer = await self.ask(method, f"/api/v1/lake/{path}", body)
+        assert answer.status == 200, (answer.status, answer.body)
+        return answer.json
+
+    async def refused(self, method: str, path: str, body: Any = None) -> tuple[int, str, str]:
+        assert self.ask is not None
+        answer = await self.ask(method, f"/api/v1/lake/{path}", body)
+        assert answer.is_problem
+        return answer.status, answer.json["code"], answer.json["detail"] + answer.json["hint"]
+
+    async def with_rounds(self) -> None:
+        """Offsets 0..29 in three snapshots."""
+        await self.with_table(schema=ENVELOPE)
+        await self.store.put("/pipeline/lease", b'{"epoch":5}')
+        await self("POST", "bind", {**NAMED, "topic": TOPIC})
+        topic_id = (await self("GET", f"topics?topic={TOPIC}"))["topic_id"]
+        for number in (1, 2, 3):
+            state = (await self.catalog.commits.load(TABLE)).state
+            asked = claim(number, (0, 0, 10 * number - 10, 10 * number), topic_id=topic_id)
+            await self.catalog.commits.commit(TABLE, Request([asked], appending(state, number)))
+
+
+@contextlib.asynccontextmanager
+async def lake_world(data_dir: Path, **more: Any) -> AsyncIterator[LakeWorld]:
+    node = await Node.start(node_settings(data_dir))
+    try:
+        broker = node.broker
+        topic = await broker.create_topic(TopicName.parse(TOPIC))
+        async with kept_link(node.settings.local_socket) as keeper:
+            world = LakeWorld(node)
+            manifests = AvroManifests(files_on(world.disk), InlineOffload())
+            app = build_app(keeper, "127.0.0.1", None, world.catalog, manifests, more.get("tokens"))
+            world.ask = Asker(app)
+            producer = await broker.open_producer(topic.name, "p")
+            await broker.publish(producer, 0, encode_block(30, {envelope.PAYLOAD: [b"x"] * 30}))
+            yield world
+    finally:
+        await node.stop()
+
+
+async def test_a_topic_and_its_table_from_bind_to_recreate(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake:
+        await lake.with_rounds()
+        shown = await lake("GET", f"topics?topic={TOPIC}")
+        assert (shown["table"], shown["parted"], shown["committed"]) == (NAMED, None, {"0": 30})
+        assert (await lake.refused("POST", "drop", NAMED))[:2] == (403, "topic_table")
+        assert await lake("POST", "detach", NAMED) == NAMED
+        assert (await lake("GET", f"topics?topic={TOPIC}"))["parted"] == NAMED
+        adopted = await lake("POST", "adopt", {**NAMED, "topic": TOPIC})
+        assert [(one["goes_on_at"], one["missing"], one["end"]) for one in adopted["shards"]] == [(30, None, 30)]
+        await lake("POST", "drop", {**NAMED, "force": True, "purge": True})
+        assert len((await lake("GET", "purges"))["items"]) == 1
+        dry = await lake("POST", "recreate", {"topic": TOPIC, "dry_run": True})
+        assert (dry["dry_run"], dry["needs"], dry["table"]) == (True, [], "table")
+        assert "offsets 0 to 29 are written again" in "".join(dry["words"])
+        done = await lake("POST", "recreate", {"topic": TOPIC})
+        assert done == {**dry, "dry_run": False}
+        assert (await lake("GET", f"tables?{QUERY}"))["runs"] == [
+            {"shard": 0, "epoch": 0, "start": 0, "next": 0, "is_closed": False}
+        ]
+
+
+async def test_a_rollback_is_shown_and_taken_back(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake:
+        await lake.with_rounds()
+        await lake.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+        (removal,) = (await lake("GET", f"tables?{QUERY}"))["removals"]
+        assert (removal["operation"], removal["ranges"], removal["is_exact"]) == ("rollback", {"0": [10, 30]}, True)
+        done = await lake("POST", "rewind", NAMED)
+        assert [(one["goes_on_at"], one["written_again"]) for one in done["shards"]] == [(10, [10, 30])]
+        assert (await lake("GET", f"tables?{QUERY}"))["removals"] == []
+        assert (await lake.refused("POST", "rewind", {**NAMED, "snapshot": 77}))[0] == 400
+        forward = await lake("POST", "rewind", {**NAMED, "snapshot": 3})
+        assert forward["shards"][0]["goes_on_at"] == 30
+
+
+async def test_positions_on_an_operators_word_need_consent(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake:
+        await lake.with_table(schema=ENVELOPE)
+        made = snapshot(1, **{"timestamp-ms": lake.clock.wall_us() // 1000})
+        await lake.catalog.commits.commit(TABLE, Request([], [add(made), point("main", 1)]))
+        given = {**NAMED, "topic": TOPIC, "positions": {"0": 20}}
+        status, code, words = await lake.refused("POST", "adopt", given)
+        assert (status, code, "--accept-duplicates" in words) == (403, "topic_table", True)
+        done = await lake("POST", "adopt", {**given, "accept": ["accept-duplicates"]})
+        assert (done["needs"], done["shards"][0]["goes_on_at"]) == (["accept-duplicates"], 20)
+
+
+WRONG: list[tuple[str, Any, tuple[int, str]]] = [
+    ("bind", {**NAMED, "topic": "/default/none"}, (404, "unknown_topic")),
+    ("bind", {**NAMED, "table": "none", "topic": TOPIC}, (404, "unknown_table")),
+    ("bind", {"table": "t", "topic": TOPIC}, (400, "invalid")),
+    ("bind", {**NAMED, "topic": TOPIC, "accept": ["all"]}, (400, "invalid")),
+    ("bind", {**NAMED, "topic": TOPIC, "force": True}, (400, "invalid")),
+    ("adopt", {**NAMED, "topic": TOPIC, "positions": {"x": 1}}, (400, "invalid")),
+    ("adopt", {**NAMED, "topic": TOPIC, "positions": {"0": -1}}, (400, "invalid")),
+    ("rewind", {**NAMED, "snapshot": "one"}, (400, "invalid")),
+    ("rewind", NAMED, (403, "topic_table")),
+    ("recreate", {"topic": "orders"}, (400, "invalid")),
+    ("detach", {"namespace": [], "table": "t"}, (400, "invalid")),
+    ("drop", {"namespace": ["ns"], "table": "none"}, (404, "unknown_table")),
+]
+
+
+async def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake:
+        await lake.with_table(schema=ENVELOPE)
+        for path, body, wanted in WRONG:
+            assert (path, body, (await lake.refused("POST", path, body))[:2]) == (path, body, wanted)
+
+
+async def test_names_may_hold_anything(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake:
+        await lake.catalog.namespaces.create(("a/b.c",), {})
+        odd = Identifier(("a/b.c",), "t ä/?")
+        await lake.catalog.tables.create(odd, {"schema": ENVELOPE})
+        found = await lake("GET", "tables?namespace=a%2Fb.c&table=t%20%C3%A4%2F%3F")
+        assert (found["namespace"], found["table"]) == (["a/b.c"], "t ä/?")
+
+
+async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake:
+        await lake.with_table()
+        assert await lake("GET", f"files?{QUERY}") == {"items": [], "next": None}
+        location = (await lake.catalog.tables.load(TABLE)).table.location
+        await lake.catalog.commits.commit(TABLE, Request([], appended(lake, location, 1)))
+        parts = [f"{location}/metadata/m{number}.avro" for number in range(3)]
+        for number, part in enumerate(parts):
+            paths = [f"{location}/data/{number}-{at}.parquet" for at in range(3)]
+            lake.write(part, manifest(*paths, status=2 if number == 1 else 1))
+        lake.write(f"{location}/metadata/many.avro", manifest_list(*parts))
+        made = snapshot(2, 1, **{"manifest-list": f"{location}/metadata/many.avro"})
+        made["timestamp-ms"] = lake.clock.wall_us() // 1000
+        await lake.catalog.commits.commit(TABLE, Request([], [add(made), point("main", 2)]))
+        found, after = [], ""
+        while after is not None:
+            page = await lake("GET", f"files?{QUERY}&limit=2&after={after}")
+            assert len(page["items"]) <= 2
+            if not found:
+                await lake.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+            found += [one["path"].rsplit("/", 1)[1] for one in page["items"]]
+            after = page["next"]
+        assert found == [f"{number}-{at}.parquet" for number in (0, 2) for at in range(3)]
+        (first, _) = (await lake("GET", f"files?{QUERY}&snapshot=1"))["items"]
+        assert (first["content"], first["format"], first["records"], first["bytes"]) == ("data", "parquet", 10, 1_000)
+        assert (first["first_offset"], first["snapshot_id"]) == (None, 1)
+        for wrong in ("snapshot=9", "after=x", "after=9:0:0"):
+            assert (await lake.refused("GET", f"files?{QUERY}&{wrong}"))[0] == 400
+
+
+async def test_where_the_catalog_asks_for_tokens_so_does_this(tmp_path: Path) -> None:
+    token = "t" * 32
+    async with lake_world(tmp_path, tokens=Tokens([token])) as lake:
+        assert (await lake.refused("POST", "detach", NAMED))[:2] == (401, "unauthorized")
+        await lake.with_table()
+        assert lake.ask is not None
+        found = await lake.ask("GET", f"/api/v1/lake/tables?{QUERY}", None, {"authorization": f"Bearer {token}"})
+        assert (found.status, found.json["namespace"]) == (200, [*NS])
+
+
+async def test_a_node_whose_tables_are_elsewhere_says_so(tmp_path: Path) -> None:
+    async with lake_world(tmp_path) as lake, kept_link(lake.node.settings.local_socket) as keeper:
+        lake.ask = Asker(build_app(keeper, "127.0.0.1"))
+        assert "no catalog of its own" in (await lake.refused("POST", "detach", NAMED))[2]
