@@ -14,6 +14,10 @@
     │   ├── AlreadyExists          already_exists    no
     │   ├── NotEmpty               not_empty         no    a namespace with topics
     │   ├── TopicMismatch          topic_mismatch    no    the topic is made otherwise than the client thinks
+    │   ├── UnknownSchema          unknown_schema    no    no such subject, version or id in the registry
+    │   ├── SchemaMismatch         schema_mismatch   no    the topic has another subject than the producer
+    │   ├── SchemaIncompatible     schema_incompatible no  a version that may not follow the last one
+    │   ├── SchemaViolated         schema_violated   no    a message that does not fit the schema of its topic
     │   ├── PolicyReached          policy            no    a policy of the topic or its namespace allows no more
     │   ├── SubscriptionTaken      taken             no    exclusive, and it has a consumer
     │   ├── OutOfOrderSequence     out_of_order      no    a producer skipped numbers
@@ -137,6 +141,22 @@ class NotEmpty(InvalidInput):
 
 class TopicMismatch(InvalidInput):
     code = "topic_mismatch"
+
+
+class UnknownSchema(InvalidInput):
+    code = "unknown_schema"
+
+
+class SchemaMismatch(InvalidInput):
+    code = "schema_mismatch"
+
+
+class SchemaIncompatible(InvalidInput):
+    code = "schema_incompatible"
+
+
+class SchemaViolated(InvalidInput):
+    code = "schema_violated"
 
 
 class PolicyReached(InvalidInput):
@@ -374,6 +394,10 @@ SAID: dict[type[IcestreamError], Said] = {
     AlreadyExists: Said(http=409, iceberg=(409, "AlreadyExistsException"), grpc="ALREADY_EXISTS"),
     NotEmpty: Said(http=409, iceberg=(409, "NamespaceNotEmptyException"), grpc="FAILED_PRECONDITION"),
     TopicMismatch: Said(http=409, grpc="FAILED_PRECONDITION"),
+    UnknownSchema: Said(http=404, grpc="NOT_FOUND"),
+    SchemaMismatch: Said(http=409, grpc="FAILED_PRECONDITION"),
+    SchemaIncompatible: Said(http=409, grpc="INTERNAL"),  # as Danube says it
+    SchemaViolated: Said(http=422, grpc="PERMISSION_DENIED"),
     PolicyReached: Said(http=409, grpc="RESOURCE_EXHAUSTED"),
     SubscriptionTaken: Said(http=409, grpc="PERMISSION_DENIED"),
     OutOfOrderSequence: Said(http=409, grpc="FAILED_PRECONDITION"),

@@ -564,3 +564,15 @@ DANUBE_WINDOW_STEP_MS: Final = 100
 # Incarnations of a numbered producer that are remembered, so that a late message of one of them is refused (hazard 7).
 DANUBE_INCARNATIONS_MAX: Final = 32
 DANUBE_INCARNATION_BYTES_MAX: Final = 64
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+# A schema with some thousand fields. It is one value of the metadata store.
+SCHEMA_BYTES_MAX: Final = 256 * KIB
+# Versions of one subject: their list is read and written as a whole.
+SCHEMA_VERSIONS_MAX: Final = 1_000
+# Tags of a version, their description, who made it: words of a person.
+SCHEMA_TEXT_BYTES_MAX: Final = 4 * KIB
+# Reasons why a version does not fit: enough to act on.
+SCHEMA_ERRORS_MAX: Final = 50
+# Schemas that are kept parsed, for checks of payloads.
+SCHEMAS_PARSED_MAX: Final = 256

@@ -83,7 +83,8 @@ class DanubeTable:
         raw = request if isinstance(request, bytes) else request.SerializeToString()
         named = {f"x-icestream-{key}": value for key, value in metadata.items()}
         try:
-            answer = await self._table.unary[f"/danube.{method}"](raw, Call("test", named))
+            path = method if method.startswith("/") else f"/danube.{method}"
+            answer = await self._table.unary[path](raw, Call("test", named))
         except Exception as error:  # noqa: BLE001 (that is what is asked for)
             raise Refusal(*status_of(error)) from None
         return kind.FromString(answer)

@@ -8,7 +8,9 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.door import check_at_the_door
 from icestream.broker.pipe import STORED, Pipe, outcome
+from icestream.broker.registry import Registry
 from icestream.broker.roster import put_name
+from icestream.broker.schema_check import check_schema
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic import Producer, Topic
 from icestream.metadata.command import Absent, AtRevision
@@ -20,10 +22,11 @@ from icestream.wal.receipt import Receipt
 
 
 class Publishing:
-    def __init__(self, store: MetadataStore, storage: PersistentStorage, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage, clock: Clock, registry: Registry) -> None:
         self._store = store
         self._storage = storage
         self._clock = clock
+        self._registry = registry
 
     async def open(self, topic: Topic, name: str, instance: str, *, resumes: bool) -> Producer:
         """A new epoch of the producer of this name: an older one is fenced from now on (hazard 7)."""
@@ -78,6 +81,8 @@ class Publishing:
             raise _held_back(producer)
         try:
             head = check_at_the_door(block, producer, topic.policies.max_message_bytes)
+            if self._registry.of_topic(topic.name) is not None:
+                check_schema(self._registry, topic.name, block)
             if topic.publish_rate.per_second:
                 self._check_rate(topic, head.rows)
             receipt = self._storage.store_messages(pipe.key, block, head)

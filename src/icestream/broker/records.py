@@ -9,6 +9,8 @@
                                                                 `{topic}` is `name-part-N` where there are more shards
     /deleted_topics/{id}                                        DeletedTopic, until nothing is left of it
     /counters/topic, subscription, producer, consumer           ids: never used twice
+    /schemas/…                                                  schema_records.py
+    /danube/…                                                   frontends/danube: ids of its clients
 
 The keys of producers and consumers have a time to live (roster.py).
 

@@ -17,6 +17,7 @@ from icestream.broker.consumer import Consumer, ConsumerSink
 from icestream.broker.options import BrokerOptions
 from icestream.broker.parts import Part, Parts
 from icestream.broker.publishing import Publishing
+from icestream.broker.registry import Registry
 from icestream.broker.roster import Roster
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscribing import Subscribing
@@ -40,7 +41,8 @@ class Broker:
         self._tasks = Tasks(self._task_failed)
         self._changes = Changes()
         self.topics = Topics(options, store, storage, clock)
-        self._publishing = Publishing(store, storage, clock)
+        self.registry = Registry(store, self.topics, clock)
+        self._publishing = Publishing(store, storage, clock, self.registry)
         self._roster = Roster(store, clock, self._changes, self.topics)
         self._subscribing = Subscribing(options, store, storage, clock, self._tasks, self)
         self._parts = Parts(self.topics, self._subscribing)
@@ -50,6 +52,7 @@ class Broker:
     async def start(self) -> None:
         """Everything that was there before is there again."""
         await self.topics.load()
+        await self.registry.load()
         for topic in self.topics:
             await self._subscribing.load(topic)
         self._tasks.start(self._roster.run(), "names")
@@ -105,7 +108,11 @@ class Broker:
         return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
 
     async def delete_topic(self, name: TopicName) -> None:
-        await self._changes.make(lambda: self.topics.delete(name))
+        async def change() -> None:
+            await self.topics.delete(name)
+            self.registry.forget(name)
+
+        await self._changes.make(change)
 
     async def set_topic_policies(self, name: TopicName, policies: records.Policies) -> None:
         await self._changes.make(lambda: self.topics.set_policies(name, policies))

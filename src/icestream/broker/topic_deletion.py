@@ -11,6 +11,7 @@ later: that is why it is finished first.
 from __future__ import annotations
 
 from icestream.broker import records
+from icestream.broker.schema_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.metadata.command import Delete, Put
 from icestream.metadata.store import MetadataStore
@@ -26,7 +27,9 @@ class TopicDeletion:
     async def decide(self, name: TopicName, record: records.TopicRecord) -> None:
         deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards, record.is_partitioned)
         key = records.deleted_topic_key(record.id)
-        await self._store.txn([], [Delete(records.topic_key(name)), Put(key, records.encode(deleted))])
+        await self._store.txn(
+            [], [Delete(records.topic_key(name)), Delete(topic_schema_key(name)), Put(key, records.encode(deleted))]
+        )
         self._unfinished[name] = deleted
 
     async def finish(self, name: TopicName) -> None:

@@ -61,6 +61,9 @@ WAL_RETENTION_DROPPED = Counter(
 MESSAGES_DROPPED = Counter(
     "icestream_delivery_dropped_messages_total", "Messages that a subscription gave up, by reason.", ["reason"]
 )
+SCHEMA_VIOLATIONS = Counter(
+    "icestream_schema_violations_total", "Messages that did not fit the schema of their topic, by policy.", ["policy"]
+)
 DEAD_LETTERS = Counter("icestream_delivery_dead_letters_total", "Messages that went to a dead-letter topic.")
 CLOCK_STEPS_BACK = Counter(
     "icestream_wal_clock_steps_back_total", "Ticks at which the wall clock had gone back by 5 s."

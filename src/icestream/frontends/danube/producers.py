@@ -33,6 +33,7 @@ from icestream.frontends.danube.calls import Call, decode
 from icestream.frontends.danube.ids import PRODUCERS, Ids, ProducerPlace
 from icestream.frontends.danube.messages import OWN_COLUMNS
 from icestream.frontends.danube.places import parse_place
+from icestream.frontends.danube.schemas import check_reference
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.subscription import Dispatch
 from icestream.model.topic_name import TopicName
@@ -76,14 +77,28 @@ class Producers:
         dispatch = DISPATCH.get(asked.dispatch_strategy)
         if dispatch is None or asked.producer_access_mode not in pb.ProducerAccessMode.values():
             raise errors.InvalidInput("an access mode or dispatch strategy that does not exist", hint="0 and 1 do")
+        has_schema = asked.HasField("schema_ref")
+        if has_schema:
+            await check_reference(self._broker, asked.schema_ref)
+            self._check_subject(name, asked.schema_ref.subject)
         opened = await self._broker.open_producer(name, asked.producer_name, part=Part(part, dispatch))
         opened.peer = call.peer
+        if has_schema:
+            await self._broker.registry.bind(name, asked.schema_ref.subject)
         found = self._keep(opened.id, opened)
         await self._ids.keep(PRODUCERS, found.id, ProducerPlace(str(name), opened.name))
         answer = pb.ProducerResponse(
             request_id=asked.request_id, producer_id=opened.id, producer_name=asked.producer_name
         )
         return answer.SerializeToString()
+
+    def _check_subject(self, topic: TopicName, subject: str) -> None:
+        """Before anything is made: a producer that is refused leaves no topic behind."""
+        known = self._broker.registry.of_topic(topic)
+        if known is not None and known.subject != subject:
+            raise errors.SchemaMismatch(
+                f"topic {topic} has the subject {known.subject}, not {subject}", hint="use its subject"
+            )
 
     def _keep(self, id_: int, opened: Producer) -> DanubeProducer:
         opened.columns = OWN_COLUMNS

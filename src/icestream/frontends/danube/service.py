@@ -13,6 +13,7 @@ from icestream.frontends.danube.consumers import Consumers
 from icestream.frontends.danube.discovery import Discovery
 from icestream.frontends.danube.ids import Ids
 from icestream.frontends.danube.producers import Producers
+from icestream.frontends.danube.schemas import Schemas
 from icestream.frontends.danube.sending import Sending
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
@@ -40,6 +41,7 @@ class DanubeService:
         self._sending = Sending(broker, self.producers, clock, self._tasks, options.message_bytes_max)
         self._acknowledging = Acknowledging(broker, self.consumers)
         self._discovery = Discovery(broker, self.producers, self.consumers, options.url)
+        self.schemas = Schemas(broker)
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -49,6 +51,7 @@ class DanubeService:
     def table(self) -> Table:
         return Table(
             {
+                **self.schemas.table().unary,
                 "/danube.ProducerService/CreateProducer": self.producers.create,
                 "/danube.ProducerService/SendMessage": self._sending.send,
                 "/danube.ConsumerService/Subscribe": self.consumers.subscribe,

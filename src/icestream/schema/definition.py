@@ -1,0 +1,148 @@
+"""A schema as it was sent: checked, read once, and asked about others and about payloads.
+
+The bytes are kept as they came; the fingerprint is their SHA-256.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from icestream import errors, limits
+from icestream.schema import avro, json_schema, protobuf
+from icestream.schema.kinds import Compatibility, SchemaType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Definition:
+    kind: SchemaType
+    raw: bytes
+    parsed: Any
+    _fits: Callable[[bytes], None]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.raw)
+
+    def check(self, payload: bytes) -> None:
+        """Raises InvalidInput when the payload does not fit."""
+        self._fits(payload)
+
+
+def fingerprint(raw: bytes) -> str:
+    return sha256(raw).hexdigest()
+
+
+def define(kind: SchemaType, raw: bytes) -> Definition:
+    """Raises InvalidInput for what is no schema of that type."""
+    if len(raw) > limits.SCHEMA_BYTES_MAX:
+        raise errors.InvalidInput(f"a schema of {len(raw)} bytes", hint=f"{limits.SCHEMA_BYTES_MAX} are allowed")
+    match kind:
+        case SchemaType.AVRO:
+            return Definition(kind, raw, avro.parse(raw), _avro_check(raw))
+        case SchemaType.JSON_SCHEMA:
+            return Definition(kind, raw, json_schema.parse(raw), _json_check(raw))
+        case SchemaType.PROTOBUF:
+            return _protobuf(raw)
+        case SchemaType.STRING:
+            return Definition(kind, raw, None, _check_text)
+        case SchemaType.NUMBER:
+            return Definition(kind, raw, None, _check_number)
+    return Definition(kind, raw, None, lambda payload: None)
+
+
+def _avro_check(raw: bytes) -> Callable[[bytes], None]:
+    import fastavro
+    import orjson
+
+    try:
+        schema = fastavro.parse_schema(orjson.loads(raw))
+    except Exception as error:  # noqa: BLE001 (whatever it meets in a schema that is none)
+        raise errors.InvalidInput(f"not an Avro schema: {error}", hint="send the .avsc as it is") from None
+
+    def check(payload: bytes) -> None:
+        stream = io.BytesIO(payload)
+        try:
+            fastavro.schemaless_reader(stream, schema, None)
+        except Exception as error:  # noqa: BLE001 (whatever it meets in bytes that are no message)
+            raise errors.InvalidInput(f"not the Avro that was expected: {error!r}") from None
+        if stream.tell() != len(payload):
+            raise errors.InvalidInput(f"{len(payload) - stream.tell()} bytes behind the Avro that was expected")
+
+    return check
+
+
+def _json_check(raw: bytes) -> Callable[[bytes], None]:
+    import jsonschema_rs
+    import orjson
+
+    try:
+        validator = jsonschema_rs.validator_for(orjson.loads(raw))
+    except Exception as error:  # noqa: BLE001 (whatever it meets in a schema that is none)
+        raise errors.InvalidInput(f"not a JSON Schema: {error}", hint="send the schema as it is") from None
+
+    def check(payload: bytes) -> None:
+        try:
+            found = orjson.loads(payload)
+        except orjson.JSONDecodeError as error:
+            raise errors.InvalidInput(f"not JSON: {error}") from None
+        try:
+            validator.validate(found)
+        except jsonschema_rs.ValidationError as error:
+            where = ".".join(map(str, error.instance_path)) or "$"
+            raise errors.InvalidInput(f"{where}: {error.message}"[:1000]) from None
+
+    return check
+
+
+def _protobuf(raw: bytes) -> Definition:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise errors.InvalidInput("a Protobuf schema is the text of a .proto file", hint="send the file") from None
+    file = protobuf.parse(text)
+    return Definition(SchemaType.PROTOBUF, raw, file, lambda payload: protobuf.check_payload(file, payload))
+
+
+def _check_text(payload: bytes) -> None:
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        raise errors.InvalidInput("not UTF-8") from None
+
+
+def _check_number(payload: bytes) -> None:
+    """Four or eight bytes, or a number in words."""
+    if len(payload) in (4, 8):
+        return
+    try:
+        float(payload.decode())
+    except ValueError:
+        raise errors.InvalidInput("not a number: four or eight bytes, or its digits") from None
+
+
+_UNREADABLE: dict[SchemaType, Callable[[Any, Any], list[str]]] = {
+    SchemaType.AVRO: avro.unreadable,
+    SchemaType.JSON_SCHEMA: json_schema.unreadable,
+    SchemaType.PROTOBUF: protobuf.unreadable,
+}
+
+
+def incompatible(last: Definition, new: Definition, mode: Compatibility) -> list[str]:
+    """Why the new version may not follow the last one; nothing: it may."""
+    if mode is Compatibility.NONE:
+        return []
+    if last.kind is not new.kind:
+        return [f"the type of the schema changes from {last.kind.value} to {new.kind.value}"]
+    unreadable = _UNREADABLE.get(new.kind)
+    if unreadable is None:
+        return []
+    found: list[str] = []
+    if mode in (Compatibility.BACKWARD, Compatibility.FULL):
+        found += [f"backward: {why}" for why in unreadable(new.parsed, last.parsed)]
+    if mode in (Compatibility.FORWARD, Compatibility.FULL):
+        found += [f"forward: {why}" for why in unreadable(last.parsed, new.parsed)]
+    return found[: limits.SCHEMA_ERRORS_MAX]

@@ -1,0 +1,66 @@
+"""The words of the registry: types of schemas, modes of compatibility, policies of validation."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+from icestream import errors
+
+
+class SchemaType(Enum):
+    BYTES = "bytes"
+    STRING = "string"
+    NUMBER = "number"
+    AVRO = "avro"
+    JSON_SCHEMA = "json_schema"
+    PROTOBUF = "protobuf"
+
+
+class Compatibility(Enum):
+    """What must be able to read what, when a new version comes."""
+
+    NONE = "none"
+    BACKWARD = "backward"  # the new version reads what the last one wrote
+    FORWARD = "forward"  # the last version reads what the new one writes
+    FULL = "full"  # both
+
+
+class ValidationPolicy(Enum):
+    """What becomes of a message that does not fit the schema of its topic."""
+
+    NONE = "none"
+    WARN = "warn"  # it is stored, and the log says so
+    ENFORCE = "enforce"  # it is refused
+
+
+_OTHER_NAMES = {
+    "json": SchemaType.JSON_SCHEMA,
+    "jsonschema": SchemaType.JSON_SCHEMA,
+    "proto": SchemaType.PROTOBUF,
+    "int": SchemaType.NUMBER,
+    "int64": SchemaType.NUMBER,
+    "float": SchemaType.NUMBER,
+    "double": SchemaType.NUMBER,
+}
+Word = TypeVar("Word", bound=Enum)
+
+
+def schema_type(text: str) -> SchemaType:
+    return _OTHER_NAMES.get(text.lower()) or _word(SchemaType, "schema type", text)
+
+
+def compatibility(text: str) -> Compatibility:
+    return _word(Compatibility, "mode of compatibility", text)
+
+
+def validation_policy(text: str) -> ValidationPolicy:
+    return _word(ValidationPolicy, "validation policy", text)
+
+
+def _word(kind: type[Word], what: str, text: str) -> Word:
+    try:
+        return kind(text.lower())
+    except ValueError:
+        known = ", ".join(one.value for one in kind)
+        raise errors.InvalidInput(f"{text[:40]!r} is not a {what}", hint=f"there are {known}") from None

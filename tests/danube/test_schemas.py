@@ -1,0 +1,227 @@
+"""The schema registry with Danube's Python client: the scenarios of its own tests, and what it does not do at home."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import grpc
+import orjson
+import pytest
+import pytest_asyncio
+from danube import SchemaType
+from danube.schema import CompatibilityMode
+
+from icestream.frontends.danube.wire import registry_pb2 as pb
+from tests.support.danube_broker import DanubeBroker, danube_broker
+
+pytestmark = pytest.mark.asyncio
+JSON = SchemaType.JSON_SCHEMA
+V1 = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+V2 = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}, "required": ["id"]}
+V3 = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+class Schemas:
+    def __init__(self, danube: DanubeBroker) -> None:
+        assert danube.client is not None
+        self.danube = danube
+        self.client = danube.client.schema()
+
+    async def register(self, subject: str, schema: Any, kind: SchemaType = JSON) -> int:
+        raw = schema if isinstance(schema, bytes) else orjson.dumps(schema)
+        return int(await self.client.register_schema(subject).with_type(kind).with_schema_data(raw).execute())
+
+    async def producer(self, topic: str, name: str = "p", **reference: Any) -> Any:
+        assert self.danube.client is not None
+        built = self.danube.client.new_producer().with_topic(topic).with_name(name)
+        match reference:
+            case {"version": version}:
+                built = built.with_schema_version(reference["subject"], version)
+            case {"min_version": version}:
+                built = built.with_schema_min_version(reference["subject"], version)
+            case {"subject": subject}:
+                built = built.with_schema_subject(subject)
+        producer = built.build()
+        await producer.create()
+        self.danube._open.append(producer)
+        return producer
+
+
+@pytest_asyncio.fixture
+async def schemas(tmp_path: Path) -> AsyncIterator[Schemas]:
+    async with danube_broker(tmp_path) as danube:
+        yield Schemas(danube)
+
+
+async def refused(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_register_multiple_types_and_get_the_bytes_back(schemas: Schemas) -> None:
+    definitions = {
+        JSON: b'{ "type":  "object" }\n',
+        SchemaType.AVRO: b'"string"',
+        SchemaType.PROTOBUF: b"message M { int32 x = 1; }",
+        SchemaType.STRING: b"text",
+        SchemaType.NUMBER: b"int64",
+        SchemaType.BYTES: b"\x00\xff",
+    }
+    for kind, raw in definitions.items():
+        id_ = await schemas.register(f"of-{kind.value}", raw, kind)
+        found = await schemas.client.get_latest_schema(f"of-{kind.value}")
+        assert (found.schema_id, found.version, found.schema_type) == (id_, 1, kind.value)
+        assert found.schema_definition == raw
+
+
+async def test_versioning(schemas: Schemas) -> None:
+    first = await schemas.register("s", V1)
+    assert await schemas.register("s", V1) == first
+    assert (await schemas.client.get_latest_schema("s")).version == 1
+    assert await schemas.register("s", V2) == first
+    assert (await schemas.client.get_latest_schema("s")).version == 2
+    assert (await schemas.client.get_schema_version(first, 1)).schema_definition == orjson.dumps(V1)
+    assert await schemas.register("other", V1) != first
+    assert await refused(schemas.client.get_latest_schema("none")) is grpc.StatusCode.NOT_FOUND
+    assert await refused(schemas.client.get_schema_version(first, 9)) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_incompatible_is_refused_and_none_allows_it(schemas: Schemas) -> None:
+    await schemas.register("s", V1)
+    assert await refused(schemas.register("s", V3)) is grpc.StatusCode.INTERNAL
+    is_compatible, wrong = await schemas.client.check_compatibility("s", orjson.dumps(V3), JSON)
+    assert not is_compatible
+    assert "name" in " ".join(wrong)
+    assert await schemas.client.check_compatibility("s", orjson.dumps(V2), JSON) == (True, [])
+    await schemas.client.set_compatibility_mode("s", CompatibilityMode.NONE)
+    await schemas.register("s", V3)
+    assert (await schemas.client.get_latest_schema("s")).version == 2
+
+
+async def test_a_deleted_version_is_gone_and_its_number_not_used_again(schemas: Schemas) -> None:
+    id_ = await schemas.register("s", V1)
+    await schemas.register("s", V2)
+    await schemas.client.delete_schema_version("s", 2)
+    assert (await schemas.client.get_latest_schema("s")).version == 1
+    await schemas.register("s", V2)
+    assert (await schemas.client.get_latest_schema("s")).version == 3
+    assert await refused(schemas.client.get_schema_version(id_, 2)) is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("reference", "version"),
+    [({"version": 1}, 1), ({"version": 2}, 2), ({}, 2), ({"min_version": 1}, 2), ({"min_version": 2}, 2)],
+)
+async def test_a_consumer_sees_the_version_that_its_producer_chose(
+    schemas: Schemas, reference: dict[str, int], version: int
+) -> None:
+    id_ = await schemas.register("s", V1)
+    await schemas.register("s", V2)
+    producer = await schemas.producer("/default/t", subject="s", **reference)
+    received = await schemas.danube.consumer("/default/t")
+    await producer.send(b'{"id": 1}')
+    message = await received.next()
+    assert (message.schema_id, message.schema_version) == (id_, version)
+
+
+async def test_a_producer_with_a_schema_that_is_not_there(schemas: Schemas) -> None:
+    await schemas.register("s", V1)
+    for reference in ({"subject": "none"}, {"subject": "s", "version": 7}, {"subject": "s", "min_version": 2}):
+        call = schemas.producer("/default/t", **reference)
+        assert await refused(call) is grpc.StatusCode.FAILED_PRECONDITION
+    assert not len(schemas.danube.broker.topics)
+
+
+async def test_first_producer_assigns_the_subject_and_another_one_fails(schemas: Schemas) -> None:
+    await schemas.register("a", V1)
+    await schemas.register("b", V1)
+    await schemas.producer("/default/t", "first", subject="a")
+    await schemas.producer("/default/t", "same", subject="a")
+    await schemas.producer("/default/t", "without")
+    call = schemas.producer("/default/t", "other", subject="b")
+    assert await refused(call) is grpc.StatusCode.FAILED_PRECONDITION
+    found = await schemas.client.get_topic_schema_config("/default/t")
+    assert (found.schema_subject, found.validation_policy) == ("a", "warn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "good", "bad"),
+    [
+        (JSON, V1, b'{"id": 1}', b'{"id": "x"}'),
+        (SchemaType.AVRO, {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}, None, b""),
+        (SchemaType.PROTOBUF, b"message M { string name = 1; }", b"\x0a\x01a", b"\x0a\x01\xff"),
+        (SchemaType.STRING, b"text", b"text", b"\xff"),
+        (SchemaType.NUMBER, b"int64", b"42", b"a lot"),
+    ],
+)
+async def test_enforced_validation_end_to_end(
+    schemas: Schemas, kind: SchemaType, schema: Any, good: bytes | None, bad: bytes
+) -> None:
+    if good is None:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schema), {"x": 5})
+        good = out.getvalue()
+    await schemas.register("s", schema, kind)
+    producer = await schemas.producer("/default/t", subject="s")
+    await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
+    received = await schemas.danube.consumer("/default/t")
+    assert await refused(producer.send(bad)) is grpc.StatusCode.PERMISSION_DENIED
+    await producer.send(good)
+    assert (await received.next()).payload == good
+    without = await schemas.producer("/default/t", "without")
+    assert await refused(without.send(good)) is grpc.StatusCode.PERMISSION_DENIED
+    await schemas.client.update_topic_validation_policy("/default/t", "warn", True)
+    await producer.send(bad)
+    assert (await received.next()).payload == bad
+
+
+async def test_a_version_that_comes_later_is_checked_too(schemas: Schemas) -> None:
+    await schemas.register("s", V1)
+    await schemas.producer("/default/t", "old", subject="s")
+    await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
+    await schemas.register("s", V2)
+    new = await schemas.producer("/default/t", "new", subject="s")
+    await new.send(b'{"id": 1, "name": "x"}')
+    assert await refused(new.send(b'{"id": 1, "name": 2}')) is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_the_registry_and_its_policies_are_there_after_a_restart(tmp_path: Path) -> None:
+    async with danube_broker(tmp_path, "iceberg") as danube:
+        schemas = Schemas(danube)
+        id_ = await schemas.register("s", V1)
+        producer = await schemas.producer("/default/t", subject="s")
+        await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
+        await danube.stop()
+        await danube.start()
+        found = await schemas.client.get_schema_version(id_, 1)
+        assert (found.subject, found.schema_definition) == ("s", orjson.dumps(V1))
+        assert await refused(producer.send(b"no JSON")) is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_wrong_words_are_invalid_arguments(schemas: Schemas) -> None:
+    await schemas.register("s", V1)
+    await schemas.producer("/default/t", subject="s")
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    assert await refused(schemas.register("s", b"{")) is invalid
+    assert await refused(schemas.register("a/b", V1)) is invalid
+    assert await refused(schemas.client.configure_topic_schema("/default/t", "s", "perhaps", True)) is invalid
+    not_there = schemas.client.configure_topic_schema("/default/none", "s", "warn", True)
+    assert await refused(not_there) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_subjects_are_listed_with_their_tags(schemas: Schemas) -> None:
+    """A call that the Python client does not have."""
+    assert schemas.danube.node is not None
+    target = schemas.danube.node.danube.url.removeprefix("http://")
+    async with grpc.aio.insecure_channel(target) as channel:
+        register = channel.unary_unary("/danube_schema.SchemaRegistry/RegisterSchema")
+        asked = pb.RegisterSchemaRequest(subject="s", schema_type="json", schema_definition=b"{}", tags=["a", "b"])
+        await register(asked.SerializeToString())
+        listed = await channel.unary_unary("/danube_schema.SchemaRegistry/ListSubjects")(b"")
+    (found,) = pb.ListSubjectsResponse.FromString(listed).subjects
+    assert (found.subject, found.latest_version, list(found.tags)) == ("s", 1, ["a", "b"])
