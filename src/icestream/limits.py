@@ -399,6 +399,8 @@ CATALOG_RESOLVE_RETRY_SECONDS: Final = 0.1
 CATALOG_REQUEST_TTL_MS: Final = 600_000
 # Documents of tables and views in memory, by their bytes in files; as objects they take about four times that.
 CATALOG_CACHE_BYTES_DEFAULT: Final = 64 * MIB
+# Tables whose pointer is remembered from our own last commit: at 2 KB each, some megabytes.
+CATALOG_REMEMBERED_MAX: Final = 4_096
 # Metadata files of one transaction that are written at the same time.
 CATALOG_WRITES_AT_ONCE: Final = 16
 # Tables of one transaction: two operations each, one for the lease.

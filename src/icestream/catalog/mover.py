@@ -9,6 +9,8 @@ unknown                 resolved by reading, and by a fence where it may still b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from icestream import errors, limits
 from icestream.catalog.plan.planned import Moved, Planned, look
 from icestream.metadata.store import MetadataStore
@@ -20,13 +22,15 @@ class Mover:
         self._store = store
         self._clock = clock
 
-    async def move(self, planned: Planned) -> Moved:
-        """OVERTAKEN only after an unknown outcome."""
+    async def move(self, planned: Planned, told: Callable[[int], None] | None = None) -> Moved:
+        """OVERTAKEN only after an unknown outcome. `told`: of the revision at which it was done, where it is known."""
         try:
-            held = (await self._store.txn(planned.compare, planned.then)).held
+            done = await self._store.txn(planned.compare, planned.then)
         except errors.OutcomeUnknown as lost:
             return await self._resolved(planned, lost)
-        return Moved.DONE if held else Moved.NOT_DONE
+        if done.held and told is not None:
+            told(done.revision)
+        return Moved.DONE if done.held else Moved.NOT_DONE
 
     async def _resolved(self, planned: Planned, lost: errors.OutcomeUnknown) -> Moved:
         end_ns = self._clock.monotonic_ns() + int(limits.CATALOG_RESOLVE_SECONDS_MAX * 1e9)

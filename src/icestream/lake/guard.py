@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -100,13 +101,19 @@ class Guard:
     def _refused(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._only_local and not is_loopback(host_name(host)):
+        if self._only_local and not is_local(host):
             return self._manner.refuse(421, "this broker listens for its own machine only", scope["path"])
         if not self._manner.takes_slashes and b"%2f" in scope.get("raw_path", b"").lower():
             return self._manner.refuse(404, "no name has a slash in it", scope["path"])
         if scope["method"] not in _SAFE and is_foreign(headers.get("origin"), host, headers.get("sec-fetch-site")):
             return self._manner.refuse(403, "a page of another site may not change anything here", scope["path"])
         return None
+
+
+@lru_cache(1024)
+def is_local(host: str) -> bool:
+    """Whether a Host header names this machine. Clients say the same at each request."""
+    return is_loopback(host_name(host))
 
 
 def host_name(host: str) -> str:
@@ -142,12 +149,17 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
+@lru_cache(1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()
+
+
 def _dated(send: Send) -> Send:
     async def dated(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [
                 *message["headers"],
-                (b"date", formatdate(time.time(), usegmt=True).encode()),
+                (b"date", _date(int(time.time()))),
                 (b"cache-control", b"no-store"),
                 (b"x-content-type-options", b"nosniff"),
             ]

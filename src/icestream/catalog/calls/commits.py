@@ -8,6 +8,7 @@ be, and at most files that nothing points to.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -20,6 +21,7 @@ from icestream.catalog.identifier import Identifier
 from icestream.catalog.location import allowed
 from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import Change
+from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import RequestName
 from icestream.catalog.table import commit, requirement, update
@@ -28,6 +30,7 @@ from icestream.catalog.topic import commit as topic_commit
 from icestream.catalog.topic import properties
 from icestream.catalog.topic.claim import TYPE
 from icestream.catalog.topic.commit import Outcome, Request, State
+from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
 # Updates that name files, and where.
@@ -83,12 +86,18 @@ class Commits:
         self._relations = found
         self._roots = roots
         self._writing = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
+        self._left: OrderedDict[Identifier, Entry] = OrderedDict()  # as our last commit to each left it
 
     # --- reading ---
 
-    async def load(self, identifier: Identifier, read: Callable[[str], Awaitable[Table]] | None = None) -> Loaded:
-        """`read`: another way to its document than that of commits."""
-        entry, record = relations.table_of(identifier, await self._relations.entry(identifier))
+    async def load(
+        self,
+        identifier: Identifier,
+        read: Callable[[str], Awaitable[Table]] | None = None,
+        known: Entry | None = None,
+    ) -> Loaded:
+        """`read`: another way to its document than that of commits. `known`: its entry, for who may use an old one."""
+        entry, record = relations.table_of(identifier, known or await self._relations.entry(identifier))
 
         async def location_now() -> str:
             nonlocal entry, record
@@ -114,10 +123,15 @@ class Commits:
             )
         placed = {identifier: self._placed(one) for identifier, one in asked.items()}
         is_round = any(requirement.kind(need) == TYPE for one in asked.values() for need in one.requirements)
+        is_first = True
 
         async def plan() -> Step[dict[Identifier, Committed]]:
+            nonlocal is_first
             lease = await self._steps.store.get(keys.LEASE) if is_round else None
-            judged = await self._judged(placed, commits.lease_epoch(lease))
+            judged = await self._judged_from_memory(placed, commits.lease_epoch(lease)) if is_first else None
+            is_first = False
+            if judged is None:
+                judged = await self._judged(placed, commits.lease_epoch(lease))
             return await self._written(judged, placed, lease)
 
         async def again() -> dict[Identifier, Committed]:
@@ -137,13 +151,33 @@ class Commits:
             return {**one, "location": allowed(one["location"], self._roots)}
         return one
 
-    async def _judged(self, asked: Mapping[Identifier, Request], lease_epoch: int | None) -> list[Judged]:
-        now_ms = self._steps.now_ms()
+    async def _judged_from_memory(
+        self, asked: Mapping[Identifier, Request], lease_epoch: int | None
+    ) -> list[Judged] | None:
+        """By what we remember, without asking the store: the transaction compares revisions, and fails when others went
+        on. None: it tells nothing; what is to be refused, or changes nothing, is judged by what is in force."""
+        known = {one: self._left[one] for one in asked if one in self._left}
+        if len(known) < len(asked):
+            return None
+        try:
+            judged = await self._judged(asked, lease_epoch, known)
+        except errors.IcestreamError:
+            return None
+        return judged if all(one.is_changed for one in judged) else None
+
+    async def _judged(
+        self,
+        asked: Mapping[Identifier, Request],
+        lease_epoch: int | None,
+        known: Mapping[Identifier, Entry] | None = None,
+    ) -> list[Judged]:
+        now_ms, known = self._steps.now_ms(), known or {}
         creating = [one for one, request in asked.items() if commit.is_create(request.requirements)]
         changing = [one for one in asked if one not in creating]
-        loaded = (
-            {one: await self.load(one) for one in changing} if len(changing) == 1 else await self._load_all(changing)
-        )
+        if len(changing) == 1:
+            loaded = {one: await self.load(one, known=known.get(one)) for one in changing}
+        else:
+            loaded = await self._load_all(changing, known)
         commits_to = {one: (found.state, asked[one]) for one, found in loaded.items()}
         if len(asked) == 1 and commits_to:  # in the words of a single table
             ((one, (state, request)),) = commits_to.items()
@@ -153,8 +187,11 @@ class Commits:
         judged = [Judged(one, loaded[one], None, outcome) for one, outcome in outcomes.items()]
         return judged + [await self._created(one, asked[one], now_ms) for one in creating]
 
-    async def _load_all(self, identifiers: Sequence[Identifier]) -> dict[Identifier, Loaded]:
-        return dict(zip(identifiers, await asyncio.gather(*map(self.load, identifiers)), strict=True))
+    async def _load_all(
+        self, identifiers: Sequence[Identifier], known: Mapping[Identifier, Entry]
+    ) -> dict[Identifier, Loaded]:
+        found = await asyncio.gather(*(self.load(one, known=known.get(one)) for one in identifiers))
+        return dict(zip(identifiers, found, strict=True))
 
     async def _created(self, identifier: Identifier, asked: Request, now_ms: int) -> Judged:
         """The end of a create transaction: the table comes with all its updates."""
@@ -219,7 +256,23 @@ class Commits:
             for name in commit.dropped_files(one.loaded.state.table, one.outcome.table)
         ]
         planned = commits.commit(changes, lease)
-        return Step(planned, answer, [*locations.values()], dropped, self._was_done(changes[0]))
+        written = [*locations.values()]
+        return Step(planned, answer, written, dropped, self._was_done(changes[0]), self._remembering(planned, changes))
+
+    def _remembering(self, planned: Planned, changes: Sequence[Change]) -> Callable[[int], None]:
+        """What the next commit to these tables is judged by, as long as nobody else commits."""
+
+        def remember(revision: int) -> None:
+            values = {one.key: one.value for one in planned.then if isinstance(one, cmd.Put)}
+            for change in changes:
+                before, value = change.before, values[keys.relation_key(change.identifier)]
+                created, version = (before.create_revision, before.version + 1) if before else (revision, 1)
+                self._left[change.identifier] = Entry(value, created, revision, version, 0)
+                self._left.move_to_end(change.identifier)
+            while len(self._left) > limits.CATALOG_REMEMBERED_MAX:
+                self._left.popitem(last=False)
+
+        return remember
 
     def _was_done(self, change: Change) -> Callable[[], Awaitable[bool]]:
         """Whether the pointer had our file before others went on: their files name it."""

@@ -32,6 +32,7 @@ class Step(Generic[Answer]):
     written: Sequence[str] = ()  # files that only this transaction points to
     dropped: Sequence[str] = ()  # files that nothing names when it is done: they go later
     was_done: Callable[[], Awaitable[bool]] | None = None  # asked when others went on after an unknown outcome
+    told: Callable[[int], None] | None = None  # of the revision, when it is done and known
 
 
 class Steps:
@@ -83,7 +84,9 @@ class Steps:
 
     async def _move(self, step: Step[Answer], planned: Planned, request: RequestName | None) -> bool:
         try:
-            moved = await self._mover.move(planned if request is None else request.added_to(planned).checked())
+            moved = await self._mover.move(
+                planned if request is None else request.added_to(planned).checked(), step.told
+            )
         except (errors.Refused, errors.InvalidInput):
             await self.take_back(step.written)
             raise

@@ -97,8 +97,8 @@ class Views:
             if made.location != found.view.location:
                 allowed(made.location, self._roots)
             written = await self._steps.documents.write(made, made.properties, record.version + 1)
-            planned = relations.moved(identifier, entry, ViewRecord(record.uuid, written, record.version + 1))
-            return Step(planned, LoadedView(written, made), [written])
+            moved = relations.moved(identifier, entry, ViewRecord(record.uuid, written, record.version + 1))
+            return Step(moved.checked(), LoadedView(written, made), [written])
 
         return await self._make(identifier, plan, request)
 

@@ -107,7 +107,7 @@ def replace_lost(
             cmd.Put(key, records.encode(named)),
             cmd.Put(keys.bound_key(record.uuid), records.encode(bound)),
         ],
-    )
+    ).checked()
 
 
 def _bound(planned: Planned, identifier: Identifier, uuid: str, binding: Binding) -> Planned:

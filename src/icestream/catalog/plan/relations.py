@@ -113,11 +113,11 @@ def overwrite(identifier: Identifier, record: TableRecord, entry: Entry | None) 
     before, old = table_of(identifier, entry)
     if old.binding is not None:
         raise errors.TopicTable(f"{identifier} is the table of topic {old.binding.topic}", hint=HINT)
-    return moved(identifier, before, record)
+    return moved(identifier, before, record).checked()
 
 
 def moved(identifier: Identifier, before: Entry, record: Relation) -> Planned:
-    """The pointer of a relation that is there, to another metadata file."""
+    """The pointer of a relation that is there, to another metadata file. Whoever asks for it checks the whole."""
     key = keys.relation_key(identifier)
     return Planned(
         [cmd.AtRevision(key, before.mod_revision)],
@@ -126,7 +126,7 @@ def moved(identifier: Identifier, before: Entry, record: Relation) -> Planned:
         before.mod_revision,
         lambda now: _points_to(key, now, record.location),
         cmd.Put(key, before.value),
-    ).checked()
+    )
 
 
 def drop_table(

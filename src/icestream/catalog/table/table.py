@@ -28,13 +28,14 @@ _LISTS: Final = ("snapshots", "snapshot-log", "metadata-log")
 
 
 class Table:
-    __slots__ = ("fields", "metadata_log", "snapshot_log", "snapshots")
+    __slots__ = ("_pieces", "fields", "metadata_log", "snapshot_log", "snapshots")
 
     def __init__(self, fields: Object, snapshots: Entries, snapshot_log: Entries, metadata_log: Entries) -> None:
         self.fields = fields
         self.snapshots = snapshots
         self.snapshot_log = snapshot_log
         self.metadata_log = metadata_log
+        self._pieces: list[bytes] | None = None
 
     @property
     def format_version(self) -> int:
@@ -71,12 +72,15 @@ class Table:
         return found
 
     def pieces(self) -> list[bytes]:
-        """The document as a metadata file has it, to be written one piece after the other."""
-        found = [values.encode(self._written_fields())[:-1]]
-        for name, entries in self._lists():
-            found += (b',"%s":[' % name.encode(), *entries.pieces(), b"]")
-        found.append(b"}")
-        return found
+        """The document as a metadata file has it, to be written one piece after the other. Made once: it is written,
+        and then answered."""
+        if self._pieces is None:
+            found = [values.encode(self._written_fields())[:-1]]
+            for name, entries in self._lists():
+                found += (b',"%s":[' % name.encode(), *entries.pieces(), b"]")
+            found.append(b"}")
+            self._pieces = found
+        return self._pieces
 
     def encode(self) -> bytes:
         return b"".join(self.pieces())
