@@ -100,14 +100,15 @@ def replace_lost(
     named = TopicRecord([*identifier.namespace], identifier.name, record.uuid)
     bound = BoundRecord(record.binding.topic, record.binding.topic_id)
     key = keys.topic_key(record.binding.topic_id)
-    return relations.moved(identifier, before, record).with_more(
+    planned = relations.moved(identifier, before, record).with_more(
         [cmd.HasValue(key, topic.value)],
         [
             cmd.Delete(keys.bound_key(lost.uuid)),
             cmd.Put(key, records.encode(named)),
             cmd.Put(keys.bound_key(record.uuid), records.encode(bound)),
         ],
-    ).checked()
+    )
+    return planned.checked()
 
 
 def _bound(planned: Planned, identifier: Identifier, uuid: str, binding: Binding) -> Planned:
