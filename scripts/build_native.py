@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ LOG_LINES_SHOWN = 25
 SLOWER = """\
 setup: Icestream runs without its native extension: {reason}.
        Everything works, but slower: log writes and syncs run inline on the event loop instead of in a thread of their
-       own, and record encoding and scanning run in Python.
+       own, record encoding and scanning run in Python, and calls of Danube's clients cost ten times as much.
        {remedy}"""
 
 
@@ -109,7 +110,8 @@ def build_installed() -> None:
 def build_planted() -> None:
     target = NATIVE / "target-planted"
     run_logged(
-        ["cargo", "build", "--release", "--features", "planted", "--target-dir", str(target)], "planted-build.log"
+        ["cargo", "build", "--release", "--no-default-features", "--features", "planted", "--target-dir", str(target)],
+        "planted-build.log",
     )
     directory = VENV / "planted"
     directory.mkdir(exist_ok=True)
@@ -123,11 +125,25 @@ def run_logged(command: list[str], log_name: str) -> None:
     log = VENV / log_name
     # Without this, PyO3 would link libpython into an extension that cargo builds alone.
     environment = {**os.environ, "PYO3_PYTHON": sys.executable, "PYO3_BUILD_EXTENSION_MODULE": "1"}
+    environment.setdefault("PROTOC", bundled_protoc())
     with log.open("wb") as output:
         done = subprocess.run(command, cwd=NATIVE, stdout=output, stderr=output, env=environment, check=False)
     if done.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         raise BuildFailed("\n".join([*lines[-LOG_LINES_SHOWN:], f"(all of it: {log.relative_to(ROOT)})"]))
+
+
+def bundled_protoc() -> str:
+    """The raft crate makes its messages with protoc, which lies in a crate that it needs anyway."""
+    answer = subprocess.run(
+        ["cargo", "metadata", "--format-version", "1"], cwd=NATIVE, capture_output=True, text=True, check=False
+    )
+    if answer.returncode == 0:
+        for package in json.loads(answer.stdout)["packages"]:
+            if package["name"] == "protobuf-build":
+                machine = {"aarch64": "aarch_64"}.get(platform.machine(), platform.machine())
+                return str(Path(package["manifest_path"]).parent / "bin" / f"protoc-linux-{machine}")
+    return "protoc"
 
 
 def pip(*arguments: str) -> None:

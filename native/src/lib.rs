@@ -5,6 +5,8 @@
 mod block;
 mod block_rows;
 mod buffer;
+#[cfg(feature = "consensus")]
+mod consensus;
 mod crc;
 mod event;
 mod file;
@@ -14,6 +16,8 @@ mod record;
 mod scan;
 mod state;
 mod threads;
+#[cfg(feature = "wire")]
+mod wire;
 mod writer;
 
 #[pyo3::pymodule]
@@ -26,6 +30,9 @@ mod icestream_native {
     use crate::block::check_block;
     #[pymodule_export]
     use crate::block_rows::{row_keys, select_rows};
+    #[cfg(feature = "consensus")]
+    #[pymodule_export]
+    use crate::consensus::RaftCore;
     #[pymodule_export]
     use crate::crc::crc32;
     #[pymodule_export]
@@ -34,6 +41,9 @@ mod icestream_native {
     use crate::record::encode_record;
     #[pymodule_export]
     use crate::scan::{find_headers, scan_records};
+    #[cfg(feature = "wire")]
+    #[pymodule_export]
+    use crate::wire::{GrpcServer, decode_columns};
     #[pymodule_export]
     use crate::writer::LogWriter;
 }

@@ -541,6 +541,12 @@ DANUBE_CALL_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
 DANUBE_CALLS_MAX: Final = 20_000
 # Streams of one connection: a process with thousands of consumers has one connection.
 DANUBE_STREAMS_PER_CONNECTION_MAX: Final = 4_096
+# Connections at once; each takes about 20 kB.
+DANUBE_CONNECTIONS_MAX: Final = 10_000
+# A silent client is asked whether it is there: one whose machine is gone loses its stream, and others get its messages.
+DANUBE_KEEPALIVE_MS: Final = 20_000
+# Distinct sets of metadata that are remembered.
+DANUBE_METADATA_SETS_MAX: Final = 20_000
 # Bytes of messages that wait to be stored. Beyond it a call is refused, and comes again.
 DANUBE_IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
 # A stream that cannot begin, or was taken over, ends so late: its client opens it again at once, without a pause.

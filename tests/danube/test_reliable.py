@@ -12,7 +12,7 @@ from danube import SubType
 
 from icestream.model.subscription import Backoff, FailurePolicy, Poison
 from icestream.model.topic_name import TopicName
-from tests.support.danube_broker import DanubeBroker, danube_broker
+from tests.support.danube_broker import WAIT_SECONDS, DanubeBroker, Received, danube_broker
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -136,5 +136,25 @@ async def test_subscription_creation_race_condition(danube: DanubeBroker) -> Non
     consumers = await asyncio.gather(*(danube.consumer("/default/t", f"c{number}") for number in range(5)))
     assert list(danube.broker.topics.get(TOPIC).subscriptions) == ["s"]
     await asyncio.gather(*(producer.send(b"%d" % number) for number in range(25)))
-    found = await asyncio.gather(*(one.payloads(5) for one in consumers))
-    assert sorted(int(payload) for one in found for payload in one) == list(range(25))
+    found = await taken_by_any(consumers, 25)
+    assert sorted(map(int, found)) == list(range(25))
+
+
+async def taken_by_any(consumers: list[Received], count: int) -> list[bytes]:
+    """Who gets how many depends on whose stream is open first."""
+    found: list[bytes] = []
+    enough = asyncio.Event()
+
+    async def take(one: Received) -> None:
+        while True:
+            found.append((await one.next()).payload)
+            if len(found) == count:
+                enough.set()
+
+    tasks = [asyncio.ensure_future(take(one)) for one in consumers]
+    async with asyncio.timeout(WAIT_SECONDS):
+        await enough.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return found

@@ -76,7 +76,7 @@ async def close(client: DanubeClient) -> None:
 
 async def test_a_certificate_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     missing = {"enable": True, "tls_certificate": tmp_path / "no.pem", "tls_key": tmp_path / "no.key"}
-    with pytest.raises(errors.ConfigurationError, match=r"no\.key"):
+    with pytest.raises(errors.ConfigurationError, match=r"no\.pem"):
         await Node.start(node_settings(tmp_path / "data", "memory", danube=missing))
 
 

@@ -10,16 +10,22 @@ Whoever has several of them at once calls `settle` with all.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
 from icestream.broker.shard_delivery import ShardDelivery
 from icestream.broker.subscription import unknown_subscription
-from icestream.frontends.danube.calls import Call, CallFailed, decode
+from icestream.frontends.danube.batch import Batch
+from icestream.frontends.danube.calls import Call, CallFailed, decode, status_number
 from icestream.frontends.danube.consumers import Consumers, Where
+from icestream.frontends.danube.messages import INTEGER, TEXT
 from icestream.frontends.danube.places import find_place
 from icestream.frontends.danube.wire import danube_pb2 as pb
+
+# The columns of an ack in a batch.
+ACK_COLUMNS: Final = ((0, 1, INTEGER), (2, 2, TEXT), (2, 5, INTEGER), (0, 3, TEXT))
+TOPIC_NAME, OFFSET, SUBSCRIPTION = 1, 2, 3
 
 
 class Settled(NamedTuple):
@@ -40,6 +46,15 @@ class Acknowledging:
         asked = decode(pb.AckRequest, raw)
         _check(self.settle([Settled(asked.msg_id.topic_name, asked.subscription_name, asked.msg_id.topic_offset)]))
         return pb.AckResponse(request_id=asked.request_id).SerializeToString()
+
+    def ack_batch(self, batch: Batch) -> None:
+        """Many acks at once."""
+        asked = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
+        for row, error in enumerate(self.settle([Settled(*one) for one in asked])):
+            if error is None:
+                batch.succeed(row)
+            else:
+                batch.fail(row, status_number(_failure(error)))
 
     async def nack(self, raw: bytes, call: Call) -> bytes:
         asked = decode(pb.NackRequest, raw)
@@ -81,7 +96,11 @@ class Acknowledging:
 
 def _check(outcomes: list[errors.IcestreamError | None]) -> None:
     (error,) = outcomes
-    if isinstance(error, errors.UnknownTopic | errors.UnknownSubscription):
-        raise CallFailed("INTERNAL", error)
     if error is not None:
-        raise error
+        raise _failure(error)
+
+
+def _failure(error: errors.IcestreamError) -> Exception:
+    if isinstance(error, errors.UnknownTopic | errors.UnknownSubscription):
+        return CallFailed("INTERNAL", error)
+    return error

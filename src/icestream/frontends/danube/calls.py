@@ -1,9 +1,10 @@
 """What serves Danube's calls knows: a table of handlers by the path of their method, bytes in and bytes out.
 
-Nothing here knows how calls arrive. grpc.aio serves the table (grpc_server.py); any other wire that speaks gRPC can.
+Nothing here knows how calls arrive. The native wire serves the table (native_server.py), or grpc.aio (grpc_server.py).
 
     unary     path -> async (raw request, call) -> raw answer
     streams   path -> async (raw request, call, stream); the stream ends when it returns
+    batched   unary methods that can also be handed over many at once, as columns (batch.py)
 
 What a handler raises becomes the status of the call: an error of the tree by the table in errors.py, or `CallFailed`
 where Danube's protocol says it otherwise for this one call. A call whose client is gone is cancelled.
@@ -13,13 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from icestream import errors
+from icestream.frontends.danube.batch import BatchedMethod
+from icestream.observability.log import get_logger
 
+_log = get_logger("danube")
 Request = TypeVar("Request", bound=Message)
+STATUSES: Final = MappingProxyType({name: number for number, name in enumerate((
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+))})  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -49,6 +59,7 @@ Streaming = Callable[[bytes, Call, OutStream], Awaitable[None]]
 class Table(NamedTuple):
     unary: Mapping[str, Unary]
     streams: Mapping[str, Streaming] = {}
+    batched: Mapping[str, BatchedMethod] = {}
 
 
 class CallFailed(Exception):
@@ -69,10 +80,24 @@ def status_of(error: Exception) -> tuple[str, str]:
     raise error
 
 
+def status_number(error: Exception) -> tuple[int, str]:
+    """The same by its number, also for a mistake of ours, which the log tells about."""
+    try:
+        name, text = status_of(error)
+    except Exception:  # noqa: BLE001 (the client gets an answer in any case)
+        _log.exception("a call failed")
+        name, text = "INTERNAL", "the broker could not carry out this call; its log says why"
+    return STATUSES[name], text
+
+
+def not_a(kind: type[Message]) -> errors.InvalidInput:
+    return errors.InvalidInput(
+        f"the request is not a {kind.DESCRIPTOR.name}", hint="texts are UTF-8, fields as in Danube's protocol"
+    )
+
+
 def decode(kind: type[Request], raw: bytes) -> Request:
     try:
         return kind.FromString(raw)
     except DecodeError:
-        raise errors.InvalidInput(
-            f"the request is not a {kind.DESCRIPTOR.name}", hint="texts are UTF-8, fields as in Danube's protocol"
-        ) from None
+        raise not_a(kind) from None

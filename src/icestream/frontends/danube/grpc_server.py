@@ -6,15 +6,14 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 from grpc import aio
 
-from icestream import errors, limits
+from icestream import limits
 from icestream.frontends.danube.calls import Call, Streaming, Table, Unary, status_of
+from icestream.frontends.danube.tls import TlsFiles
 from icestream.observability.log import get_logger
 from icestream.runtime.listening import cannot_listen
 
@@ -35,15 +34,6 @@ OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ask too
     ("grpc.http2.max_ping_strikes", 0),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. With `client_ca` a client must show a certificate that it signed."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
 
 
 class GrpcListener:
@@ -92,19 +82,8 @@ def _try_to_bind(host: str, port: int) -> None:
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    pair = (_read(tls.key), _read(tls.certificate))
-    if tls.client_ca is None:
-        return grpc.ssl_server_credentials([pair])
-    return grpc.ssl_server_credentials([pair], _read(tls.client_ca), require_client_auth=True)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise errors.ConfigurationError(
-            f"{path} cannot be read: {error.strerror}", hint="the settings danube.tls_… name PEM files"
-        ) from None
+    chain, key, authorities, is_required = tls.read()
+    return grpc.ssl_server_credentials([(key, chain)], authorities, require_client_auth=is_required)
 
 
 class _Handlers(grpc.GenericRpcHandler):

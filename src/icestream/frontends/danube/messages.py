@@ -23,11 +23,13 @@ out    the message is built once for all who get it, without the name of the sub
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from icestream import errors, limits
-from icestream.frontends.danube.asked import SEQUENCE
+from icestream.frontends.danube.batch import Batch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model import envelope
 from icestream.model.block import Block, Value, blocks_of
@@ -45,29 +47,97 @@ OWN_COLUMNS: Final = column_bits(
 Row = dict[Column, Value]
 
 
-def row_of(message: pb.StreamMessage) -> Row:
-    """The message as a row. Raises InvalidInput for what fits no column."""
+class Fields(NamedTuple):
+    """A message as it came in; None: an optional field that is not there."""
+
+    request_id: int
+    producer_id: int
+    topic_name: str
+    broker_addr: str
+    payload: bytes
+    publish_time: int
+    producer_name: str
+    subscription_name: str
+    attributes: Mapping[str, str]
+    schema_id: int | None
+    schema_version: int | None
+    routing_key: str | None
+
+    @property
+    def size(self) -> int:
+        """About the bytes of the message: nothing else in it is long."""
+        return len(self.payload) + sum(len(key) + len(text) for key, text in self.attributes.items())
+
+
+def fields_of(message: pb.StreamMessage) -> Fields:
     where = message.msg_id
+    return Fields(
+        message.request_id,
+        where.producer_id,
+        where.topic_name,
+        where.broker_addr,
+        message.payload,
+        message.publish_time,
+        message.producer_name,
+        message.subscription_name,
+        message.attributes,
+        message.schema_id if message.HasField("schema_id") else None,
+        message.schema_version if message.HasField("schema_version") else None,
+        message.routing_key if message.HasField("routing_key") else None,
+    )
+
+
+# The same fields as columns of a batch (batch.py), in the order of Fields.
+INTEGER, BYTES, TEXT, REPEATED = range(4)
+COLUMNS: Final = (
+    (0, 1, INTEGER), (2, 1, INTEGER), (2, 2, TEXT), (2, 3, TEXT), (0, 3, BYTES), (0, 4, INTEGER), (0, 5, TEXT),
+    (0, 6, TEXT), (0, 7, REPEATED), (0, 8, INTEGER), (0, 9, INTEGER), (0, 10, TEXT),
+)  # fmt: skip
+_ATTRIBUTES, _SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = range(8, 12)
+
+
+def fields_of_batch(batch: Batch) -> Iterator[Fields | None]:
+    """Row by row; None for one whose attributes are no text."""
+    columns: list[Sequence[Any]] = [
+        batch.integers(index) if kind == INTEGER else batch.texts(index) if kind == TEXT else batch.values(index)
+        for index, (_, _, kind) in enumerate(COLUMNS)
+    ]
+    for present, row in zip(batch.present, zip(*columns, strict=True), strict=True):
+        attributes: Mapping[str, str] = {}
+        if row[_ATTRIBUTES]:
+            try:
+                attributes = pb.StreamMessage.FromString(row[_ATTRIBUTES]).attributes
+            except DecodeError:
+                yield None
+                continue
+        schema_id, schema_version, key = (
+            row[index] if present & 1 << index else None for index in (_SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY)
+        )
+        yield Fields._make((*row[:_ATTRIBUTES], attributes, schema_id, schema_version, key))
+
+
+def row_of(fields: Fields) -> Row:
+    """The message as a row. Raises InvalidInput for what fits no column."""
     row: Row = {
-        envelope.PAYLOAD: message.payload,
-        envelope.REQUEST_ID: _signed("request_id", message.request_id),
-        envelope.PRODUCER_ID: _signed("producer_id", where.producer_id),
-        envelope.PUBLISH_TIME: _signed("publish_time", message.publish_time, SIGNED_MAX // 1000) * 1000,
-        envelope.PRODUCER_NAME: message.producer_name,
-        envelope.TOPIC_NAME: where.topic_name,
+        envelope.PAYLOAD: fields.payload,
+        envelope.REQUEST_ID: _signed("request_id", fields.request_id),
+        envelope.PRODUCER_ID: _signed("producer_id", fields.producer_id),
+        envelope.PUBLISH_TIME: _signed("publish_time", fields.publish_time, SIGNED_MAX // 1000) * 1000,
+        envelope.PRODUCER_NAME: fields.producer_name,
+        envelope.TOPIC_NAME: fields.topic_name,
     }
-    if where.broker_addr:
-        row[envelope.BROKER_ADDR] = where.broker_addr
-    if message.subscription_name:
-        row[envelope.SUBSCRIPTION_NAME] = message.subscription_name
-    if message.HasField("routing_key"):
-        row[envelope.KEY] = message.routing_key.encode()
-    if message.HasField("schema_id"):
-        row[envelope.SCHEMA_ID] = _signed("schema_id", message.schema_id)
-    if message.HasField("schema_version"):
-        row[envelope.SCHEMA_VERSION] = _signed("schema_version", message.schema_version, 2**31 - 1)
-    if message.attributes:
-        row[envelope.HEADERS] = _attributes(dict(message.attributes))
+    if fields.broker_addr:
+        row[envelope.BROKER_ADDR] = fields.broker_addr
+    if fields.subscription_name:
+        row[envelope.SUBSCRIPTION_NAME] = fields.subscription_name
+    if fields.routing_key is not None:
+        row[envelope.KEY] = fields.routing_key.encode()
+    if fields.schema_id is not None:
+        row[envelope.SCHEMA_ID] = _signed("schema_id", fields.schema_id)
+    if fields.schema_version is not None:
+        row[envelope.SCHEMA_VERSION] = _signed("schema_version", fields.schema_version, 2**31 - 1)
+    if fields.attributes:
+        row[envelope.HEADERS] = _attributes(dict(fields.attributes))
     return row
 
 
@@ -81,10 +151,6 @@ def _attributes(found: dict[str, str]) -> dict[str, str]:
     if len(found) > limits.HEADERS_MAX:
         raise errors.InvalidInput(f"a message with {len(found)} attributes", hint=f"{limits.HEADERS_MAX} are possible")
     return found
-
-
-def sequence_text(message: pb.StreamMessage) -> str | None:
-    return message.attributes.get(SEQUENCE)
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
-from icestream.frontends.danube.asked import parse_sequence
-from icestream.frontends.danube.calls import Call, decode
-from icestream.frontends.danube.messages import Row, row_of, sequence_text
+from icestream.frontends.danube.asked import SEQUENCE, parse_sequence
+from icestream.frontends.danube.batch import Batch, RowOutcome
+from icestream.frontends.danube.calls import Call, decode, not_a, status_number
+from icestream.frontends.danube.messages import Fields, Row, fields_of, fields_of_batch, row_of
 from icestream.frontends.danube.places import find_place
 from icestream.frontends.danube.producers import DanubeProducer, Producers
 from icestream.frontends.danube.wire import danube_pb2 as pb
@@ -29,7 +30,15 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.receipt import Receipt
 
-Outcome = asyncio.Future[int]  # milliseconds to wait before the answer
+
+class Outcome(Protocol):
+    """Hears what became of one message. The result: milliseconds to wait before the answer."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: int, /) -> None: ...
+
+    def set_exception(self, exception: Exception, /) -> None: ...
 
 
 class Sent(NamedTuple):
@@ -62,7 +71,7 @@ class Sending:
         try:
             message = decode(pb.StreamMessage, raw)
             self._check_size(len(raw))
-            wait_ms = await self._put(message)
+            wait_ms = await self._put(fields_of(message))
         finally:
             self._bytes -= len(raw)
         if wait_ms:
@@ -76,26 +85,64 @@ class Sending:
                 f"a message of {size} bytes", hint=f"danube.max_message_bytes allows {self._message_bytes_max}"
             )
 
-    async def _put(self, message: pb.StreamMessage) -> int:
-        id_ = message.msg_id.producer_id
-        producer = self._producers.find(id_) or await self._producers.recall(id_)
-        shard = self._shard_of(producer, message.msg_id.topic_name)
-        row, text = row_of(message), sequence_text(message)
-        outcome: Outcome = self._loop.create_future()
-        if text is None:
-            self._wait(Sent(producer.plain, shard, row, None, outcome))
-        else:
-            asked = parse_sequence(text)
-            numbered = await self._producers.numbered(producer, asked.incarnation)
-            last = producer.last_before.get(shard)
-            if last is not None and asked.number <= last:
-                return 0  # it was stored before a restart of the broker
-            if last is not None and asked.number > last + 1 and not numbered.is_numbered:
-                raise errors.OutOfOrderSequence(
-                    f"message {asked.number} came behind {last}", hint="send the numbers of a shard one after the other"
-                )
-            self._wait(Sent(numbered, shard, row, asked.number, outcome))
+    async def _put(self, fields: Fields) -> int:
+        outcome: asyncio.Future[int] = self._loop.create_future()
+        self._wait(self._sent(fields, outcome) or await self._sent_later(fields, outcome))
         return await outcome
+
+    def _sent(self, fields: Fields, outcome: Outcome) -> Sent | None:
+        """None where it takes a look at the metadata store: a producer of an earlier life, a message with a number."""
+        producer = self._producers.find(fields.producer_id)
+        if producer is None or SEQUENCE in fields.attributes:
+            return None
+        shard = self._shard_of(producer, fields.topic_name)
+        return Sent(producer.plain, shard, row_of(fields), None, outcome)
+
+    async def _sent_later(self, fields: Fields, outcome: Outcome) -> Sent | None:
+        """None: it was stored before a restart of the broker, and the outcome is told."""
+        producer = await self._producers.recall(fields.producer_id)
+        shard = self._shard_of(producer, fields.topic_name)
+        row, text = row_of(fields), fields.attributes.get(SEQUENCE)
+        if text is None:
+            return Sent(producer.plain, shard, row, None, outcome)
+        asked = parse_sequence(text)
+        numbered = await self._producers.numbered(producer, asked.incarnation)
+        last = producer.last_before.get(shard)
+        if last is not None and asked.number <= last:
+            outcome.set_result(0)
+            return None
+        if last is not None and asked.number > last + 1 and not numbered.is_numbered:
+            raise errors.OutOfOrderSequence(
+                f"message {asked.number} came behind {last}", hint="send the numbers of a shard one after the other"
+            )
+        return Sent(numbered, shard, row, asked.number, outcome)
+
+    # --- many at once ---
+
+    def send_batch(self, batch: Batch) -> None:
+        """The same for requests that came together, without a task for each."""
+        ready = []
+        for index, fields in enumerate(fields_of_batch(batch)):
+            outcome = RowOutcome(batch, index, status_number)
+            try:
+                if fields is None:
+                    raise not_a(pb.StreamMessage)
+                self._check_size(fields.size)
+                sent = self._sent(fields, outcome)
+            except errors.IcestreamError as error:
+                outcome.set_exception(error)
+                continue
+            if sent is not None:
+                ready.append(sent)
+            else:
+                self._tasks.start(self._wait_later(fields, outcome), "danube-send")
+        self.store(ready)
+
+    async def _wait_later(self, fields: Fields, outcome: Outcome) -> None:
+        try:
+            self._wait(await self._sent_later(fields, outcome))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the row has a caller who waits)
+            outcome.set_exception(error)
 
     def _shard_of(self, producer: DanubeProducer, name: str) -> int:
         place = find_place(self._broker.topics, name)
@@ -108,7 +155,9 @@ class Sending:
 
     # --- the turn ---
 
-    def _wait(self, sent: Sent) -> None:
+    def _wait(self, sent: Sent | None) -> None:
+        if sent is None:
+            return
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.append(sent)

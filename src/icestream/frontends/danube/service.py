@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from icestream import limits
 from icestream.broker.service import Broker
-from icestream.frontends.danube.acknowledging import Acknowledging
+from icestream.frontends.danube.acknowledging import ACK_COLUMNS, Acknowledging
+from icestream.frontends.danube.batch import BatchedMethod
 from icestream.frontends.danube.calls import Table
 from icestream.frontends.danube.consumers import Consumers
 from icestream.frontends.danube.discovery import Discovery
 from icestream.frontends.danube.ids import Ids
+from icestream.frontends.danube.messages import COLUMNS
 from icestream.frontends.danube.producers import Producers
 from icestream.frontends.danube.schemas import Schemas
 from icestream.frontends.danube.sending import Sending
@@ -62,6 +64,10 @@ class DanubeService:
                 "/danube.HealthCheck/HealthCheck": self._discovery.health,
             },
             {"/danube.ConsumerService/ReceiveMessages": self.consumers.receive},
+            {
+                "/danube.ProducerService/SendMessage": BatchedMethod(COLUMNS, (0, 1), self._sending.send_batch),
+                "/danube.ConsumerService/Ack": BatchedMethod(ACK_COLUMNS, (0, 1), self._acknowledging.ack_batch),
+            },
         )
 
     def start(self) -> None:

@@ -1,0 +1,134 @@
+"""The consensus core for several voters: the `raft` crate in the native part, as core.py describes a core.
+
+The crate draws its election timeouts by chance that nobody can repeat. They are drawn here instead, from the source
+that the driver gives, once for each term and role, so that a simulation with one seed is one history.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from icestream import errors
+from icestream.metadata.core import HardState, Message, ReadState, Ready, SoftState, Status
+from icestream.metadata.eraftpb import LogEntry
+from icestream.runtime.randomness import Randomness
+from icestream.storage.native import native
+
+
+def has_raft_core() -> bool:
+    return hasattr(native, "RaftCore")
+
+
+class RaftCore:
+    def __init__(
+        self,
+        randomness: Randomness,
+        node_id: int,
+        election_tick: int,
+        heartbeat_tick: int,
+        hard_state: HardState,
+        conf: bytes,
+        entries: list[bytes],
+        snapshot: bytes | None = None,
+        applied: int = 0,
+    ) -> None:
+        if not has_raft_core():
+            raise errors.ConfigurationError(
+                "several nodes need the native part, which is not here",
+                hint="install Rust (for example with rustup), then: make native",
+            )
+        self._randomness = randomness
+        self._election_tick = election_tick
+        self._drawn_for: tuple[int, int] | None = None
+        assert native is not None
+        self._core: Any = native.RaftCore(
+            node_id, election_tick, heartbeat_tick, tuple(hard_state), conf, entries, snapshot, applied
+        )
+        self._draw_timeout()
+
+    def _draw_timeout(self) -> None:
+        status = self._core.status()
+        if self._drawn_for != (status["term"], status["role"]):
+            self._drawn_for = (status["term"], status["role"])
+            chance = int.from_bytes(self._randomness.token(4))
+            self._core.set_election_timeout(self._election_tick + chance % self._election_tick)
+
+    # --- what happens ---
+
+    def tick(self) -> bool:
+        self._draw_timeout()
+        found: bool = self._core.tick()
+        return found
+
+    def step(self, message: bytes) -> None:
+        """Raises DecodeError for what is no message: it came from a network."""
+        try:
+            self._core.step(message)
+        except ValueError as error:
+            raise errors.DecodeError(f"these bytes are no Raft message: {error}") from None
+
+    def campaign(self) -> None:
+        self._core.campaign()
+
+    def propose(self, batch: list[bytes]) -> bool:
+        found: bool = self._core.propose(batch)
+        return found
+
+    def read_index(self, context: bytes) -> None:
+        self._core.read_index(context)
+
+    def transfer_leader(self, to: int) -> None:
+        self._core.transfer_leader(to)
+
+    def propose_conf(self, changes: list[tuple[int, int]], transition: int, context: bytes) -> bool:
+        found: bool = self._core.propose_conf(changes, transition, context)
+        return found
+
+    # --- what to do ---
+
+    def ready(self) -> Ready | None:
+        told = self._core.ready()
+        if told is None:
+            return None
+        number, hard_state, must_sync, entries, now, after, snapshot, committed, reads, soft_state = told
+        return Ready(
+            number,
+            HardState(*hard_state) if hard_state is not None else None,
+            must_sync,
+            entries,
+            [Message(*message) for message in now],
+            [Message(*message) for message in after],
+            snapshot,
+            [LogEntry(*entry) for entry in committed],
+            [ReadState(*read) for read in reads],
+            SoftState(*soft_state) if soft_state is not None else None,
+        )
+
+    # --- what the driver tells ---
+
+    def persisted(self, number: int) -> None:
+        self._core.persisted(number)
+
+    def applied(self, index: int) -> None:
+        self._core.applied(index)
+
+    def apply_conf(self, kind: int, data: bytes) -> bytes:
+        found: bytes = self._core.apply_conf(kind, data)
+        return found
+
+    def snapshot(self, index: int, conf: bytes, data: bytes) -> bytes:
+        found: bytes = self._core.snapshot(index, conf, data)
+        return found
+
+    def compact(self, index: int) -> None:
+        self._core.compact(index)
+
+    def report_snapshot(self, node_id: int, succeeded: bool) -> None:
+        self._core.report_snapshot(node_id, succeeded)
+
+    def report_unreachable(self, node_id: int) -> None:
+        self._core.report_unreachable(node_id)
+
+    def status(self) -> Status:
+        found: Status = self._core.status()
+        return found
