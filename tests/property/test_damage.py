@@ -42,11 +42,15 @@ NAMES_THE_PLACE = re.compile(
 
 
 def check_all(drawn: Picture, damages: Iterable[Damage]) -> None:
-    async def check() -> None:
-        for damage in damages:
+    """A log that was opened lives as long as its loop, with its disk: some at a time, or all of them fill the memory."""
+
+    async def check(some: list[Damage]) -> None:
+        for damage in some:
             await check_open(drawn, damage)
 
-    asyncio.run(check())
+    waiting = iter(damages)
+    while some := list(itertools.islice(waiting, 100)):
+        asyncio.run(check(some))
 
 
 async def check_open(drawn: Picture, damage: Damage) -> None:
