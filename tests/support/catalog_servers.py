@@ -26,7 +26,8 @@ from icestream.runtime.tasks import ThreadOffload
 from icestream.settings import Settings, load
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.embedded import EmbeddedCatalog
-from icestream.warehouse.factory import open_catalog
+from icestream.warehouse.factory import open_catalog, open_files
+from icestream.warehouse.store_options import StoreOptions
 from tests.support import postgres as postgresql
 from tests.support import seaweed as seaweedfs
 from tests.support.glue_server import REGION, glue_server
@@ -142,15 +143,27 @@ async def own_catalog(folder: Path) -> AsyncIterator[str]:
         disk.close()
 
 
+def own_on_s3(server: Seaweed, endpoint: str | None = None) -> Catalog:
+    """A catalog of ours with its files in a bucket."""
+    clock = SystemClock()
+    store = settings_of(*s3_flags(server, endpoint)).storage.iceberg_config.object_store
+    files = open_files(StoreOptions.of(store))
+    warehouse = f"s3://{seaweedfs.BUCKET}/{new_name()}"
+    return Catalog(MemoryStore(clock), files, clock, SystemRandomness(), warehouse)
+
+
 # --- catalogs ---------------------------------------------------------------------------------------------------------
 
-KINDS = ["embedded", "embedded-http", "rest", "glue", "sql"]
+KINDS = ["embedded", "embedded-s3", "embedded-http", "rest", "glue", "sql"]
 
 
 @asynccontextmanager
 async def catalog_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TableCatalog]:
     if kind == "embedded":
         yield EmbeddedCatalog(World().catalog)
+        return
+    if kind == "embedded-s3":
+        yield EmbeddedCatalog(own_on_s3(request.getfixturevalue("seaweed_server")))
         return
     if kind == "embedded-http":
         async with own_catalog(tmp_path) as uri:

@@ -7,6 +7,7 @@ loads anything that takes time.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,14 +37,21 @@ def _run(given: argparse.Namespace) -> int:
     import asyncio
 
     from icestream import errors
-    from icestream.lake.options import LakeOptions
+    from icestream.lake.options import LakeOptions, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.runtime.loop import loop_factory
 
     set_up_logging(given.log_level, given.log_format)
     options = LakeOptions(
-        given.socket, given.host, given.port, True, given.warehouse, tuple(given.table_root), given.token_file
+        given.socket,
+        given.host,
+        given.port,
+        True,
+        given.warehouse,
+        tuple(given.table_root),
+        given.token_file,
+        store_from(os.environ),
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -95,6 +95,8 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> 
             metrics.API_CONNECTED.family(int(keeper.is_here)),
             metrics.API_REQUESTS.family(counted.requests),
             metrics.API_SECONDS.family(counted.seconds),
+            *metrics.STORAGE_CALLS.collect(),
+            *metrics.STORAGE_CIRCUIT.collect(),
         ]
         return Response(exposition(families) + generate_latest(own), media_type=CONTENT_TYPE_LATEST)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from icestream.warehouse.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
+
+# Keys of an object store go to the child in its environment, which only its own account can read: never in its command.
+STORE_VARIABLE: Final = "_ICESTREAM_LAKE_STORE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,7 @@ class LakeOptions:
     warehouse: str = ""  # of the catalog that is served; none: the tables are in another catalog
     table_roots: tuple[str, ...] = ()  # where tables may lie besides the warehouse
     token_file: Path | None = None  # with the bearer tokens of the catalog
+    store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
 
     @classmethod
     def of(cls, settings: Settings, socket: Path | None = None) -> LakeOptions:
@@ -33,7 +41,18 @@ class LakeOptions:
             warehouse=settings.storage.iceberg_config.warehouse if settings.catalog_embedded else "",
             table_roots=lake.table_roots,
             token_file=lake.token_file.absolute() if lake.token_file is not None else None,
+            store=StoreOptions.of(settings.storage.iceberg_config.object_store),
         )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all tables lie in directories of this machine."""
+        roots = (self.warehouse, *self.table_roots)
+        return all(root.startswith(("file:", "/")) for root in roots)
+
+    def environment(self) -> Mapping[str, str]:
+        """What a broker adds to its own for the child."""
+        return {} if self.is_local else {STORE_VARIABLE: json.dumps(dataclasses.asdict(self.store))}
 
     def command(self, log_level: str, log_format: str) -> Sequence[str]:
         """How a broker starts it. -P: a file in the working directory must not pass for one of our modules."""
@@ -43,3 +62,8 @@ class LakeOptions:
             "--warehouse", self.warehouse, *(part for root in self.table_roots for part in ("--table-root", root)),
             *(("--token-file", str(self.token_file)) if self.token_file is not None else ()),
         ]  # fmt: skip
+
+
+def store_from(environment: MutableMapping[str, str]) -> StoreOptions:
+    """In the child. It is taken out: nobody whom the child starts shall have it."""
+    return StoreOptions(**json.loads(environment.pop(STORE_VARIABLE, "{}")))

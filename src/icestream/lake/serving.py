@@ -32,6 +32,7 @@ from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import ThreadOffload
+from icestream.warehouse.factory import open_files
 
 _log = get_logger("lake")
 
@@ -62,7 +63,7 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     keeper = LinkKeeper(options.socket, "lake", SystemClock())
     keeping = asyncio.create_task(keeper.run())
     disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
-    files = LocalFiles(open_local, disk)
+    files = LocalFiles(open_local, disk) if options.is_local else open_files(options.store, disk=disk)
     tasks = [keeping]
     try:
         catalog = built_catalog(keeper, options, files)

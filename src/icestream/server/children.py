@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -37,8 +38,12 @@ def backoff_seconds(failures: int) -> float:
 
 
 class Child:
-    def __init__(self, name: str, command: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], clock: Clock, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment`: added to our own."""
         self.name = name
+        self._environment = environment or {}
         self.port = 0
         self.restarts = 0
         self._command = command
@@ -81,7 +86,7 @@ class Child:
         try:
             # a session of its own: a Ctrl-C at the terminal is the broker's to answer, which then stops it in order
             process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True
+                *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True, env={**os.environ, **self._environment}
             )
         except OSError as error:
             return f"it cannot be started: {error}"

@@ -112,7 +112,8 @@ class Surroundings:
         settings = self._settings
         if settings.lake.managed:
             options = LakeOptions.of(settings)
-            self.lake = Child("lake", options.command(settings.log.level, settings.log.format), self._clock)
+            command = options.command(settings.log.level, settings.log.format)
+            self.lake = Child("lake", command, self._clock, options.environment())
             self._tasks.start(self.lake.run(), "lake")
 
     async def close(self) -> None:

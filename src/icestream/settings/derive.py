@@ -67,7 +67,7 @@ def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
         account = _text(tree, f"{_ICEBERG}.object_store.account_name") or "account"
         return f"abfss://{bucket}@{account}.dfs.core.windows.net/"
     if store == "memory":
-        return "memory:///warehouse"
+        return "memory://warehouse/"
     path = _text(tree, f"{_ICEBERG}.object_store.path") or data_dir / "warehouse"
     # Without `..`, but with symbolic links: a link may be moved to another disk, the tables keep its name.
     return f"file:{os.path.abspath(path)}"  # noqa: PTH100

@@ -98,7 +98,7 @@ def test_the_warehouse_is_the_root_of_the_object_store() -> None:
     store = f"{ICEBERG}.object_store"
     assert settings_with(f"{store}.type=s3", f"{store}.bucket=b").catalog.warehouse == "s3://b/"
     assert settings_with(f"{store}.path=/w/h").catalog.warehouse == "file:/w/h"
-    assert settings_with(f"{store}.type=memory").catalog.warehouse == "memory:///warehouse"
+    assert settings_with(f"{store}.type=memory").catalog.warehouse == "memory://warehouse/"
 
 
 @pytest.mark.parametrize(

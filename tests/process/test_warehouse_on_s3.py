@@ -1,0 +1,70 @@
+"""A broker whose embedded catalog keeps its tables in S3: real processes, a real store, kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from icestream.catalog.identifier import Identifier
+from icestream.warehouse.catalog import Done, LoadedTable, TableCatalog, TableChange
+from icestream.warehouse.factory import open_catalog
+from tests.contract.test_table_catalog import ASKED, appending, snapshots
+from tests.support.catalog_servers import CATALOG, new_name, s3_flags, settings_of
+from tests.support.lake_run import LakeRun, children_of, get, until
+from tests.support.seaweed import BUCKET, SECRET, Seaweed
+
+TABLE = Identifier(("shop",), "orders")
+
+
+def arguments(server: Seaweed, root: str) -> list[str]:
+    flags = [*s3_flags(server), f"storage.iceberg_config.warehouse=s3://{BUCKET}/{root}"]
+    return [part for flag in flags for part in ("--set", flag)]
+
+
+def catalog_at(port: int) -> TableCatalog:
+    return open_catalog(settings_of(f"{CATALOG}.uri=http://127.0.0.1:{port}", f"ports.lake={port}"))
+
+
+async def made(port: int) -> LoadedTable:
+    catalog = catalog_at(port)
+    await catalog.create_namespace(TABLE.namespace, {})
+    await catalog.create(TABLE, ASKED)
+    outcome = await catalog.commit(TABLE, appending(await catalog.load(TABLE), 1))
+    assert isinstance(outcome, Done)
+    await catalog.close()
+    assert outcome.table is not None
+    return outcome.table
+
+
+async def committed(port: int, number: int) -> list[int]:
+    catalog = catalog_at(port)
+    change: TableChange = appending(await catalog.load(TABLE), number)
+    assert isinstance(await catalog.commit(TABLE, change), Done)
+    found = snapshots(await catalog.load(TABLE))
+    await catalog.close()
+    return found
+
+
+def test_tables_in_s3_survive_their_processes_and_keys_are_not_in_their_command(
+    seaweed_server: Seaweed, tmp_path: Path
+) -> None:
+    root = new_name("own")
+    with LakeRun(tmp_path, *arguments(seaweed_server, root)) as run:
+        run.until_api()
+        found = asyncio.run(made(run.lake_port))
+        assert str(found.metadata_location).startswith(f"s3://{BUCKET}/{root}/shop/orders")
+        assert SECRET not in Path(f"/proc/{run.lake_pid}/cmdline").read_text()
+        status, text = get(run.lake_port, "/metrics")
+        assert status == 200
+        assert f'icestream_storage_circuit{{state="closed",target="object store {BUCKET}"}} 1.0' in text
+        killed = run.lake_pid
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: [pid for pid in children_of(run.process.pid) if pid != killed])
+        run.until_api()
+        assert asyncio.run(committed(run.lake_port, 2)) == [1, 2]
+        os.kill(run.process.pid, signal.SIGKILL)
+    with LakeRun(tmp_path, *arguments(seaweed_server, root)) as run:
+        run.until_api()
+        assert asyncio.run(committed(run.lake_port, 3)) == [1, 2, 3]
