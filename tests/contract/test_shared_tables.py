@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from tests.support.glue_server import REGION
 pytestmark = [
     pytest.mark.asyncio,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of PyIceberg and what it brings
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
@@ -66,8 +67,11 @@ def both(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Set
 
 
 @pytest.fixture(params=["rest", "glue", "sql"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Settings, Catalog]:
-    return both(request.param, request, tmp_path)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Settings, Catalog]]:
+    settings, theirs = both(request.param, request, tmp_path)
+    yield settings, theirs
+    theirs.close()
+    gc.collect()  # what was not closed is told here, not to a test that comes later
 
 
 async def test_they_append_to_our_table_and_we_go_on(pair: tuple[Settings, Any]) -> None:
