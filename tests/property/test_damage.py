@@ -42,7 +42,7 @@ NAMES_THE_PLACE = re.compile(
 
 
 def check_all(drawn: Picture, damages: Iterable[Damage]) -> None:
-    """A log that was opened lives as long as its loop, with its disk: some at a time, or all of them fill the memory."""
+    """A log that was opened lives as long as its loop, with its disk: some at a time, or they fill the memory."""
 
     async def check(some: list[Damage]) -> None:
         for damage in some:
