@@ -40,6 +40,8 @@ def running(
         "ports.native": 0,
         "ports.broker_http": 0,
         "ports.lake": 0,
+        "ports.danube": 0,
+        "ports.danube_admin": 0,
         "lake.managed": str(has_lake).lower(),
         f"{WAL}.sync_mode": mode,
         f"{WAL}.quota": "200GiB",

@@ -14,7 +14,7 @@ PARTS = {
         "single", "concurrent64", "burst", "sustained", "topics1000", "catchup", "rotation", "start16", "acks",
         "inline",
     ),
-    "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint"),
+    "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint", "danube"),
     "lake": ("catalog",),
 }  # fmt: skip
 NAMES = tuple(name for names in PARTS.values() for name in names)
