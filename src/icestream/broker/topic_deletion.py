@@ -1,6 +1,7 @@
 """Deletes a topic for good, in steps that a crash may end anywhere (hazard 49).
 
-    1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction
+    1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction. Its table stays, as a table
+                        like any other; that is written down there too, and the lake process parts them
     2  the rest         cursors, then subscriptions, consumers and producers; then what the log holds of it
     3  the end          the DeletedTopic goes
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 from icestream.broker import records
 from icestream.broker.schema_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
-from icestream.metadata.command import Delete, Put
+from icestream.catalog import keys as catalog_keys
+from icestream.metadata.command import Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
 
@@ -27,9 +29,16 @@ class TopicDeletion:
     async def decide(self, name: TopicName, record: records.TopicRecord) -> None:
         deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards, record.is_partitioned)
         key = records.deleted_topic_key(record.id)
-        await self._store.txn(
-            [], [Delete(records.topic_key(name)), Delete(topic_schema_key(name)), Put(key, records.encode(deleted))]
-        )
+        operations: list[Operation] = [
+            Delete(records.topic_key(name)),
+            Delete(topic_schema_key(name)),
+            Put(key, records.encode(deleted)),
+            Delete(catalog_keys.parted_key(record.id)),
+        ]
+        table = await self._store.get(catalog_keys.topic_key(record.id))
+        if table is not None:
+            operations.append(Put(catalog_keys.deleted_topic_key(record.id), table.value))
+        await self._store.txn([], operations)
         self._unfinished[name] = deleted
 
     async def finish(self, name: TopicName) -> None:

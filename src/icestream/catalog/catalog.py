@@ -25,6 +25,7 @@ from icestream.catalog.documents import Documents
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
 from icestream.catalog.upkeep.leftovers import Leftovers
+from icestream.catalog.upkeep.partings import Partings
 from icestream.catalog.upkeep.purge import Manifests, Purges
 from icestream.catalog.upkeep.upkeep import Upkeep
 from icestream.metadata.store import MetadataStore
@@ -60,4 +61,6 @@ class Catalog:
         """What goes on in the background, in one process of a node."""
         documents, files, retired, roots, clock = self._upkeep
         purges = Purges(self.store, documents, files, manifests, roots)
-        return Upkeep(self.store, documents, retired, purges, Leftovers(self.store, documents, files), clock)
+        partings = Partings(self.store, self.topics)
+        leftovers = Leftovers(self.store, documents, files)
+        return Upkeep(self.store, documents, retired, partings, purges, leftovers, clock)

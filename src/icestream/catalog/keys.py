@@ -6,6 +6,8 @@
     /catalog/topics/{topic id}                       TopicRecord: the table of a topic
     /catalog/bound/{table uuid}                      BoundRecord: the topic of a table
     /catalog/parted/{topic id}                       PartedRecord: the table that a topic had, until it has one again
+    /catalog/deleted_topics/{topic id}               TopicRecord: the table of a topic that was deleted, until they are
+                                                     parted; written by the broker with the deletion (hazard 49)
     /catalog/requests/{idempotency key}              RequestRecord, for a while
     /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
     /pipeline/lease                                  LeaseRecord, written by the pipeline
@@ -29,6 +31,7 @@ from icestream.metadata.bounds import key_bytes
 ROOT: Final = "/catalog/"
 RELATIONS: Final = f"{ROOT}relations/"
 PURGES: Final = f"{ROOT}purges/"
+DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
 LEASE: Final = "/pipeline/lease"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
 
@@ -71,6 +74,10 @@ def last_name(prefix: str, key: str) -> str:
 
 def topic_key(topic_id: int) -> str:
     return f"{ROOT}topics/{topic_id}"
+
+
+def deleted_topic_key(topic_id: int) -> str:
+    return f"{DELETED_TOPICS}{topic_id}"
 
 
 def parted_key(topic_id: int) -> str:

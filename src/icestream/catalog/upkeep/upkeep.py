@@ -1,12 +1,13 @@
-"""What the lake process does in the background: files that nobody needs any more go.
+"""What the lake process does in the background: what nobody needs any more goes.
 
+    partings       tables of topics that were deleted         at once; partings.py
     retired        metadata files that commits let go of      an hour after the commit
     purges         files of tables that were purged           an hour after the drop; purge.py
     leftovers      metadata files of attempts that crashed    once, an hour after the start; leftovers.py
 
-It sleeps until the first of these is due, or until somebody purges a table: idle it does nothing at all. At work it
-pauses after every few hundred files, so that whoever reads or commits meanwhile is not held up. Nothing here is needed
-for correctness: what fails is logged and tried again.
+It sleeps until the first of these is due, or until somebody purges a table or deletes a topic: idle it does nothing at
+all. At work it pauses after every few hundred files, so that whoever reads or commits meanwhile is not held up. Nothing
+here is needed for correctness: what fails is logged and tried again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.documents import Documents
 from icestream.catalog.upkeep.leftovers import Leftovers
+from icestream.catalog.upkeep.partings import Partings
 from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.retired import Retired
 from icestream.metadata.store import MetadataStore
@@ -34,6 +36,7 @@ class Upkeep:
         store: MetadataStore,
         documents: Documents,
         retired: Retired,
+        partings: Partings,
         purges: Purges,
         leftovers: Leftovers,
         clock: Clock,
@@ -41,6 +44,7 @@ class Upkeep:
         self._store = store
         self._documents = documents
         self._retired = retired
+        self._partings = partings
         self._purges = purges
         self._leftovers = leftovers
         self._clock = clock
@@ -54,7 +58,7 @@ class Upkeep:
     async def run(self) -> None:
         """Until it is cancelled."""
         await self._store.ready()
-        watching = asyncio.create_task(self._watch())
+        watching = [asyncio.create_task(self._watch(prefix)) for prefix in (keys.PURGES, keys.DELETED_TOPICS)]
         try:
             while True:
                 self._woken.clear()
@@ -66,8 +70,9 @@ class Upkeep:
                     wait_s = limits.CATALOG_UPKEEP_RETRY_SECONDS
                 await self._sleep(wait_s)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for one in watching:
+                one.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
 
     async def _work_through(self) -> None:
         steps = 0
@@ -77,7 +82,9 @@ class Upkeep:
                 await self._clock.sleep(limits.CATALOG_UPKEEP_PAUSE_SECONDS)
 
     async def work(self) -> AsyncGenerator[None]:
-        """All that is due, a file at a time."""
+        """All that is due, a file or table at a time."""
+        async for _ in self._partings.work():
+            yield
         while (location := self._retired.take(self._now_ms())) is not None:
             await self._documents.forget(location)
             yield
@@ -105,12 +112,12 @@ class Upkeep:
                 one.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        """Whoever purges a table wakes us. A watch that fails is begun again."""
+    async def _watch(self, prefix: str) -> None:
+        """Whoever writes below it wakes us. A watch that fails is begun again."""
         while True:
             with contextlib.suppress(errors.IcestreamError):
                 after = await self._store.revision()
                 self._woken.set()  # what came before this revision is looked for once more
-                async for _ in self._store.watch(keys.PURGES, after):
+                async for _ in self._store.watch(prefix, after):
                     self._woken.set()
             await self._clock.sleep(limits.CATALOG_UPKEEP_RETRY_SECONDS)

@@ -1,0 +1,132 @@
+"""Hazard 49: what becomes of the table of a topic that is deleted is part of the recorded decision."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.options import BrokerOptions
+from icestream.broker.service import Broker
+from icestream.catalog import keys
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.consequence import ShardLog, TopicLog
+from icestream.model.topic_name import TopicName
+from tests.support.topic_tables import ENVELOPE
+from tests.support.warehouse import NS, TABLE, World
+
+pytestmark = pytest.mark.asyncio
+
+TOPIC = TopicName("default", "orders")
+
+
+class Both(World):
+    """A broker and a catalog over one metadata store."""
+
+    async def start(self) -> Broker:
+        storage = MemoryStorage(self.store, self.clock, 10_000)
+        broker = Broker(BrokerOptions(), self.store, storage, self.clock)
+        await broker.start()
+        return broker
+
+    async def log_of(self, broker: Broker) -> TopicLog:
+        topic = broker.topics.find(TOPIC) or await broker.create_topic(TOPIC)
+        return TopicLog(str(TOPIC), topic.record.id, {0: ShardLog(0, 0, 10)})
+
+    async def left(self) -> list[str]:
+        words = ("topics", "bound", "parted", "deleted_topics")
+        found = [key.split("/")[2] for key, _ in await self.store.list_all(keys.ROOT)]
+        return [word for word in found if word in words]
+
+
+async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> None:
+    world = Both()
+    broker = await world.start()
+    await world.with_table(schema=ENVELOPE)
+    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await broker.delete_topic(TOPIC)
+    assert "deleted_topics" in await world.left(), "in the decision itself"
+    other = Identifier(NS, "other")
+    await world.catalog.tables.rename(TABLE, other, is_forced=True)
+    await world.upkeep()
+    assert await world.left() == []
+    assert "icestream.topic" not in (await world.catalog.tables.load(other)).table.properties
+    await world.catalog.tables.drop(other)
+    await broker.shutdown()
+
+
+async def test_hazard_49_a_topic_that_is_created_again_gets_its_own_table() -> None:
+    world = Both()
+    broker = await world.start()
+    await world.with_table(schema=ENVELOPE)
+    await world.with_table("second", schema=ENVELOPE)
+    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await broker.delete_topic(TOPIC)
+    again = await world.log_of(broker)
+    await world.catalog.topics.begin(Identifier(NS, "second"), again)
+    await world.upkeep()
+    assert sorted(await world.left()) == ["bound", "topics"]
+    assert await world.catalog.topics.table_of(again.topic_id) == Identifier(NS, "second")
+    await broker.shutdown()
+
+
+async def test_hazard_49_nothing_is_left_of_a_topic_that_had_no_table_or_was_parted() -> None:
+    world = Both()
+    broker = await world.start()
+    await world.with_table(schema=ENVELOPE)
+    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    await world.catalog.topics.detach(TABLE)
+    assert await world.left() == ["parted"]
+    await broker.delete_topic(TOPIC)
+    assert await world.left() == []
+    await world.log_of(broker)
+    await broker.delete_topic(TOPIC)
+    assert await world.left() == []
+    await broker.shutdown()
+
+
+async def test_hazard_49_a_crash_while_they_are_parted_begins_again() -> None:
+    world = Both()
+    broker = await world.start()
+    await world.with_table(schema=ENVELOPE)
+    log = await world.log_of(broker)
+    await world.catalog.topics.begin(TABLE, log)
+    await broker.delete_topic(TOPIC)
+    await world.catalog.topics.detach(TABLE)  # as far as the process came
+    assert sorted(await world.left()) == ["deleted_topics", "parted"]
+    assert [None async for _ in world.upkeep_of(world.another(5)).work()]
+    assert await world.left() == []
+    await broker.shutdown()
+
+
+async def test_hazard_49_a_table_that_cannot_be_read_is_not_tried_for_ever() -> None:
+    world = Both()
+    broker = await world.start()
+    await world.with_table(schema=ENVELOPE)
+    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    world.disk.remove((await world.catalog.tables.load(TABLE)).location.removeprefix("file:"))
+    await broker.delete_topic(TOPIC)
+    assert [None async for _ in world.upkeep_of(world.another(5)).work()]
+    assert "deleted_topics" not in await world.left()
+    await world.catalog.tables.drop(TABLE, is_forced=True)
+    await broker.shutdown()
+
+
+async def test_hazard_49_the_lake_process_wakes_for_it() -> None:
+    world = Both()
+    broker = await world.start()
+    await world.with_table(schema=ENVELOPE)
+    await world.catalog.topics.begin(TABLE, await world.log_of(broker))
+    task = asyncio.create_task(world.keeping.run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await broker.delete_topic(TOPIC)
+    for _ in range(500):
+        await asyncio.sleep(0)
+        if await world.left() == []:
+            break
+    assert await world.left() == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await broker.shutdown()
