@@ -31,6 +31,7 @@ from icestream.cli.connection import EVERYWHERE, NAME, Target
 from icestream.cli.findings import Finding, State
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
+from icestream.cli.storage_check import storage
 from icestream.client.connect import connect
 from icestream.pipeline import pins
 from icestream.pipeline.engine import Machine
@@ -78,6 +79,7 @@ def examine(target: Target) -> Iterator[Finding]:
         yield Finding("data", State.WARNING, "storage.type is memory: everything is forgotten at the end")
     else:
         yield from _data(settings)
+        yield from storage(settings)
     yield from _engine(settings)
     yield from _network(settings)
 

@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 _EXTRAS = {"glue": ("boto3", "glue"), "sql": ("psycopg", "sql")}
 
 
-def open_catalog(settings: Settings, clock: Clock | None = None, randomness: Randomness | None = None) -> TableCatalog:
-    """By `storage.iceberg_config.catalog`."""
+def open_catalog(
+    settings: Settings,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    waits: Patience | None = None,
+) -> TableCatalog:
+    """By `storage.iceberg_config.catalog`. `waits`: how long anybody does, where that is not what the settings say."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     check_installed(settings.catalog.type)
-    caller = Caller("catalog", clock, randomness, patience(settings.catalog.request_timeout_ms))
+    caller = Caller("catalog", clock, randomness, waits or patience(settings.catalog.request_timeout_ms))
     match settings.catalog.type:
         case "embedded" | "rest":
             return _rest(settings, caller, clock, randomness)
@@ -73,7 +78,12 @@ def open_files(
     return AnyFiles(local, ObjectFiles(objects))
 
 
-def open_objects(settings: Settings, clock: Clock | None = None, randomness: Randomness | None = None) -> Objects:
+def open_objects(
+    settings: Settings,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    waits: Patience | None = None,
+) -> Objects:
     """The bucket of `object_store`: for what is not a table."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     options = StoreOptions.of(settings.storage.iceberg_config.object_store)
@@ -81,7 +91,7 @@ def open_objects(settings: Settings, clock: Clock | None = None, randomness: Ran
         raise errors.ConfigurationError(
             "a `local` object store has no bucket", hint="set storage.iceberg_config.object_store.type and bucket"
         )
-    caller = Caller("object store", clock, randomness, Patience(request_seconds=options.request_seconds))
+    caller = Caller("object store", clock, randomness, waits or Patience(request_seconds=options.request_seconds))
     return open_bucket(options, options.kind, options.bucket or "memory", caller)
 
 
