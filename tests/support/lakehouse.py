@@ -23,6 +23,7 @@ class Lakehouse:
         """`root`: where tables may lie besides the warehouse."""
         self.folder = folder
         self._run = LakeRun(folder / "data", "--set", f"lake.table_roots=file:{root}")
+        self._closed_later: list[RestCatalog] = []
         self._run.until_api()
 
     @property
@@ -45,6 +46,8 @@ class Lakehouse:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for one in self._closed_later:
+            one.close()
         self._run.__exit__()
 
     @contextmanager
@@ -59,9 +62,11 @@ class Lakehouse:
             yield found
 
     def pyiceberg(self) -> RestCatalog:
+        """Closed with the lakehouse: an open connection would be a warning in whatever test comes then."""
         from pyiceberg.catalog.rest import RestCatalog
 
-        return RestCatalog("ice", uri=self.uri)
+        self._closed_later.append(found := RestCatalog("ice", uri=self.uri))
+        return found
 
 
 def _extension(name: str, version: str) -> Path:

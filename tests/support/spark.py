@@ -88,11 +88,14 @@ class Spark:
     def attach(self, name: str, uri: str, kind: str = CATALOG) -> None:
         """A REST catalog under this name; what others commit is seen by the next statement."""
         for key, value in (("", kind), (".type", "rest"), (".uri", uri), (".cache-enabled", "false")):
-            self._ask("set", f"spark.sql.catalog.{name}{key}", value)
+            self.set(f"spark.sql.catalog.{name}{key}", value)
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key, value)
 
     @contextmanager
     def setting(self, key: str, value: str) -> Iterator[None]:
-        self._ask("set", key, value)
+        self.set(key, value)
         try:
             yield
         finally:

@@ -1,0 +1,68 @@
+"""What docs/engines.md tells somebody to type works as it stands there, in its order; only the port differs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from icestream.pipeline import pins
+from tests.support.lakehouse import Lakehouse
+from tests.support.spark import SMALL, Spark
+from tests.tidy.tree import read
+
+PAGE = read("docs/engines.md")
+USUAL = "http://127.0.0.1:8181"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def run_program(program: str, lakehouse: Lakehouse, folder: Path) -> str:
+    """With a home of its own, where DuckDB keeps its extensions."""
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace(USUAL, lakehouse.uri)],
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_is_promised(said: str) -> None:
+    """Every line that a program prints stands on the page; but DuckDB shows its progress where it takes seconds."""
+    lines = [line for line in said.splitlines() if line and "elapsed)" not in line]
+    assert lines
+    assert [line for line in lines if f"`{line}`" not in PAGE] == []
+
+
+def test_the_page_from_top_to_bottom(spark: Spark, lakehouse: Lakehouse, tmp_path: Path) -> None:
+    (lines,) = blocks("properties")
+    settings = dict(line.split(maxsplit=1) for line in lines.splitlines())
+    assert settings.pop("spark.jars.packages") == pins.ICEBERG_SPARK.coordinates
+    assert settings.pop("spark.sql.extensions") == SMALL["spark.sql.extensions"]
+    for key, value in settings.items():
+        spark.set(key, value.replace(USUAL, lakehouse.uri))
+    first, second = blocks("sql")
+    *_, counted = [spark.sql(one) for one in first.split(";\n") if one.strip()]
+    assert counted == [("/", 1), ("/home", 1)]
+    found = [spark.sql(one) for one in second.split(";\n") if one.strip()]
+    assert [row[1] for row in found[1]] == ["append", "overwrite"]
+    by_duckdb, by_pyiceberg = blocks("python")
+    check_is_promised(run_program(by_duckdb, lakehouse, tmp_path))
+    check_is_promised(run_program(by_pyiceberg, lakehouse, tmp_path))
+    assert spark.column("SELECT name FROM icestream.demo.people ORDER BY id") == ["Ada", "Grace"]
+
+
+def test_the_packages_of_the_page_are_those_of_the_tests() -> None:
+    pinned = read("requirements/dev.txt").splitlines()
+    (line,) = [line for line in blocks("sh")[0].splitlines() if "duckdb" in line]
+    assert [package for package in line.split()[2:] if package not in pinned] == []
+    assert f"pyiceberg=={re.findall(r'PyIceberg (0[.][0-9]+),', PAGE)[0]}.0" in pinned
