@@ -428,7 +428,7 @@ CATALOG_RETIRED_MAX: Final = 100_000
 # Purged tables of one look at all the others; manifests that are known to name nothing of other tables: 20 MB.
 CATALOG_PURGES_AT_ONCE: Final = 16
 CATALOG_MANIFESTS_REMEMBERED: Final = 100_000
-# The background pauses after so many files; what failed is tried again after a minute.
+# The background pauses after so many files; what failed is tried again after a minute, then after up to an hour.
 CATALOG_UPKEEP_FILES_AT_ONCE: Final = 200
 CATALOG_UPKEEP_PAUSE_SECONDS: Final = 0.1
 CATALOG_UPKEEP_RETRY_SECONDS: Final = 60.0

@@ -114,7 +114,7 @@ def describe(
             "snapshots": len(metadata["snapshots"]),
             "rows": summary.get("total-records", "not told" if summary else "0"),
             "size": size_text(int(summary["total-files-size"])) if "total-files-size" in summary else "not told",
-            "topic": topic["topic"] if topic and topic["topic"] else "none",
+            "topic": (topic["topic"] if topic else metadata["properties"].get("icestream.topic")) or "none",
         }
     )
     schema = next(one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"])

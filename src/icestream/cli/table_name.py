@@ -1,17 +1,16 @@
-"""Names of tables and namespaces on the command line: levels with dots between them. `\\.` is a dot in a level."""
+"""Names of tables and namespaces on the command line: levels with dots between them. Behind a backslash a dot,
+or a backslash, is itself."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from icestream import errors
 from icestream.cli import completion
 
-_DOT: Final = re.compile(r"(?<!\\)\.")
 TableName = Annotated[
     str, typer.Argument(metavar="TABLE", help="Such as shop.orders.", autocompletion=completion.tables)
 ]
@@ -22,10 +21,16 @@ CatalogNamespace = Annotated[
 
 
 def levels_of(text: str) -> tuple[str, ...]:
-    found = tuple(level.replace("\\.", ".") for level in _DOT.split(text))
-    if not all(found):
+    found, is_escaped = [""], False
+    for character in text:
+        if character == "." and not is_escaped:
+            found.append("")
+        elif character != "\\" or is_escaped:
+            found[-1] += character
+        is_escaped = character == "\\" and not is_escaped
+    if is_escaped or not all(found):
         raise errors.InvalidInput(f"{text!r} is not a name of the catalog", hint="such as shop.orders")
-    return found
+    return tuple(found)
 
 
 def table_of(text: str) -> tuple[tuple[str, ...], str]:
@@ -39,4 +44,4 @@ def table_of(text: str) -> tuple[tuple[str, ...], str]:
 
 def shown(levels: Sequence[str]) -> str:
     """The text that means these levels."""
-    return ".".join(level.replace(".", "\\.") for level in levels)
+    return ".".join(level.replace("\\", "\\\\").replace(".", "\\.") for level in levels)

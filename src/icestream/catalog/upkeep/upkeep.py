@@ -60,14 +60,15 @@ class Upkeep:
         await self._store.ready()
         watching = [asyncio.create_task(self._watch(prefix)) for prefix in (keys.PURGES, keys.DELETED_TOPICS)]
         try:
+            failures = 0
             while True:
                 self._woken.clear()
                 try:
                     await self._work_through()
-                    wait_s = await self._seconds_to_next()
-                except errors.IcestreamError as error:
+                    wait_s, failures = await self._seconds_to_next(), 0
+                except (errors.IcestreamError, OSError) as error:
                     _log.warning("files that nobody needs could not be removed", reason=str(error))
-                    wait_s = limits.CATALOG_UPKEEP_RETRY_SECONDS
+                    wait_s, failures = limits.CATALOG_UPKEEP_RETRY_SECONDS * 2**failures, min(failures + 1, 6)
                 await self._sleep(wait_s)
         finally:
             for one in watching:
@@ -88,12 +89,12 @@ class Upkeep:
         while (location := self._retired.take(self._now_ms())) is not None:
             await self._documents.forget(location)
             yield
-        async for _ in self._purges.work(self._now_ms()):
-            yield
         if self._leftovers_at_ms is not None and self._leftovers_at_ms <= self._now_ms():
             async for _ in self._leftovers.work(self._now_ms()):
                 yield
             self._leftovers_at_ms = None
+        async for _ in self._purges.work(self._now_ms()):
+            yield
 
     async def _seconds_to_next(self) -> float | None:
         """None: there is nothing to wait for."""
