@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from icestream.settings import Settings
 if TYPE_CHECKING:
     from icestream.frontends.danube.grpc_server import GrpcListener
     from icestream.frontends.danube.native_server import NativeListener
+    from icestream.frontends.danube.schemas import Schemas
     from icestream.frontends.danube.service import DanubeService
     from icestream.frontends.danube.tls import TlsFiles
 
@@ -24,13 +26,18 @@ class DanubeListeners:
         self._settings = settings
         self._service: DanubeService | None = None
         self._listener: GrpcListener | NativeListener | None = None
+        self._admin: GrpcListener | NativeListener | None = None
         self.url = ""  # where clients are told to connect; empty while nobody listens
 
     @property
     def port(self) -> int:
         return self._listener.port if self._listener is not None else 0
 
-    async def listen(self, broker: Broker) -> None:
+    @property
+    def admin_port(self) -> int:
+        return self._admin.port if self._admin is not None else 0
+
+    async def listen(self, broker: Broker, metrics_port: int = 0) -> None:
         if not self._settings.danube.enable:
             return
         from icestream.frontends.danube.service import DanubeOptions, DanubeService
@@ -44,13 +51,26 @@ class DanubeListeners:
         await listener.serve(self._service.table())
         self._listener = listener
         self._service.start()
+        await self._listen_for_operators(broker, self._service.schemas, port, metrics_port)
+
+    async def _listen_for_operators(self, broker: Broker, schemas: Schemas, port: int, metrics_port: int) -> None:
+        from icestream.frontends.danube.admin import Administration, BrokerPlace
+        from icestream.frontends.danube.calls import Table
+
+        settings, tls = self._settings, _tls(self._settings)
+        listener = _listener("ports.danube_admin")
+        admin_port = await listener.bind(settings.node.bind_host, settings.ports.danube_admin, tls)
+        addresses = [_address(settings, one) for one in (port, admin_port, metrics_port)]
+        administration = Administration(broker, BrokerPlace(settings.node.name, *addresses))
+        await listener.serve(Table({**administration.table().unary, **schemas.table().unary}))
+        self._admin = listener
 
     async def close(self) -> None:
         """Streams end, calls under way are answered, nobody is let in any more."""
         if self._service is not None:
             self._service.leave()
-        if self._listener is not None:
-            await self._listener.close()
+        listeners = [one for one in (self._listener, self._admin) if one is not None]
+        await asyncio.gather(*(one.close() for one in listeners))
         if self._service is not None:
             await self._service.close()
 

@@ -35,7 +35,7 @@ def greeting(node: Node) -> Iterator[str]:
     shown = f"[{host}]" if ":" in host else host
     yield f"Listening: native {shown}:{node.native.port}"
     if node.danube.port:
-        yield f"  Danube clients: {node.danube.url}"
+        yield f"  Danube clients: {node.danube.url}; their admin tools: port {node.danube.admin_port}"
     if around.http.port:
         yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
     if around.lake is not None:

@@ -124,7 +124,7 @@ class Node:
             await node.broker.start()
             await around.attach(node)
             await node.native.listen(settings.node.bind_host, settings.ports.native)
-            await node.danube.listen(node.broker)
+            await node.danube.listen(node.broker, around.http.port)
         except BaseException:
             await node.stop()
             raise

@@ -1,0 +1,216 @@
+"""Danube's admin services: the lifecycles of its own tests, statuses, and what does not exist yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf.message import Message
+
+from icestream.broker import records
+from icestream.frontends.danube.admin import NOT_YET, Administration, BrokerPlace
+from icestream.frontends.danube.calls import Call, status_of
+from icestream.frontends.danube.wire import admin_pb2 as pb
+from icestream.frontends.danube.wire import danube_pb2, registry_pb2
+from icestream.model.subscription import Backoff, FailurePolicy, Poison
+from icestream.model.topic_name import TopicName
+from icestream.server.node import Node
+from tests.support.danube_table import DanubeTable, danube_table
+from tests.support.node_settings import node_settings
+
+pytestmark = pytest.mark.asyncio
+TOPIC = TopicName("default", "t")
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Operator:
+    def __init__(self, clients: DanubeTable) -> None:
+        self.clients = clients
+        self.broker = clients.broker
+        place = BrokerPlace("node-1", "h:6650", "h:50051", "h:9040")
+        self.calls = Administration(clients.broker, place).table().unary
+
+    async def call(self, method: str, request: Message, kind: type[Answer] = pb.Done) -> Answer:  # type: ignore[assignment]
+        raw = await self.calls[f"/danube_admin.{method}"](request.SerializeToString(), Call())
+        return kind.FromString(raw)
+
+    async def refused(self, method: str, request: Message) -> str:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (its status is what is looked at)
+            await self.call(method, request)
+        return status_of(caught.value)[0]
+
+
+@pytest_asyncio.fixture
+async def operator() -> AsyncIterator[Operator]:
+    async with danube_table() as clients:
+        yield Operator(clients)
+
+
+async def test_the_broker_is_listed(operator: Operator) -> None:
+    (found,) = (await operator.call("BrokerAdmin/ListBrokers", pb.Empty(), pb.BrokerListResponse)).brokers
+    assert (found.broker_id, found.broker_addr, found.broker_status) == ("node-1", "h:6650", "active")
+    assert (found.admin_addr, found.metrics_addr) == ("h:50051", "h:9040")
+    assert (await operator.call("BrokerAdmin/GetLeaderBroker", pb.Empty(), pb.BrokerResponse)).leader == "node-1"
+
+
+async def test_namespace_lifecycle(operator: Operator) -> None:
+    asked = pb.NamespaceRequest(name="shop")
+    await operator.call("NamespaceAdmin/CreateNamespace", asked)
+    assert await operator.refused("NamespaceAdmin/CreateNamespace", asked) == "ALREADY_EXISTS"
+    listed = await operator.call("BrokerAdmin/ListNamespaces", pb.Empty(), pb.NamespaceListResponse)
+    assert list(listed.namespaces) == ["default", "shop", "system"]
+    await operator.broker.set_namespace_policies("shop", records.Policies(max_producers=3, max_message_bytes=9))
+    found = json.loads((await operator.call("NamespaceAdmin/GetNamespacePolicies", asked, pb.PolicyResponse)).policies)
+    assert (found["max_producers_per_topic"], found["max_message_size"], found["max_publish_rate"]) == (3, 9, 0)
+    await operator.call("TopicAdmin/CreateTopic", pb.NewTopicRequest(name="/shop/t"))
+    assert await operator.refused("NamespaceAdmin/DeleteNamespace", asked) == "FAILED_PRECONDITION"
+    await operator.call("TopicAdmin/DeleteTopic", pb.TopicRequest(name="/shop/t"))
+    await operator.call("NamespaceAdmin/DeleteNamespace", asked)
+    for method in ("DeleteNamespace", "GetNamespaceTopics", "GetNamespacePolicies"):
+        assert await operator.refused(f"NamespaceAdmin/{method}", asked) == "NOT_FOUND"
+
+
+async def test_topic_lifecycle(operator: Operator) -> None:
+    await operator.call("TopicAdmin/CreateTopic", pb.NewTopicRequest(name="/default/t", dispatch_strategy=pb.Reliable))
+    again = pb.NewTopicRequest(name="/default/t")
+    assert await operator.refused("TopicAdmin/CreateTopic", again) == "ALREADY_EXISTS"
+    clash = pb.PartitionedTopicRequest(base_name="/default/t", partitions=2)
+    assert await operator.refused("TopicAdmin/CreatePartitionedTopic", clash) == "ALREADY_EXISTS"
+    await operator.clients.subscribe()
+    found = await operator.call(
+        "TopicAdmin/DescribeTopic", pb.TopicRequest(name="/default/t"), pb.DescribeTopicResponse
+    )
+    assert (found.name, list(found.subscriptions), found.delivery) == ("/default/t", ["s"], "Reliable")
+    assert not found.HasField("schema_subject")
+    await operator.call("TopicAdmin/DeleteTopic", pb.TopicRequest(name="/default/t"))
+    for method in ("DeleteTopic", "DescribeTopic", "ListSubscriptions"):
+        assert await operator.refused(f"TopicAdmin/{method}", pb.TopicRequest(name="/default/t")) == "NOT_FOUND"
+    assert await operator.refused("TopicAdmin/CreateTopic", pb.NewTopicRequest(name="bad")) == "INVALID_ARGUMENT"
+
+
+async def test_partitioned_topic_lifecycle(operator: Operator) -> None:
+    asked = pb.PartitionedTopicRequest(base_name="/default/t", partitions=3, dispatch_strategy=pb.NonReliable)
+    await operator.call("TopicAdmin/CreatePartitionedTopic", asked)
+    names = [f"/default/t-part-{number}" for number in range(3)]
+    assert await operator.clients.partitions("/default/t") == names
+    default = pb.NamespaceRequest(name="default")
+    listed = await operator.call("TopicAdmin/ListNamespaceTopics", default, pb.TopicInfoListResponse)
+    assert [(one.name, one.delivery) for one in listed.topics] == [(name, "NonReliable") for name in names]
+    topics = await operator.call("NamespaceAdmin/GetNamespaceTopics", default, pb.TopicListResponse)
+    assert list(topics.topics) == names
+    mine = await operator.call(
+        "TopicAdmin/ListBrokerTopics", pb.BrokerRequest(broker_id="node-1"), pb.TopicInfoListResponse
+    )
+    assert len(mine.topics) == 3
+    assert await operator.refused("TopicAdmin/ListBrokerTopics", pb.BrokerRequest(broker_id="x")) == "NOT_FOUND"
+    one = pb.TopicRequest(name="/default/t-part-1")
+    assert await operator.refused("TopicAdmin/DeleteTopic", one) == "FAILED_PRECONDITION"
+    await operator.call("TopicAdmin/DeleteTopic", pb.TopicRequest(name="/default/t"))
+    assert not len(operator.broker.topics)
+
+
+async def test_a_topic_with_a_schema(operator: Operator) -> None:
+    asked = pb.NewTopicRequest(name="/default/t", schema_subject="s")
+    assert await operator.refused("TopicAdmin/CreateTopic", asked) == "FAILED_PRECONDITION"
+    assert not len(operator.broker.topics)
+    register = registry_pb2.RegisterSchemaRequest(subject="s", schema_type="json", schema_definition=b"{}")
+    path = "/danube_schema.SchemaRegistry/RegisterSchema"
+    await operator.clients.call(path, register, registry_pb2.RegisterSchemaResponse)
+    await operator.call("TopicAdmin/CreateTopic", asked)
+    found = await operator.call(
+        "TopicAdmin/DescribeTopic", pb.TopicRequest(name="/default/t"), pb.DescribeTopicResponse
+    )
+    assert (found.schema_subject, found.schema_version, found.schema_type) == ("s", 1, "json_schema")
+    assert found.compatibility_mode == "BACKWARD"
+    await operator.call("TopicAdmin/DeleteTopic", pb.TopicRequest(name="/default/t"))
+    assert operator.broker.registry.of_topic(TOPIC) is None
+
+
+async def test_subscriptions_and_their_failure_policy(operator: Operator) -> None:
+    await operator.clients.producer("/default/t-part-1")
+    await operator.clients.subscribe("/default/t-part-1", subscription_type=danube_pb2.ConsumerRequest.KeyShared)
+    where = {"topic": "/default/t-part-0", "subscription": "s"}
+    policy = pb.FailurePolicy(
+        max_redelivery_count=2, ack_timeout_ms=500, base_redelivery_delay_ms=10, max_redelivery_delay_ms=99,
+        backoff_strategy=pb.Exponential, dead_letter_topic="/default/dead", poison_policy=pb.DeadLetter,
+    )  # fmt: skip
+    asked = pb.SetFailurePolicyRequest(**where, failure_policy=policy)
+    await operator.call("TopicAdmin/SetSubscriptionFailurePolicy", asked)
+    expected = FailurePolicy(2, 500, 10, 99, Backoff.EXPONENTIAL, Poison.DEAD_LETTER, "/default/dead")
+    assert operator.broker.subscription(TOPIC, "s").record.failure.policy() == expected
+    found = await operator.call(
+        "TopicAdmin/GetSubscriptionFailurePolicy", pb.SubscriptionRequest(**where), pb.GetFailurePolicyResponse
+    )
+    assert (found.failure_policy, found.subscription_type) == (policy, 3)
+    await operator.call("TopicAdmin/Unsubscribe", pb.SubscriptionRequest(**where))
+    assert await operator.refused("TopicAdmin/Unsubscribe", pb.SubscriptionRequest(**where)) == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pb.FailurePolicy(ack_timeout_ms=1, poison_policy=pb.DeadLetter),
+        pb.FailurePolicy(poison_policy=pb.Drop),
+        pb.FailurePolicy(ack_timeout_ms=1, poison_policy=9),
+        pb.FailurePolicy(ack_timeout_ms=2**64 - 1, poison_policy=pb.Drop),
+        pb.FailurePolicy(ack_timeout_ms=1, dead_letter_topic="/default/t"),
+    ],
+)
+async def test_dlq_policy_validation(operator: Operator, policy: pb.FailurePolicy) -> None:
+    await operator.clients.producer()
+    await operator.clients.subscribe()
+    asked = pb.SetFailurePolicyRequest(topic="/default/t", subscription="s", failure_policy=policy)
+    assert await operator.refused("TopicAdmin/SetSubscriptionFailurePolicy", asked) == "INVALID_ARGUMENT"
+
+
+async def test_a_policy_of_a_topic_that_is_not_reliable_is_a_failed_precondition(operator: Operator) -> None:
+    await operator.clients.producer(dispatch_strategy=danube_pb2.NonReliable)
+    await operator.clients.subscribe()
+    where = pb.SubscriptionRequest(topic="/default/t", subscription="s")
+    for method in ("GetSubscriptionFailurePolicy", "GetSubscriptionDispatchConfig"):
+        assert await operator.refused(f"TopicAdmin/{method}", where) == "FAILED_PRECONDITION"
+
+
+async def test_the_window_of_a_subscription_counts_at_once(operator: Operator) -> None:
+    mine = await operator.clients.producer()
+    where = {"topic": "/default/t", "subscription": "s"}
+    stream = operator.clients.receive(await operator.clients.subscribe()).stream
+    asked = pb.SetDispatchConfigRequest(**where, dispatch_config={"max_unacked_messages": 2})
+    await operator.call("TopicAdmin/SetSubscriptionDispatchConfig", asked)
+    found = await operator.call(
+        "TopicAdmin/GetSubscriptionDispatchConfig", pb.SubscriptionRequest(**where), pb.GetDispatchConfigResponse
+    )
+    assert found.dispatch_config.max_unacked_messages == 2
+    for _ in range(5):
+        await operator.clients.send(mine)
+    assert len(await stream.until(2)) == 2
+    await operator.clients.ack(stream.messages[0])
+    assert len(await stream.until(3)) == 3
+    asked.dispatch_config.max_unacked_messages = 2**32 - 1
+    assert await operator.refused("TopicAdmin/SetSubscriptionDispatchConfig", asked) == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("method", [f"{service}/{name}" for service, names in NOT_YET.items() for name in names])
+async def test_what_concerns_a_cluster_or_security_does_not_exist_yet(operator: Operator, method: str) -> None:
+    assert await operator.refused(method, pb.Empty()) == "UNIMPLEMENTED"
+
+
+async def test_the_admin_port_serves_both_and_the_client_port_no_admin(tmp_path: Path) -> None:
+    node = await Node.start(node_settings(tmp_path, "memory", danube={"enable": True}))
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{node.danube.admin_port}") as channel:
+            raw = await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
+            (found,) = pb.BrokerListResponse.FromString(raw).brokers
+            assert found.broker_addr == node.danube.url.removeprefix("http://")
+            assert await channel.unary_unary("/danube_schema.SchemaRegistry/ListSubjects")(b"") == b""
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{node.danube.port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await node.stop()
