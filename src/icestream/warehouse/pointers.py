@@ -14,6 +14,7 @@ A metadata file is removed only when it is certain that nothing points or will p
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping
 from enum import Enum, auto
@@ -237,33 +238,32 @@ class PointerCatalog:
         return Conflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times")
 
     async def _moved(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> Moved:
+        """After a swap that is unclear nothing is sent before the pointer was read."""
         deadline_ns = self._caller.deadline_ns()
+        what = f"commit to {identifier}"
         may_come = False
+        is_read = True
         number = 0
         while True:
-            number += 1
-            try:
-                if await self._caller.change(
-                    f"commit to {identifier}",
-                    lambda: self._pointers.swap(identifier, expected, location, made),
-                    deadline_ns,
-                ):
-                    return Moved.DONE
-            except errors.StorageUnavailable as error:
-                if not error.is_ambiguous and not may_come:
-                    await self._files.remove(location)
-                    raise
-                may_come = True
-            except errors.IcestreamError:
-                if not may_come:
-                    await self._files.remove(location)
-                    raise
-            try:
+            if is_read:
+                try:
+                    if await self._caller.change(
+                        what, lambda: self._pointers.swap(identifier, expected, location, made), deadline_ns
+                    ):
+                        return Moved.DONE
+                except errors.IcestreamError as error:
+                    is_ambiguous = isinstance(error, errors.StorageUnavailable) and error.is_ambiguous
+                    if not is_ambiguous and not may_come:
+                        await self._files.remove(location)
+                        raise
+                    may_come = True
+            is_read = False
+            with contextlib.suppress(errors.PersistentStorageError):
                 seen = await self._seen(identifier, expected, location)
-            except errors.PersistentStorageError:
-                return Moved.UNKNOWN
-            if seen is not None:
-                return seen
+                is_read = True
+                if seen is not None:
+                    return seen
+            number += 1
             if not await self._caller.pause(number, deadline_ns):
                 return Moved.UNKNOWN
 

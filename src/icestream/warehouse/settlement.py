@@ -3,10 +3,10 @@ that cannot count twice.
 
     answer                        then
     done                          Done
-    conflict                      read: there (somebody on the way sent it twice): Done. Else Conflict, unless an
-                                  earlier copy may still come
+    conflict, any refusal         read: there (somebody on the way sent it twice): Done. Else Conflict or that error,
+                                  unless an earlier copy may still come
     cut off, 5xx, no answer       read: there: Done. Impossible: Conflict. Open: the same commit again, with pauses,
-                                  until the deadline; then Unknown
+                                  until the deadline; then Unknown. Cannot be read: read again, nothing is sent before
     not reached at all            the caller has repeated it; the error is handed on
 """
 
@@ -73,48 +73,55 @@ class Settlement:
         self._look = look
         self._deadline_ns = caller.deadline_ns()
         self._may_come = False  # a copy is on its way, as far as we know
+        self._is_read = False  # since it was sent last
 
     async def settle(self) -> Outcome:
         number = 0
+        answer = await self._sent()
         while True:
-            number += 1
-            conflict = await self._sent()
-            if isinstance(conflict, Done):
-                return conflict
-            outcome = await self._judged(conflict)
+            if isinstance(answer, Done):
+                return answer
+            outcome = await self._judged(answer)
             if outcome is not None:
                 return outcome
+            number += 1
             if not await self._caller.pause(number, self._deadline_ns):
-                return Unknown(f"{self._what}: no clear answer until the deadline; it may still happen")
+                why = "it may still happen" if self._is_read else "the table cannot be read"
+                return Unknown(f"{self._what}: no clear answer until the deadline, and {why}")
+            if self._is_read and may_be_sent_again(self._change):
+                answer = await self._sent()
 
-    async def _sent(self) -> Done | errors.CommitConflict | None:
-        """None: nobody knows."""
-        if self._may_come and not may_be_sent_again(self._change):
-            return None  # only look again
+    async def _sent(self) -> Done | errors.IcestreamError | None:
+        """An error is a refusal of this copy. None: nobody knows."""
+        self._is_read = False
         try:
             return Done(await self._caller.change(self._what, self._send, self._deadline_ns))
-        except errors.CommitConflict as error:
-            return error
         except errors.StorageUnavailable as error:
             if not error.is_ambiguous and not self._may_come:
                 raise
             self._may_come = True
             return None
+        except (errors.UnknownTable, errors.UnknownNamespace, errors.AccessDenied):
+            if not self._may_come:
+                raise  # nobody got so far as to look at the commit
+            return None
+        except errors.IcestreamError as error:
+            return error
 
-    async def _judged(self, conflict: errors.CommitConflict | None) -> Outcome | None:
-        """None: it is open."""
+    async def _judged(self, refusal: errors.IcestreamError | None) -> Outcome | None:
+        """None: it is open, or cannot be seen now."""
         try:
             found = await self._look()
-        except (errors.PersistentStorageError, errors.InvalidInput) as error:
-            if isinstance(error, errors.UnknownTable):
-                raise  # what is not there cannot have got it, and will not
-            return Unknown(f"{self._what}: no clear answer, and the table cannot be read: {error.message}")
+        except errors.IcestreamError:
+            return None
+        self._is_read = True
         seen = sight(found.metadata, self._change)
         if seen is Sight.THERE:
             return Done(found, was_read_back=True)
-        if conflict is not None and not self._may_come:
-            return Conflict(conflict.message, found, conflict.details)
-        if seen is Sight.IMPOSSIBLE:
-            reason = conflict.message if conflict is not None else "others changed the table first"
-            return Conflict(reason, found, conflict.details if conflict is not None else {})
-        return None
+        if self._may_come and seen is Sight.OPEN:
+            return None
+        if isinstance(refusal, errors.CommitConflict):
+            return Conflict(refusal.message, found, refusal.details)
+        if refusal is not None:
+            raise refusal
+        return Conflict("others changed the table first", found)

@@ -33,23 +33,23 @@ class Transaction:
         self._what = f"commit to {len(changes)} tables"
         self._deadline_ns = caller.deadline_ns()
         self._may_come = False
+        self._is_read = False  # since it was sent last
 
     async def settle(self) -> Outcomes:
         number = 0
+        found = await self._sent()
         while True:
-            number += 1
-            found = await self._sent()
+            found = found if found is not None else await self._judged()
             if found is not None:
                 return found
-            judged = await self._judged()
-            if judged is not None:
-                return judged
+            number += 1
             if not await self._caller.pause(number, self._deadline_ns):
                 return self._all(Unknown("no clear answer until the deadline; it may still happen"))
+            if self._is_read and all(map(may_be_sent_again, self._changes.values())):
+                found = await self._sent()
 
     async def _sent(self) -> Outcomes | None:
-        if self._may_come and not all(map(may_be_sent_again, self._changes.values())):
-            return None
+        self._is_read = False
         try:
             answer = await self._caller.change(self._what, self._send, self._deadline_ns)
         except errors.CommitConflict as error:
@@ -58,6 +58,10 @@ class Transaction:
             if not error.is_ambiguous and not self._may_come:
                 raise
             self._may_come = True
+            return None
+        except errors.IcestreamError:
+            if not self._may_come:
+                raise
             return None
         repeated = {
             Identifier(tuple(one["namespace"]), one["name"]): int(one["snapshot-id"])
@@ -74,8 +78,8 @@ class Transaction:
         first = next((one for one in self._changes if str(one) in named), next(iter(self._changes)))
         try:
             found = await self._load(first)
-        except (errors.PersistentStorageError, errors.InvalidInput) as unread:
-            return self._all(Unknown(f"no clear answer, and {first} cannot be read: {unread.message}"))
+        except errors.IcestreamError:
+            return None
         if sight(found.metadata, self._changes[first]) is Sight.THERE:
             return None
         return {
@@ -88,11 +92,12 @@ class Transaction:
         }
 
     async def _judged(self) -> Outcomes | None:
-        """None: it is open."""
+        """None: it is open, or cannot be seen now."""
         try:
             found = {one: await self._load(one) for one in self._changes}
-        except (errors.PersistentStorageError, errors.InvalidInput) as error:
-            return self._all(Unknown(f"the answer was lost, and a table cannot be read: {error.message}"))
+        except errors.IcestreamError:
+            return None
+        self._is_read = True
         seen = {one: sight(table.metadata, self._changes[one]) for one, table in found.items()}
         if all(one is Sight.OPEN for one in seen.values()):
             return None

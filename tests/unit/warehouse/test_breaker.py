@@ -87,9 +87,9 @@ class BreakerMachine(RuleBasedStateMachine):
         super().__init__()
         self.breaker = Breaker(FAILURES, SHORT_NS, LONG_NS)
         self.now_ns = 0
+        self.probe: Permit | None = None
         self.running: list[tuple[Permit, State]] = []  # with the state in which each was let through
-        self.in_a_row = 0  # failures of calls that were let through since it was last closed
-        self.opened_ns = 0
+        self.probe: Permit | None = None
 
     @rule(milliseconds=st.integers(0, 5000))
     def wait(self, milliseconds: int) -> None:
@@ -106,7 +106,7 @@ class BreakerMachine(RuleBasedStateMachine):
         assert was is not State.HALF_OPEN, "two probes at once"
         if was is State.OPEN:
             assert self.breaker.state is State.HALF_OPEN
-            assert self.now_ns - self.opened_ns >= 0
+            self.probe = answer
         self.running.append((answer, self.breaker.state))
 
     @precondition(lambda self: self.running)
@@ -123,8 +123,9 @@ class BreakerMachine(RuleBasedStateMachine):
         else:
             self.breaker.abandoned(permit, self.now_ns)
             assert self.breaker.state is not State.CLOSED or before is State.CLOSED
+        if before is State.OPEN or (before is State.HALF_OPEN and permit != self.probe):
+            assert self.breaker.state is before, "what was let through before decides nothing"
         if self.breaker.state is State.OPEN and before is not State.OPEN:
-            self.opened_ns = self.now_ns
             refusal = Breaker.ask(self.breaker, self.now_ns) if outcome == "failed" else None
             assert refusal is None or isinstance(refusal, Refusal), "it opened without a pause"
 
