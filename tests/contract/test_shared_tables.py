@@ -14,6 +14,7 @@ from pyiceberg.catalog.glue import GlueCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
+from icestream import errors
 from icestream.catalog.identifier import Identifier
 from icestream.settings import Settings
 from icestream.warehouse.catalog import Done, TableChange
@@ -115,3 +116,30 @@ async def test_we_change_drop_and_list_their_table(pair: tuple[Settings, Any]) -
     await ours.drop_namespace((name,))
     assert (name,) not in theirs.list_namespaces()
     await ours.close()
+
+
+async def test_a_table_of_others_makes_its_namespace(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """In PostgreSQL a table may stand in a namespace that nobody made."""
+    import psycopg
+
+    settings, theirs = both("sql", request, tmp_path)
+    ours = open_catalog(settings)
+    table = Identifier(("a", "b"), "t")
+    await ours.create_namespace(("a",), {})
+    await ours.create_namespace(("a", "b"), {})
+    await ours.create(table, ASKED)
+    server = request.getfixturevalue("postgres_server")
+    login = {"user": postgresql.USER, "password": postgresql.PASSWORD, "dbname": postgresql.DATABASE}
+    with psycopg.connect(host="127.0.0.1", port=server.port, autocommit=True, **login) as connection:
+        name = settings.catalog.name
+        connection.execute("DELETE FROM iceberg_namespace_properties WHERE catalog_name = %s", [name])
+    assert await ours.list_namespaces() == [("a",)]
+    assert await ours.list_namespaces(("a",)) == [("a", "b")]
+    assert await ours.load_namespace(("a",)) == {}
+    assert await ours.list_tables(("a", "b")) == [table]
+    with pytest.raises(errors.NotEmpty):
+        await ours.drop_namespace(("a", "b"))
+    await ours.drop(table)
+    assert await ours.list_namespaces() == []
+    await ours.close()
+    theirs.close()

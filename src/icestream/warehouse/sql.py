@@ -3,8 +3,9 @@
     iceberg_tables                  catalog_name, table_namespace, table_name | metadata_location, iceberg_type, …
     iceberg_namespace_properties    catalog_name, namespace, property_key | property_value
 
-A namespace is its levels joined by dots, so a level has none. It exists when it has a property (`exists` at least).
-Each change is one statement, which commits by itself; one that got no answer may have been carried out.
+A namespace is its levels joined by dots, so a level has none. It exists when it has a property (`exists` at least), a
+table, or a namespace inside: others make tables without looking, and may do so while we drop their namespace. Each
+change is one statement, which commits by itself; one that got no answer may have been carried out.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
     catalog_name VARCHAR(255) NOT NULL, namespace VARCHAR(255) NOT NULL, property_key VARCHAR(255) NOT NULL,
     property_value VARCHAR(1000) NOT NULL, PRIMARY KEY (catalog_name, namespace, property_key))
 """
+_NAMESPACES: Final = (
+    "SELECT namespace AS name FROM iceberg_namespace_properties WHERE catalog_name = %s "
+    "UNION SELECT table_namespace FROM iceberg_tables WHERE catalog_name = %s"
+)
 _IS_TABLE: Final = "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)"
 _NAME: Final = "catalog_name = %s AND table_namespace = %s AND table_name = %s"
 
@@ -62,10 +67,7 @@ class SqlPointers:
     async def list_namespaces(self, parent: Namespace) -> list[Namespace]:
         if parent:
             await self.load_namespace(parent)
-        rows = await self._rows(
-            "SELECT DISTINCT namespace FROM iceberg_namespace_properties WHERE catalog_name = %s",
-            [self._options.catalog],
-        )
+        rows = await self._rows(f"SELECT name FROM ({_NAMESPACES}) AS found", [self._options.catalog] * 2)
         levels = {tuple(str(row[0]).split("."))[: len(parent) + 1] for row in rows}
         return sorted(one for one in levels if len(one) > len(parent) and one[: len(parent)] == parent)
 
@@ -75,9 +77,16 @@ class SqlPointers:
             "WHERE catalog_name = %s AND namespace = %s",
             [self._options.catalog, joined(namespace)],
         )
-        if not found:
+        if not found and not await self._has_something(joined(namespace)):
             raise errors.UnknownNamespace(f"Namespace does not exist: {joined(namespace)}")
         return {str(name): str(value) for name, value in found if name != "exists"}
+
+    async def _has_something(self, name: str) -> bool:
+        rows = await self._rows(
+            f"SELECT 1 FROM ({_NAMESPACES}) AS found WHERE name = %s OR starts_with(name, %s) LIMIT 1",
+            [*[self._options.catalog] * 2, name, f"{name}."],
+        )
+        return bool(rows)
 
     async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
         """`exists` comes in the same statement as the others and cannot be there twice: two creators meet in it."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from icestream import errors
 from icestream.runtime.randomness import SeededRandomness
@@ -100,16 +101,22 @@ async def test_what_fails_too_often_is_not_asked_any_more_and_then_probed() -> N
     clock = EagerClock()
     subject = caller(clock, attempts_max=1)
     attempt, made = answers(*[AWAY] * 5, "answer", "answer")
-    for _ in range(5):
-        with pytest.raises(errors.StorageUnavailable):
-            await subject.read("x", attempt)
+    with capture_logs() as told:
+        for _ in range(5):
+            with pytest.raises(errors.StorageUnavailable):
+                await subject.read("x", attempt)
+    assert [(one["log_level"], one["now"], one["call"]) for one in told] == [("warning", "open", "x")]
     assert subject.state is State.OPEN
     with pytest.raises(errors.CircuitOpen, match=r"left alone for 1\.0 s"):
         await subject.read("x", attempt)
     assert len(made) == 5
     assert circuit() == {"closed": 0, "open": 1, "half-open": 0}
     clock.advance(1.0)
-    assert await subject.read("x", attempt) == "answer"
+    with capture_logs() as told:
+        assert await subject.read("x", attempt) == "answer"
+    assert [(one["event"], one["before"], one["now"], one["target"]) for one in told] == [
+        ("circuit changed", "half-open", "closed", "test")
+    ]
     assert subject.state is State.CLOSED
     assert circuit() == {"closed": 1, "open": 0, "half-open": 0}
 
