@@ -87,12 +87,23 @@ async def with_table(found: Under) -> AsyncIterator[Identifier]:
     await found.plain.create_namespace(namespace, {})
     identifier = Identifier(namespace, "orders")
     await found.plain.create(identifier, ASKED)
-    await found.catalog.load(identifier)  # tokens and connections are there
+    await warm(found.catalog, identifier)
     try:
         yield identifier
     finally:
         await found.catalog.close()
         await found.plain.close()
+
+
+async def warm(catalog: TableCatalog, identifier: Identifier) -> None:
+    """Tokens, connections and clients are there, however long a busy machine takes for the first of them."""
+    while True:
+        try:
+            await catalog.load(identifier)
+        except errors.StorageUnavailable:
+            await asyncio.sleep(0.1)
+        else:
+            return
 
 
 async def outcome_of(found: Under, identifier: Identifier, *faults: str) -> Outcome | errors.IcestreamError:
