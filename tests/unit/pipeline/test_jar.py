@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +18,7 @@ from icestream.errors import MissingPart
 from icestream.pipeline import jar_files, pins
 from icestream.pipeline.jar import Copy, JarOrigin, cached, choose_copy, fault, places
 from icestream.pipeline.pins import Jar
+from tests.support.lake_run import until
 
 CONTENT = b"PK\x03\x04 a jar"
 JAR = Jar("org.example", "some-runtime_2.13", "1.0.0", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -167,6 +171,26 @@ def test_what_an_interrupted_fetch_left_is_removed_after_a_day(resolver: Resolve
     os.utime(old, (long_ago, long_ago))
     resolver.fetch()
     assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_set_up_that_is_killed_leaves_nothing_that_counts(resolver: Resolver) -> None:
+    """kill -9 while half of the jar is there; the next one begins anew."""
+    resolver.does(
+        'for one; do case "$one" in spark.jars.ivy=*) ivy="${one#*=}" ;; esac; done\n'
+        f'mkdir -p "$ivy/jars"; printf PK > "$ivy/jars/org.example_{JAR.file_name}"; echo half; exec sleep 100\n'
+    )
+    program = (
+        "import os, sys; from pathlib import Path; from icestream.pipeline import jar_files, pins\n"
+        f"jar_files.fetch(pins.{JAR!r}, Path(sys.argv[1]), Path(sys.argv[2]), os.environ)"
+    )
+    command = [sys.executable, "-c", program, str(resolver.cache), str(resolver.home)]
+    killed = subprocess.Popen(command, start_new_session=True)
+    until(lambda: [path for path in resolver.files() if path.endswith(".jar")])
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert choose_copy(JAR, jar_files.copies(JAR, places(JAR, (), resolver.cache, None))).copy is None
+    resolver.brings(CONTENT)
+    assert resolver.fetch().read_bytes() == CONTENT
 
 
 def test_a_copy_of_maven_is_kept_in_the_cache(resolver: Resolver, tmp_path: Path) -> None:
