@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 
 import pytest
 
@@ -171,3 +172,27 @@ async def test_a_location_leads_to_a_bucket_and_a_name(location: str, expected: 
             place_of(location)
     else:
         assert tuple(place_of(location)) == expected
+
+
+async def test_a_role_is_assumed_for_the_store(glue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By moto, which is S3 and the service for roles as well; whose key signed a request stands in its head."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", glue)
+    async with fault_proxy(glue, rb"(?i)authorization: [^\r]*Credential=(?!own-key)ASIA") as proxy:
+        flags = [
+            f"{STORE}.type=s3",
+            f"{STORE}.bucket={new_name('b').replace('_', '-')}",
+            f"{STORE}.region=eu-central-1",
+            f"{STORE}.endpoint=http://127.0.0.1:{proxy.port}",
+            f"{STORE}.path_style=true",
+            f"{STORE}.access_key_id=own-key",
+            f"{STORE}.secret_access_key=own-secret",
+            f"{STORE}.role_arn=arn:aws:iam::123456789012:role/lake",
+        ]
+        settings = settings_of(*flags)
+        bucket = settings.storage.iceberg_config.object_store.bucket
+        urllib.request.urlopen(urllib.request.Request(f"{glue}/{bucket}", b"", method="PUT"), timeout=10).close()  # noqa: ASYNC210
+        subject = open_objects(settings)
+        assert not await subject.exists("a")
+        await subject.put_new("a", b"x")
+        assert await subject.get("a", 1) == b"x"
+        assert proxy.seen == 3

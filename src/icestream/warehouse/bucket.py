@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from icestream import errors
 from icestream.warehouse import store_options
+from icestream.warehouse.aws_role import AssumedRole
 from icestream.warehouse.caller import Caller
 from icestream.warehouse.store_options import Kind, StoreOptions
 
@@ -164,7 +165,8 @@ def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) ->
     store: object
     match kind:
         case "s3":
-            store = S3Store(name, config=cast("Any", config), credential_provider=_role(options), **common)
+            role = cast("Any", AssumedRole(options)) if options.role_arn is not None else None
+            store = S3Store(name, config=cast("Any", config), credential_provider=role, **common)
         case "gcs":
             store = GCSStore(name, config=cast("Any", config), **common)
         case "azure":
@@ -174,26 +176,6 @@ def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) ->
         case _:
             raise errors.InvalidInput(f"{kind} has no buckets", hint="use `s3`, `gcs`, `azure` or `memory`")
     return Bucket(cast("ObjectStore", store), caller, f"{kind} {name}/")
-
-
-def _role(options: StoreOptions) -> Any:
-    """Whoever assumes the role, where there is one."""
-    if options.role_arn is None:
-        return None
-    try:
-        import boto3
-        from obstore.auth.boto3 import StsCredentialProvider
-    except ImportError:
-        raise errors.MissingPart(
-            "a role of AWS needs boto3, which is not installed", hint="pip install 'icestream[glue]'"
-        ) from None
-    session = boto3.Session(
-        aws_access_key_id=options.access_key_id,
-        aws_secret_access_key=options.secret_access_key,
-        aws_session_token=options.session_token,
-        region_name=options.region,
-    )
-    return StsCredentialProvider(session, RoleArn=options.role_arn, RoleSessionName="icestream")
 
 
 def _first_line(error: Exception) -> str:
