@@ -21,6 +21,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.nursery import nursery
 from tests.support.serve_process import ServeProcess
 from tests.support.tables import SCHEMA
@@ -115,13 +117,22 @@ def change(name: str, metadata: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def test_hazard_10_kill_9_in_the_middle_of_commits_leaves_old_or_new_tables(tmp_path: Path) -> None:
-    with contextlib.closing(KilledLake(tmp_path)) as lake:
+    check_kills(tmp_path, KILLS)
+
+
+@pytest.mark.chaos
+def test_hazard_10_kill_9_in_the_middle_of_commits_again_and_again(tmp_path: Path) -> None:
+    check_kills(tmp_path, 20 * KILLS)
+
+
+def check_kills(folder: Path, kills: int) -> None:
+    with contextlib.closing(KilledLake(folder)) as lake:
         assert lake("POST", "/v1/namespaces", {"namespace": ["ns"]})[0] == 200
         for name in TABLES:
             assert lake("POST", "/v1/namespaces/ns/tables", {"name": name, "schema": SCHEMA})[0] == 200
         tables = {name: lake.load(name) for name in TABLES}
         number, chance = 0, random.Random()
-        for _ in range(KILLS):
+        for _ in range(kills):
             timer = lake.kill_in(chance.uniform(0.05, 0.4))
             try:
                 while True:
@@ -140,4 +151,4 @@ def test_hazard_10_kill_9_in_the_middle_of_commits_leaves_old_or_new_tables(tmp_
         for name in TABLES:
             snapshots = [one["snapshot-id"] for one in lake.load(name)["snapshots"]]
             assert snapshots == list(range(1, number + 1))
-        assert number > KILLS
+        assert number > kills
