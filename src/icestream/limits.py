@@ -582,5 +582,8 @@ SCHEMA_VERSIONS_MAX: Final = 1_000
 SCHEMA_TEXT_BYTES_MAX: Final = 4 * KIB
 # Reasons why a version does not fit: enough to act on.
 SCHEMA_ERRORS_MAX: Final = 50
+# Steps of a comparison, and levels of it: branches within branches multiply, and the loop of the broker must not stand.
+SCHEMA_STEPS_MAX: Final = 10_000
+SCHEMA_DEPTH_MAX: Final = 100
 # Schemas that are kept parsed, for checks of payloads.
 SCHEMAS_PARSED_MAX: Final = 256

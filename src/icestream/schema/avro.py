@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from icestream import errors
+from icestream import errors, limits
 
 PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 _READS: Final = {
@@ -116,6 +116,8 @@ def _compare(reader: Type, writer: Type, path: str, seen: set[tuple[int, int]]) 
     if (id(reader), id(writer)) in seen:
         return
     seen.add((id(reader), id(writer)))
+    if len(seen) > limits.SCHEMA_STEPS_MAX:
+        raise errors.InvalidInput("the schema has too many branches to be compared", hint="use the mode none")
     if writer.kind == "union":
         for branch in writer.items:
             yield from _compare(reader, branch, path, seen)

@@ -141,8 +141,11 @@ def incompatible(last: Definition, new: Definition, mode: Compatibility) -> list
     if unreadable is None:
         return []
     found: list[str] = []
-    if mode in (Compatibility.BACKWARD, Compatibility.FULL):
-        found += [f"backward: {why}" for why in unreadable(new.parsed, last.parsed)]
-    if mode in (Compatibility.FORWARD, Compatibility.FULL):
-        found += [f"forward: {why}" for why in unreadable(last.parsed, new.parsed)]
+    try:
+        if mode in (Compatibility.BACKWARD, Compatibility.FULL):
+            found += [f"backward: {why}" for why in unreadable(new.parsed, last.parsed)]
+        if mode in (Compatibility.FORWARD, Compatibility.FULL):
+            found += [f"forward: {why}" for why in unreadable(last.parsed, new.parsed)]
+    except RecursionError:
+        raise json_schema.too_complex() from None
     return found[: limits.SCHEMA_ERRORS_MAX]

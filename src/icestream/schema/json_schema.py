@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from icestream import errors
+from icestream import errors, limits
 
 Schema = dict[str, Any] | bool
 
@@ -47,9 +47,31 @@ class Side(NamedTuple):
         return Side(part, self.root)
 
 
+class Trail:
+    """The pairs that are being compared, and how many steps are left: branches of branches multiply."""
+
+    __slots__ = ("_left", "pairs")
+
+    def __init__(self, pairs: frozenset[tuple[int, int]] = frozenset(), left: list[int] | None = None) -> None:
+        self.pairs = pairs
+        self._left = left if left is not None else [limits.SCHEMA_STEPS_MAX]
+
+    def step(self, pair: tuple[int, int]) -> Trail:
+        self._left[0] -= 1
+        if self._left[0] < 0 or len(self.pairs) > limits.SCHEMA_DEPTH_MAX:
+            raise too_complex()
+        return Trail(self.pairs | {pair}, self._left)
+
+
+def too_complex() -> errors.InvalidInput:
+    return errors.InvalidInput(
+        "the schema is nested too deep, or has too many branches, to be compared", hint="use the mode none, or simplify"
+    )
+
+
 def unreadable(reader: Schema, writer: Schema) -> list[str]:
     """Why some document that `writer` lets pass does not pass `reader`. Nothing: all do."""
-    return list(_compare(Side(reader, reader), Side(writer, writer), "", frozenset()))
+    return list(_compare(Side(reader, reader), Side(writer, writer), "", Trail()))
 
 
 def _resolve(side: Side) -> Side:
@@ -68,15 +90,15 @@ def _resolve(side: Side) -> Side:
     return side
 
 
-def _compare(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, int]]) -> Iterator[str]:
+def _compare(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
     reader, writer = _resolve(reader), _resolve(writer)
     mine, theirs = reader.part, writer.part
     key = (id(mine), id(theirs))
-    if key in seen or mine is True or theirs is False or mine == {}:
+    if key in trail.pairs or mine is True or theirs is False or mine == {}:
         return
     if mine == theirs and reader.root == writer.root:
         return
-    seen |= {key}
+    trail = trail.step(key)
     if mine is False:
         yield f"{path or '$'}: nothing is allowed here"
         return
@@ -87,26 +109,26 @@ def _compare(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, i
     branches = [*theirs.get("anyOf", ()), *theirs.get("oneOf", ())]
     if branches and "type" not in theirs:
         for branch in branches:
-            yield from _compare(reader, writer.at(branch), path, seen)
+            yield from _compare(reader, writer.at(branch), path, trail)
         return
-    if any(not list(_compare(reader, writer.at(part), path, seen)) for part in theirs.get("allOf", ())):
+    if any(not list(_compare(reader, writer.at(part), path, trail)) for part in theirs.get("allOf", ())):
         return
-    yield from _combined(reader, writer, path, seen)
+    yield from _combined(reader, writer, path, trail)
     plain = {name: value for name, value in mine.items() if name not in ("allOf", "anyOf", "oneOf")}
-    yield from _plain(reader.at(plain), writer, path, seen)
+    yield from _plain(reader.at(plain), writer, path, trail)
 
 
-def _combined(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, int]]) -> Iterator[str]:
+def _combined(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
     assert isinstance(reader.part, dict)
     for part in reader.part.get("allOf", ()):
-        yield from _compare(reader.at(part), writer, path, seen)
+        yield from _compare(reader.at(part), writer, path, trail)
     for word in ("anyOf", "oneOf"):
         parts = reader.part.get(word)
-        if parts and not any(not list(_compare(reader.at(part), writer, path, seen)) for part in parts):
+        if parts and not any(not list(_compare(reader.at(part), writer, path, trail)) for part in parts):
             yield f"{path or '$'}: no schema of {word} lets pass what was written"
 
 
-def _plain(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, int]]) -> Iterator[str]:
+def _plain(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
     mine, theirs = reader.part, writer.part
     assert isinstance(mine, dict)
     assert isinstance(theirs, dict)
@@ -117,9 +139,9 @@ def _plain(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, int
     yield from _values(mine, theirs, path)
     yield from _bounds(mine, theirs, path)
     if "object" in written:
-        yield from _objects(reader, writer, path, seen)
+        yield from _objects(reader, writer, path, trail)
     if "array" in written:
-        yield from _arrays(reader, writer, path, seen)
+        yield from _arrays(reader, writer, path, trail)
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
@@ -173,7 +195,7 @@ def _bounds(mine: dict[str, Any], theirs: dict[str, Any], path: str) -> Iterator
             yield f"{path or '$'}: {name} is another one"
 
 
-def _objects(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, int]]) -> Iterator[str]:
+def _objects(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
     mine, theirs = reader.part, writer.part
     assert isinstance(mine, dict)
     assert isinstance(theirs, dict)
@@ -183,26 +205,26 @@ def _objects(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, i
     for name in sorted(required - given):
         yield f"{_below(path, name)}: is required, and was not"
     for name in known.keys() & written.keys():
-        yield from _compare(reader.at(known[name]), writer.at(written[name]), _below(path, name), seen)
+        yield from _compare(reader.at(known[name]), writer.at(written[name]), _below(path, name), trail)
     for name in sorted(known.keys() - written.keys()):
         if isinstance(open_rest, dict) and open_rest:
-            yield from _compare(reader.at(known[name]), writer.at(open_rest), _below(path, name), seen)
+            yield from _compare(reader.at(known[name]), writer.at(open_rest), _below(path, name), trail)
     for name in sorted(written.keys() - known.keys()):
         if rest is False:
             yield f"{_below(path, name)}: is not allowed"
         elif isinstance(rest, dict) and rest:
-            yield from _compare(reader.at(rest), writer.at(written[name]), _below(path, name), seen)
+            yield from _compare(reader.at(rest), writer.at(written[name]), _below(path, name), trail)
         elif name in given and "properties" in mine:
             yield f"{_below(path, name)}: is always there, and not known"
     if rest is False and open_rest is not False:
         yield f"{path or '$'}: other properties are not allowed, and were"
     elif isinstance(rest, dict) and rest and open_rest is not False:
-        yield from _compare(reader.at(rest), writer.at(open_rest), _below(path, "*"), seen)
+        yield from _compare(reader.at(rest), writer.at(open_rest), _below(path, "*"), trail)
     if mine.get("patternProperties", {}) != theirs.get("patternProperties", {}) and "patternProperties" in mine:
         yield f"{path or '$'}: patternProperties is another one"
 
 
-def _arrays(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, int]]) -> Iterator[str]:
+def _arrays(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
     mine, theirs = reader.part, writer.part
     assert isinstance(mine, dict)
     assert isinstance(theirs, dict)
@@ -215,8 +237,8 @@ def _arrays(reader: Side, writer: Side, path: str, seen: frozenset[tuple[int, in
     for number in range(max(len(first), len(written))):
         one = first[number] if number < len(first) else items
         other = written[number] if number < len(written) else written_items
-        yield from _compare(reader.at(one), writer.at(other), f"{path}[{number}]", seen)
-    yield from _compare(reader.at(items), writer.at(written_items), f"{path}[]", seen)
+        yield from _compare(reader.at(one), writer.at(other), f"{path}[{number}]", trail)
+    yield from _compare(reader.at(items), writer.at(written_items), f"{path}[]", trail)
 
 
 def _below(path: str, name: str) -> str:

@@ -102,6 +102,8 @@ def _check(file: ProtoFile, message: ProtoMessage, data: bytes, depth: int) -> N
     while at < len(data):
         tag, at = _varint(data, at, message.name)
         number, wire = tag >> 3, tag & 7
+        if not 0 < number < 2**29:
+            raise errors.InvalidInput(f"{message.name}: not a message, there is no field {number}")
         found = message.fields.get(number)
         seen.add(number)
         value, at = _value(data, at, wire, message.name)
@@ -115,23 +117,35 @@ def _check(file: ProtoFile, message: ProtoMessage, data: bytes, depth: int) -> N
 def _check_field(
     file: ProtoFile, message: ProtoMessage, found: ProtoField, wire: int, value: bytes, depth: int
 ) -> None:
+    where = f"{message.name}.{found.name}"
     kind = _type(file, message, found)
     if found.value_type:
-        wanted = _LENGTH
-    else:
-        wanted = _WIRE.get(kind, _LENGTH)
-    packed = found.label == "repeated" and wire == _LENGTH
-    if wire != wanted and not packed:
-        raise errors.InvalidInput(f"{message.name}.{found.name}: not a {found.type}")
-    if found.value_type or (packed and wanted != _LENGTH):
-        return
-    if kind == "string":
-        try:
-            value.decode()
-        except UnicodeDecodeError:
-            raise errors.InvalidInput(f"{message.name}.{found.name}: not UTF-8") from None
+        pair = (ProtoField("key", 1, found.type), ProtoField("value", 2, found.value_type))
+        kind, entry = "", ProtoMessage(message.name, {one.number: one for one in pair})
+    wanted = _WIRE.get(kind, _LENGTH)
+    if found.label == "repeated" and wire == _LENGTH != wanted:
+        _check_packed(value, wanted, where)
+    elif wire != wanted:
+        raise errors.InvalidInput(f"{where}: not a {found.type}")
+    elif found.value_type:
+        _check(file, entry, value, depth + 1)
+    elif kind == "string":
+        _check_utf8(value, where)
     elif kind in file.messages:
         _check(file, file.messages[kind], value, depth + 1)
+
+
+def _check_packed(data: bytes, wire: int, where: str) -> None:
+    at = 0
+    while at < len(data):
+        at = _value(data, at, wire, where)[1]
+
+
+def _check_utf8(value: bytes, where: str) -> None:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        raise errors.InvalidInput(f"{where}: not UTF-8") from None
 
 
 def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
@@ -140,7 +154,7 @@ def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
         byte = data[at]
         at += 1
         found |= (byte & 127) << shift
-        if byte < 128:
+        if byte < 128 and found < 2**64:
             return found, at
         shift += 7
     raise errors.InvalidInput(f"{where}: not a message, it is cut off")

@@ -196,3 +196,22 @@ def test_the_window_is_what_is_acked_in_two_seconds() -> None:
     assert window.size == limits.DANUBE_WINDOW_MIN
     window.acked(10**9, 10_300)
     assert window.size == limits.DANUBE_WINDOW_MAX
+
+
+@pytest.mark.asyncio
+async def test_a_numbered_producer_that_lives_long_keeps_its_names() -> None:
+    """Its names would otherwise be forgotten after a week, and its numbers with them."""
+    async with danube_table() as table:
+        mine = await table.producer()
+        await table.send(mine, attributes=numbered("a", 1))
+        keys = [f"/danube/producers/{mine}", f"/danube/incarnations/{mine}", "/producers/default/t/danube/p"]
+        before = [await table.broker.store.get(key) for key in keys]
+        ids = table.service.producers._ids
+        for key in list(ids._written_ms):
+            ids._written_ms[key] -= limits.NAME_RENEWAL_MS
+        assert await table.service.producers.is_known(mine)
+        after = [await table.broker.store.get(key) for key in keys]
+        for old, new in zip(before, after, strict=True):
+            assert old is not None
+            assert new is not None
+            assert new.mod_revision > old.mod_revision

@@ -141,3 +141,17 @@ def test_what_is_called_readable_is_read(reader: Any, writer: Any, values: list[
         writes, reads = jsonschema_rs.validator_for(writer), jsonschema_rs.validator_for(reader)
         wrong = [value for value in values if writes.is_valid(value) and not reads.is_valid(value)]
         assert not wrong
+
+
+def test_branches_within_branches_and_depth_without_end_are_refused() -> None:
+    """They would keep the loop of the broker busy for hours."""
+    wide: Any = STRING
+    for _ in range(5):
+        wide = {"anyOf": [{"type": "array", "items": wide, "minItems": number} for number in range(4)]}
+    with pytest.raises(errors.InvalidInput, match="too many branches"):
+        problems(wide, orjson.loads(orjson.dumps(wide).replace(b"string", b"integer")), BACKWARD)
+    deep: list[Any] = [STRING, INTEGER]
+    for _ in range(150):
+        deep = [{"items": one} for one in deep]
+    with pytest.raises(errors.InvalidInput, match="too deep"):
+        problems(deep[0], deep[1], BACKWARD)

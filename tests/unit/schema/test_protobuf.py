@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icestream import errors
@@ -110,8 +110,18 @@ def test_what_protobuf_writes_is_a_payload(found: pb.SchemaReference) -> None:
     assert next(iter(file.messages)) == "SchemaReference"
 
 
-@given(st.binary(max_size=40))
+TAGS = [b"\x0a", b"\x12", b"\x1a", b"\x3a", b"\x08", b"\x20", b"\x40", b"\x52"]
+VALUES = [b"\x00", b"\x01", b"\x02", b"\x03", b"\x05", b"a", b"\xff", b"\x80", bytes(8)]
+WHOLE = [b"\x3a\x04\x0a\x02ab", b"\x12\x02\x08\x01", b"\x52\x01k"]
+PIECES = st.sampled_from(TAGS + VALUES + WHOLE)
+
+
+@given(st.binary(max_size=40) | st.lists(PIECES, max_size=12).map(b"".join))
+@example(b"\x62\x00\x00")  # a field with the number 0
+@example(b"\x3a\x03\x0a\x01\xff")  # a key of a map that is not UTF-8
+@example(b"\x08" + b"\xff" * 9 + b"\x7f")  # a number of more than 64 bits
 def test_any_bytes_are_a_payload_or_refused(payload: bytes) -> None:
+    """Whatever passes is read by Protobuf itself."""
     file = parse(WIRE)
     file.messages = {"icestream.danube.StreamMessage": file.messages["icestream.danube.StreamMessage"], **file.messages}
     try:

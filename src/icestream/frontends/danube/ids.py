@@ -54,7 +54,9 @@ class Ids:
 
     async def renew(self, prefix: str, id_: int) -> None:
         """Somebody who has this id was heard of."""
-        key = f"{prefix}{id_}"
+        await self.renew_key(f"{prefix}{id_}")
+
+    async def renew_key(self, key: str) -> None:
         if self._is_due(key):
             entry = await self._store.get(key)
             if entry is not None:
@@ -67,7 +69,10 @@ class Ids:
 
     def forget(self, prefix: str, id_: int) -> None:
         """Nobody is connected under it any more; what it means stays written."""
-        self._written_ms.pop(f"{prefix}{id_}", None)
+        self.forget_key(f"{prefix}{id_}")
+
+    def forget_key(self, key: str) -> None:
+        self._written_ms.pop(key, None)
 
     async def producer(self, id_: int) -> ProducerPlace | None:
         key = f"{PRODUCERS}{id_}"

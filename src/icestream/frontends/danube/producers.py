@@ -145,8 +145,12 @@ class Producers:
 
     async def is_known(self, id_: int) -> bool:
         """For a health check, which also tells that the client is there."""
-        if self.find(id_) is not None:
+        found = self.find(id_)
+        if found is not None:
             await self._ids.renew(PRODUCERS, id_)
+            if found.numbered is not None:
+                await self._ids.renew(INCARNATIONS, id_)
+                await self._ids.renew_key(records.producer_key(found.topic, found.numbered.name))
             return True
         place = await self._ids.producer(id_)
         return place is not None and self._broker.topics.find(TopicName.parse(place.topic)) is not None
@@ -200,6 +204,9 @@ class Producers:
             id_, gone = self._here.popitem(last=False)
             self._broker.close_producer(gone.plain)
             self._ids.forget(PRODUCERS, id_)
+            self._ids.forget(INCARNATIONS, id_)
+            if gone.numbered is not None:
+                self._ids.forget_key(records.producer_key(gone.topic, gone.numbered.name))
 
     def close(self) -> None:
         for task in self._recalls.values():
