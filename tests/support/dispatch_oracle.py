@@ -195,7 +195,7 @@ class Oracle:
         self.block_again()
 
     def block_again(self) -> None:
-        """What failed too often before a restart is blocked when it is reached: a stretch at once."""
+        """What failed too often before a restart is blocked when it is reached: a stretch at once, up to a gap."""
         self.step_over()
         room, last = self.room, None
         if self.policy.poison is not Poison.BLOCK or self.ready or self.blocked:
@@ -203,6 +203,8 @@ class Oracle:
         for offset in self.new[: max(room, 0)]:
             failures = self.failures.get(offset, 0)
             if failures <= self.policy.max_redelivery_count or last not in (None, (offset - 1, failures)):
+                return
+            if offset in self.empty:
                 return
             self.blocked.add(offset)
             last = (offset, failures)
@@ -244,7 +246,9 @@ class Oracle:
     def is_sated(self, consumer: int) -> bool:
         """Whether nothing new may go to it."""
         held = sum(one.consumer == consumer for one in self.held.values())
-        return self.kind is SubscriptionType.SHARED and held >= limits.UNACKED_SHARE * (self.room + len(self.ready))
+        return self.kind is SubscriptionType.SHARED and held >= limits.UNACKED_SHARE * (
+            max(self.room, 0) + len(self.ready)
+        )
 
     def check_is_next(self, offset: int) -> None:
         self.step_over()

@@ -205,7 +205,8 @@ class Dispatcher(Ledger):
     def _deliver_ready(self, now_ms: int) -> None:
         while self.ready.size:
             start, end, attempt = self.ready.first()
-            stop = self._hand_out(start, end, attempt, now_ms, self._room(start) + self.ready.size)
+            free = max(self._room(self.next), 0) + self.ready.size  # it is in flight no more, and will be again
+            stop = self._hand_out(start, end, attempt, now_ms, free)
             if stop == start:
                 stop = self._hand_out(start, end, attempt, now_ms, limits.OFFSET_MAX)
             if stop == start:
