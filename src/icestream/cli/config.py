@@ -13,8 +13,10 @@ from icestream.cli.command import Commands
 from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
 from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.lake.iceberg.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.settings import KEYS, Key, Loaded, Problem, examine, reference, refusal, value_at
 from icestream.settings.layers import from_flags
+from icestream.settings.problems import shown
 
 app = Commands("Show, check, explain and change the settings.")
 SettingKey = Annotated[
@@ -118,7 +120,8 @@ def check(
 
     Example: icestream config check config/danube_broker_iceberg.yml
     """
-    _, problems = examine(file)
+    loaded, problems = examine(file)
+    problems = _file_problems(loaded) if loaded is not None else problems
     answer = Output(output)
     if not problems:
         answer.record({"file": str(file), "problems": Cell([], "none")})
@@ -126,6 +129,13 @@ def check(
     if not answer.for_people:
         answer.record({"file": str(file), "problems": [_plain_problem(problem) for problem in problems]})
     raise refusal(problems)
+
+
+def _file_problems(loaded: Loaded) -> list[Problem]:
+    """Of the files that the settings name."""
+    path, key = loaded.settings.lake.token_file, "lake.token_file"
+    fault = token_fault(path)
+    return [Problem(key, fault, loaded.origins[key], shown(str(path)), TOKEN_FILE_HINT)] if fault else []
 
 
 @app.command("reference")

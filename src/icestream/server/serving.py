@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 
+from icestream.lake.iceberg.tokens import read_tokens
 from icestream.observability.log import get_logger
 from icestream.runtime.garbage import calm_collector
 from icestream.server.greeting import announcement, greeting
@@ -27,6 +28,8 @@ async def serve(
 
     `say` gets sentences; or, when a program listens, one line of JSON as soon as the broker is ready.
     """
+    if settings.lake.managed:
+        read_tokens(settings.lake.token_file)  # else the child would end with it again and again, and nobody would see
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
     # before the log is opened: a signal during a long recovery stops the process behind it, not in the middle of it

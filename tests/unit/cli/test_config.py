@@ -85,6 +85,22 @@ def test_check_lists_all_problems_and_exits_with_3(
     assert "Traceback" not in printed.err
 
 
+@pytest.mark.parametrize("content", [None, "", "short\n"])
+def test_check_looks_into_the_token_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    file, tokens = tmp_path / "broker.yml", tmp_path / "tokens"
+    file.write_text(f"lake:\n  token_file: {tokens}\n")
+    if content is not None:
+        tokens.write_text(content)
+    assert main(monkeypatch, "config", "check", str(file)) == 3
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"icestream: lake.token_file = '{tokens}' (file {file}:2): ")
+    assert "hint: write one token in each line, such as `openssl rand -hex 32` makes" in printed
+    tokens.write_text("0123456789abcdef\n")
+    assert run("config", "check", str(file)).exit_code == 0
+
+
 def test_check_lists_all_problems_as_json_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

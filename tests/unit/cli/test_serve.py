@@ -121,6 +121,23 @@ def test_a_bad_setting_is_refused_before_anything_is_made(tmp_path: Path) -> Non
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(("content", "fault"), [(None, "cannot be read: No such file"), ("short\n", "less than 16")])
+def test_a_token_file_that_cannot_be_used_is_refused_before_anything_is_made(
+    tmp_path: Path, content: str | None, fault: str
+) -> None:
+    """The lake process alone would need it, and would end with it again and again."""
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_text(content)
+    with ServeProcess(tmp_path / "data", "--set", "lake.managed=true", "--set", f"lake.token_file={path}") as process:
+        code, out, err = process.end()
+    assert (code, out) == (3, "")
+    assert f"lake.token_file {path}" in err
+    assert fault in err
+    assert "hint: write one token in each line, such as `openssl rand -hex 32` makes" in err
+    assert not (tmp_path / "data").exists()
+
+
 def test_memory_serves_and_writes_nothing(tmp_path: Path) -> None:
     with ServeProcess(tmp_path / "data", "--set", "storage.type=memory") as process:
         said = process.greeting()

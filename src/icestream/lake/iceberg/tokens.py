@@ -10,8 +10,11 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from icestream import errors, limits
+
+TOKEN_FILE_HINT: Final = "write one token in each line, such as `openssl rand -hex 32` makes"
 
 
 class Tokens:
@@ -33,22 +36,29 @@ def _digest(token: bytes) -> bytes:
 
 
 def read_tokens(path: Path | None) -> Tokens:
-    """Lines that are empty or begin with # are left out."""
+    """Raises ConfigurationError. A broker asks before its start: the process that needs them is only its child."""
     if path is None:
         return Tokens()
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(path, f"cannot be read: {getattr(error, 'strerror', None) or 'it is not ASCII'}") from None
-    found = [token for line in lines if (token := line.strip()) and not token.startswith("#")]
-    if not 0 < len(found) <= limits.CATALOG_TOKENS_MAX:
-        raise _unusable(path, f"has {len(found)} tokens, not 1 to {limits.CATALOG_TOKENS_MAX}")
-    if any(len(token) < limits.CATALOG_TOKEN_CHARACTERS_MIN or " " in token for token in found):
-        raise _unusable(path, f"has a token of less than {limits.CATALOG_TOKEN_CHARACTERS_MIN} characters, or of two")
+    found, fault = _read(path)
+    if fault:
+        raise errors.ConfigurationError(f"lake.token_file {path} {fault}", hint=TOKEN_FILE_HINT)
     return Tokens(found)
 
 
-def _unusable(path: Path, what: str) -> errors.ConfigurationError:
-    return errors.ConfigurationError(
-        f"lake.token_file {path} {what}", hint="write one token in each line, such as `openssl rand -hex 32` makes"
-    )
+def token_fault(path: Path | None) -> str:
+    """Why the file cannot be used, to be said behind its name; empty when it can."""
+    return _read(path)[1] if path is not None else ""
+
+
+def _read(path: Path) -> tuple[Sequence[str], str]:
+    """Lines that are empty or begin with # are left out."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        return (), f"cannot be read: {getattr(error, 'strerror', None) or 'it is not ASCII'}"
+    found = [token for line in lines if (token := line.strip()) and not token.startswith("#")]
+    if not 0 < len(found) <= limits.CATALOG_TOKENS_MAX:
+        return (), f"has {len(found)} tokens, not 1 to {limits.CATALOG_TOKENS_MAX}"
+    if any(len(token) < limits.CATALOG_TOKEN_CHARACTERS_MIN or " " in token for token in found):
+        return (), f"has a token of less than {limits.CATALOG_TOKEN_CHARACTERS_MIN} characters, or of two"
+    return found, ""
