@@ -153,7 +153,17 @@ def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
         ran = refused(*arguments)
         assert says in ran.err, ran.err
         assert "Traceback" not in ran.err
-    assert refused("rewind", "shop.orders", "--set", "ports.lake=1").code == 11
+
+
+@pytest.mark.parametrize("command", [("rewind", "shop.orders"), ("tables",), ("describe", "shop.orders")])
+def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command: tuple[str, ...]) -> None:
+    """In one line and its hint: no log messages of the circuit."""
+    ran = refused(*command, "--set", "ports.lake=1")
+    assert ran.code == 11
+    lines = r"icestream: http://\S+:1 does not answer: .*\nhint: start a broker with .*\n"
+    assert re.fullmatch(lines, ran.err), ran.err
+    as_json = refused(*command, "--set", "ports.lake=1", "--output", "json").err
+    assert json.loads(as_json)["error"] == "connection_lost"
 
 
 def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,14 @@ class LakeApi:
         self._uri = settings.catalog.uri or ""
         self._token = own_token(settings)
 
+    def check_listens(self) -> None:
+        """Raises ConnectionLost where nobody does."""
+        where = urlsplit(self._uri)
+        try:
+            socket.create_connection((where.hostname or "", where.port or 80), timeout=WAIT_SECONDS).close()
+        except OSError as error:
+            raise self._silent(error) from None
+
     def get(self, path: str, **asked: object) -> Document:
         query = urlencode([(name, value) for name, value in asked.items() if value is not None], doseq=True)
         return self._ask("GET", f"{path}?{query}", None)
@@ -50,9 +59,12 @@ class LakeApi:
             answer = connection.getresponse()
             return _read(answer.status, answer.read())
         except (OSError, HTTPException) as error:
-            raise errors.ConnectionLost(f"{self._uri} does not answer: {error!r}", hint=HINT) from None
+            raise self._silent(error) from None
         finally:
             connection.close()
+
+    def _silent(self, error: Exception) -> errors.ConnectionLost:
+        return errors.ConnectionLost(f"{self._uri} does not answer: {error!r}", hint=HINT)
 
 
 def _read(status: int, body: bytes) -> Document:

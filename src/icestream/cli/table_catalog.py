@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from icestream import errors, limits
 from icestream.cli.options import load_settings
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from icestream.warehouse.catalog import TableCatalog
 
 Answer = TypeVar("Answer")
+# A command is one call: it ends with the reason of the last failure, before the circuit opens and hides that.
+ATTEMPTS_MAX: Final = limits.BREAKER_FAILURES_MAX - 2
 
 
 def catalog_settings(config: Path | None, sets: list[str] | None) -> Settings:
@@ -28,17 +31,26 @@ def catalog_settings(config: Path | None, sets: list[str] | None) -> Settings:
 
 
 def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable[Answer]]) -> Answer:
-    """Opens, asks, leaves."""
+    """Opens, asks, leaves. Raises ConnectionLost where the node's own catalog is not there."""
+    from icestream.cli.lake_http import LakeApi
+    from icestream.warehouse.caller import Patience
     from icestream.warehouse.factory import open_catalog
 
+    waits = Patience(settings.catalog.request_timeout_ms / 1000, 1 if settings.catalog_embedded else ATTEMPTS_MAX)
+
     async def asked() -> Answer:
-        catalog = open_catalog(settings)
+        catalog = open_catalog(settings, waits=waits)
         try:
             return await question(catalog)
         finally:
             await catalog.close()
 
-    return asyncio.run(asked())
+    try:
+        return asyncio.run(asked())
+    except errors.StorageUnavailable:
+        if settings.catalog_embedded:
+            LakeApi(settings).check_listens()
+        raise
 
 
 async def all_namespaces(catalog: TableCatalog, parent: Namespace = ()) -> list[Namespace]:
