@@ -221,6 +221,43 @@ async def test_hazard_16_who_waits_for_room_goes_on_after_a_failed_write() -> No
     assert placed.base_offset == 0  # type: ignore[union-attr]
 
 
+class HesitantSink(SteppedSink):
+    """Tells of writes a moment late, as a thread may: it is asked first, and finishes then."""
+
+    is_late = False
+    _told = Progress(0, 0, None)
+
+    def progress(self) -> Progress:
+        if not self.is_late:
+            self._told = super().progress()
+        return Progress(self._told.written, self._told.synced, self._error)
+
+    def halt(self) -> Progress:
+        return super().progress()
+
+
+@pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
+async def test_hazard_16_what_proves_to_be_written_when_a_later_write_fails_is_acked(mode: SyncMode) -> None:
+    """It stays in the log, so its producer goes on behind it: "unknown" would leave a hole in the producer's acks."""
+    machine, sink = Machine(mode=mode), HesitantSink()
+    log = await machine.start(sink=sink)
+    log.submit([batch(log, A, b"zero")])
+    await turn(log, sink)
+    sink.is_late = True
+    written = log.submit([batch(log, A, b"written")])
+    await settle()
+    sink.step()
+    failed = log.submit([batch(log, A, b"failed")])
+    await settle()
+    machine.disk.fail("write", errno.ENOSPC)
+    sink.step()
+    log._on_progress()
+    assert isinstance(failed.exception(), errors.OutcomeUnknown)
+    (placed,) = written.result()
+    assert isinstance(placed, Placed)
+    assert await messages(log, A) == {0: b"zero", placed.base_offset: b"written"}
+
+
 @pytest.mark.parametrize("mode", [SyncMode.PERIODIC, SyncMode.NONE])
 async def test_hazard_16_a_sync_after_a_failed_write_comes_to_an_end(mode: SyncMode) -> None:
     machine = Machine(mode=mode)

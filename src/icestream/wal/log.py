@@ -343,6 +343,7 @@ class Log:
         metrics.WAL_WRITE_FAILURES.inc()
         self._rolled_back = True
         _log.error("a write failed: going back to the last acknowledged record", errno=error.errno)
+        self._requests.release(self.appender.released_lsn)  # written before the error, and only now known to be
         ended = self.appender.write_failed()
         unknown = errors.OutcomeUnknown(
             f"a write to the log failed (errno {error.errno})", hint="retry with the same sequence number"
