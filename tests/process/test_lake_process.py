@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 from tests.process.test_idle import usage
+from tests.support.command_line import Ran, icestream
+from tests.support.free_ports import free_ports
 from tests.support.lake_run import LakeRun, get, is_running, request, until
 from tests.support.serve_process import COMMAND, ServeProcess
 from tests.support.tables import SCHEMA
@@ -70,6 +72,28 @@ def test_a_port_that_is_taken_is_said_and_disturbs_nobody(tmp_path: Path) -> Non
         with LakeRun(tmp_path / "second", "--set", f"ports.lake={taken}") as second:
             until(lambda: "[!] lake: it ended with code 3" in second.health())
             assert get(second.http_port, "/readyz")[0] == 200
+
+
+def test_doctor_asks_the_lake_process_whose_broker_runs(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef\n")
+    with LakeRun(tmp_path / "data", "--set", f"lake.token_file={tokens}") as run:
+        run.until_api()
+        sets = [f"data_dir={tmp_path / 'data'}", f"ports.broker_http={run.http_port}", "ports.native=0"]
+        sets += ["danube.enable=false", f"lake.token_file={tokens}"]
+        options = [part for one in sets for part in ("--set", one)]
+        well = icestream("doctor", *options, "--set", f"ports.lake={run.lake_port}", "--output", "json")
+        (free,) = free_ports(1)
+        down = icestream("doctor", *options, "--set", f"ports.lake={free}", "--output", "json")
+    assert (well.code, lake_finding(well)["state"]) == (0, "ok")
+    assert lake_finding(well)["finding"] == f"port {run.lake_port} serves API and catalog"
+    assert (down.code, lake_finding(down)["state"]) == (1, "problem")
+    assert lake_finding(down)["finding"].startswith("nobody serves API and catalog: ")
+
+
+def lake_finding(ran: Ran) -> dict[str, str]:
+    (found,) = [one for one in ran.document if one["check"] == "lake"]
+    return found
 
 
 def test_neither_uses_any_cpu_while_nobody_asks(tmp_path: Path) -> None:

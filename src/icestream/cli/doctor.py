@@ -1,19 +1,16 @@
 """`icestream doctor`: is this machine fit for a broker, and is the one on it well? It changes nothing.
 
-One line per check; what can be judged from values is judged in findings.py. Nothing is created but a file of 4 KiB
-beside the data, for the cost of a sync, and it is removed at once.
+One line per check; what can be judged from values is judged in findings.py, and network_check.py looks at the ports.
+Nothing is created but a file of 4 KiB beside the data, for the cost of a sync, and it is removed at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import os
 import platform
 import resource
 import shutil
-import socket
 import statistics
 import tempfile
 import time
@@ -26,13 +23,13 @@ import typer
 
 from icestream import errors
 from icestream.cli import findings
-from icestream.cli.broker_http import http_get
-from icestream.cli.connection import EVERYWHERE, NAME, Target
+from icestream.cli.connection import Target
 from icestream.cli.findings import Finding, State
+from icestream.cli.network_check import network
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.cli.storage_check import storage
-from icestream.client.connect import connect
+from icestream.lake.iceberg.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.pipeline import pins
 from icestream.pipeline.engine import Machine
 from icestream.pipeline.engine import examine as examine_engine
@@ -81,7 +78,8 @@ def examine(target: Target) -> Iterator[Finding]:
         yield from _data(settings)
         yield from storage(settings)
     yield from _engine(settings)
-    yield from _network(settings)
+    yield from _tokens(settings)
+    yield from network(settings)
 
 
 def _versions() -> Finding:
@@ -104,6 +102,12 @@ def _engine(settings: Settings) -> Iterator[Finding]:
     yield findings.java(found.java)
     yield findings.pyspark(found.pyspark)
     yield findings.iceberg_jar(pins.ICEBERG_SPARK, found.jars[pins.ICEBERG_SPARK])
+
+
+def _tokens(settings: Settings) -> Iterator[Finding]:
+    path = settings.lake.token_file
+    if fault := token_fault(path):
+        yield Finding("lake.token_file", State.PROBLEM, f"{path} {fault}", TOKEN_FILE_HINT)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
@@ -179,82 +183,3 @@ def _log_health(path: Path) -> Iterator[Finding]:
     gaps = sum(len(shard.gaps) for shard in view.shards)
     text = f"{len(view.files)} files, {len(view.shards)} shards, {gaps} declared gaps, last record {view.last_lsn}"
     yield Finding("log", State.OK, text)
-
-
-# --- the network ------------------------------------------------------------------------------------------------------
-
-
-def _network(settings: Settings) -> Iterator[Finding]:
-    host, ports = settings.node.bind_host, settings.ports
-    native_port = _native_port(host, ports.native)
-    yield native_port
-    yield _http_port("ports.broker_http", host, ports.broker_http, "/livez")
-    if settings.lake.managed:
-        yield _http_port("ports.lake", host, ports.lake, "/api/v1/health")
-    if ports.broker_http and not _is_free(host, ports.broker_http):
-        yield from _broker(host, ports.broker_http)
-    elif native_port.text.endswith("answers"):
-        fix = "wait for its start, or look at its log messages"
-        yield Finding("broker", State.PROBLEM, "it answers, but its HTTP does not", fix)
-    else:
-        yield Finding("broker", State.WARNING, "none is running here", "icestream serve")
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            found.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def _native_port(host: str, port: int) -> Finding:
-    if not port or _is_free(host, port):
-        return Finding("ports.native", State.OK, f"{port} is free" if port else "any free port")
-
-    async def shake_hands() -> None:
-        address = EVERYWHERE.get(host, host)
-        async with connect(f"[{address}]:{port}" if ":" in address else f"{address}:{port}", name=NAME):
-            pass
-
-    try:
-        asyncio.run(shake_hands())
-    except errors.IcestreamError as error:
-        return _taken("ports.native", port, error)
-    return Finding("ports.native", State.OK, f"{port}: an Icestream answers")
-
-
-def _http_port(check: str, host: str, port: int, path: str) -> Finding:
-    if not port or _is_free(host, port):
-        return Finding(check, State.OK, f"{port} is free" if port else "any free port")
-    try:
-        http_get(host, port, path)
-    except errors.ConnectionLost as error:
-        return _taken(check, port, error)
-    return Finding(check, State.OK, f"{port} answers")
-
-
-def _taken(check: str, port: int, error: errors.IcestreamError) -> Finding:
-    fix = f"stop the other one, or set {check} to a free port"
-    return Finding(check, State.PROBLEM, f"{port} is taken, and not by an Icestream: {error.message}", fix)
-
-
-def _broker(host: str, port: int) -> Iterator[Finding]:
-    """What the running broker says of itself."""
-    try:
-        _, body = http_get(host, port, "/readyz?verbose", "application/json")
-        document = json.loads(body)
-        checks = [(one["name"], one["ok"], one["reason"], one["is_needed"]) for one in document["checks"]]
-    except (errors.ConnectionLost, ValueError, KeyError, TypeError) as error:
-        fix = "set ports.broker_http to a free port"
-        yield Finding("broker", State.PROBLEM, f"what answers at port {port} is no Icestream: {error!r}", fix)
-        return
-    for name, is_ok, reason, is_needed in checks:
-        if not is_ok:
-            state = State.PROBLEM if is_needed else State.WARNING
-            yield Finding(f"broker {name}", state, reason, "look at the broker's own log messages")
-    is_ready = bool(document["ready"])
-    text = f"ready, {len(checks)} parts" if is_ready else "not ready"
-    yield Finding("broker", State.OK if is_ready else State.PROBLEM, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from icestream import limits, testing
 from icestream.cli import findings
@@ -19,7 +21,9 @@ from icestream.cli.findings import State
 from icestream.pipeline.jar import Copy, JarChoice, JarOrigin
 from icestream.pipeline.java import Choice, Java, Origin
 from icestream.pipeline.pins import ICEBERG_SPARK as JAR
+from icestream.server.node import Node
 from tests.support.command_line import Ran, icestream
+from tests.support.node_settings import node_settings
 from tests.support.pictures import picture
 
 MIB = limits.MIB
@@ -27,7 +31,7 @@ JAVA = Java(Path("/usr/lib/jvm/java-17"), Origin.PATH, "17.0.15")
 
 
 def doctor(data_dir: Path, *sets: str) -> Ran:
-    ports = ("ports.native=0", "ports.broker_http=0", "lake.managed=false")
+    ports = ("ports.native=0", "ports.broker_http=0", "ports.danube=0", "ports.danube_admin=0", "lake.managed=false")
     given = [one for setting in (f"data_dir={data_dir}", *ports, *sets) for one in ("--set", setting)]
     return icestream("doctor", *given, "--output", "json")
 
@@ -47,7 +51,7 @@ def test_a_fresh_machine_has_no_problem_and_nothing_is_made(tmp_path: Path) -> N
     assert "problem" not in found.values()
     assert set(found) == {
         "versions", "native part", "open files", "settings", "data", "sync", "disk", "clock", "log", "java", "pyspark",
-        "iceberg jar", "ports.native", "ports.broker_http", "broker",
+        "iceberg jar", "ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "broker",
     }  # fmt: skip
     assert (found["data"], found["log"], found["broker"]) == ("ok", "ok", "warning")
     assert by_check(ran)["broker"]["fix"] == "icestream serve"
@@ -58,6 +62,7 @@ def test_for_people_it_ends_with_a_count(tmp_path: Path) -> None:
     sets = (
         "ports.native=0",
         "ports.broker_http=0",
+        "danube.enable=false",
         "lake.managed=false",
         "storage.type=memory",
         f"data_dir={tmp_path}",
@@ -103,13 +108,65 @@ def stranger() -> Iterator[int]:
     thread.join()
 
 
-@pytest.mark.parametrize("key", ["ports.native", "ports.broker_http"])
+PORTS = ("ports.native", "ports.broker_http", "ports.danube", "ports.danube_admin", "ports.lake")
+
+
+@pytest.mark.parametrize("key", PORTS)
 def test_a_port_of_somebody_else_is_a_problem(tmp_path: Path, key: str) -> None:
     with stranger() as port:
-        ran = doctor(tmp_path, f"{key}={port}")
+        ran = doctor(tmp_path, f"{key}={port}", f"lake.managed={key == 'ports.lake'}".lower())
     found = by_check(ran)[key]
     assert (ran.code, found["state"]) == (1, "problem")
     assert f"set {key} to a free port" in found["fix"]
+
+
+@pytest.mark.parametrize("key", ["ports.danube", "ports.danube_admin"])
+def test_beside_a_broker_a_port_that_speaks_no_grpc_is_a_problem(key: str) -> None:
+    with testing.broker(storage="disk") as broker, stranger() as port:
+        settings = broker.node.settings
+        ran = doctor(settings.data_dir, f"ports.native={broker.address.rpartition(':')[2]}", f"{key}={port}")
+    assert (states(ran)["ports.native"], states(ran)[key]) == ("ok", "problem")
+    assert "no gRPC there" in by_check(ran)[key]["finding"]
+
+
+def certificates(folder: Path) -> dict[str, Path]:
+    authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    server = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+    server.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    pem = folder / "server.pem"
+    return {"tls_certificate": pem, "tls_key": pem, "tls_client_ca": folder / "ca.pem"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_the_ports_of_danube_answer_while_their_broker_runs_and_are_a_problem_without(
+    tmp_path: Path, is_tls: bool
+) -> None:
+    """Another broker, or Danube itself, would speak gRPC there too."""
+    tls = certificates(tmp_path) if is_tls else {}
+    node = await Node.start(node_settings(tmp_path / "data", "memory", danube={"enable": True, **tls}))
+    try:
+        danube, native = node.danube, node.native.port
+        given = [f"ports.danube={danube.port}", f"ports.danube_admin={danube.admin_port}"]
+        given += [f"danube.{key}={path}" for key, path in tls.items()]
+        beside = await asyncio.to_thread(doctor, tmp_path / "data", f"ports.native={native}", *given)
+        without = await asyncio.to_thread(doctor, tmp_path / "data", *given)
+    finally:
+        await node.stop()
+    found = by_check(beside)
+    assert found["ports.danube"]["finding"] == f"{given[0].partition('=')[2]} answers"
+    assert found["ports.danube_admin"]["finding"] == f"{given[1].partition('=')[2]} answers"
+    assert [states(without)[key] for key in ("ports.danube", "ports.danube_admin")] == ["problem", "problem"]
+
+
+def test_a_token_file_that_cannot_be_used_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("short\n")
+    ran = doctor(tmp_path / "data", f"lake.token_file={tmp_path / 'tokens'}")
+    found = by_check(ran)["lake.token_file"]
+    assert (ran.code, found["state"]) == (1, "problem")
+    assert "less than 16 characters" in found["finding"]
+    assert "openssl rand -hex 32" in found["fix"]
 
 
 def test_settings_that_do_not_load_are_a_problem(tmp_path: Path) -> None:
