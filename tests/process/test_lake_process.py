@@ -67,9 +67,14 @@ def test_the_catalog_keeps_its_tables_when_the_lake_process_dies(tmp_path: Path)
 
 
 def test_a_port_that_is_taken_is_said_and_disturbs_nobody(tmp_path: Path) -> None:
+    """The greeting names API and catalog by the port that is set, or the place that will say it."""
     with LakeRun(tmp_path / "first") as first:
         taken = first.until_lake()
+        health = f"http://127.0.0.1:{first.http_port}/readyz?verbose"
+        assert f"  API and catalog, in a moment, at any free port: `lake` in {health} says which\n" in first.said
         with LakeRun(tmp_path / "second", "--set", f"ports.lake={taken}") as second:
+            assert f"  API, in a moment: http://127.0.0.1:{taken}/api/v1 (the lake process)\n" in second.said
+            assert f"  catalog (Iceberg REST), there too: http://127.0.0.1:{taken}\n" in second.said
             until(lambda: "[!] lake: it ended with code 3" in second.health())
             assert get(second.http_port, "/readyz")[0] == 200
 

@@ -39,12 +39,25 @@ def greeting(node: Node) -> Iterator[str]:
     if around.http.port:
         yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
     if around.lake is not None:
-        where = f"{_url(host, settings.ports.lake)}/api/v1" if settings.ports.lake else "at any free port"
-        yield f"  API, in a moment: {where} (the lake process)"
+        yield from _of_the_lake(node)
     yield "Try, in another terminal:"
     for command in commands(node):
         yield f"  {command}"
     yield "Stop with Ctrl-C."
+
+
+def _of_the_lake(node: Node) -> Iterator[str]:
+    """Its port, where any will do, is known when it listens: then health says it."""
+    settings, host = node.settings, node.settings.node.bind_host
+    if not settings.ports.lake:
+        served = "API and catalog" if settings.catalog_embedded else "API"
+        health = f"{_url(host, node.around.http.port)}/readyz?verbose"
+        yield f"  {served}, in a moment, at any free port: `lake` in {health} says which"
+        return
+    url = _url(host, settings.ports.lake)
+    yield f"  API, in a moment: {url}/api/v1 (the lake process)"
+    if settings.catalog_embedded:
+        yield f"  catalog (Iceberg REST), there too: {url}"
 
 
 def announcement(node: Node) -> dict[str, object]:
@@ -61,6 +74,7 @@ def announcement(node: Node) -> dict[str, object]:
         "socket": str(settings.local_socket.absolute()) if around.local is not None else None,
         "http": _url(host, around.http.port) if around.http.port else None,
         "api": f"{api}/api/v1" if api is not None else None,
+        "catalog": api if settings.catalog_embedded else None,
         "storage": settings.storage.type,
         "sync_mode": settings.wal.sync_mode,
         "topics": len(node.broker.topics),

@@ -99,7 +99,7 @@ def test_a_program_gets_one_line_of_json_and_nothing_else(tmp_path: Path) -> Non
     assert (found["data_dir"], found["socket"]) == (str(tmp_path / "data"), str(tmp_path / "data" / "broker.sock"))
     assert found["address"].startswith("127.0.0.1:")
     assert found["http"].startswith("http://127.0.0.1:")
-    assert (found["api"], found["topics"], found["new_gaps"]) == (None, 0, 0)
+    assert (found["api"], found["catalog"], found["topics"], found["new_gaps"]) == (None, None, 0, 0)
 
 
 def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
