@@ -20,7 +20,7 @@ from tests.support.avro_files import manifest, manifest_list
 from tests.support.command_line import Ran, icestream
 from tests.support.lake_run import LakeRun, request
 from tests.support.local_broker import kept_link
-from tests.support.tables import add, point, snapshot
+from tests.support.tables import NEW_VIEW, add, point, snapshot
 from tests.support.topic_tables import claim
 from tests.unit.cli.test_commands import SHOWN, words
 
@@ -139,8 +139,13 @@ def check_gap() -> None:
 
 
 def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
+    lake("POST", "/v1/namespaces/shop/views", {"name": "names", **NEW_VIEW})
     for arguments, says in (
-        (("describe", "shop.none"), "Table does not exist"),
+        (("describe", "shop.none"), "hint: `icestream lake tables shop` lists"),
+        (("drop", "shop.none", "--yes"), "hint: `icestream lake tables shop` lists"),
+        (("files", "none.none"), "hint: there is no namespace none: `icestream lake namespaces`"),
+        (("tables", "none"), "hint: `icestream lake namespaces` lists"),
+        (("describe", "shop.names"), "hint: shop.names is a view"),
         (("describe", "orders"), "names no namespace"),
         (("describe", "shop..orders"), "not a name"),
         (("drop", "shop.orders", "--yes"), "--force"),
@@ -181,7 +186,9 @@ def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
     for command in (("files", "shop.elsewhere"), ("detach", "shop.elsewhere", "--yes")):
         assert "done in the embedded catalog" in refused(*command, *there).err
     assert told("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
-    assert "Table does not exist" in refused("describe", "shop.elsewhere", *there).err
+    for command in (("describe", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
+        err = refused(*command, *there).err
+        assert ("Table does not exist" in err, "hint: `icestream lake tables shop` lists" in err) == (True, True), err
 
 
 def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:

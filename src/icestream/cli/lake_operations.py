@@ -168,7 +168,11 @@ def drop(
         except errors.TopicTable as error:
             raise errors.TopicTable(error.message, hint="`icestream lake detach` parts them, or say --force") from None
     else:
-        ask_catalog(settings, lambda catalog: catalog.drop(wanted, purge))
+        try:
+            ask_catalog(settings, lambda catalog: catalog.drop(wanted, purge))
+        except errors.UnknownTable as error:
+            hint = f"`icestream lake tables {shown(wanted.namespace)}` lists those that there are"
+            raise errors.UnknownTable(error.message, hint=hint) from None
     Output(output).record({"dropped": table})
 
 

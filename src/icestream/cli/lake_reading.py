@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from icestream import errors
 from icestream.cli.lake_app import app
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
@@ -70,7 +71,12 @@ def _loaded(table: str, config: Any, sets: Any) -> tuple[Any, Metadata, str | No
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
 
     settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
-    found = ask_catalog(settings, lambda catalog: catalog.load(wanted))
+    try:
+        found = ask_catalog(settings, lambda catalog: catalog.load(wanted))
+    except errors.UnknownTable as error:
+        _topic(settings, table)  # our own catalog knows more: a view may have that name
+        hint = f"`icestream lake tables {shown(wanted.namespace)}` lists those that there are"
+        raise errors.UnknownTable(error.message, hint=hint) from None
     return settings, found.metadata, found.metadata_location
 
 

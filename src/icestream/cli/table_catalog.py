@@ -47,6 +47,9 @@ def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable
 
     try:
         return asyncio.run(asked())
+    except errors.UnknownNamespace as error:
+        hint = error.hint or "`icestream lake namespaces` lists those that there are"
+        raise errors.UnknownNamespace(error.message, hint=hint) from None
     except errors.StorageUnavailable:
         if settings.catalog_embedded:
             LakeApi(settings).check_listens()

@@ -37,6 +37,7 @@ from icestream.lake.lake_models import (
 )
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Listing
+from icestream.lake.unknown_table import looking_for
 from icestream.model.topic_name import TopicName
 
 
@@ -84,7 +85,8 @@ def _named(given: TableGiven) -> Identifier:
 
 @router.get("/tables", response_model=TableDetails, summary="Show a table: its topic, positions, what main lacks")
 async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
-    record = (await catalog.commits.load(table)).record
+    async with looking_for(catalog, table):
+        record = (await catalog.commits.load(table)).record
     binding = record.binding
     return {
         **_name(table),
@@ -116,7 +118,8 @@ async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
 async def list_files(
     catalog: OwnCatalog, manifests: Manifests, table: Table, page: Page, snapshot: int | None = None
 ) -> Any:
-    found = (await catalog.tables.load(table)).table
+    async with looking_for(catalog, table):
+        found = (await catalog.tables.load(table)).table
     return await data_files.page(found, manifests, snapshot, page["after"], page["limit"])
 
 
@@ -156,7 +159,8 @@ def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
 @router.post("/bind", response_model=Operation, summary="Give a topic a table that has no rows")
 async def bind(catalog: OwnCatalog, broker: Broker, given: BindGiven) -> Any:
     table, log = _named(given), await topic_log(broker, given.topic)
-    return _told(table, given, await catalog.topics.begin(table, log, _consents(given), given.dry_run))
+    async with looking_for(catalog, table):
+        return _told(table, given, await catalog.topics.begin(table, log, _consents(given), given.dry_run))
 
 
 @router.post(
@@ -165,14 +169,16 @@ async def bind(catalog: OwnCatalog, broker: Broker, given: BindGiven) -> Any:
 async def adopt(catalog: OwnCatalog, broker: Broker, given: AdoptGiven) -> Any:
     table, log = _named(given), await topic_log(broker, given.topic)
     positions = None if given.positions is None else {_shard(one): end for one, end in given.positions.items()}
-    done = await catalog.topics.adopt(table, log, _consents(given), positions, given.dry_run)
+    async with looking_for(catalog, table):
+        done = await catalog.topics.adopt(table, log, _consents(given), positions, given.dry_run)
     return _told(table, given, done)
 
 
 @router.post("/rewind", response_model=Operation, summary="Let a topic go on where a snapshot of its table stands")
 async def rewind(catalog: OwnCatalog, broker: Broker, given: RewindGiven) -> Any:
     table = _named(given)
-    binding = (await catalog.commits.load(table)).record.binding
+    async with looking_for(catalog, table):
+        binding = (await catalog.commits.load(table)).record.binding
     if binding is None:
         raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
     log = await topic_log(broker, binding.topic)
@@ -191,14 +197,18 @@ async def recreate(catalog: OwnCatalog, broker: Broker, given: RecreateGiven) ->
 
 @router.post("/detach", response_model=TableName, summary="Part a table from its topic")
 async def detach(catalog: OwnCatalog, given: TableGiven) -> Any:
-    await catalog.topics.detach(_named(given))
-    return _name(_named(given))
+    table = _named(given)
+    async with looking_for(catalog, table):
+        await catalog.topics.detach(table)
+    return _name(table)
 
 
 @router.post("/drop", response_model=TableName, summary="Drop a table")
 async def drop(catalog: OwnCatalog, given: DropGiven) -> Any:
-    await catalog.tables.drop(_named(given), given.purge, given.force)
-    return _name(_named(given))
+    table = _named(given)
+    async with looking_for(catalog, table):
+        await catalog.tables.drop(table, given.purge, given.force)
+    return _name(table)
 
 
 async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
