@@ -134,11 +134,14 @@ def check_gap() -> None:
     assert "offsets 3 to 4 of shard 0 were never committed" in ran.err
     assert "--accept-gap" in ran.err
     asked = ("adopt", "shop.copy", "/default/copies", "--position", "0=2", "--accept-duplicates")
-    assert "say --yes" in icestream("lake", *asked).err
+    plan, *_, question, hint = icestream("lake", *asked).err.splitlines()
+    assert plan == "would adopt shop.copy, topic /default/copies, needs --accept-duplicates"
+    assert (question, hint) == ("icestream: nothing was changed: adopt as above?", "hint: say --yes")
     assert told(*asked, "--yes")["shards"][0]["goes_on_at"] == 2
 
 
 def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
+    lake.table("invoices_2")
     lake("POST", "/v1/namespaces/shop/views", {"name": "names", **NEW_VIEW})
     for arguments, says in (
         (("describe", "shop.none"), "hint: `icestream lake tables shop` lists"),
@@ -149,6 +152,7 @@ def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
         (("describe", "orders"), "names no namespace"),
         (("describe", "shop..orders"), "not a name"),
         (("drop", "shop.orders", "--yes"), "--force"),
+        (("detach", "shop.invoices_2", "--yes"), "shop.invoices_2 belongs to no topic"),
         (("drop", "shop.orders"), "say --yes"),
         (("recreate", "/default/orders", "--yes"), "has its table"),
         (("adopt", "shop.orders", "/default/orders", "--position", "0", "--yes"), "SHARD=OFFSET"),

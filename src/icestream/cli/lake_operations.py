@@ -213,10 +213,20 @@ def _operate(
 
     api = LakeApi(catalog_settings(config, sets))
     if not is_dry and not is_sure:
-        for line in api.post(name, **given, dry_run=True)["words"]:
+        for line in _plan(api.post(name, **given, dry_run=True)):
             say_aside(line)
         confirm(f"{name} as above", is_sure=False, undone="nothing was changed")
     _show(api.post(name, **given, dry_run=is_dry), answer)
+
+
+def _plan(told: dict[str, Any]) -> list[str]:
+    """What will happen, for people, whether they can be asked or not."""
+    table = shown([*told["namespace"], told["table"]])
+    return [f"would {told['operation']} {table}, topic {told['topic']}, needs {_needs(told)}", *told["words"]]
+
+
+def _needs(told: dict[str, Any]) -> str:
+    return ", ".join(f"--{one}" for one in told["needs"]) or "no consent"
 
 
 def _show(done: dict[str, Any], answer: Output) -> None:
@@ -225,8 +235,7 @@ def _show(done: dict[str, Any], answer: Output) -> None:
         return
     table = shown([*done["namespace"], done["table"]])
     said = {("would " if done["dry_run"] else "") + done["operation"]: table, "topic": done["topic"]}
-    needs = ", ".join(f"--{one}" for one in done["needs"]) or "no consent"
-    answer.record(said | ({"needs": needs} if done["dry_run"] else {}))
+    answer.record(said | ({"needs": _needs(done)} if done["dry_run"] else {}))
     answer.say("")
     answer.table(_SHARD, [[_cell(shard[column]) for column in _SHARD] for shard in done["shards"]])
     for line in done["words"]:

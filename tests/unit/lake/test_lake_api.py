@@ -142,6 +142,7 @@ WRONG: list[tuple[str, Any, tuple[int, str]]] = [
     ("adopt", {**NAMED, "topic": TOPIC, "positions": {"0": -1}}, (400, "invalid")),
     ("rewind", {**NAMED, "snapshot": "one"}, (400, "invalid")),
     ("rewind", NAMED, (403, "topic_table")),
+    ("detach", NAMED, (403, "topic_table")),
     ("recreate", {"topic": "orders"}, (400, "invalid")),
     ("detach", {"namespace": [], "table": "t"}, (400, "invalid")),
     ("drop", {"namespace": ["ns"], "table": "none"}, (404, "unknown_table")),

@@ -77,8 +77,14 @@ class Topics:
 
         return await self._rebound(table, decide, consents, is_dry)
 
-    async def detach(self, table: Identifier) -> Committed:
+    async def detach(self, table: Identifier, must_belong: bool = False) -> Committed:
+        """`must_belong`: raises TopicTable where there is nothing to part, for operators."""
+
         async def decide(state: State) -> Outcome:
+            if must_belong and state.binding is None:
+                raise errors.TopicTable(
+                    f"{table} belongs to no topic", hint=f"there is nothing to part: `icestream lake describe {table}`"
+                )
             return bind.detach(state, self._steps.now_ms())
 
         return await self._commits.rebind(table, decide)

@@ -31,6 +31,9 @@ COLUMNS: Final[dict[str, str]] = {
 }
 
 
+HINT: Final = (
+    "a topic's table has all columns of the envelope (docs/lake.md); `icestream lake recreate TOPIC` makes such a table"
+)
 _FIRST: Final = ("shard", "offset", "publish_time", "append_time")
 _HEADERS: Final = {
     "type": "map",
@@ -62,9 +65,9 @@ def check_bindable(schema: Object) -> None:
     found = {field["name"]: field["type"] for field in schema["fields"]}
     for name, wanted in COLUMNS.items():
         if name not in found:
-            raise errors.InvalidInput(f"the table has no column {name}", hint="a topic's table has the whole envelope")
+            raise errors.InvalidInput(f"the table has no column {name}", hint=HINT)
         if field_type.family(found[name]) != wanted:
-            raise errors.InvalidInput(f"column {name} is not of type {wanted}")
+            raise errors.InvalidInput(f"column {name} is not of type {wanted}", hint=HINT)
 
 
 def changed_column(before: Object, after: Object) -> str | None:

@@ -199,7 +199,7 @@ async def recreate(catalog: OwnCatalog, broker: Broker, given: RecreateGiven) ->
 async def detach(catalog: OwnCatalog, given: TableGiven) -> Any:
     table = _named(given)
     async with looking_for(catalog, table):
-        await catalog.topics.detach(table)
+        await catalog.topics.detach(table, must_belong=True)
     return _name(table)
 
 

@@ -1,0 +1,34 @@
+"""The envelope of a topic's table: what docs/lake.md says of it, and how a table without it is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from icestream import errors
+from icestream.catalog.topic import envelope
+
+PAGE = (Path(__file__).parents[3] / "docs" / "lake.md").read_text(encoding="utf-8")
+
+
+def test_the_page_lists_the_columns_that_a_table_must_have() -> None:
+    section = PAGE.split("## How a topic gets its table")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \| `(\w+)[^|]*` \|$", section, re.MULTILINE)
+    fields = envelope.new_schema()["fields"]
+    assert [name for name, _ in listed] == [field["name"] for field in fields]
+    assert dict(listed) == envelope.COLUMNS
+
+
+@pytest.mark.parametrize("change", ["drop", "type"])
+def test_a_table_that_does_not_fit_is_refused_with_the_way_to_one_that_does(change: str) -> None:
+    schema = envelope.new_schema()
+    envelope.check_bindable(schema)
+    if change == "drop":
+        del schema["fields"][0]
+    else:
+        schema["fields"][0]["type"] = "string"
+    with pytest.raises(errors.InvalidInput, match="column shard") as refused:
+        envelope.check_bindable(schema)
+    assert "`icestream lake recreate TOPIC`" in refused.value.hint
