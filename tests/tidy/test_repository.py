@@ -123,6 +123,13 @@ def pages(entry: object) -> list[str]:
             raise AssertionError(f"mkdocs.yml: {entry!r} is no page")
 
 
+def test_the_first_page_leads_to_every_other() -> None:
+    names = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md")
+    index, nav = read("docs/index.md"), pages(yaml.safe_load(read("mkdocs.yml"))["nav"])
+    unlinked = [name for name in names if f"({name})" not in index or name not in nav]
+    assert not unlinked, report("docs/index.md does not link, or mkdocs.yml does not list:", unlinked)
+
+
 def test_every_decision_is_numbered_once_and_linked() -> None:
     folder = ROOT / "docs" / "adr"
     names = sorted(path.name for path in folder.glob("*.md") if path.name != "index.md")
