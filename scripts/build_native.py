@@ -21,7 +21,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +33,10 @@ NATIVE = ROOT / "native"
 VENV = ROOT / ".venv"
 STAMPS = VENV / "stamps"
 LOG_LINES_SHOWN = 25
+# How often a build says what it is doing: where a line is written over, and where it stays.
+SIGN_SECONDS_TERMINAL = 1.0
+SIGN_SECONDS = 30.0
+CLEARED_LINE = "\r\033[K"
 
 SLOWER = """\
 setup: Icestream runs without its native extension: {reason}.
@@ -123,23 +130,68 @@ def build_planted() -> None:
 def run_logged(command: list[str], log_name: str) -> None:
     """Runs a build in native/ with its output in a file; the end of that file is the error."""
     log = VENV / log_name
+    log.write_bytes(b"")
     # Without this, PyO3 would link libpython into an extension that cargo builds alone.
     environment = {**os.environ, "PYO3_PYTHON": sys.executable, "PYO3_BUILD_EXTENSION_MODULE": "1"}
-    environment.setdefault("PROTOC", bundled_protoc())
-    with log.open("wb") as output:
-        done = subprocess.run(command, cwd=NATIVE, stdout=output, stderr=output, env=environment, check=False)
-    if done.returncode != 0:
+    with shown_signs() as tell:
+        if "PROTOC" not in environment:
+            environment["PROTOC"] = bundled_protoc(log, tell)
+        code = run_telling(command, log, log, tell, environment)
+    if code != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         raise BuildFailed("\n".join([*lines[-LOG_LINES_SHOWN:], f"(all of it: {log.relative_to(ROOT)})"]))
 
 
-def bundled_protoc() -> str:
-    """The raft crate makes its messages with protoc, which lies in a crate that it needs anyway."""
-    answer = subprocess.run(
-        ["cargo", "metadata", "--format-version", "1"], cwd=NATIVE, capture_output=True, text=True, check=False
-    )
-    if answer.returncode == 0:
-        for package in json.loads(answer.stdout)["packages"]:
+def run_telling(
+    command: list[str],
+    output: Path,
+    log: Path,
+    tell: Callable[[str], None],
+    environment: dict[str, str] | None = None,
+    pause_seconds: float | None = None,
+) -> int:
+    """Runs it in native/ with stdout and stderr added to files; tells now and then how it is going. Its exit code."""
+    pause = pause_seconds or (SIGN_SECONDS_TERMINAL if sys.stdout.isatty() else SIGN_SECONDS)
+    began = time.monotonic()
+    with output.open("ab") as out, log.open("ab") as err:
+        process = subprocess.Popen(command, cwd=NATIVE, stdout=out, stderr=err, env=environment)
+    try:
+        while True:
+            try:
+                return process.wait(pause)
+            except subprocess.TimeoutExpired:
+                tell(sign_of_life(log.read_text(encoding="utf-8", errors="replace"), time.monotonic() - began))
+    finally:
+        if process.poll() is None:  # Ctrl-C
+            process.kill()
+            process.wait()
+
+
+def sign_of_life(log: str, seconds: float) -> str:
+    """What the build does now: the last line of its log, such as `Compiling raft v0.7.0`."""
+    doing = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it has said nothing yet")
+    return f"setup: still building after {seconds:.0f} s: {doing}"
+
+
+@contextmanager
+def shown_signs() -> Iterator[Callable[[str], None]]:
+    """At a terminal one line that changes and goes away at the end, elsewhere a line each."""
+    if not sys.stdout.isatty():
+        yield lambda sign: print(sign, flush=True)
+        return
+    columns = shutil.get_terminal_size().columns - 1
+    try:
+        yield lambda sign: print(f"{CLEARED_LINE}{sign[:columns]}", end="", flush=True)
+    finally:
+        print(CLEARED_LINE, end="", flush=True)
+
+
+def bundled_protoc(log: Path, tell: Callable[[str], None]) -> str:
+    """The raft crate makes its messages with protoc, which lies in a crate that it needs anyway. Fetches the crates."""
+    answer = VENV / "native-metadata.json"
+    answer.write_bytes(b"")
+    if run_telling(["cargo", "metadata", "--format-version", "1"], answer, log, tell) == 0:
+        for package in json.loads(answer.read_bytes())["packages"]:
             if package["name"] == "protobuf-build":
                 machine = {"aarch64": "aarch_64"}.get(platform.machine(), platform.machine())
                 return str(Path(package["manifest_path"]).parent / "bin" / f"protoc-linux-{machine}")
@@ -168,7 +220,7 @@ def bring_up_to_date(name: str, *, required: bool) -> Stamp:
     (STAMPS / name).unlink(missing_ok=True)
     reason, remedy = obstacle(compiler)
     if not reason:
-        print(f"setup: building the {name} extension (a minute or two, once)", flush=True)
+        print(f"setup: building the {name} extension (some minutes, once)", flush=True)
         try:
             build_planted() if name == "planted" else build_installed()
         except BuildFailed as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -134,3 +135,44 @@ def test_a_changed_source_is_built_again(machine: Machine) -> None:
     manifest = machine.folder / "native" / "Cargo.toml"
     manifest.write_text(manifest.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     assert "building the native extension" in machine.build().stdout
+
+
+# --- a build that takes long ------------------------------------------------------------------------------------------
+
+# Says what it compiles, and waits until it has been seen.
+SLOW_BUILD = """import os, sys
+print("   Compiling raft v0.7.0", file=sys.stderr, flush=True)
+os.open(sys.argv[1], os.O_RDONLY)
+sys.exit(7)
+"""
+
+
+def test_a_long_build_says_what_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = runpy.run_path(str(ROOT / "scripts" / "build_native.py"))
+    monkeypatch.setitem(builder["run_telling"].__globals__, "NATIVE", tmp_path)
+    seen = tmp_path / "seen"
+    os.mkfifo(seen)
+    signs: list[str] = []
+
+    def tell(sign: str) -> None:
+        if sign.endswith(" s: Compiling raft v0.7.0") and not signs:
+            signs.append(sign)
+            os.close(os.open(seen, os.O_WRONLY))
+
+    command = [sys.executable, "-I", "-S", "-c", SLOW_BUILD, str(seen)]
+    log = tmp_path / "log"
+    assert builder["run_telling"](command, log, log, tell, pause_seconds=0.01) == 7
+    assert len(signs) == 1
+    assert builder["sign_of_life"]("", 29.7) == "setup: still building after 30 s: it has said nothing yet"
+
+
+def test_at_a_terminal_the_signs_are_one_line_that_goes_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = runpy.run_path(str(ROOT / "scripts" / "build_native.py"))
+    for is_terminal, printed in ((True, "\r\033[Kone\r\033[Ktwo\r\033[K"), (False, "one\ntwo\n")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda answer=is_terminal: answer)
+        with builder["shown_signs"]() as tell:
+            tell("one")
+            tell("two")
+        assert capsys.readouterr().out == printed
