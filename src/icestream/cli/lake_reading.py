@@ -120,7 +120,7 @@ def describe(
             "snapshots": len(metadata["snapshots"]),
             "rows": summary.get("total-records", "not told" if summary else "0"),
             "size": size_text(int(summary["total-files-size"])) if "total-files-size" in summary else "not told",
-            "topic": (topic["topic"] if topic else metadata["properties"].get("icestream.topic")) or "none",
+            "topic": (owner(topic) if topic else metadata["properties"].get("icestream.topic")) or "none",
         }
     )
     schema = next(one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"])
@@ -128,6 +128,12 @@ def describe(
     rows = [(one["name"], _type(one["type"]), "required" if one["required"] else "") for one in schema["fields"]]
     answer.table(("column", "type", ""), rows)
     _show_topic(answer, topic)
+
+
+def owner(topic: Metadata) -> str | None:
+    """A topic of the same name may be there again: the id tells them apart."""
+    name: str | None = topic["topic"]
+    return f"{name} (deleted, id {topic['topic_id']})" if topic["is_topic_deleted"] else name
 
 
 def _type(found: Any) -> str:

@@ -102,6 +102,7 @@ class TableDetails(TableName):
     version: int
     topic: str | None = Field(description="null: it belongs to none.")
     topic_id: int | None
+    is_topic_deleted: bool = Field(description="They are parted in a moment.")
     pipeline_epoch: int | None
     runs: list[RunShown]
     removals: list[RemovalShown] = Field(description="Committed rows that main lacks.")

@@ -15,7 +15,7 @@ from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from tests.support.losing_store import LosingStore
-from tests.support.tables import point
+from tests.support.tables import NEW_VIEW, point
 from tests.support.topic_tables import ENVELOPE, TOPIC, TOPIC_ID, appending, claim
 from tests.support.warehouse import NS, TABLE, World
 
@@ -134,8 +134,15 @@ async def test_a_fresh_table_needs_a_name_that_is_free() -> None:
     await world.catalog.tables.drop(TABLE, is_forced=True)
     await world.with_table()
     files = world.metadata_files()
-    with pytest.raises(errors.AlreadyExists, match=r"Table already exists: ns\.table"):
-        await world.catalog.topics.recreate(LOG, TABLE)
+    for is_dry in (True, False):
+        with pytest.raises(errors.AlreadyExists, match=r"Table already exists: ns\.table") as refused:
+            await world.catalog.topics.recreate(LOG, TABLE, is_dry=is_dry)
+        assert "`icestream lake recreate /default/orders --table OTHER`" in refused.value.hint
+        assert "`icestream lake adopt ns.table /default/orders`" in refused.value.hint
+    await world.catalog.views.create(Identifier(NS, "view"), NEW_VIEW)
+    with pytest.raises(errors.AlreadyExists, match=r"View with same name already exists: ns\.view .*--table OTHER"):
+        await world.catalog.topics.recreate(LOG, Identifier(NS, "view"), is_dry=True)
+    files = world.metadata_files()
     with pytest.raises(errors.UnknownNamespace):
         await world.catalog.topics.recreate(LOG, Identifier(("gone",), "t"))
     assert world.metadata_files() == files

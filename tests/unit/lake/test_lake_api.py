@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from icestream.catalog import keys
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
 from icestream.lake.app import build_app
@@ -104,6 +105,30 @@ async def test_a_topic_and_its_table_from_bind_to_recreate(tmp_path: Path) -> No
         assert (await lake("GET", f"tables?{QUERY}"))["runs"] == [
             {"shard": 0, "epoch": 0, "start": 0, "next": 0, "is_closed": False}
         ]
+
+
+async def test_a_topic_made_again_under_its_name_does_not_get_the_table_of_the_old_one(tmp_path: Path) -> None:
+    """Until they are parted, everybody is told whose table it is, and a dry run refuses what the run would."""
+    async with lake_world(tmp_path) as lake:
+        await lake.with_rounds()
+        old = (await lake("GET", f"tables?{QUERY}"))["topic_id"]
+        assert not (await lake("GET", f"tables?{QUERY}"))["is_topic_deleted"]
+        name = TopicName.parse(TOPIC)
+        await lake.node.broker.delete_topic(name)
+        await lake.store.put(keys.deleted_topic_key(old), b"{}")
+        assert (await lake("GET", f"tables?{QUERY}"))["is_topic_deleted"]
+        says = f"belongs to a deleted topic {TOPIC} (id {old})"
+        for is_again in (False, True):
+            if is_again:
+                await lake.node.broker.create_topic(name)
+            status, _, words = await lake.refused("POST", "rewind", {**NAMED, "dry_run": True})
+            assert (status, says in words, "`icestream lake detach ns.table`" in words) == (403, True, True), words
+        for is_dry in (True, False):
+            asked = {**NAMED, "topic": TOPIC, "dry_run": is_dry}
+            status, _, words = await lake.refused("POST", "recreate", asked)
+            assert (status, says in words, "--table OTHER" in words) == (409, True, True), words
+        done = await lake("POST", "recreate", {**NAMED, "table": "other", "topic": TOPIC})
+        assert done["table"] == "other"
 
 
 async def test_a_rollback_is_shown_and_taken_back(tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ class Topics:
         entry = await self._steps.store.get(keys.topic_key(topic_id))
         return None if entry is None else _named(records.decode(TopicRecord, keys.topic_key(topic_id), entry))
 
+    async def is_deleted(self, topic_id: int) -> bool:
+        """A topic that has a table still: they are parted in a moment (upkeep/partings.py)."""
+        return await self._steps.store.get(keys.deleted_topic_key(topic_id)) is not None
+
     async def parted(self, topic_id: int) -> PartedRecord | None:
         """What a topic without a table had."""
         key = keys.parted_key(topic_id)
@@ -150,6 +154,8 @@ class Topics:
             if lost is not None and lost[0] != table:
                 raise errors.InvalidInput(f"the table that is gone is {lost[0]}", hint=f"recreate it as {lost[0]}")
             former = lost[1] if lost else await self._former(log.topic, log.topic_id)
+            if lost is None:
+                commits.check_name(log.topic, table, await self._relations.entry(table))
             found = recreate.recreate(log, former, given, location, uuid, self._steps.now_ms())
             return found, lost[2] if lost else None
 

@@ -51,6 +51,25 @@ def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
         )
 
 
+def check_name(topic: str, identifier: Identifier, entry: Entry | None) -> None:
+    """The name of a fresh table for a topic without one is free. Raises AlreadyExists with the ways out."""
+    found = relations.found(identifier, entry)
+    if found is None:
+        return
+    other = f"`icestream lake recreate {topic} --table OTHER` gives it another name"
+    if not isinstance(found.record, TableRecord):
+        raise errors.AlreadyExists(f"View with same name already exists: {identifier}", hint=other)
+    binding = found.record.binding
+    if binding is None:
+        hint = f"{other}; `icestream lake adopt {identifier} {topic}` takes over the one that is there"
+        raise errors.AlreadyExists(f"Table already exists: {identifier}", hint=hint)
+    owner = f"a deleted topic {topic}" if binding.topic == topic else f"topic {binding.topic}"
+    raise errors.AlreadyExists(
+        f"Table already exists: {identifier}, and belongs to {owner} (id {binding.topic_id})",
+        hint=f"{other}; `icestream lake detach {identifier}` parts the one that is there from its topic",
+    )
+
+
 def former(topic_id: int, entry: Entry | None) -> Former:
     """What a topic without a table had before. `entry`: where that is written down."""
     if entry is None:

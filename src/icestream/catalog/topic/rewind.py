@@ -30,7 +30,7 @@ from icestream.catalog.topic.rebound import Rebound
 from icestream.catalog.topic.removal import Removal
 from icestream.catalog.topic.standing import Standing, standing, with_deletes
 
-OTHER_TOPIC: Final = "ask about the topic that the table belongs to"
+OTHER_TOPIC: Final = "`icestream lake detach TABLE` parts them"
 
 
 def rewind(
@@ -41,7 +41,10 @@ def rewind(
     if binding is None:
         raise errors.TopicTable("the table belongs to no topic", hint="`icestream lake adopt` takes it over")
     if binding.topic_id != log.topic_id:
-        raise errors.TopicTable(f"the table belongs to topic {binding.topic}", hint=OTHER_TOPIC)
+        owner = "a deleted topic" if binding.topic == log.topic else "topic"
+        raise errors.TopicTable(
+            f"the table belongs to {owner} {binding.topic} (id {binding.topic_id})", hint=OTHER_TOPIC
+        )
     current = state.table.current_snapshot_id
     target = current if snapshot_id is None else snapshot_id
     if target is not None and state.table.snapshots.find(target) is None:

@@ -95,6 +95,7 @@ async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
         "version": record.version,
         "topic": binding.topic if binding else None,
         "topic_id": binding.topic_id if binding else None,
+        "is_topic_deleted": binding is not None and await catalog.topics.is_deleted(binding.topic_id),
         "pipeline_epoch": binding.pipeline_epoch if binding else None,
         "runs": [
             {"shard": shard, "epoch": run.epoch, "start": run.start, "next": run.next, "is_closed": run.is_closed}
@@ -181,7 +182,16 @@ async def rewind(catalog: OwnCatalog, broker: Broker, given: RewindGiven) -> Any
         binding = (await catalog.commits.load(table)).record.binding
     if binding is None:
         raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
-    log = await topic_log(broker, binding.topic)
+    log: TopicLog | None
+    try:
+        log = await topic_log(broker, binding.topic)
+    except errors.UnknownTopic:
+        log = None
+    if log is None or log.topic_id != binding.topic_id:
+        raise errors.TopicTable(
+            f"{table} belongs to a deleted topic {binding.topic} (id {binding.topic_id})",
+            hint=f"`icestream lake detach {table}` parts them",
+        )
     return _told(table, given, await catalog.topics.rewind(table, log, _consents(given), given.snapshot, given.dry_run))
 
 
