@@ -175,6 +175,19 @@ def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command:
     assert json.loads(as_json)["error"] == "connection_lost"
 
 
+def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
+    local = ("--socket", str(lake.data / "broker.sock"))
+    for name, table, asked in (("again", "shop.again", ()), ("bare", None, ("--output", "json"))):
+        assert icestream("topic", "create", f"/default/{name}", *local).code == 0
+        if table:
+            told("recreate", f"/default/{name}", "--table", table, "--yes")
+        ran = icestream("topic", "delete", f"/default/{name}", "--yes", *local, *asked)
+        if table:
+            assert "its table stays: shop.again. `icestream lake drop shop.again --purge`" in ran.err
+        else:
+            assert ran.document == {"deleted": "/default/bare", "table": None}
+
+
 def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
     """Our own, as if it were somebody else's: it is at another address than the settings say."""
     uri = f"http://127.0.0.1:{lake.run.lake_port}"

@@ -107,12 +107,15 @@ class Broker:
         create, given = self.topics.create, records.Policies()
         return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
 
-    async def delete_topic(self, name: TopicName) -> None:
-        async def change() -> None:
-            await self.topics.delete(name)
-            self.registry.forget(name)
+    async def delete_topic(self, name: TopicName) -> list[str] | None:
+        """The name of its table, which stays, level by level; None where it has none."""
 
-        await self._changes.make(change)
+        async def change() -> list[str] | None:
+            table = await self.topics.delete(name)
+            self.registry.forget(name)
+            return table
+
+        return await self._changes.make(change)
 
     async def set_topic_policies(self, name: TopicName, policies: records.Policies) -> None:
         await self._changes.make(lambda: self.topics.set_policies(name, policies))

@@ -15,6 +15,8 @@ from icestream.broker import records
 from icestream.broker.schema_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.catalog import keys as catalog_keys
+from icestream.catalog import records as catalog_records
+from icestream.catalog.records import TopicRecord
 from icestream.metadata.command import Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
@@ -26,7 +28,8 @@ class TopicDeletion:
         self._storage = storage
         self._unfinished: dict[TopicName, records.DeletedTopic] = {}
 
-    async def decide(self, name: TopicName, record: records.TopicRecord) -> None:
+    async def decide(self, name: TopicName, record: records.TopicRecord) -> list[str] | None:
+        """The name of the table that stays behind, level by level; None where the topic has none."""
         deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards, record.is_partitioned)
         key = records.deleted_topic_key(record.id)
         operations: list[Operation] = [
@@ -40,6 +43,10 @@ class TopicDeletion:
             operations.append(Put(catalog_keys.deleted_topic_key(record.id), table.value))
         await self._store.txn([], operations)
         self._unfinished[name] = deleted
+        if table is None:
+            return None
+        left = catalog_records.decode(TopicRecord, catalog_keys.topic_key(record.id), table)
+        return [*left.namespace, left.name]
 
     async def finish(self, name: TopicName) -> None:
         """Nothing to do where no deletion of that name was begun."""

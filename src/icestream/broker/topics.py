@@ -158,13 +158,15 @@ class Topics:
         topic.record = record
         self._retain(topic)
 
-    async def delete(self, name: TopicName) -> None:
-        """From the decision on nobody sends to it or gets anything of it; then everything it left goes."""
+    async def delete(self, name: TopicName) -> list[str] | None:
+        """From the decision on nobody sends to it or gets anything of it; then everything it left goes, but its table,
+        which is named."""
         topic = self.get(name)
-        await self._deletion.decide(name, topic.record)
+        table = await self._deletion.decide(name, topic.record)
         del self._topics[name]
         topic.delete(f"topic {name} was deleted")
         await self._deletion.finish(name)
+        return table
 
     async def set_policies(self, name: TopicName, policies: records.Policies) -> None:
         topic = self.get(name)

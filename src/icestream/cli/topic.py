@@ -15,6 +15,7 @@ from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
+from icestream.cli.table_name import shown
 from icestream.observability.words import counted, size_text
 
 app = Commands("List, make, change and delete topics.")
@@ -100,17 +101,20 @@ def delete(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Delete a topic with its messages and subscriptions.
+    """Delete a topic with its messages and subscriptions; its table stays.
 
     Example: icestream topic delete /default/orders --yes
     """
     confirm(f"delete {topic} with all its messages and subscriptions", is_sure=yes)
 
-    async def deleted(broker: BrokerCalls) -> None:
-        await broker.call("delete_topic", topic=topic)
+    async def deleted(broker: BrokerCalls) -> Document:
+        return await broker.call("delete_topic", topic=topic)
 
-    ask(Target(address, socket, config, sets), deleted)
-    Output(output).record({"deleted": topic})
+    found = ask(Target(address, socket, config, sets), deleted).get("table")
+    table, answer = shown(found) if found else None, Output(output)
+    answer.record({"deleted": topic} | ({} if answer.for_people else {"table": table}))
+    if table and answer.for_people:
+        say_aside(f"its table stays: {table}. `icestream lake drop {table} --purge` drops it with its files")
 
 
 @app.command()

@@ -216,8 +216,7 @@ async def create_topic(connection: NativeConnection, given: Document) -> Documen
 
 
 async def delete_topic(connection: NativeConnection, given: Document) -> Document:
-    await connection.broker.delete_topic(TopicName.parse(arguments_of(TopicOnly, given).topic))
-    return {}
+    return {"table": await connection.broker.delete_topic(TopicName.parse(arguments_of(TopicOnly, given).topic))}
 
 
 async def describe_topic(connection: NativeConnection, given: Document) -> Document:
