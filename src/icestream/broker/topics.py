@@ -67,6 +67,8 @@ class Topics:
             self._serve(TopicName(namespace, topic), record)
 
     def _serve(self, name: TopicName, record: records.TopicRecord) -> Topic:
+        if name in self._topics:
+            return self._topics[name]
         topic = Topic(name, record, record.policies.over(self.namespaces[name.namespace].policies))
         self._storage.declare_topic(topic.identity, record.shards)
         self._topics[name] = topic
@@ -144,8 +146,17 @@ class Topics:
             [Put(key, records.encode(record))],
         )
         if not done.held:
+            await self._find_late(name)
             raise errors.AlreadyExists(f"topic {name} was created, or its namespace changed, at the same moment")
         return self._serve(name, record)
+
+    async def _find_late(self, name: TopicName) -> None:
+        """A topic that an earlier life of this broker asked for, and that was made after this one had looked: without
+        it nobody could use the name before the next start."""
+        key = records.topic_key(name)
+        entry = await self._store.get(key)
+        if entry is not None and name not in self._topics:
+            self._serve(name, records.decode(records.TopicRecord, key, entry.value))
 
     def declare(self, topic: Topic, shards: int) -> None:
         """Makes further shards of a topic known to the storage. They are the topic's when `grow` has returned."""

@@ -120,7 +120,7 @@ class LocalDirectory:
         return LocalFile(os.open(self.path / name, self._open_flags))
 
     def create(self, name: str) -> LocalFile:
-        return LocalFile(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640, dir_fd=self._fd))
+        return LocalFile(os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
 
     def rename(self, old: str, new: str) -> None:
         (self.path / old).rename(self.path / new)

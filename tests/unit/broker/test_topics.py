@@ -11,7 +11,7 @@ from icestream.broker import records
 from icestream.broker.records import Policies
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
-from icestream.model.subscription import SubscriptionType
+from icestream.model.subscription import Dispatch, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
@@ -57,6 +57,26 @@ async def test_a_name_is_looked_up_exactly() -> None:
     await broker.delete_subscription(longer, "sub")
     with pytest.raises(errors.AlreadyExists):
         await broker.create_topic(longer)
+
+
+async def test_a_topic_that_an_earlier_life_asked_for_and_got_late_is_found() -> None:
+    """Its record came into the store after this life had read them all."""
+    machine = BrokerMachine()
+    broker = await machine.open_broker()
+    record = records.TopicRecord(
+        await machine.store.allocate_id("topic"),
+        1,
+        Dispatch.RELIABLE,
+        0,
+        (await broker.create_topic(TOPIC)).record.node,
+    )
+    late = TopicName("default", "late")
+    await machine.store.put(records.topic_key(late), records.encode(record))
+    with pytest.raises(errors.AlreadyExists):
+        await broker.create_topic(late)
+    assert broker.topics.get(late).record == record
+    producer = await broker.open_producer(late, "p")
+    assert await publish(broker, producer, b"m") == 0
 
 
 async def test_a_topic_of_an_absent_namespace_is_refused() -> None:
