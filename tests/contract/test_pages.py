@@ -26,7 +26,13 @@ from tests.tidy.tree import read
 
 PAGES = read("docs/foreign-catalogs.md") + read("docs/object-stores.md")
 BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGES, flags=re.DOTALL | re.MULTILINE))
-WITHOUT_BROKER = ("ports.native=0", "ports.broker_http=0", "ports.lake=0", "lake.managed=false")
+WITHOUT_BROKER = (
+    "ports.native=0",
+    "ports.broker_http=0",
+    "ports.lake=0",
+    "lake.managed=false",
+    "danube.enable=false",
+)
 
 
 def written(name: str, folder: Path, *replaced: tuple[str, str]) -> Path:

@@ -158,6 +158,7 @@ async def test_what_could_not_be_sent_in_time_says_whether_it_may_be_stored() ->
         with pytest.raises(errors.ConnectionLost, match=r"not sent in 0\.2 s"):
             await asyncio.wait_for(unsent, WAIT_SECONDS)
         proxy.is_open = True
+        await until(lambda: client.is_connected)
         assert (await asyncio.wait_for(producer.send(b"now"), WAIT_SECONDS)).offset == 1
     assert producer.pending_bytes == 0
 
