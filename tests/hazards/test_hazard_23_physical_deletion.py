@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,58 @@ async def test_hazard_23_what_was_the_table_once_goes_only_if_the_table_says_so(
         world.clock.advance(HOUR)
         assert [None async for _ in reborn.work()]
         assert len(world.metadata_files()) == (2 if says == "true" else 5)
+
+
+async def test_hazard_23_what_another_name_points_to_is_no_left_over() -> None:
+    """Both go on from one file: each finds the other's in its place, of a version of its own history."""
+    world = World()
+    await world.with_table()
+    await world.catalog.tables.register(OTHER, (await world.catalog.tables.load(TABLE)).location)
+    for identifier in (TABLE, OTHER):
+        await world.catalog.commits.commit(identifier, setting("a"))
+        await world.catalog.commits.commit(identifier, setting("b"))
+    old_files(world.disk).update(world.metadata_files())
+    before = world.metadata_files()
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert world.metadata_files() == before
+
+
+async def test_hazard_23_what_one_name_lets_go_of_stays_while_another_points_to_it() -> None:
+    says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+    world = World()
+    await world.with_table(properties=says)
+    shared = (await world.catalog.tables.load(TABLE)).location
+    await world.catalog.tables.register(OTHER, shared)
+    for number in range(4):
+        await world.catalog.commits.commit(OTHER, setting(str(number)))
+    before = len(world.metadata_files())
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert shared in world.metadata_files()
+    assert len(world.metadata_files()) < before, "what nobody points to goes"
+    assert (await world.another(5).tables.load(TABLE)).location == shared
+
+
+async def test_hazard_23_a_past_outside_of_the_warehouse_is_not_touched() -> None:
+    """Whoever can write a metadata file could name any file as its past."""
+    says = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
+    world = World()
+    await world.with_table(properties=says)
+    found = await world.catalog.tables.load(TABLE)
+    outside = "file:/elsewhere/log-0000000000000001.wal"
+    world.write(outside, b"the log")
+    document = json.loads(found.table.encode())
+    document["metadata-log"] = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": outside}]
+    theirs = f"{found.table.location}/metadata/00007-{'9' * 8}-03fe-4693-9a96-a0705ddf69c1.metadata.json"
+    world.write(theirs, json.dumps(document).encode())
+    await world.catalog.tables.drop(TABLE)
+    await world.catalog.tables.register(OTHER, theirs)
+    for number in range(3):
+        await world.catalog.commits.commit(OTHER, setting(str(number)))
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert outside.removeprefix("file:") in world.disk.names()
 
 
 # --- by itself --------------------------------------------------------------------------------------------------------

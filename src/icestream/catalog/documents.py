@@ -104,9 +104,10 @@ class Documents:
         await self._files.make_folder(allowed(directory, self._roots))
 
     async def forget(self, location: str) -> None:
-        """A file that nothing points to, and that nothing ever will."""
+        """A file that nothing points to, and that nothing ever will. Raises InvalidInput outside of the warehouse."""
+        found = allowed(location, self._roots)
         self._drop(location)
-        await self._files.remove(location)
+        await self._files.remove(found)
 
     async def make_durable(self, locations: Sequence[str]) -> None:
         """What others wrote."""

@@ -8,11 +8,13 @@ Such a file was written by this catalog, is old enough, and is of a version of t
     its version is newer than the table's     stays: what would point to it may still be on its way
 
 It is looked for once in the life of a process, an hour after its start, because only a crash leaves one; and only where
-the table's place was made by this catalog: elsewhere other catalogs may write.
+the table's place was made by this catalog: elsewhere other catalogs may write. Nor where two tables live in one place
+(a file registered under a second name): one's left-over may be the other.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from icestream import errors, limits
@@ -24,6 +26,7 @@ from icestream.catalog.records import TableRecord
 from icestream.catalog.table.commit import DELETE_AFTER_COMMIT
 from icestream.catalog.table.properties import as_flag
 from icestream.catalog.table.table import Table
+from icestream.catalog.upkeep.pointers import pointed_to
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 
@@ -38,23 +41,24 @@ class Leftovers:
 
     async def work(self, now_ms: int) -> AsyncIterator[None]:
         after = ""
+        tables_in = Counter(location.rpartition("/")[0] for location in await pointed_to(self._store))
         while page := await self._store.list(keys.RELATIONS, after):
             after = page[-1][0]
             for key, entry in page:
                 record = records.decode_relation(key, entry)
                 yield
                 if isinstance(record, TableRecord):
-                    async for _ in self._looked_at(record, now_ms):
+                    async for _ in self._looked_at(record, now_ms, tables_in):
                         yield
 
-    async def _looked_at(self, record: TableRecord, now_ms: int) -> AsyncIterator[None]:
+    async def _looked_at(self, record: TableRecord, now_ms: int, tables_in: Counter[str]) -> AsyncIterator[None]:
         try:
             table = await self._documents.read_table(record.location)
         except errors.PersistentStorageError:
             return  # gone meanwhile, or not readable: then nothing is known
         home = normal(table.location)
         where = normal(metadata_file.directory(table.location, table.properties))
-        if not home.endswith(f"-{record.uuid}") or not is_inside(where, home):
+        if not home.endswith(f"-{record.uuid}") or not is_inside(where, home) or tables_in[where] > 1:
             return
         known = {normal(entry["metadata-file"]) for entry in table.metadata_log} | {normal(record.location)}
         for name, modified_ms in await self._files.names(where):

@@ -19,8 +19,10 @@ from collections.abc import AsyncGenerator
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.documents import Documents
+from icestream.catalog.location import normal
 from icestream.catalog.upkeep.leftovers import Leftovers
 from icestream.catalog.upkeep.partings import Partings
+from icestream.catalog.upkeep.pointers import pointed_to
 from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.retired import Retired
 from icestream.metadata.store import MetadataStore
@@ -86,14 +88,24 @@ class Upkeep:
         """All that is due, a file or table at a time."""
         async for _ in self._partings.work():
             yield
-        while (location := self._retired.take(self._now_ms())) is not None:
-            await self._documents.forget(location)
+        async for _ in self._remove_retired():
             yield
         if self._leftovers_at_ms is not None and self._leftovers_at_ms <= self._now_ms():
             async for _ in self._leftovers.work(self._now_ms()):
                 yield
             self._leftovers_at_ms = None
         async for _ in self._purges.work(self._now_ms()):
+            yield
+
+    async def _remove_retired(self) -> AsyncGenerator[None]:
+        in_use: set[str] | None = None
+        while (location := self._retired.take(self._now_ms())) is not None:
+            in_use = await pointed_to(self._store) if in_use is None else in_use
+            try:
+                if normal(location) not in in_use:
+                    await self._documents.forget(location)
+            except errors.InvalidInput as error:  # a document that others wrote may name anything as its past
+                _log.warning("a metadata file outside of the warehouse stays", file=location, reason=str(error))
             yield
 
     async def _seconds_to_next(self) -> float | None:
