@@ -287,6 +287,18 @@ async def test_hazard_21_a_topic_has_one_table_and_a_table_one_topic() -> None:
     assert "icestream.topic" not in (await world.catalog.tables.load(TABLE)).table.properties
 
 
+async def test_hazard_21_a_table_that_came_back_with_its_old_words_is_bound_again() -> None:
+    """Its properties name the topic already, and yet it belongs to none."""
+    world = await bound()
+    last = (await world.catalog.tables.load(TABLE)).location
+    await world.catalog.tables.drop(TABLE, is_forced=True)
+    await world.catalog.tables.register(TABLE, last)
+    await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
+    assert await world.store.get(keys.topic_key(TOPIC_ID)) is not None
+    with pytest.raises(errors.AlreadyExists, match="belongs to topic"):
+        await world.catalog.topics.bind(TABLE, "/default/other", 13, {0: (0, 0)})
+
+
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 

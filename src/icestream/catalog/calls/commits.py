@@ -65,8 +65,11 @@ class Judged(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """What lies beside a table changes only with the table."""
-        return self.loaded is None or self.outcome.table is not self.loaded.state.table
+        """The table, or what lies beside it: a table that is bound again may say already what it is to say."""
+        if self.loaded is None:
+            return True
+        before, after = self.loaded.state, self.outcome
+        return after.table is not before.table or (after.binding, after.removals) != (before.binding, before.removals)
 
     @property
     def version(self) -> int:
