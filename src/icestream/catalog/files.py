@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -93,12 +93,12 @@ class LocalFiles:
     def _read(self, location: str, path: Path, name: str) -> bytes:
         try:
             directory = self._open(path, False)
-        except FileNotFoundError:
-            raise _missing(location) from None
+        except OSError as error:
+            raise _unread(location, error) from None
         try:
             file = directory.open(name)
-        except FileNotFoundError:
-            raise _missing(location) from None
+        except OSError as error:
+            raise _unread(location, error) from None
         finally:
             directory.close()
         try:
@@ -244,6 +244,11 @@ def _not_written(location: str, error: OSError) -> errors.IcestreamError:
     return errors.PersistentStorageError(
         f"{location} cannot be written: {error.strerror}", hint="check the disk of the warehouse, and who owns it"
     )
+
+
+def _unread(location: str, error: OSError) -> Exception:
+    """What names no file is missing, whatever stands there instead; a disk that fails is another matter."""
+    return _missing(location) if error.errno in (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG) else error
 
 
 def _missing(location: str) -> errors.MetadataFileMissing:

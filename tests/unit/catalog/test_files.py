@@ -38,6 +38,15 @@ async def test_a_file_is_made_with_its_folders_read_and_removed(tmp_path: Path) 
         await files.read(f"file:{tmp_path}/none/x")
 
 
+async def test_what_is_no_file_is_missing(tmp_path: Path) -> None:
+    """A register of it is answered as such: an engine would ask again for half a minute after a 500."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    for name in ("folder", "file/00000-x.metadata.json", f"{'x' * 300}.metadata.json"):
+        with pytest.raises(errors.MetadataFileMissing):
+            await local().read(f"file:{tmp_path}/{name}")
+
+
 async def test_a_folder_is_made_once_or_again(tmp_path: Path) -> None:
     for _ in range(2):
         await local().make_folder(f"file:{tmp_path}/a/metadata")
