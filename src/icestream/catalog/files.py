@@ -105,6 +105,8 @@ class LocalFiles:
             if file.size() > limits.CATALOG_DOCUMENT_BYTES_MAX:
                 raise errors.MetadataFileDamaged(f"{location} has {file.size()} bytes: it is no metadata file")
             return file.read_at(0, file.size())
+        except OSError as error:
+            raise _unread(location, error) from None
         finally:
             file.close()
 
