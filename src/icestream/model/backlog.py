@@ -1,0 +1,61 @@
+"""What a broker tells the pipeline about its log: which offsets are in no table yet, and where they lie.
+
+The broker syncs before it answers, so everything in here is synced (hazard 0) and may become a row.
+
+    Backlog      one broker: its log, the topics with something to write, the files that hold it
+    Stretch      offsets [start, end) of one shard in one log file
+    marks        (position, lsn) of records where a reader of a file may begin, rising; the first is its first record.
+                 A task owns the bytes from one mark to another, or to `end`
+
+A file is named by its number, which is its generation too: a file that was used again has another (hazard 29).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ShardBacklog(msgspec.Struct, frozen=True, array_like=True):
+    shard: int
+    epoch: int
+    committed: int  # the shard's floor: everything below is in the table, as far as the broker was told
+    synced: int
+    gaps: list[tuple[int, int]] = []  # declared, above committed: they hold no message
+
+
+class TopicBacklog(msgspec.Struct, frozen=True):
+    topic_id: int
+    name: str
+    incarnation: int
+    shards: list[ShardBacklog]  # all of them, those with nothing to write too
+    rows: int
+    bytes: int
+    oldest_us: int  # append time of the oldest message that is in no table; about: a file's or an index point's
+    policy: dict[str, str] = {}  # of its table: partitioning, codec, target size; what differs from the settings
+
+
+class Stretch(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: int
+    shard: int
+    epoch: int
+    start: int
+    end: int
+    bytes: int
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    number: int
+    end: int  # the position behind its last synced record
+    marks: list[tuple[int, int]]
+    stretches: list[Stretch]
+    spill: bool = False  # a file of a topic's spill log (hazard 8), read like any other
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    log_id: str
+    directory: str  # of the log, for tasks on the same machine
+    address: str  # of the broker's HTTP, for all others: GET /wal/{number}
+    token: str  # what that asks for
+    topics: list[TopicBacklog]
+    files: list[LogFile]
+    is_cut: bool = False  # there is more: ask again after this is committed
