@@ -82,6 +82,57 @@ async def test_hazard_11_a_registered_table_is_made_durable_first() -> None:
     assert (await world.another(9).tables.load(TABLE)).location == copy
 
 
+@pytest.mark.parametrize("path", ["write.data.path", "write.object-storage.path", "write.metadata.path"])
+async def test_hazard_11_files_on_another_disk_are_made_durable_too(path: str) -> None:
+    """An engine writes where the table's properties say; that disk has a sync of its own."""
+    world = World(mounts_at=("/warehouse/large",))
+    await world.with_table(properties={path: "file:/warehouse/large/t"})
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    world.write("file:/warehouse/large/t/rows-1.parquet", b"rows")
+    world.disk.operations.clear()
+    await world.catalog.commits.commit(TABLE, compacted(world, location))
+    synced = [place for kind, place in world.disk.operations if kind == "sync_disk"]
+    assert len(synced) == 2, "each disk once"
+    assert {place.startswith("/warehouse/large/") for place in synced} == {True, False}
+
+
+async def test_hazard_11_one_disk_is_synced_once() -> None:
+    world = World()
+    await world.with_table(properties={"write.data.path": "file:/warehouse/large/t"})
+    world.write("file:/warehouse/large/t/rows-1.parquet", b"rows")
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    world.disk.operations.clear()
+    await world.catalog.commits.commit(TABLE, compacted(world, location))
+    assert [kind for kind, _ in world.disk.operations].count("sync_disk") == 1
+
+
+@pytest.mark.parametrize("path", ["write.data.path", "write.metadata.path", "write.folder-storage.path"])
+async def test_hazard_11_data_outside_of_the_warehouse_is_refused_when_it_is_asked_for(path: str) -> None:
+    world = World()
+    properties = {path: "file:/elsewhere"}
+    with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
+        await world.with_table(properties=properties)
+    await world.with_table()
+    with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
+        await world.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": properties}]))
+
+
+@pytest.mark.parametrize(("number", "kind"), [(5, errors.PersistentStorageError), (28, errors.DiskFull)])
+async def test_hazard_11_a_disk_that_cannot_sync_refuses_the_commit(
+    number: int, kind: type[errors.IcestreamError]
+) -> None:
+    """EIO and ENOSPC of what others wrote: certain, 503, and the table is as it was."""
+    world = World()
+    await world.with_table()
+    before = await world.catalog.tables.load(TABLE)
+    world.disk.fail("sync_disk", number)
+    with pytest.raises(kind) as refused:
+        await world.catalog.commits.commit(TABLE, compacted(world, before.table.location))
+    assert errors.iceberg_error(refused.value)[0] == 503
+    world.disk.heal()
+    assert await world.catalog.tables.load(TABLE) == before
+
+
 async def test_hazard_11_a_place_outside_is_not_touched() -> None:
     world = World()
     await world.with_table()

@@ -10,6 +10,7 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier
+from icestream.catalog.requests import RequestName
 from icestream.catalog.topic.commit import Request
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MemoryStore
@@ -213,3 +214,107 @@ async def test_hazard_13_a_conflict_is_certain() -> None:
     with pytest.raises(errors.CommitConflict) as conflict:
         await world.catalog.commits.commit(TABLE, Request([requirement], []))
     assert errors.iceberg_error(conflict.value) == (409, "CommitFailedException")
+
+
+# --- others went on, and what they did hides whether it was done ---
+
+
+async def _dropped(other: Catalog) -> None:
+    await other.tables.drop(TABLE)
+
+
+async def _renamed(other: Catalog) -> None:
+    await other.commits.commit(TABLE, setting("x", "1"))
+    await other.tables.rename(TABLE, OTHER)
+
+
+async def _made_anew(other: Catalog) -> None:
+    await other.tables.rename(TABLE, OTHER)
+    await other.tables.create(TABLE, {"schema": SCHEMA})
+
+
+@pytest.mark.parametrize("how", ["done", "never"])
+@pytest.mark.parametrize("act", [_dropped, _renamed, _made_anew], ids=lambda act: act.__name__[1:])
+async def test_hazard_13_a_table_that_is_gone_afterwards_is_no_answer_about_a_commit(
+    act: Callable[[Catalog], Awaitable[None]], how: str
+) -> None:
+    """404 would tell an engine that nothing was committed, and it would delete what the table under its new name, or
+    after it was registered again, still names."""
+    world, store = await world_with_table()
+    other = world.another(50)
+    store.lose(how)
+    store.after = lambda: act(other)
+    with pytest.raises(errors.OutcomeUnknown):
+        await world.catalog.commits.commit(TABLE, setting("a", "b"))
+    assert len(world.metadata_files()) == {_dropped: 2, _renamed: 3, _made_anew: 3}[act], "no file was taken back"
+    for identifier in (one for one in (TABLE, OTHER) if act is not _dropped):
+        if await _is_named(other, identifier):
+            found = (await world.another(9).tables.load(identifier)).table
+            assert found.properties.get("a") == ("b" if how == "done" and identifier == OTHER else None)
+
+
+async def test_hazard_13_what_is_lost_while_one_looks_is_unknown_too() -> None:
+    """The store goes away between the look at the pointer and the one at the table."""
+    world, store = await world_with_table()
+    other = world.another(50)
+
+    async def others() -> None:
+        await other.commits.commit(TABLE, setting("x", "1"))
+        store.gets_left = 1
+
+    store.lose("done")
+    store.after = others
+    with pytest.raises(errors.OutcomeUnknown, match="before others went on"):
+        await world.catalog.commits.commit(TABLE, setting("a", "b"))
+    store.gets_left = None
+    assert await _has_property(world.another(9))
+
+
+async def test_hazard_13_a_table_that_cannot_be_read_afterwards_is_unknown_too() -> None:
+    world, store = await world_with_table()
+    other = world.another(50)
+
+    async def others() -> None:
+        location = (await other.commits.commit(TABLE, setting("x", "1"))).location
+        world.disk.remove(location.removeprefix("file:"))
+
+    store.lose("done")
+    store.after = others
+    with pytest.raises(errors.OutcomeUnknown, match="before others went on"):
+        await world.catalog.commits.commit(TABLE, setting("a", "b"))
+
+
+@pytest.mark.parametrize("how", ["done", "never"])
+async def test_hazard_13_a_request_with_a_name_is_found_out_however_much_others_did(how: str) -> None:
+    """Its name was written with it, or it was not done."""
+    world, store = await world_with_table()
+    await world.catalog.commits.commit(TABLE, setting("write.metadata.previous-versions-max", "1"))
+    other = world.another(50)
+
+    async def others() -> None:
+        for number in range(3):
+            await other.commits.commit(TABLE, setting("x", str(number)))
+
+    store.lose(how)
+    store.after = others
+    name = RequestName("01890a5d-ac96-774b-bcce-b302099a8057", b"asked")
+    await world.catalog.commits.commit(TABLE, setting("a", "b"), name)
+    found = await world.another(9).tables.load(TABLE)
+    assert found.table.properties["a"] == "b"
+    assert int(found.location.rsplit("/", 1)[1][:5]) == 5, "once"
+
+
+async def test_hazard_13_a_creation_that_others_overtook_loses_no_table() -> None:
+    """Ours was made, and has another name since; the file that it points to stays."""
+    world, store = await world_with_table()
+    other = world.another(50)
+
+    async def others() -> None:
+        await other.tables.rename(OTHER, Identifier(NS, "third"))
+        await other.tables.create(OTHER, {"schema": SCHEMA})
+
+    store.lose("done")
+    store.after = others
+    with pytest.raises(errors.AlreadyExists):
+        await world.catalog.tables.create(OTHER, {"schema": SCHEMA})
+    assert (await world.another(9).tables.load(Identifier(NS, "third"))).table.uuid

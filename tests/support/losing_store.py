@@ -22,6 +22,7 @@ class LosingStore(MetadataStore):
     def __init__(self, behind: MetadataStore) -> None:
         self.behind = behind
         self.is_down = False
+        self.gets_left: int | None = None  # until it goes down
         self.on_its_way: list[cmd.Command] = []
         self.after: Callable[[], Awaitable[None]] | None = None  # what others do right after a lost one
         self._how: list[str] = []
@@ -53,6 +54,10 @@ class LosingStore(MetadataStore):
 
     async def get(self, key: str) -> Entry | None:
         self._check()
+        if self.gets_left is not None:
+            self.gets_left -= 1
+            if self.gets_left < 0:
+                raise errors.NotReady("the store is down")
         return await self.behind.get(key)
 
     async def list(self, prefix: str, after: str = "", limit: int = limits.METADATA_LIST_MAX) -> Entries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,9 @@ class SimulatedFolder:
     def remove_empty(self) -> None:
         """It knows no directories."""
 
+    def disk_number(self) -> int:
+        return next((number for number, path in mounts(self.disk) if str(self.path).startswith(path)), 0)
+
     def sync_disk(self) -> None:
         self.disk.step("sync_disk", str(self.path))
         for name in self.disk.names():
@@ -87,6 +91,12 @@ def old_files(disk: SimulatedDisk) -> set[str]:
     return found
 
 
+def mounts(disk: SimulatedDisk) -> list[tuple[int, str]]:
+    """Paths that count as disks of their own, numbered from 1."""
+    found: list[tuple[int, str]] = disk.__dict__.setdefault("mounts", [])
+    return found
+
+
 def files_on(disk: SimulatedDisk) -> LocalFiles:
     return LocalFiles(lambda path, is_new: SimulatedFolder(disk, path, is_new), InlineOffload())
 
@@ -94,10 +104,17 @@ def files_on(disk: SimulatedDisk) -> LocalFiles:
 class World:
     """A store, a disk, a clock, and the catalog that lives with them."""
 
-    def __init__(self, store: MetadataStore | None = None, disk: SimulatedDisk | None = None, seed: int = 1) -> None:
+    def __init__(
+        self,
+        store: MetadataStore | None = None,
+        disk: SimulatedDisk | None = None,
+        seed: int = 1,
+        mounts_at: Sequence[str] = (),
+    ) -> None:
         self.clock = SimulatedClock()
         self.store = store or MemoryStore(self.clock)
         self.disk = disk or SimulatedDisk(1)
+        mounts(self.disk).extend(enumerate(mounts_at, 1))
         self.catalog = self.another(seed)
         self.keeping = self.upkeep_of(self.catalog)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from errno import EDQUOT, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,6 +22,7 @@ from icestream.catalog.location import normal
 from icestream.runtime.files import Directory, File, LocalDirectory
 from icestream.runtime.tasks import Offload
 
+_NO_FILE: Final = (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -53,6 +54,9 @@ class Folder(Directory, Protocol):
     def modified_ms(self, name: str) -> int: ...
 
     def remove_empty(self) -> None: ...
+
+    def disk_number(self) -> int:
+        """Of the file system that it lies on."""
 
     def sync_disk(self) -> None:
         """Everything that anybody wrote to the file system of this directory is on disk when it returns."""
@@ -116,12 +120,14 @@ class LocalFiles:
     def _exists(self, path: Path, name: str) -> bool:
         try:
             directory = self._open(path, False)
-        except FileNotFoundError:
-            return False
-        try:
-            return directory.exists(name)
-        finally:
-            directory.close()
+            try:
+                return directory.exists(name)
+            finally:
+                directory.close()
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                return False
+            raise _unread(f"file:{path / name}", error) from error
 
     async def remove(self, location: str) -> None:
         await self._offload.run(lambda: self._remove(*_split(location)))
@@ -178,15 +184,25 @@ class LocalFiles:
         await self._offload.run(lambda: self._make_durable(paths))
 
     def _make_durable(self, paths: set[Path]) -> None:
+        """Each disk once."""
+        done = set[int]()
         for path in sorted(paths):
             try:
-                directory = self._open(path, False)
+                done.add(self._sync_disk(path, done))
             except FileNotFoundError:
                 continue  # nobody wrote anything there
-            try:
+            except OSError as error:
+                raise _not_written(f"what others wrote in file:{path}", error) from error
+
+    def _sync_disk(self, path: Path, done: Collection[int]) -> int:
+        directory = self._open(path, False)
+        try:
+            number = directory.disk_number()
+            if number not in done:
                 directory.sync_disk()
-            finally:
-                directory.close()
+            return number
+        finally:
+            directory.close()
 
 
 def _write(file: File, pieces: Sequence[bytes]) -> None:
@@ -212,6 +228,9 @@ class LocalFolder(LocalDirectory):
         for path, _, _ in os.walk(self.path, topdown=False):
             with contextlib.suppress(OSError):
                 Path(path).rmdir()
+
+    def disk_number(self) -> int:
+        return self.path.stat().st_dev
 
     def sync_disk(self) -> None:
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
@@ -248,9 +267,13 @@ def _not_written(location: str, error: OSError) -> errors.IcestreamError:
     )
 
 
-def _unread(location: str, error: OSError) -> Exception:
+def _unread(location: str, error: OSError) -> errors.IcestreamError:
     """What names no file is missing, whatever stands there instead; a disk that fails is another matter."""
-    return _missing(location) if error.errno in (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG) else error
+    if error.errno in _NO_FILE:
+        return _missing(location)
+    return errors.PersistentStorageError(
+        f"{location} cannot be read: {error.strerror}", hint="check the disk of the warehouse, and who owns it"
+    )
 
 
 def _missing(location: str) -> errors.MetadataFileMissing:

@@ -18,8 +18,11 @@ from uuid import UUID
 
 from icestream import errors, limits
 from icestream.catalog.document.values import shown
+from icestream.catalog.location import allowed
 
 PATH: Final = "write.metadata.path"
+# Where data lies that is not below the table's location; what the last two name is older than the first.
+DATA_PATHS: Final = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
 CODEC: Final = "write.metadata.compression-codec"
 _WRITE_BYTES_MIN: Final = 32 * limits.KIB
 _VERSION: Final = re.compile(r"(?:v|0*)(\d{1,9})(?:-[^/]*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
@@ -27,6 +30,19 @@ _OURS: Final = re.compile(
     r"\d{5,9}-[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(?:\.gz)?\.metadata\.json"
 )
 _GZIPPED: Final = re.compile(r".*(?:\.gz\.metadata\.json|\.metadata\.json\.gz)")
+
+
+def places(location: str, properties: Mapping[str, str]) -> list[str]:
+    """A name in each directory below which engines write files of a table; each may be on a disk of its own."""
+    given = [properties[name].rstrip("/") for name in DATA_PATHS if properties.get(name)]
+    return [f"{place}/file" for place in (location, f"{location}/data", directory(location, properties), *given)]
+
+
+def check_places(properties: Mapping[str, str], roots: Sequence[str]) -> None:
+    """Raises InvalidInput for paths outside of the roots: the catalog could not make durable what lies there."""
+    for name in (PATH, *DATA_PATHS):
+        if path := properties.get(name):
+            allowed(path, roots)
 
 
 def directory(location: str, properties: Mapping[str, str]) -> str:

@@ -10,11 +10,14 @@ unknown                 resolved by reading, and by a fence where it may still b
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from icestream import errors, limits
 from icestream.catalog.plan.planned import Moved, Planned, look
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
+
+LOOK_FIRST: Final = "look at what is there before trying again"
 
 
 class Mover:
@@ -42,9 +45,7 @@ class Mover:
             if found is not None:
                 return found
             await self._clock.sleep(limits.CATALOG_RESOLVE_RETRY_SECONDS)
-        raise errors.OutcomeUnknown(
-            f"it may or may not have happened: {lost.message}", hint="look at what is there before trying again"
-        )
+        raise errors.OutcomeUnknown(f"it may or may not have happened: {lost.message}", hint=LOOK_FIRST)
 
     async def _look(self, planned: Planned) -> Moved | None:
         """What became of it; None: ask again. A fence that holds settles it: what compares the same cannot."""

@@ -7,7 +7,9 @@ shared with them.
 
     swap          done, or false: it is not what was read. Unclear: the pointer is read
     pointer       ours: done. As before: the same swap again, which can count once only. Another: its metadata log tells
-                  whether ours was in between; if not, the commit is judged anew on the new document
+                  whether ours was in between; if not, the commit is judged anew on the new document. None, or that
+                  of another table: ours may have been dropped or renamed with the commit in it. Unknown, if the swap
+                  was unclear; else the commit is judged anew
 
 A metadata file is removed only when it is certain that nothing points or will point to it.
 """
@@ -69,7 +71,8 @@ class Pointers(Protocol):
 
 class Moved(Enum):
     DONE = auto()
-    OVERTAKEN = auto()
+    OVERTAKEN = auto()  # the table went on without it
+    PARTED = auto()  # its name leads elsewhere: it may have another one, so no file is removed
     UNKNOWN = auto()
 
 
@@ -168,8 +171,11 @@ class PointerCatalog:
         location = await self._write(made, 0)
 
         async def is_done() -> bool:
-            found = await self._pointer_or_none(identifier)
-            return found is not None and found.location == location
+            """Whatever others committed to it since."""
+            try:
+                return (await self._read(identifier))[1].uuid == uuid_text
+            except errors.UnknownTable:
+                return False
 
         try:
             await settled(
@@ -178,8 +184,8 @@ class PointerCatalog:
                 lambda: self._pointers.insert(identifier, location, made),
                 is_done,
             )
-        except errors.OutcomeUnknown:
-            raise
+        except (errors.OutcomeUnknown, errors.AlreadyExists):
+            raise  # after a lost answer it may be there, under a name that it got since
         except errors.IcestreamError:
             await self._files.remove(location)
             raise
@@ -235,6 +241,8 @@ class PointerCatalog:
                     return Unknown(f"commit to {identifier}: no clear answer; {location} may become the table")
                 case Moved.OVERTAKEN:
                     await self._files.remove(location)
+                case Moved.PARTED:
+                    pass
         return Conflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times")
 
     async def _moved(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> Moved:
@@ -259,19 +267,19 @@ class PointerCatalog:
                     may_come = True
             is_read = False
             with contextlib.suppress(errors.PersistentStorageError):
-                seen = await self._seen(identifier, expected, location)
+                seen = await self._seen(identifier, expected, location, made)
                 is_read = True
                 if seen is not None:
-                    return seen
+                    return Moved.UNKNOWN if seen is Moved.PARTED and may_come else seen
             number += 1
             if not await self._caller.pause(number, deadline_ns):
                 return Moved.UNKNOWN
 
-    async def _seen(self, identifier: Identifier, expected: Pointer, location: str) -> Moved | None:
+    async def _seen(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> Moved | None:
         """What the pointer says; None while it is as it was."""
         now = await self._pointer_or_none(identifier)
         if now is None:
-            return Moved.OVERTAKEN  # dropped: the next round says so
+            return Moved.PARTED
         if now.location == location:
             return Moved.DONE
         if now == expected:
@@ -280,6 +288,8 @@ class PointerCatalog:
         log = found.metadata_log
         if any(entry["metadata-file"] == location for entry in log):
             return Moved.DONE
+        if found.uuid != made.uuid:
+            return Moved.PARTED
         known = metadata_file.version_of(now.location) - metadata_file.version_of(expected.location) <= len(log)
         return Moved.OVERTAKEN if known else Moved.UNKNOWN
 

@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog import keys
+from icestream.catalog import keys, metadata_file
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.location import allowed
+from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import Change
 from icestream.catalog.plan.planned import Planned
@@ -144,14 +146,18 @@ class Commits:
         return await self._steps.make([keys.relation_key(one) for one in asked], plan, request, again)
 
     def _placed(self, asked: Request) -> Request:
-        """Nobody moves a table out of the warehouse."""
+        """Nobody moves a table, or what will be written to it, out of the warehouse."""
         commit.check_size(asked.requirements, asked.updates)
         updates = [self._placed_update(one) for one in asked.updates]
         return asked._replace(updates=updates)
 
     def _placed_update(self, one: Object) -> Object:
-        if update.action(one) == "set-location" and isinstance(one.get("location"), str):
-            return {**one, "location": allowed(one["location"], self._roots)}
+        match update.action(one):
+            case "set-location" if isinstance(one.get("location"), str):
+                return {**one, "location": allowed(one["location"], self._roots)}
+            case "set-properties":
+                name = values.either(one, "updates", "updated")
+                metadata_file.check_places(values.optional_text_map(one, name), self._roots)
         return one
 
     async def _judged_from_memory(
@@ -215,7 +221,7 @@ class Commits:
     ) -> Step[dict[Identifier, Committed]]:
         changed = [one for one in judged if one.is_changed]
         foreign = [one for one in changed if not one.outcome.is_round]
-        named = [place for one in foreign for place in _references(one.outcome.table, asked[one.identifier].updates)]
+        named = [place for one in foreign for place in _references(one, asked[one.identifier].updates)]
         await self._steps.documents.make_durable(named)
         files = await self.write_all([(one.outcome.table, one.version) for one in changed])
         locations = {one.identifier: location for one, location in zip(changed, files, strict=True)}
@@ -278,15 +284,19 @@ class Commits:
         return remember
 
     def _was_done(self, change: Change) -> Callable[[], Awaitable[bool]]:
-        """Whether the pointer had our file before others went on: their files name it."""
+        """Whether the pointer had our file before others went on: their files name it. Where the name leads to another
+        table now, ours may be elsewhere, with this commit."""
 
         async def look() -> bool:
             loaded = await self.load(change.identifier)
             log = loaded.state.table.metadata_log
             if any(entry["metadata-file"] == change.record.location for entry in log):
                 return True
-            if loaded.record.uuid == change.record.uuid and loaded.record.version - change.record.version > len(log):
-                raise errors.OutcomeUnknown("too much was committed since to tell whether this was")
+            before = change.before
+            if before is None or loaded.entry.create_revision != before.create_revision:
+                raise errors.OutcomeUnknown(f"{change.identifier} is another table by now", hint=LOOK_FIRST)
+            if not 0 <= loaded.record.version - change.record.version <= len(log):
+                raise errors.OutcomeUnknown("too much was committed since to tell whether this was", hint=LOOK_FIRST)
             return False
 
         return look
@@ -307,7 +317,7 @@ class Commits:
         return (await self._steps.make([keys.relation_key(identifier)], plan, None, again))[identifier]
 
 
-def _references(table: Table, updates: Sequence[Object]) -> list[str]:
+def _references(judged: Judged, updates: Sequence[Object]) -> list[str]:
     """Where files lie that others wrote and these updates name for the first time."""
     found = []
     for one in updates:
@@ -315,4 +325,7 @@ def _references(table: Table, updates: Sequence[Object]) -> list[str]:
         if isinstance(named, dict):
             places = (named.get("manifest-list"), *(named.get("manifests") or ()), named.get("statistics-path"))
             found += [place for place in places if isinstance(place, str)]
-    return [f"{table.location}/data", *found] if found else []
+    if not found:
+        return []
+    tables = (judged.outcome.table, *([judged.loaded.state.table] if judged.loaded else ()))
+    return [*found, *(place for one in tables for place in metadata_file.places(one.location, one.properties))]

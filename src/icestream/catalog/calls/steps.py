@@ -1,7 +1,8 @@
 """How every change of the catalog is made: read, plan, write what the plan needs, move; again when others were faster.
 
 Files that a step wrote are taken back when it is certain that nothing points to them: the comparisons failed, or the
-store refused. After an unknown outcome they stay (hazard 13).
+store refused. After an unknown outcome they stay (hazard 13), and so they do when others went on and nobody can tell
+whether it was done before them: it may have a pointer under another name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Generic, TypeVar
 
 from icestream import errors, limits
 from icestream.catalog.documents import Documents
-from icestream.catalog.mover import Mover
+from icestream.catalog.mover import LOOK_FIRST, Mover
 from icestream.catalog.plan.planned import Moved, Planned
 from icestream.catalog.requests import RequestName, Requests
 from icestream.catalog.turns import Turns
@@ -90,11 +91,31 @@ class Steps:
         except (errors.Refused, errors.InvalidInput):
             await self.take_back(step.written)
             raise
-        if moved is Moved.OVERTAKEN and step.was_done is not None and await step.was_done():
-            return True
+        if moved is Moved.OVERTAKEN:
+            return await self._was_done(step, request)
         if moved is not Moved.DONE:
             await self.take_back(step.written)
         return moved is Moved.DONE
+
+    async def _was_done(self, step: Step[Answer], request: RequestName | None) -> bool:
+        """Before others went on. Whatever stands in the way of finding out, it is unknown: the client may not hear of
+        the table that is gone, or of the store that is away, as if nothing had been done."""
+        try:
+            if request is not None:  # written in the same transaction
+                was_done = await self._requests.was_done(request)
+            elif step.was_done is None:
+                return False
+            else:
+                was_done = await step.was_done()
+        except errors.OutcomeUnknown:
+            raise
+        except errors.IcestreamError as error:
+            raise errors.OutcomeUnknown(
+                f"it may or may not have happened before others went on: {error.message}", hint=LOOK_FIRST
+            ) from error
+        if not was_done:
+            await self.take_back(step.written)
+        return was_done
 
     async def take_back(self, written: Sequence[str]) -> None:
         for location in written:

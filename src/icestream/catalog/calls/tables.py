@@ -73,7 +73,9 @@ class Tables:
         return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
 
     def _new(self, identifier: Identifier, asked: Object) -> Table:
-        properties.check_new(values.optional_text_map(asked, "properties"))
+        given_properties = values.optional_text_map(asked, "properties")
+        properties.check_new(given_properties)
+        metadata_file.check_places(given_properties, self._roots)
         given = values.optional_text(asked, "location")
         uuid = self._steps.documents.new_uuid()
         location = (
@@ -102,7 +104,8 @@ class Tables:
             table = await self._steps.documents.table(location)
             bound = await self._steps.store.get(keys.bound_key(table.uuid or ""))
             relations.check_registrable(table.uuid, bound)
-            await self._steps.documents.make_durable([location, f"{table.location}/data"])
+            places = metadata_file.places(table.location, table.properties)
+            await self._steps.documents.make_durable([location, *places])
             record = TableRecord(table.uuid or "", location, metadata_file.version_of(location))
             if entry is None:
                 planned = relations.create(identifier, record, namespace, entry)
