@@ -506,6 +506,27 @@ JAVA_VERSION_SECONDS_MAX: Final = 20
 FETCH_SECONDS_MAX: Final = 900
 FETCH_FORGOTTEN_SECONDS: Final = 24 * 3600
 
+# --- rounds of the pipeline -----------------------------------------------------------------------------------------
+# So many topics are committed at their own interval; with more of them each waits longer in proportion, so that files
+# and commits in a second stay what they are at this number (hazard 24).
+ROUND_FRESH_TOPICS: Final = 50
+# A topic that has waited for this share of its time comes along with one that is due: one job instead of two.
+ROUND_COMPANY_PERCENT: Final = 75
+# Bytes of messages that a round takes for each of its tasks: a second of work, and what a task holds in memory.
+ROUND_TASK_BYTES_MAX: Final = 128 * MIB
+# Below this a second task costs more than it saves (10 ms against 8 ns for each byte).
+ROUND_TASK_BYTES_MIN: Final = 4 * MIB
+# What a file costs beside its bytes, in bytes of the same time: 2 ms (measured).
+ROUND_FILE_COST_BYTES: Final = 256 * KIB
+# Files and commits of one round: seconds of CPU, after which others are due again.
+ROUND_FILES_MAX: Final = 2_000
+ROUND_COMMITS_MAX: Final = 1_000
+# A topic with less than this in a round is gathered from all tasks into one file. More than this makes files that are
+# large enough, and every byte of a shuffle goes through Java.
+ROUND_GATHER_BYTES_MAX: Final = 8 * MIB
+# Iceberg's own default of `write.target-file-size-bytes`.
+DATA_FILE_BYTES_TARGET: Final = 512 * MIB
+
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.
 SETTINGS_FILE_BYTES_MAX: Final = 1 * MIB

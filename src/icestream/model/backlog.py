@@ -41,6 +41,7 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
     start: int
     end: int
     bytes: int
+    position: int = 0  # of a record: none before it, in this file, holds any of these offsets; 0 where nobody looked
 
 
 class LogFile(msgspec.Struct, frozen=True):

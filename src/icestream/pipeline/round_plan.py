@@ -1,0 +1,135 @@
+"""A round of the pipeline, as it is planned (docs/adr/0025): what goes into which tables, and who reads and writes it.
+
+    RoundPlan    one Spark job
+    TopicPlan    one commit: per shard the offsets [start, end) that it will claim when all goes well
+    Range        the bytes [start, end) of one log file, which one task reads once, and what is wanted of them
+    bundle       the ranges of one task: neighbours in the log
+    gathered     a topic whose rows go through a shuffle to one writer; any other is written by the tasks that read it
+
+Values only. `plan_round` (planner.py) makes them, `judge` (judgement.py) compares them with what was written.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from icestream import limits
+
+
+class Due(StrEnum):
+    """Why a topic is in a round."""
+
+    ROWS = "rows"
+    BYTES = "bytes"
+    AGE = "age"
+    COMPANY = "company"  # nearly: another one is due
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """When a topic is due, and what one round may take."""
+
+    rows_due: int = limits.WRITER_BATCH_SIZE_DEFAULT
+    bytes_due: int = limits.WRITER_MEMORY_BYTES_DEFAULT
+    age_due_ms: int = limits.WRITER_FLUSH_INTERVAL_MS_DEFAULT  # 0: everything is due
+    tasks_max: int = 2
+    task_bytes_max: int = limits.ROUND_TASK_BYTES_MAX
+    files_max: int = limits.ROUND_FILES_MAX
+    commits_max: int = limits.ROUND_COMMITS_MAX
+
+    @property
+    def bytes_max(self) -> int:
+        return self.tasks_max * self.task_bytes_max
+
+
+class TableTarget(msgspec.Struct, frozen=True):
+    """The table of a topic, for those who write its files. `schema` and `spec` are Iceberg's own JSON objects."""
+
+    location: str  # of the folder that gets the files: `file:/…` or `s3://…`
+    schema: dict[str, Any]
+    spec: dict[str, Any]
+    codec: str = "zstd"
+    codec_level: int | None = None
+    target_bytes: int = limits.DATA_FILE_BYTES_TARGET
+    storage: dict[str, str] = {}  # what the object store asks for (warehouse/store_options.py); empty for files
+
+
+class LogSource(msgspec.Struct, frozen=True):
+    """Where the tasks find the log: its folder if they can see it, else the broker that owns it."""
+
+    log_id: str
+    directory: str
+    address: str
+    token: str
+    lease: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """Offsets [start, end) of one shard under one epoch."""
+
+    topic_id: int
+    shard: int
+    epoch: int
+    start: int
+    end: int
+
+
+class Range(msgspec.Struct, frozen=True):
+    """`wanted` is what the whole file has for this round: a part of the file holds a part of it."""
+
+    number: int
+    bundle: int
+    file: int
+    lsn: int  # of the record at `start`
+    start: int
+    end: int
+    wanted: list[Wanted]
+
+
+class ShardPlan(msgspec.Struct, frozen=True, array_like=True):
+    shard: int
+    epoch: int
+    start: int  # what the catalog says comes next
+    end: int
+    gaps: list[tuple[int, int]] = []
+
+
+class TopicPlan(msgspec.Struct, frozen=True):
+    topic_id: int
+    name: str
+    incarnation: int
+    due: Due
+    waited_ms: int
+    shards: list[ShardPlan]  # those with something to write
+    bytes: int
+    writer: int | None = None  # gathered: the number of the task of the second stage that writes it
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A topic that has something to write and cannot be planned."""
+
+    topic_id: int
+    name: str
+    reason: str
+
+
+class RoundPlan(msgspec.Struct, frozen=True):
+    source: LogSource
+    topics: list[TopicPlan]
+    targets: dict[int, TableTarget]  # by topic id, of these topics
+    ranges: list[Range]
+    bundles: int
+    writers: int  # tasks of the second stage; 0 when nothing is gathered
+    age_limit_ms: int  # the effective freshness: how long a message may wait at present (hazard 24)
+    next_due_us: int | None  # wall clock: when the next topic is due, if nothing comes; None: nothing waits
+    left_out: list[LeftOut] = []
+
+    @property
+    def files(self) -> list[int]:
+        """The log files that must stay while this is written: what is leased."""
+        return sorted({one.file for one in self.ranges})
+
+    def leased(self, lease: str) -> RoundPlan:
+        return msgspec.structs.replace(self, source=msgspec.structs.replace(self.source, lease=lease))

@@ -1,0 +1,131 @@
+"""What of a round may be committed when some of it failed: the longest part without a hole (hazard 29)."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
+from icestream.pipeline.judgement import Claim, Judged, judge
+from icestream.pipeline.round_plan import Due, LogSource, RoundPlan, ShardPlan, TopicPlan
+from tests.support.paper_log import written_file
+
+BAD = TaskError(Trouble.DAMAGED, "a CRC does not fit")
+
+
+def plan_of(*shards: ShardPlan) -> RoundPlan:
+    topic = TopicPlan(1, "/t/one", 1, Due.AGE, 0, list(shards), 0)
+    return RoundPlan(LogSource("", "", "", ""), [topic], {}, [], 1, 0, 5000, None)
+
+
+def result(number: int, *covered: Covered, rows: int | None = None) -> TopicWritten:
+    count = sum(one.end - one.start for one in covered) if rows is None else rows
+    return TopicWritten(1, number, list(covered), [written_file(1, f"file-{number}", count, list(covered))])
+
+
+def failed(number: int) -> TopicWritten:
+    return TopicWritten(1, number, [], [], BAD)
+
+
+def judged(plan: RoundPlan, *written: TopicWritten) -> Judged:
+    (found,) = judge(plan, written)
+    return found
+
+
+@given(st.sets(st.integers(0, 4)), st.permutations(range(5)))
+def test_of_five_ranges_those_before_the_first_failure_are_committed(bad: set[int], order: list[int]) -> None:
+    written = [
+        failed(number) if number in bad else result(number, Covered(0, 10 * number, 10 * number + 10))
+        for number in order
+    ]
+    found = judged(plan_of(ShardPlan(0, 3, 0, 50)), *written)
+    good = min(bad, default=5)
+    assert found.claims == ([Claim(0, 3, 0, 10 * good)] if good else [])
+    assert sorted(file.location for file in found.files) == [f"file-{number}" for number in range(good)]
+    assert len(found.left_over) == 5 - len(bad) - good
+    assert found.is_whole == (not bad)
+
+
+def test_shards_of_one_result_go_together_or_not_at_all() -> None:
+    plan = plan_of(ShardPlan(0, 1, 0, 20), ShardPlan(1, 1, 0, 20))
+    first = result(0, Covered(0, 0, 10))
+    second = result(1, Covered(0, 10, 20), Covered(1, 10, 20))
+    found = judged(plan, first, second)
+    assert found.claims == [Claim(0, 1, 0, 10)]
+    assert [file.location for file in found.left_over] == ["file-1"]
+    assert found.errors[0].trouble is Trouble.STALE
+    assert "shard 1 ends at 0 instead of 20" in found.errors[0].message
+
+
+def test_declared_gaps_are_stepped_over_and_one_at_the_end_goes_with_the_rows() -> None:
+    plan = plan_of(ShardPlan(0, 1, 5, 33, [(5, 8), (20, 25), (30, 33)]))
+    found = judged(plan, result(1, Covered(0, 25, 30)), result(0, Covered(0, 8, 20)))
+    assert found.claims == [Claim(0, 1, 5, 33)]
+    assert found.is_whole
+    inside = judged(plan, result(0, Covered(0, 8, 30), rows=17))
+    assert inside.claims == [Claim(0, 1, 5, 33)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (result(0, Covered(0, 0, 10), rows=9), "10 offsets and 9 rows"),
+        (result(0, Covered(0, 0, 11)), "not asked for"),
+        (result(0, Covered(0, 4, 4)), "not asked for"),
+        (result(0, Covered(9, 0, 10)), "not asked for"),
+        (result(0, Covered(0, 0, 5), Covered(0, 5, 10)), "twice"),
+    ],
+)
+def test_a_result_that_cannot_be_is_never_committed(bad: TopicWritten, reason: str) -> None:
+    found = judged(plan_of(ShardPlan(0, 1, 0, 10)), bad)
+    assert not found.claims
+    assert not found.files
+    assert reason in found.errors[0].message
+    assert found.errors[0].trouble is Trouble.FAILED
+    assert len(found.left_over) == 1
+
+
+def test_what_comes_twice_is_committed_once() -> None:
+    first, again = result(0, Covered(0, 0, 10)), result(1, Covered(0, 0, 10))
+    found = judged(plan_of(ShardPlan(0, 1, 0, 10)), first, again)
+    assert [file.location for file in found.files] == ["file-0"]
+    assert [file.location for file in found.left_over] == ["file-1"]
+
+
+def test_a_result_with_an_error_and_rows_counts_with_its_rows() -> None:
+    """A gathered topic tells the good front and what ended it."""
+    part = msgspec.structs.replace(result(-1, Covered(0, 0, 4)), error=BAD)
+    found = judged(plan_of(ShardPlan(0, 1, 0, 10)), part)
+    assert found.claims == [Claim(0, 1, 0, 4)]
+    assert found.errors == [BAD]
+
+
+def test_nothing_found_is_an_error_too() -> None:
+    found = judged(plan_of(ShardPlan(0, 1, 0, 10)))
+    assert not found.claims
+    assert found.errors[0].trouble is Trouble.STALE
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(1, 6)), max_size=6))
+def test_a_claim_never_has_a_hole_or_a_row_twice(spans: list[tuple[int, int, int]]) -> None:
+    """Whatever tasks say: the files that are taken hold exactly the offsets that are claimed."""
+    plan = plan_of(ShardPlan(0, 1, 0, 18), ShardPlan(1, 1, 0, 18))
+    written = [result(number, Covered(shard, start, start + size)) for number, (shard, start, size) in enumerate(spans)]
+    found = judged(plan, *written)
+    held = sorted(
+        itertools.chain.from_iterable(
+            [(one.shard, offset) for offset in range(one.start, one.end)]
+            for file in found.files
+            for one in file.covered
+        )
+    )
+    claimed = [(claim.shard, offset) for claim in found.claims for offset in range(claim.start, claim.end)]
+    assert held == sorted(claimed)
+    starts = {(shard, start) for shard, start, _ in spans}
+    for shard in (0, 1):
+        end = next((claim.end for claim in found.claims if claim.shard == shard), 0)
+        assert (shard, end) not in starts  # nothing more could have been taken
