@@ -11,6 +11,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from danube import SubType
+from danube.producer import Producer
 
 from tests.support.danube_broker import DanubeBroker, danube_broker
 
@@ -72,6 +73,29 @@ async def test_churn_shared_queue_join_leave(danube: DanubeBroker) -> None:
     assert sorted(map(int, got)) == list(range(8))
 
 
+async def test_churn_exclusive_fanout_join_leave(danube: DanubeBroker) -> None:
+    """Whoever joins gets all from then on; who stays misses nothing when others come and go."""
+    producer = await danube.producer("/default/t")
+    stays = await danube.consumer("/default/t", "c1", "s1", SubType.EXCLUSIVE)
+    leaves = await danube.consumer("/default/t", "c2", "s2", SubType.EXCLUSIVE)
+    await send_numbers(producer, range(5))
+    assert await leaves.payloads(5) == numbers(range(5))
+    joins = await danube.consumer("/default/t", "c3", "s3", SubType.EXCLUSIVE)
+    await leaves.consumer.close()
+    await send_numbers(producer, range(5, 10))
+    assert await stays.payloads(10) == numbers(range(10))
+    assert await joins.payloads(5) == numbers(range(5, 10))
+
+
+async def send_numbers(producer: Producer, which: range) -> None:
+    for payload in numbers(which):
+        await producer.send(payload)
+
+
+def numbers(which: range) -> list[bytes]:
+    return [b"%d" % number for number in which]
+
+
 async def test_producer_reconnection_reuse(danube: DanubeBroker) -> None:
     first = await danube.producer("/default/t")
     again = await danube.producer("/default/t")
@@ -100,8 +124,10 @@ async def test_partitioned_queue_shared_distribution_and_partition_coverage(danu
     both = [await danube.consumer("/default/t", name) for name in ("a", "b")]
     for number in range(24):
         await producer.send(b"%d" % number)
-    found = [await received.payloads(12) for received in both]
-    assert sorted(int(payload) for one in found for payload in one) == list(range(24))
+    found = [[await received.next() for _ in range(12)] for received in both]
+    assert sorted(int(one.payload) for messages in found for one in messages) == list(range(24))
+    for messages in found:
+        assert Counter(one.msg_id.topic_name for one in messages) == {f"/default/t-part-{part}": 4 for part in range(3)}
 
 
 async def test_partitioned_pubsub_fanout_exclusive_full_receipt(danube: DanubeBroker) -> None:

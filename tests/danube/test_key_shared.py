@@ -48,6 +48,20 @@ async def drain(received: list[Received], count: int) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.parametrize("partitions", [0, 3])
+@pytest.mark.parametrize("reliable", [True, False])
+async def test_key_shared_single_consumer(danube: DanubeBroker, reliable: bool, partitions: int) -> None:
+    producer = await danube.producer("/default/t", reliable=reliable, partitions=partitions)
+    received = await join(danube)
+    for number in range(24):
+        await producer.send_with_key(b"%d" % number, None, f"key-{number % 6}")
+    (messages,) = await drain([received], 24)
+    assert sorted(int(one.payload) for one in messages) == list(range(24))
+    for key in range(6):
+        mine = [int(one.payload) for one in messages if one.routing_key == f"key-{key}"]
+        assert mine == list(range(key, 24, 6))
+
+
 @pytest.mark.parametrize("reliable", [True, False])
 async def test_per_key_affinity(danube: DanubeBroker, reliable: bool) -> None:
     producer = await danube.producer("/default/t", reliable=reliable)
@@ -110,8 +124,22 @@ async def test_one_message_of_a_key_at_a_time(danube: DanubeBroker) -> None:
     assert await received.payloads(2) == [b"1", b"2"]
 
 
-async def test_key_shared_partitioned_multi_affinity(danube: DanubeBroker) -> None:
-    producer = await danube.producer("/default/t", partitions=3)
+async def test_key_shared_nack_redelivers_to_the_same_consumer(danube: DanubeBroker) -> None:
+    producer = await danube.producer("/default/t")
+    received = [await join(danube, f"c{number}") for number in range(2)]
+    await danube.broker.set_failure_policy(TOPIC, "s", FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DROP))
+    await producer.send_with_key(b"m", None, "key")
+    await until(lambda: any(not one.queue.empty() for one in received))
+    (owner,) = [one for one in received if not one.queue.empty()]
+    first = await owner.next(ack=False)
+    await owner.consumer.nack(first, delay_ms=0)
+    assert (await owner.next()).msg_id == first.msg_id
+    await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
+
+
+@pytest.mark.parametrize("reliable", [True, False])
+async def test_key_shared_partitioned_multi_affinity(danube: DanubeBroker, reliable: bool) -> None:
+    producer = await danube.producer("/default/t", reliable=reliable, partitions=3)
     received = [await join(danube, f"c{number}") for number in range(2)]
     for number in range(24):
         await producer.send_with_key(b"m", None, f"key-{number % 6}")

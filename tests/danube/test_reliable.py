@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from danube import SubType
+from danube.producer import Producer
 
 from icestream.model.subscription import Backoff, FailurePolicy, Poison
 from icestream.model.topic_name import TopicName
@@ -66,8 +67,12 @@ async def test_retry_exhausted_drop(danube: DanubeBroker) -> None:
 
 async def test_retry_exhausted_block(danube: DanubeBroker) -> None:
     policy = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.BLOCK)
-    await fail_one(danube, policy, is_over=lambda: bool(delivery(danube).dispatcher.blocked))
-    assert danube.broker.subscription(TOPIC, "s").lag == 1
+    producer, received = await fail_one(danube, policy, is_over=lambda: bool(delivery(danube).dispatcher.blocked))
+    await producer.send(b"behind it")
+    assert danube.broker.subscription(TOPIC, "s").lag == 2
+    assert received.queue.empty()
+    await danube.broker.set_failure_policy(TOPIC, "s", AT_ONCE)  # it is dropped, and the next one comes
+    assert await received.payloads(1) == [b"behind it"]
 
 
 async def test_retry_exhausted_deadletter(danube: DanubeBroker) -> None:
@@ -77,6 +82,7 @@ async def test_retry_exhausted_deadletter(danube: DanubeBroker) -> None:
     letters = await danube.consumer("/default/dead", subscription="look", kind=SubType.SHARED)
     letter = await letters.next()
     assert (letter.payload, letter.attributes["x-original-subscription"]) == (b"poison", "s")
+    assert letter.attributes["x-failure-reason"] == "it is poison"
 
 
 def earliest() -> dict[str, object]:
@@ -89,14 +95,17 @@ def delivery(danube: DanubeBroker):  # type: ignore[no-untyped-def]
     return danube.broker.subscription(TOPIC, "s").deliveries[0]
 
 
-async def fail_one(danube: DanubeBroker, policy: FailurePolicy, is_over=None) -> None:  # type: ignore[no-untyped-def]
+async def fail_one(  # type: ignore[no-untyped-def]
+    danube: DanubeBroker, policy: FailurePolicy, is_over=None
+) -> tuple[Producer, Received]:
     producer = await danube.producer("/default/t")
     received = await danube.consumer("/default/t")
     await danube.broker.set_failure_policy(TOPIC, "s", policy)
     await producer.send(b"poison")
     for _ in range(2):
-        await received.consumer.nack(await received.next(ack=False), delay_ms=0)
+        await received.consumer.nack(await received.next(ack=False), delay_ms=0, reason="it is poison")
     await until(is_over or (lambda: danube.broker.subscription(TOPIC, "s").lag == 0))
+    return producer, received
 
 
 async def test_reconnection_resends_pending(danube: DanubeBroker) -> None:
@@ -138,6 +147,48 @@ async def test_subscription_creation_race_condition(danube: DanubeBroker) -> Non
     await asyncio.gather(*(producer.send(b"%d" % number) for number in range(25)))
     found = await taken_by_any(consumers, 25)
     assert sorted(map(int, found)) == list(range(25))
+
+
+# --- Danube's heartbeat scenarios: it polls for what a notification missed; here nothing is missed -------------------
+
+
+async def test_notification_coalescing_recovery(danube: DanubeBroker) -> None:
+    """Many messages in one turn wake a delivery once: all of them come, in order, and the last without another."""
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+    await asyncio.gather(*(producer.send(b"%d" % number) for number in range(100)))
+    messages = [await received.next() for _ in range(100)]
+    assert [one.msg_id.topic_offset for one in messages] == list(range(100))
+    assert {int(one.payload) for one in messages} == set(range(100))
+    await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
+
+
+async def test_consumer_disconnect_during_notification(danube: DanubeBroker) -> None:
+    """What arrives while the consumer goes away waits for it, in order, and what it acked does not come again."""
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+    await producer.send(b"acked")
+    await received.payloads(1)
+    await producer.send(b"held")
+    await received.payloads(1, ack=False)
+    await asyncio.gather(producer.send(b"late"), received.consumer.close())
+    again = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+    await producer.send(b"new")
+    assert await again.payloads(3) == [b"held", b"late", b"new"]
+    await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
+
+
+async def test_poll_next_returns_none_recovery(tmp_path: Path) -> None:
+    """A delivery that has read everything goes on with the next burst, from the tail or from the log on disk."""
+    async with danube_broker(tmp_path, "iceberg") as danube:
+        producer = await danube.producer("/default/t")
+        received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
+        for burst in range(3):
+            wanted = [b"%d" % number for number in range(10 * burst, 10 * burst + 10)]
+            for payload in wanted:
+                await producer.send(payload)
+            assert await received.payloads(10) == wanted
+            await until(lambda: danube.broker.subscription(TOPIC, "s").lag == 0)
 
 
 async def taken_by_any(consumers: list[Received], count: int) -> list[bytes]:

@@ -22,7 +22,7 @@ from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.broker.topic import Producer, Topic
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey
-from icestream.model.subscription import FailurePolicy
+from icestream.model.subscription import FailurePolicy, Poison
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.wal.receipt import Receipt
@@ -71,9 +71,14 @@ class Burial:
             raise errors.InvalidInput("the subscription has no dead-letter topic any more")
         topic = TopicName.parse(policy.dead_letter_topic)
         producer = await self._producing.open_inner_producer(topic, self._name(stream), str(generation))
-        source = Source(str(self._topic.name), self._subscription, self._address, policy.poison.value)
+        source = Source(self._shard_name(stream), self._subscription, self._address, _word(policy.poison))
         rows = await read_rows(stream, letter.start, letter.end)
         return await self._store(_shard_of(producer, stream), producer, source, letter, rows)
+
+    def _shard_name(self, stream: ShardStream) -> str:
+        """As consumers of Danube know it: the offset in the note is one of this shard."""
+        record = self._topic.record
+        return self._topic.name.shard_name(stream.key.shard, record.shards, is_partitioned=record.is_partitioned)
 
     def _name(self, stream: ShardStream) -> str:
         return f"dead-letters/{self._record.id}/{stream.key.shard}"
@@ -99,6 +104,11 @@ class Burial:
                 block = encode_letters(rows[:count], source, letter, numbering)
                 return rows[:count], self._storage.store_messages(key, block)
         return rows[:1], self._storage.store_messages(key, encode_as_it_is(rows[0], numbering))
+
+
+def _word(poison: Poison) -> str:
+    """Danube's, which has no dash."""
+    return poison.value.replace("-", "_")
 
 
 def _shard_of(producer: Producer, stream: ShardStream) -> ShardKey:

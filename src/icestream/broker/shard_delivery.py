@@ -22,6 +22,7 @@ from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeyShare
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.dispatch.ledger import NACK
 from icestream.broker.dispatch.ring import KeyFilter
 from icestream.broker.key_sight import KeySight
 from icestream.broker.records import CursorRecord, as_steps
@@ -173,12 +174,18 @@ class ShardDelivery:
             self._mark()
 
     def nack(
-        self, ranges: Sequence[tuple[int, int]], generation: int, delay_ms: int, consumer_id: int | None = None
+        self,
+        ranges: Sequence[tuple[int, int]],
+        generation: int,
+        delay_ms: int,
+        consumer_id: int | None = None,
+        reason: str = "",
     ) -> None:
-        """`consumer_id`: who gives them back. What is with another one by now is not its to give."""
+        """`consumer_id`: who gives them back. What is with another one by now is not its to give. `reason`: why."""
         if not self.is_closed:
             metrics.NACKED_MESSAGES.value += self._count(ranges, generation)
-            self.carry_out(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms, consumer_id))
+            why = reason[: limits.NACK_REASON_CHARACTERS_MAX] or NACK
+            self.carry_out(self.dispatcher.nack(ranges, generation, self.now_ms(), delay_ms, consumer_id, why))
             self._mark()
 
     def _count(self, ranges: Sequence[tuple[int, int]], generation: int) -> int:

@@ -37,6 +37,13 @@ class DanubeListeners:
     def admin_port(self) -> int:
         return self._admin.port if self._admin is not None else 0
 
+    @property
+    def connections(self) -> dict[str, int]:
+        """By listener, as far as the wire knows."""
+        named = {"danube": self._listener, "danube_admin": self._admin}
+        counts = {name: listener.connections for name, listener in named.items() if listener is not None}
+        return {name: count for name, count in counts.items() if count is not None}
+
     async def listen(self, broker: Broker, metrics_port: int = 0) -> None:
         if not self._settings.danube.enable:
             return

@@ -73,7 +73,8 @@ class Surroundings:
         node = self._node
         if node is None:
             return [metrics.READY.family(0)]
-        listeners = {"native": node.native.connections, "local": self.local.connections if self.local else 0}
+        local = self.local.connections if self.local else 0
+        listeners = {"native": node.native.connections, "local": local, **node.danube.connections}
         found: list[Metric] = [*await readings.broker_families(node.broker)]
         found.append(metrics.CONNECTIONS.family({name: float(count) for name, count in listeners.items()}))
         found.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))

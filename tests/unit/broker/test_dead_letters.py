@@ -75,7 +75,7 @@ async def test_a_letter_is_the_message_with_danubes_notes() -> None:
         "x-original-topic-offset": "1",
         "x-original-producer-id": str(producer_id),
         "x-original-broker-addr": machine.broker_options.address,
-        "x-poison-policy": "dead-letter",
+        "x-poison-policy": "dead_letter",
         "x-delivery-attempt": "1",
         "x-failure-reason": "nack",
     }

@@ -111,6 +111,15 @@ async def test_limits_of_subscriptions_and_consumers_are_resource_exhausted(tabl
     assert await refused(table.subscribe(subscription="other")) == "RESOURCE_EXHAUSTED"
     assert await refused(table.subscribe(name="other")) == "RESOURCE_EXHAUSTED"
     await table.subscribe()
+    await table.broker.set_topic_policies(TOPIC, records.Policies(max_consumers_per_topic=1))
+    assert await refused(table.subscribe(subscription="other")) == "RESOURCE_EXHAUSTED"
+
+
+async def test_the_largest_message_of_a_topic_is_its_policy(table: DanubeTable) -> None:
+    mine = await table.producer()
+    await table.broker.set_topic_policies(TOPIC, records.Policies(max_message_bytes=1000))
+    await table.send(mine, bytes(900))
+    assert await refused(table.send(mine, bytes(1001))) == "INVALID_ARGUMENT"
 
 
 async def test_one_that_was_silent_for_long_still_sends(table: DanubeTable) -> None:
@@ -369,7 +378,7 @@ async def test_a_nack_brings_the_message_again_and_then_the_policy_decides(table
     stream = table.receive(consumer).stream
     await table.send(mine, b"poison", attributes={"a": "b"})
     for count in (1, 2):
-        await table.nack((await stream.until(count))[-1], delay_ms=0, reason="no")
+        await table.nack((await stream.until(count))[-1], delay_ms=0, reason=f"no {'x' * 300} {count}")
     await until(lambda: table.broker.topics.find(TopicName("default", "dead")) is not None)
     reader = await table.subscribe("/default/dead", start="earliest")
     (letter,) = await table.receive(reader).stream.until(1)
@@ -378,6 +387,25 @@ async def test_a_nack_brings_the_message_again_and_then_the_policy_decides(table
     assert letter.attributes["x-original-topic"] == "/default/t"
     assert letter.attributes["x-original-producer-id"] == str(mine)
     assert letter.attributes["x-delivery-attempt"] == "2"
+    assert letter.attributes["x-poison-policy"] == "dead_letter"
+    assert letter.attributes["x-failure-reason"] == f"no {'x' * 300}"[: limits.NACK_REASON_CHARACTERS_MAX]
+
+
+async def test_a_letter_names_the_partition_whose_offset_it_tells(table: DanubeTable) -> None:
+    part = "/default/t-part-1"
+    mine = await table.producer(part)
+    consumer = await table.subscribe(part)
+    policy = FailurePolicy(0, 30_000, 0, 0, Backoff.FIXED, Poison.DEAD_LETTER, "/default/dead")
+    await table.broker.set_failure_policy(TOPIC, "s", policy)
+    stream = table.receive(consumer).stream
+    await table.send(mine, topic=part)
+    (message,) = await stream.until(1)
+    await table.nack(message)
+    await until(lambda: table.broker.topics.find(TopicName("default", "dead")) is not None)
+    reader = await table.subscribe("/default/dead", start="earliest")
+    (letter,) = await table.receive(reader).stream.until(1)
+    assert letter.attributes["x-original-topic"] == message.msg_id.topic_name == part
+    assert letter.attributes["x-failure-reason"] == "nack"
 
 
 async def test_a_message_too_large_for_a_danube_client_fails_and_does_not_end_its_stream(table: DanubeTable) -> None:

@@ -108,15 +108,16 @@ class Dispatcher(Ledger):
         now_ms: int,
         delay_ms: int = 0,
         consumer_id: int | None = None,
+        reason: str = NACK,
     ) -> list[Instruction]:
         """A consumer gives messages back. What is not in flight is not its to give; where `consumer_id` says who it is,
-        neither is what another one has by now."""
+        neither is what another one has by now. `reason`: what their dead letters will say."""
         if generation == self.generation:
             for start, end in ranges:
                 for held in self.in_flight.within(start, end):
                     if consumer_id in (None, held.value.consumer):
                         self.in_flight.take(held.start, held.end)
-                        self._fail(held.start, held.end, Failure(held.value.attempt + 1, NACK), now_ms, delay_ms)
+                        self._fail(held.start, held.end, Failure(held.value.attempt + 1, reason), now_ms, delay_ms)
         return self._go_on(now_ms)
 
     # --- events: the log, the clock, the dead letters ---

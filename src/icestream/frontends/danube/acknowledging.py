@@ -35,6 +35,7 @@ class Settled(NamedTuple):
     subscription: str
     offset: int
     nack_delay_ms: int | None = None  # None: it is acked
+    reason: str = ""
 
 
 class Acknowledging:
@@ -60,7 +61,8 @@ class Acknowledging:
         asked = decode(pb.NackRequest, raw)
         delay_ms = min(asked.delay_ms, limits.FAILURE_POLICY_VALUE_MAX)  # the policy of the subscription bounds it
         where = asked.msg_id
-        _check(self.settle([Settled(where.topic_name, asked.subscription_name, where.topic_offset, delay_ms)]))
+        given_back = Settled(where.topic_name, asked.subscription_name, where.topic_offset, delay_ms, asked.reason)
+        _check(self.settle([given_back]))
         return pb.NackResponse(request_id=asked.request_id).SerializeToString()
 
     def settle(self, batch: Iterable[Settled]) -> list[errors.IcestreamError | None]:
@@ -78,7 +80,7 @@ class Acknowledging:
             if one.nack_delay_ms is None:
                 acks.setdefault(where, (delivery, []))[1].extend(ranges)
             else:
-                delivery.nack(ranges, delivery.generation, one.nack_delay_ms)
+                delivery.nack(ranges, delivery.generation, one.nack_delay_ms, reason=one.reason)
                 self._consumers.acked(where, 1)
         for where, (delivery, ranges) in acks.items():
             delivery.ack(ranges, delivery.generation)

@@ -28,6 +28,7 @@ from icestream.wal.tail import SectionRead
 _log = get_logger("danube")
 _TOP_UP: Final = limits.CREDIT_MAX // 2
 TAKEN_OVER: Final = "connected again"
+TOO_LARGE: Final = "too large for a client of Danube"
 
 
 class DanubeConsumer:
@@ -131,7 +132,7 @@ class DanubeConsumer:
         """A message that no client of Danube takes: it fails, and its subscription's policy says what becomes of it."""
         _log.warning("a message is too large for a Danube client", topic=self._wire_name, offset=offset, bytes=size)
         if self._subscription is not None:
-            self._subscription.delivery(self.shard).nack([(offset, offset + 1)], generation, 0, self.id)
+            self._subscription.delivery(self.shard).nack([(offset, offset + 1)], generation, 0, self.id, TOO_LARGE)
 
     def _top_up(self) -> None:
         spent, self._spent = self._spent, 0

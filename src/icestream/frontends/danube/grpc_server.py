@@ -45,6 +45,11 @@ class GrpcListener:
         self._server: aio.Server | None = None
         self.port = 0
 
+    @property
+    def connections(self) -> int | None:
+        """gRPC does not say."""
+        return None
+
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """The port that it has."""
         server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=limits.DANUBE_CALLS_MAX)

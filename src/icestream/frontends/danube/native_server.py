@@ -48,6 +48,10 @@ class NativeListener:
         self._serving: NativeServing | None = None
         self.port = 0
 
+    @property
+    def connections(self) -> int | None:
+        return self._serving.connections if self._serving is not None else 0
+
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """The port that it has."""
         self._pem = None if tls is None else tls.read()
@@ -122,6 +126,10 @@ class NativeServing:
             CONNECTION_GONE: self._disconnected,
         }
         self._loop.add_reader(self._wire.fileno(), self._look)
+
+    @property
+    def connections(self) -> int:
+        return len(self._peers)
 
     def _look(self) -> None:
         for kind, *told in self._wire.poll():
