@@ -80,9 +80,10 @@ async def check_kills(folder: Path, mode: str, kills: int, seed: int) -> None:
 
 class Run:
     def __init__(self, folder: Path, mode: str, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.chance = random.Random(seed)  # of the plan; whoever works beside it must not use it up
+        self._traffic = random.Random(seed)
         self.broker = KilledBroker(folder, mode)
-        self.kept = Kept(self.chance)
+        self.kept = Kept(self._traffic)
         self.auditors = Auditors()
         self.ends: Counter[str] = Counter()
         self._ids: dict[str, int] = {}
@@ -98,8 +99,12 @@ class Run:
         while self.ends["kills"] < kills:
             await self._life(ways.pop())
             ways = ways or self.chance.sample(WAYS_TO_END, len(WAYS_TO_END))
-        while not self.auditors.repeated and self.ends["kills"] < 3 * kills:
-            await self._life("load")  # where the machine is so busy that every cursor was written in time
+        while not self._has_shown_enough(kills) and self.ends["kills"] < 3 * kills:
+            await self._life("load")
+
+    def _has_shown_enough(self, kills: int) -> bool:
+        """On a busy machine every cursor may have been written in time, and no topic been made anew in a short life."""
+        return self.auditors.repeated > 0 and len(self.kept.incarnations) > kills // 4
 
     async def _first_life(self) -> None:
         """Everything that others find again is made."""
@@ -156,7 +161,7 @@ class Run:
             if self._keeping:
                 await self.auditors.life_began(behind, was_stopped=self._was_stopped)
             workers = [
-                Worker(client, kind, name, self.auditors, self.chance) for kind in KINDS for name in kind.consumers
+                Worker(client, kind, name, self.auditors, self._traffic) for kind in KINDS for name in kind.consumers
             ]
             for worker in workers:
                 await worker.subscription
@@ -219,9 +224,10 @@ class Run:
         self.ends["take-overs"] += 1
 
     async def _seek(self, workers: list[Worker]) -> None:
-        worker = self.chance.choice([one for one in workers if one.kind.is_sought and not one.has_left])
-        shard = self.chance.randrange(SHARDS)
-        position = self.chance.choice(self.kept.newest[shard][-60:])
+        worker = self._traffic.choice([one for one in workers if one.kind.is_sought and not one.has_left])
+        shard = self._traffic.randrange(SHARDS)
+        await until(lambda: self.kept.newest[shard])
+        position = self._traffic.choice(self.kept.newest[shard][-60:])
         worker.audits[shard].seek_asked(position)
         await worker.subscription.seek(position, shard=shard)
         worker.audits[shard].seek_answered()

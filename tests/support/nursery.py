@@ -32,7 +32,15 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 60.0
 MESSAGE_BYTES_MAX = 200_000
-PRELOADED = ("uvloop", "icestream.cli.serve", "icestream.cli.main", "tests.support.writer_load")
+# A command of the command line loads what it needs when it is called: that is named here, too (test_nursery.py).
+PRELOADED = (
+    "uvloop",
+    "icestream.cli.main",
+    "icestream.cli.serve",
+    "icestream.runtime.loop",
+    "icestream.server",
+    "tests.support.writer_load",
+)
 
 
 class Nursery:

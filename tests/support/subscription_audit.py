@@ -66,7 +66,6 @@ class ShardAudit:
         self.repeated = 0  # acks that were counted and came again
         self._is_ordered = is_ordered
         self._is_keyed = is_keyed
-        self._written_before = 0  # the revision of the write before `cursor`
         self._base: Cursor | None = None  # where this life began
         self._found: list[tuple[int, Cursor]] = []  # where each life began, and when that was seen
         self._positions = {0: 0}  # of each generation
@@ -84,13 +83,24 @@ class ShardAudit:
     def written(self, cursor: Cursor) -> None:
         """A write was seen; of those between two that were seen nothing is known."""
         before = self.cursor
-        if before is not None and cursor.revision <= before.revision:
+        if not self._see(cursor) or before is None:
             return
+        for revision, _, offset in self._counted:
+            is_due = revision < before.revision
+            check(not is_due, "S3 acked before the last write but one began, not stored", self.name, offset, cursor)
+
+    def _see(self, cursor: Cursor) -> bool:
+        """False: it is no news."""
+        if self.cursor is not None and cursor.revision <= self.cursor.revision:
+            return False
         self._look_at(cursor)
-        if before is not None:
-            self._written_before = before.revision
         self.cursor = cursor
-        self._check_counted()
+        self._counted = [
+            (revision, generation, offset)
+            for revision, generation, offset in self._counted
+            if generation > cursor.generation or (generation == cursor.generation and not cursor.holds(offset))
+        ]
+        return True
 
     def _look_at(self, cursor: Cursor) -> None:
         before = self.cursor
@@ -101,21 +111,14 @@ class ShardAudit:
         self._see_generation(cursor.generation)
         check(cursor.offset >= self._positions[cursor.generation], "S4 a cursor below its seek", self.name, cursor)
 
-    def _check_counted(self) -> None:
-        cursor = self.cursor
-        assert cursor is not None
-        kept = []
-        for revision, generation, offset in self._counted:
-            if generation < cursor.generation or (generation == cursor.generation and cursor.holds(offset)):
-                continue
-            kept.append((revision, generation, offset))
-            is_due = revision < self._written_before
-            check(not is_due, "S3 acked before the last write but one began, not stored", self.name, offset, cursor)
-        self._counted = kept
-
     def life_began(self, cursor: Cursor, *, was_stopped: bool) -> None:
-        """This is what the broker found."""
-        self.written(cursor)
+        """This is what the broker found, or made of that: a start which finds a dead letter that the cursor did not
+        know writes it anew, before anybody comes (hazard 41).
+
+        Such a write holds what the last life had stored, and none of the acks that died with it. So S3 asks nothing of
+        it: it was asked of each write that was seen before, and S4 says that all of those is still here.
+        """
+        self._see(cursor)
         newest = self.cursor
         assert newest is not None
         check(cursor == newest, "S4 a write that was seen is gone", self.name, newest, cursor)
