@@ -47,6 +47,7 @@
     │   ├── AccessDenied           access_denied     no    a catalog or an object store refused the credentials
     │   ├── UnexpectedAnswer       unexpected_answer no    what answers is no catalog, or no object store
     │   ├── PositionGone           position_gone     no    the log no longer holds that offset
+    │   ├── LeaseLost              lease_lost        no    a lease on log files ended, or a newer pipeline took over
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
     │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
     │   ├── MetadataFileDamaged    metadata_file_damaged no    the file that describes a table is not readable as one
@@ -290,6 +291,10 @@ class PositionGone(PersistentStorageError):
     code = "position_gone"
 
 
+class LeaseLost(PersistentStorageError):
+    code = "lease_lost"
+
+
 class MetadataDamaged(PersistentStorageError):
     code = "metadata_damaged"
 
@@ -418,6 +423,7 @@ SAID: dict[type[IcestreamError], Said] = {
     AccessDenied: Said(13, 502),
     UnexpectedAnswer: Said(http=502),
     PositionGone: Said(7, 410, grpc="OUT_OF_RANGE"),
+    LeaseLost: Said(7, 410),
     MetadataDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),
     MetadataFileDamaged: Said(iceberg=(422, "UnprocessableEntityException")),

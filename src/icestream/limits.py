@@ -472,6 +472,32 @@ READ_THREADS: Final = 2
 # A follower gets at most this many bytes of records per step.
 FOLLOW_BYTES_MAX: Final = 8 * MIB
 
+# --- the pipeline -----------------------------------------------------------------------------------------------------
+# A reader of a log file may begin at a record about every so many bytes: a task takes some of these pieces.
+MARK_STRIDE_BYTES: Final = 1 * MIB
+# One answer about what is in no table: a round takes no more topics than this, and the answer stays a document.
+BACKLOG_TOPICS_MAX: Final = 1_024
+BACKLOG_STRETCHES_MAX: Final = 8_192
+BACKLOG_FILES_MAX: Final = 256
+# Declared gaps of one shard in such an answer, the newest: adjacent ones are merged, and a start makes at most one.
+BACKLOG_GAPS_MAX: Final = 64
+# Shards that are looked at between two turns of the loop: below half a millisecond.
+BACKLOG_SLICE_SHARDS: Final = 512
+# Floors that are moved between two turns of the loop.
+FLOORS_SLICE: Final = 64
+# How long a driver may wait in one call. It asks again; a broker that stops does not wait for it.
+BACKLOG_WAIT_MS_MAX: Final = 60_000
+# Leases of log files: one for each round, and a few that were left to end by themselves.
+LEASES_MAX: Final = 64
+# A lease that nobody renews ends: then a dead driver holds the log no longer.
+LEASE_TTL_MS_MAX: Final = 600_000
+# Positions in one call, so that it stays below the values of a call; who has more calls again.
+PIPELINE_POSITIONS_MAX: Final = 1_000
+# What the driver says of itself.
+PIPELINE_STATE_BYTES_MAX: Final = 64 * KIB
+# And nothing for so long is said with it.
+PIPELINE_SILENT_SECONDS: Final = 120.0
+
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 # The newest and the one before it: a torn newest costs more scanning, never state (hazard 4).
 CHECKPOINTS_KEPT: Final = 2

@@ -8,11 +8,23 @@ The broker syncs before it answers, so everything in here is synced (hazard 0) a
                  A task owns the bytes from one mark to another, or to `end`
 
 A file is named by its number, which is its generation too: a file that was used again has another (hazard 29).
+
+The calls on the broker's local socket (frontends/native/pipeline_calls.py); a Backlog crosses as the bytes of
+`encode_backlog`, because a document may not have so many values:
+    pipeline_backlog     wait_ms, files_max, after_lsn    backlog: bytes
+    pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: one with a higher
+                                                          epoch was here. PositionGone: a file is not there any more
+    pipeline_committed   positions [[topic_id, shard, offset], …], at most PIPELINE_POSITIONS_MAX      nothing
+    pipeline_state       state, a document; nil only asks  state, age_ms: the last one that was said
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+from icestream import errors
 
 
 class ShardBacklog(msgspec.Struct, frozen=True, array_like=True):
@@ -28,8 +40,8 @@ class TopicBacklog(msgspec.Struct, frozen=True):
     name: str
     incarnation: int
     shards: list[ShardBacklog]  # all of them, those with nothing to write too
-    rows: int
-    bytes: int
+    rows: int  # in no table, wherever they lie
+    bytes: int  # of the stretches in this answer, about
     oldest_us: int  # append time of the oldest message that is in no table; about: a file's or an index point's
     policy: dict[str, str] = {}  # of its table: partitioning, codec, target size; what differs from the settings
 
@@ -60,3 +72,19 @@ class Backlog(msgspec.Struct, frozen=True):
     topics: list[TopicBacklog]
     files: list[LogFile]
     is_cut: bool = False  # there is more: ask again after this is committed
+    lsn: int = 0  # the last record that this knows of: `after_lsn` of a call that is to wait for more
+
+
+_decoder: Final = msgspec.msgpack.Decoder(Backlog)
+
+
+def encode_backlog(backlog: Backlog) -> bytes:
+    return msgspec.msgpack.encode(backlog)
+
+
+def decode_backlog(data: bytes) -> Backlog:
+    """Raises DecodeError for anything that is none."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.DecodeError(f"not a backlog: {error}") from None

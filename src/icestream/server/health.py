@@ -24,7 +24,8 @@ def checks(node: Node | None, children: list[Child]) -> list[Check]:
     if node is None:
         return [Check(name, False, OPENING) for name in ("metadata", "log", "broker")]
     found = [_metadata(node.store), *_log(node.log), _broker(node.broker)]
-    return found + [child.check() for child in children]
+    said = node.ingest.check() if node.ingest is not None else None
+    return found + ([said] if said is not None else []) + [child.check() for child in children]
 
 
 def _metadata(store: MetadataStore) -> Check:

@@ -23,6 +23,7 @@ from pathlib import Path
 from icestream import errors
 from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
+from icestream.broker.ingest import Ingest, Place
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
@@ -92,6 +93,7 @@ class Node:
         self.around = around or Surroundings(settings)
         self.store = store
         self.log = log
+        self.ingest = Ingest(log, clock, self._place()) if log is not None else None
         self.broker = Broker(broker_options(settings), store, storage, clock)
         welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
         self.native = NativeListener(self.broker, welcome)
@@ -101,6 +103,11 @@ class Node:
             log.on_stop = self._fail
         if isinstance(store, NodeStore):
             store.node.on_stop = self._fail
+
+    def _place(self) -> Place:
+        """Where tasks of the pipeline find the log. The token is made anew by each start."""
+        address = f"{self.settings.node.bind_host}:{self.around.http.port}"
+        return Place(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
 
     def _fail(self, error: errors.IcestreamError) -> None:
         if not self.failed.done():

@@ -23,6 +23,7 @@ from icestream.frontends.http.endpoints import Endpoints
 from icestream.frontends.http.listener import HttpListener
 from icestream.frontends.native.admin_calls import Administration
 from icestream.frontends.native.listener import NativeListener
+from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.lake.options import LakeOptions
 from icestream.metadata.node_store import NodeStore
 from icestream.observability import metrics
@@ -103,7 +104,8 @@ class Surroundings:
 
     async def _listen_locally(self, node: Node, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
-        administration = Administration(node.broker, node.log, online, self._clock, self.checks)
+        pipeline = PipelineCalls(node.ingest)
+        administration = Administration(node.broker, node.log, online, self._clock, self.checks, pipeline)
         welcome = handshake.Server(self._settings.node.name, self._clock.wall_us)
         listener = NativeListener(node.broker, welcome, administration.offered())
         await listener.listen_locally(self._settings.local_socket)

@@ -83,6 +83,7 @@ class OpenFile:
     capacity: int
     first_lsn: int = 0
     position: int = wire.RECORDS_START
+    mark_due: int = wire.RECORDS_START  # the next record at or behind this position becomes a mark
     index: FileIndex = field(default_factory=FileIndex)
 
     @property
@@ -144,6 +145,7 @@ class Appender:
         self.sealed_count = 0
         self.sealing_bytes = 0  # of the files whose seal is planned
         self._released_at = (0, 0)  # file number and end position of the last released record
+        self._synced_at = (0, 0)  # and of the last that is known to be synced
         self._gathered: list[Shard] = []
         self._gathered_notes: list[wire.Section] = []
 
@@ -307,6 +309,9 @@ class Appender:
         )
         self.state.lsn = lsn
         ticket = self._plan(file.number, file.position, data, sync=needs_sync)
+        if file.position >= file.mark_due:
+            file.index.marks.append((file.position, lsn))
+            file.mark_due = file.position + limits.MARK_STRIDE_BYTES
         file.position += len(data)
         record = _InFlight(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, promises)
         self._unreleased.append(record)
@@ -454,6 +459,14 @@ class Appender:
         for shard, promise in record.promises:
             shard.reserved = promise
         self.synced_lsn = record.lsn
+        self._synced_at = (record.number, record.end)
+
+    def synced_end(self, number: int) -> int:
+        """Behind the last synced record of a file that is not sealed on disk yet."""
+        for seal in self.sealing():
+            if seal.number == number and seal.last_lsn <= self.synced_lsn:
+                return seal.end_position
+        return self._synced_at[1] if self._synced_at[0] == number else wire.RECORDS_START
 
     def _files_to_end(self, keep: int) -> list[SealedFile]:
         """Every file with unfinished writes, ended at the last record that counts, without a footer."""

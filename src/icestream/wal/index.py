@@ -93,9 +93,10 @@ class ShardIndex:
 class FileIndex:
     """Every shard of one file, and how large the footer would be if the file were sealed now."""
 
-    __slots__ = ("footer_bytes", "shards", "topics")
+    __slots__ = ("footer_bytes", "marks", "shards", "topics")
 
     def __init__(self) -> None:
+        self.marks: list[tuple[int, int]] = []  # (position, lsn) of records, about every MiB; none when it was found
         self.shards: dict[ShardKey, ShardIndex] = {}
         self.topics: dict[int, Topic] = {}
         self.footer_bytes = HEADER_BYTES

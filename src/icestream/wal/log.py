@@ -23,6 +23,8 @@ from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import log_file
 from icestream.wal.admission import Quota, admit, quota_of
 from icestream.wal.appender import Appender, Batch, Result
+from icestream.wal.backlog import BacklogReader
+from icestream.wal.floors import Floors
 from icestream.wal.options import LogOptions, too_large
 from icestream.wal.reader import Reader
 from icestream.wal.receipt import Receipt
@@ -70,6 +72,8 @@ class Log:
         self.upkeep = Upkeep(
             directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready
         )
+        self.floors = Floors(self.state, self.upkeep)
+        self.backlog = BacklogReader(self.state, self.appender, self.upkeep, clock)
         self.reader = Reader(self.state, self.appender, self.upkeep, directory, reads, self.wait_released)
         self.retainer = Retainer(
             self.state, self.upkeep, clock, self._tasks, lambda: self._next_seal(self.appender.sealed_count),
@@ -428,15 +432,7 @@ class Log:
     async def advance_floor(self, floors: Mapping[ShardKey, int]) -> None:
         """Everything below these offsets is durable elsewhere. Frees the files that nobody needs any more."""
         self._check_open()
-        for key, offset in floors.items():
-            shard = self.state.shard(key)
-            if offset > shard.synced:
-                raise errors.InvalidInput(
-                    f"floor {offset} of {key} is beyond its synced offset {shard.synced}",
-                    hint="call sync() first: nothing durable elsewhere may pass synced",
-                )
-            self.upkeep.move_floor(shard, offset)
-        await self.upkeep.floors_moved()
+        await self.floors.advance(floors)
 
     async def checkpoint(self) -> None:
         """Writes a checkpoint now, and frees what it allows."""

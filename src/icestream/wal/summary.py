@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream.model.shard import ShardKey
+from icestream.wal.format import RECORDS_START
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import Seal
 
@@ -22,19 +23,24 @@ class Range(NamedTuple):
 
 @dataclass(slots=True)
 class FileSummary:
-    """One sealed file. Arrays beside a sorted list of keys: about 130 bytes for a shard."""
+    """One sealed file. Arrays beside a sorted list of keys: about 130 bytes for a shard.
+
+    `marks` are (position, lsn) of records where a reader may begin, the first record always.
+    """
 
     seal: Seal
     size: int
+    marks: list[tuple[int, int]] = field(default_factory=list)
     keys: list[ShardKey] = field(default_factory=list)
     _first: array[int] = field(default_factory=lambda: array("q"))
     _end: array[int] = field(default_factory=lambda: array("q"))
     _bytes: array[int] = field(default_factory=lambda: array("q"))
     _time: array[int] = field(default_factory=lambda: array("q"))
+    _passed: int = 0  # so many of its shards, from the first on, are known to be below their floors
 
     @classmethod
     def of(cls, seal: Seal, size: int, index: FileIndex) -> FileSummary:
-        summary = cls(seal, size)
+        summary = cls(seal, size, index.marks or [(RECORDS_START, seal.first_lsn)])
         for key, shard in sorted(index.shards.items()):
             summary.keys.append(key)
             summary._first.append(shard.first_offset)
@@ -53,6 +59,17 @@ class FileSummary:
     def ranges(self) -> Iterator[tuple[ShardKey, Range]]:
         for at, key in enumerate(self.keys):
             yield key, self[at]
+
+    def is_passed(self, floor_of: Callable[[ShardKey], int]) -> bool:
+        """Whether nothing in it lies above a floor. Floors only rise: what was passed once is not looked at again."""
+        while self._passed < len(self.keys) and self._end[self._passed] <= floor_of(self.keys[self._passed]):
+            self._passed += 1
+        return self.was_passed
+
+    @property
+    def was_passed(self) -> bool:
+        """As far as the last look at it has told."""
+        return self._passed == len(self.keys)
 
     @property
     def number(self) -> int:

@@ -25,6 +25,7 @@ from icestream.wal.checkpoint import (
     window_slices,
 )
 from icestream.wal.footer import load_index
+from icestream.wal.leases import Leases
 from icestream.wal.options import LogOptions
 from icestream.wal.pins import Pins
 from icestream.wal.provision import Provisioner
@@ -64,6 +65,7 @@ class Upkeep:
         self._prepare_again_ns = 0
         self._frees_later = False
         self.pins = Pins(clock)
+        self.leases = Leases(clock)
         self.files: list[FileSummary] = recovered.files
         self.sealed_bytes = sum(file.size for file in self.files)
         self.handles: dict[int, File] = {}
@@ -86,6 +88,10 @@ class Upkeep:
     def used_bytes(self) -> int:
         file = self._appender.file
         return self.sealed_bytes + self._appender.sealing_bytes + (file.position if file else 0)
+
+    def numbers(self) -> set[int]:
+        """Of every file that holds records."""
+        return {file.number for file in self.files} | {number for number, _ in self._appender.open_files()}
 
     # --- the next file ---
 
@@ -252,7 +258,9 @@ class Upkeep:
     def move_floor(self, shard: Shard, offset: int) -> None:
         """What lies below a floor does not count against its topic, also while another topic holds the file (8)."""
         for file in self.files:
-            held = file.find(shard.key)
+            held = None if file.was_passed else file.find(shard.key)
+            if held is not None and held.first >= offset:
+                break
             if held is not None and shard.floor < held.end <= offset:
                 shard.usage.held_bytes -= held.own_bytes
         shard.floor = max(shard.floor, offset)
@@ -274,7 +282,7 @@ class Upkeep:
     def _is_something_passed(self) -> bool:
         """Whether the oldest file is needed by nobody, as far as memory knows."""
         shards = self._state.shards
-        return bool(lifecycle.freeable(self.files[:1], self._appender.synced_lsn, lambda key: shards[key].floor))
+        return bool(self.files) and self.files[0].is_passed(lambda key: shards[key].floor)
 
     async def _free_later(self) -> None:
         await self._clock.sleep(limits.PIN_SECONDS_MAX)
@@ -290,7 +298,7 @@ class Upkeep:
 
     async def free_files(self) -> None:
         """Takes back the oldest files that no shard, checkpoint or reader needs."""
-        free = self.pins.without_pinned(self._freeable())
+        free = self.pins.without_pinned(self.leases.without_leased(self._freeable()))
         if not free:
             return
         gone = {file.number for file in free}

@@ -23,6 +23,7 @@ from icestream.frontends.native import descriptions
 from icestream.frontends.native.calls import CALLS, Document, Offered, TopicAndSubscription, TopicOnly, arguments_of
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pages import Page, page_of
+from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.observability.health import Check
@@ -115,17 +116,19 @@ class Administration:
         online: OnlineSettings,
         clock: Clock,
         checks: Callable[[], Sequence[Check]],
+        pipeline: PipelineCalls | None = None,
     ) -> None:
         self._broker = broker
         self._log = log
         self._online = online
         self._clock = clock
         self._checks = checks
+        self._pipeline = pipeline or PipelineCalls(None)
 
     def offered(self) -> Offered:
         """Everything that the local socket offers."""
         mine = {name: getattr(self, name) for name in METHODS}
-        return Offered({**CALLS, **METADATA_CALLS, **mine}, limits.LOCAL_CALL_BYTES_MAX)
+        return Offered({**CALLS, **METADATA_CALLS, **self._pipeline.calls(), **mine}, limits.LOCAL_CALL_BYTES_MAX)
 
     def _topic(self, name: str) -> Topic:
         return self._broker.topics.get(TopicName.parse(name))

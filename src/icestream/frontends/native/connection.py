@@ -83,6 +83,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._call_ended = Pulse()
         self.out = Outbox(connections, self._tell_consumers)
         self.lost = asyncio.Event()
+        self.leaving = asyncio.Event()  # a call that only waits ends now
         self.peer = ""
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, NativeConsumer] = {}
@@ -146,6 +147,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = None
         self.out.use(None)
         self.lost.set()
+        self.leaving.set()
         if self._due is not None:
             self._due.cancel()
         self._held.clear()
@@ -217,6 +219,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     async def leave(self, error: errors.IcestreamError) -> None:
         """Reads nothing more, answers what was taken, says why, and goes. Ends when the client has read it all."""
         self._is_leaving = True
+        self.leaving.set()
         self._abort_in(limits.CLOSE_SECONDS_MAX)
         if self._transport is not None:
             self._transport.pause_reading()

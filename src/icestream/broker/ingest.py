@@ -1,0 +1,121 @@
+"""The broker's side of the pipeline: what is to be written, the files that a round holds, how far the tables are.
+
+The driver asks over the local socket (frontends/native/pipeline_calls.py), its tasks read log files over HTTP
+(frontends/http). The broker knows nothing of tables (docs/adr/0025).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from icestream import errors, limits
+from icestream.model.backlog import Backlog
+from icestream.model.shard import ShardKey
+from icestream.observability.health import Check
+from icestream.protocol import document
+from icestream.runtime.clock import Clock
+from icestream.wal.log import Log
+
+Document = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where tasks find the log: its directory, or the broker's HTTP with a token."""
+
+    directory: str
+    address: str
+    token: str
+
+
+class Ingest:
+    def __init__(self, log: Log, clock: Clock, place: Place) -> None:
+        self.log = log
+        self.place = place
+        self._clock = clock
+        self._state: Document | None = None
+        self._told_ns = 0
+
+    # --- what is to be written ---
+
+    async def backlog(
+        self, wait_ms: int = 0, files_max: int = limits.BACKLOG_FILES_MAX, after_lsn: int = 0,
+        leaving: asyncio.Event | None = None,
+    ) -> Backlog:  # fmt: skip
+        """Waits until something is in no table and the log has come beyond `after_lsn`; not longer than `wait_ms`, nor
+        when the one who asks has left."""
+        until_ns = self._clock.monotonic_ns() + min(wait_ms, limits.BACKLOG_WAIT_MS_MAX) * 1_000_000
+        files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
+        while True:
+            lsn = await self.log.sync()
+            is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
+            if is_late or lsn > after_lsn:
+                found = await self.log.backlog.take(files_max)
+                if found.topics or is_late:
+                    return Backlog(self.log.log_id.hex(), *self.place, *found, lsn)
+            await self._wait(max(lsn, after_lsn) + 1, until_ns, leaving)
+
+    async def _wait(self, lsn: int, until_ns: int, leaving: asyncio.Event | None) -> None:
+        """Costs nothing meanwhile: the log's own news end it."""
+        waiting = {asyncio.ensure_future(self.log.wait_released(lsn))}
+        if leaving is not None:
+            waiting.add(asyncio.ensure_future(leaving.wait()))  # type: ignore[arg-type]  # only its end is of interest
+        seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
+        try:
+            done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    # --- a round ---
+
+    def lease(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+        """Raises PositionGone when a file is not there: then nothing is held."""
+        if not 0 < ttl_ms <= limits.LEASE_TTL_MS_MAX and files:
+            raise errors.InvalidInput(
+                f"a lease of {ttl_ms} ms", hint=f"1 to {limits.LEASE_TTL_MS_MAX} ms are allowed: renew it"
+            )
+        if len(lease.encode()) > limits.NAME_BYTES_MAX or not lease:
+            raise errors.InvalidInput("the name of a lease is empty or too long")
+        there = self.log.upkeep.numbers()
+        gone = [number for number in files if number not in there]
+        if gone:
+            raise errors.PositionGone(f"log file {gone[0]} is not there any more", hint="the round is planned anew")
+        self.log.upkeep.leases.hold(lease, epoch, files, ttl_ms)
+
+    async def committed(self, positions: Sequence[tuple[int, int, int]]) -> None:
+        """Floors of shards that the log does not know are of no interest to it: it holds nothing of them."""
+        if len(positions) > limits.PIPELINE_POSITIONS_MAX:
+            raise errors.InvalidInput(
+                f"{len(positions)} positions in one call", hint=f"at most {limits.PIPELINE_POSITIONS_MAX}: call again"
+            )
+        known = self.log.state.shards
+        floors = {ShardKey(topic_id, shard): offset for topic_id, shard, offset in positions}
+        await self.log.advance_floor({key: offset for key, offset in floors.items() if key in known})
+
+    # --- what the driver says of itself ---
+
+    def tell(self, state: Document) -> None:
+        document.encode(state, limits.PIPELINE_STATE_BYTES_MAX)
+        self._state = state
+        self._told_ns = self._clock.monotonic_ns()
+
+    @property
+    def state(self) -> Document:
+        return {"state": self._state, "age_ms": self._age_ms if self._state is not None else None}
+
+    @property
+    def _age_ms(self) -> int:
+        return (self._clock.monotonic_ns() - self._told_ns) // 1_000_000
+
+    def check(self) -> Check | None:
+        """None while no driver has said anything. `ok` and `reason` of its state are shown."""
+        if self._state is None:
+            return None
+        if self._age_ms > limits.PIPELINE_SILENT_SECONDS * 1000:
+            return Check("ingest", False, f"the pipeline said nothing for {self._age_ms // 1000} s", is_needed=False)
+        return Check("ingest", bool(self._state.get("ok", True)), str(self._state.get("reason", "")), is_needed=False)

@@ -1,0 +1,85 @@
+"""What the driver of the pipeline asks: methods of a CALL that only the local socket offers.
+
+method              arguments                      result
+pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backlog.py. It waits until something is
+                                                   in no table and the log is beyond after_lsn; wait_ms at most
+pipeline_lease      lease, epoch, files, ttl_ms    nothing. Holds these log files; again to renew; no file ends it
+pipeline_committed  positions                      nothing. [[topic_id, shard, offset], …]: floors, never down
+pipeline_state      state                          state, age_ms. What the driver says of itself; nil only asks
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.broker.ingest import Ingest
+from icestream.frontends.native.calls import Call, Document, arguments_of
+from icestream.model.backlog import encode_backlog
+
+if TYPE_CHECKING:
+    from icestream.frontends.native.connection import NativeConnection
+
+PIPELINE_METHODS: Final = ("pipeline_backlog", "pipeline_lease", "pipeline_committed", "pipeline_state")
+
+
+class AskBacklog(msgspec.Struct):
+    wait_ms: int = 0
+    files_max: int = limits.BACKLOG_FILES_MAX
+    after_lsn: int = 0
+
+
+class Lease(msgspec.Struct):
+    lease: str
+    files: list[int]
+    ttl_ms: int = 0
+    epoch: int = 0
+
+
+class Committed(msgspec.Struct):
+    positions: list[tuple[int, int, int]]
+
+
+class Told(msgspec.Struct):
+    state: dict[str, Any] | None = None
+
+
+class PipelineCalls:
+    """`ingest` is None for a broker in memory. Its methods have the names of PIPELINE_METHODS."""
+
+    def __init__(self, ingest: Ingest | None) -> None:
+        self._found = ingest
+
+    def calls(self) -> dict[str, Call]:
+        return {name: getattr(self, name) for name in PIPELINE_METHODS}
+
+    @property
+    def _ingest(self) -> Ingest:
+        if self._found is None:
+            raise errors.InvalidInput(
+                "this broker keeps its messages in memory: none of them becomes a row",
+                hint="storage.type iceberg has tables",
+            )
+        return self._found
+
+    async def pipeline_backlog(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(AskBacklog, given)
+        found = await self._ingest.backlog(asked.wait_ms, asked.files_max, asked.after_lsn, connection.leaving)
+        return {"backlog": encode_backlog(found)}
+
+    async def pipeline_lease(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(Lease, given)
+        self._ingest.lease(asked.lease, asked.epoch, asked.files, asked.ttl_ms)
+        return {}
+
+    async def pipeline_committed(self, connection: NativeConnection, given: Document) -> Document:
+        await self._ingest.committed(arguments_of(Committed, given).positions)
+        return {}
+
+    async def pipeline_state(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(Told, given)
+        if asked.state is not None:
+            self._ingest.tell(asked.state)
+        return self._ingest.state

@@ -1,0 +1,213 @@
+"""What of the log is in no table yet, and where it lies (model/backlog.py). It looks at indexes, never at records.
+
+    1  shards    those with something synced above their floor; floor and synced of a topic's shards are frozen together
+    2  files     the oldest first, those that are not below all floors: what they hold of the frozen offsets
+    3  ends      where the synced part of each file ends: last, so that every stretch lies before it
+
+Steps 1 and 2 go in slices, with a turn of the loop behind each: a log may have many thousand topics (hazard 18).
+
+How old the oldest message is that is in no table is known about, without a time for each message: what the floor leaves
+behind came after the question that the committed round was planned by. It may be taken for older by one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from icestream import limits
+from icestream.model.backlog import LogFile, ShardBacklog, Stretch, TopicBacklog
+from icestream.model.shard import GapState, ShardKey, Topic
+from icestream.runtime.clock import Clock
+from icestream.wal.appender import Appender
+from icestream.wal.index import FileIndex
+from icestream.wal.state import LogState, Shard
+from icestream.wal.summary import FileSummary
+from icestream.wal.upkeep import Upkeep
+
+
+class Held(NamedTuple):
+    """The topics and files of an answer."""
+
+    topics: list[TopicBacklog]
+    files: list[LogFile]
+    is_cut: bool
+
+
+class _Age(NamedTuple):
+    """Since when the oldest message waits; up to which offset it was asked for last, and when."""
+
+    oldest_us: int
+    end: int
+    asked_us: int
+
+
+class _Part(NamedTuple):
+    """What a file holds of a shard."""
+
+    key: ShardKey
+    first: int
+    end: int
+    own_bytes: int
+    max_time_us: int
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Of the topics that are told: their frozen shards, and what is found of them."""
+
+    shards: dict[ShardKey, ShardBacklog] = field(default_factory=dict)
+    bytes: dict[int, int] = field(default_factory=dict)  # by topic
+    times: dict[int, int] = field(default_factory=dict)  # of the first file with something of the topic
+    files: dict[int, list[Stretch]] = field(default_factory=dict)
+    stretches: int = 0
+
+
+class BacklogReader:
+    def __init__(self, state: LogState, appender: Appender, upkeep: Upkeep, clock: Clock) -> None:
+        self._state = state
+        self._appender = appender
+        self._upkeep = upkeep
+        self._clock = clock
+        self._ages: dict[ShardKey, _Age] = {}
+
+    async def take(self, files_max: int = limits.BACKLOG_FILES_MAX) -> Held:
+        """Everything, as far as an answer has room: of the topics that wait longest, and the oldest files."""
+        waiting = await self._waiting()
+        chosen = heapq.nsmallest(limits.BACKLOG_TOPICS_MAX, waiting, key=waiting.__getitem__)
+        gathered = _Gathered()
+        for topic_id in chosen:
+            gathered.shards.update((shard.key, self._frozen(shard)) for shard in self._shards_of(topic_id))
+        await _turn()
+        is_cut = not await self._gather_files(gathered, files_max)
+        files = [
+            found
+            for number, stretches in gathered.files.items()
+            if (found := self._log_file(number, stretches)) is not None
+        ]
+        topics = [self._topic(self._state.topics[topic_id], waiting[topic_id], gathered) for topic_id in chosen]
+        return Held(topics, files, is_cut or len(chosen) < len(waiting) or len(files) < len(gathered.files))
+
+    # --- shards ---
+
+    async def _waiting(self) -> dict[int, int]:
+        """The topics with something to write, and since when their oldest message waits."""
+        found: dict[int, int] = {}
+        now_us = self._clock.wall_us()
+        for number, shard in enumerate(list(self._state.shards.values()), 1):
+            if shard.floor < shard.synced and self._state.step_over(shard.key, shard.floor) < shard.synced:
+                oldest_us = self._age(shard, now_us)
+                found[shard.topic.id] = min(found.get(shard.topic.id, oldest_us), oldest_us)
+            else:
+                self._ages.pop(shard.key, None)
+            if not number % limits.BACKLOG_SLICE_SHARDS:
+                await _turn()
+        return found
+
+    def _age(self, shard: Shard, now_us: int) -> int:
+        known = self._ages.get(shard.key)
+        if known is None:
+            oldest_us = min(shard.append_time_us, now_us)
+        else:
+            oldest_us = known.asked_us if shard.floor >= known.end else known.oldest_us
+        self._ages[shard.key] = _Age(oldest_us, shard.synced, now_us)
+        return oldest_us
+
+    def _shards_of(self, topic_id: int) -> Iterator[Shard]:
+        number = 0
+        while (shard := self._state.shards.get(ShardKey(topic_id, number))) is not None:
+            yield shard
+            number += 1
+
+    def _frozen(self, shard: Shard) -> ShardBacklog:
+        # a retention moves the floor beyond what is in the table: who goes on there must know what was dropped
+        gaps = [
+            (gap.start, min(gap.end, shard.synced))
+            for gap in self._state.gaps.get(shard.key, ())
+            if gap.start < shard.synced and (gap.end > shard.floor or gap.state is not GapState.UNUSED)
+        ]
+        gaps = sorted(gaps)[-limits.BACKLOG_GAPS_MAX :]
+        return ShardBacklog(shard.key.shard, shard.epoch, shard.floor, shard.synced, gaps)
+
+    def _topic(self, topic: Topic, oldest_us: int, gathered: _Gathered) -> TopicBacklog:
+        shards = [gathered.shards[shard.key] for shard in self._shards_of(topic.id) if shard.key in gathered.shards]
+        oldest_us = min(oldest_us, gathered.times.get(topic.id, oldest_us))
+        rows = sum(map(_rows, shards))
+        return TopicBacklog(
+            topic.id, topic.name, topic.incarnation, shards, rows, gathered.bytes.get(topic.id, 0), oldest_us
+        )
+
+    # --- files ---
+
+    async def _gather_files(self, gathered: _Gathered, files_max: int) -> bool:
+        """Whether that was all."""
+        shards = self._state.shards
+        for number, parts in self._files():
+            if isinstance(parts, FileSummary):
+                if parts.is_passed(lambda key: shards[key].floor):
+                    continue
+                found = await _stretches(_sealed_parts(parts), gathered)
+            else:
+                found = await _stretches(_open_parts(parts), gathered)
+            if not found:
+                continue
+            gathered.files[number] = found
+            gathered.stretches += len(found)
+            if len(gathered.files) >= files_max or gathered.stretches >= limits.BACKLOG_STRETCHES_MAX:
+                return False
+        return True
+
+    def _files(self) -> list[tuple[int, FileSummary | FileIndex]]:
+        sealed: list[tuple[int, FileSummary | FileIndex]] = [(file.number, file) for file in self._upkeep.files]
+        return sealed + list(self._appender.open_files())
+
+    def _log_file(self, number: int, stretches: list[Stretch]) -> LogFile | None:
+        """None for a file that was freed meanwhile: its floors have moved."""
+        for file in self._upkeep.files:
+            if file.number == number:
+                return LogFile(number, file.seal.end_position, file.marks, stretches)
+        for open_number, index in self._appender.open_files():
+            if open_number == number:
+                end = self._appender.synced_end(number)
+                return LogFile(number, end, [mark for mark in index.marks if mark[0] < end], stretches)
+        return None
+
+
+def _rows(shard: ShardBacklog) -> int:
+    inside = sum(max(0, end - max(start, shard.committed)) for start, end in shard.gaps)
+    return shard.synced - shard.committed - inside
+
+
+def _sealed_parts(file: FileSummary) -> Iterator[_Part]:
+    for key, held in file.ranges():
+        yield _Part(key, *held)
+
+
+def _open_parts(index: FileIndex) -> Iterator[_Part]:
+    for key, held in list(index.shards.items()):
+        yield _Part(key, held.first_offset, held.end_offset, held.own_bytes, held.max_time_us)
+
+
+async def _stretches(parts: Iterable[_Part], gathered: _Gathered) -> list[Stretch]:
+    """What a file holds of the frozen offsets."""
+    found: list[Stretch] = []
+    for number, part in enumerate(parts, 1):
+        shard = gathered.shards.get(part.key)
+        if shard is not None:
+            start, end = max(part.first, shard.committed), min(part.end, shard.synced)
+            if start < end:
+                size = part.own_bytes * (end - start) // (part.end - part.first)
+                found.append(Stretch(*part.key, shard.epoch, start, end, size))
+                topic_id = part.key.topic_id
+                gathered.bytes[topic_id] = gathered.bytes.get(topic_id, 0) + size
+                gathered.times.setdefault(topic_id, part.max_time_us)
+        if not number % limits.BACKLOG_SLICE_SHARDS:
+            await _turn()
+    return found
+
+
+async def _turn() -> None:
+    await asyncio.sleep(0)

@@ -1,0 +1,254 @@
+"""What is in no table yet: every synced offset above its floor, in exactly one stretch, in the bytes that are told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from icestream import limits
+from icestream.model import ShardKey, SyncMode, Topic
+from icestream.model.backlog import LogFile, ShardBacklog
+from icestream.wal import format as wire
+from icestream.wal.backlog import Held
+from icestream.wal.log import Log
+from icestream.wal.log_file import log_name
+from icestream.wal.retention import Retention
+from icestream.wal.scan import scan_records
+from tests.support.machine import A, B, Machine, batch, publish, settle
+from tests.support.stepped_sink import SteppedSink
+
+pytestmark = pytest.mark.asyncio
+A1 = ShardKey(1, 1)
+
+
+def offsets_in(machine: Machine, file: LogFile) -> dict[ShardKey, set[int]]:
+    """What a reader finds who begins at each mark and goes to the next one, or to the end."""
+    found: dict[ShardKey, set[int]] = {}
+    content = machine.disk.content(log_name(file.number))
+    for (start, lsn), stop in zip(file.marks, [*(mark[0] for mark in file.marks[1:]), file.end], strict=True):
+        data = content[start:stop]
+        records, end, _, _ = scan_records(data, start, file.number, lsn)
+        assert end == stop
+        for record in records:
+            at = record[0] - start
+            for entry in wire.entries_at(data, at, record[0], record[7]):
+                if entry.kind == wire.SectionKind.MESSAGES:
+                    key = ShardKey(entry.topic_id, entry.shard)
+                    found.setdefault(key, set()).update(range(entry.base_offset, entry.end_offset))
+    return found
+
+
+def told(held: Held) -> dict[ShardKey, list[int]]:
+    found: dict[ShardKey, list[int]] = {}
+    for file in held.files:
+        for one in file.stretches:
+            found.setdefault(ShardKey(one.topic_id, one.shard), []).extend(range(one.start, one.end))
+    return found
+
+
+def waiting(log: Log) -> dict[ShardKey, list[int]]:
+    """From the state alone."""
+    found: dict[ShardKey, list[int]] = {}
+    for key, shard in log.state.shards.items():
+        at = log.state.step_over(key, shard.floor)
+        while at < shard.synced:
+            found.setdefault(key, []).append(at)
+            at = log.state.step_over(key, at + 1)
+    return found
+
+
+async def check(machine: Machine, log: Log) -> Held:
+    held = await log.backlog.take()
+    assert told(held) == waiting(log)
+    for file in held.files:
+        there = offsets_in(machine, file)
+        for one in file.stretches:
+            assert set(range(one.start, one.end)) <= there[ShardKey(one.topic_id, one.shard)]
+            assert one.bytes > 0
+    for topic in held.topics:
+        keys = [key for key in log.state.shards if key.topic_id == topic.topic_id]
+        assert [one.shard for one in topic.shards] == sorted(key.shard for key in keys)
+        assert topic.rows == sum(len(waiting(log).get(key, [])) for key in keys)
+    assert not held.is_cut
+    return held
+
+
+@pytest.mark.parametrize("mode", SyncMode)
+async def test_everything_that_is_synced_and_in_no_table_is_told_once(mode: SyncMode) -> None:
+    random_ = random.Random(5)
+    machine = Machine(mode=mode)
+    log = await machine.start()
+    log.shard(1, 1)
+    assert (await check(machine, log)).topics == []
+    for turn in range(40):
+        for _ in range(random_.randrange(6)):
+            await publish(log, random_.choice([A, B, A1]), *(bytes(random_.randrange(3000)) for _ in range(2)))
+        await log.sync()
+        held = await check(machine, log)
+        if turn % 3 == 0:
+            floors = {key: random_.randint(shard.floor, shard.synced) for key, shard in log.state.shards.items()}
+            await log.advance_floor(floors)
+            await check(machine, log)
+        if turn == 25:
+            await machine.kill()
+            log = await machine.start()
+            log.shard(1, 1)
+            await check(machine, log)
+    assert len(held.files) > 1
+    await log.advance_floor({key: shard.synced for key, shard in log.state.shards.items()})
+    assert (await check(machine, log)).files == []
+
+
+async def test_what_is_not_synced_is_not_told() -> None:
+    machine = Machine()
+    sink = SteppedSink()
+    log = await machine.start(sink=sink)
+    receipt = log.submit([batch(log, A, b"1")])
+    await settle()
+    assert (await log.backlog.take()).topics == []
+    while sink.step():
+        log._on_progress()
+    await receipt
+    receipt = log.submit([batch(log, A, b"2")])
+    await settle()
+    held = await log.backlog.take()
+    assert told(held) == {A: [0]}
+    assert offsets_in(machine, held.files[0]) == {A: {0}}, "the record behind it is in the file, and not synced"
+    while sink.step():
+        log._on_progress()
+    await receipt
+    await check(machine, log)
+
+
+async def test_a_file_has_marks_along_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MARK_STRIDE_BYTES", 10_000)
+    machine = Machine()
+    log = await machine.start()
+    for _ in range(40):
+        await publish(log, A, bytes(3000))
+    held = await check(machine, log)
+    assert all(len(file.marks) >= 4 for file in held.files[:-1])
+    await machine.kill()
+    log = await machine.start()
+    held = await check(machine, log)
+    assert [len(file.marks) for file in held.files] == [1] * len(held.files), "found: from its first record on"
+
+
+async def test_a_gap_is_no_message_and_is_told() -> None:
+    machine = Machine(mode=SyncMode.PERIODIC)
+    log = await machine.start()
+    await publish(log, A, b"1")
+    await log.sync()
+    await machine.kill()
+    log = await machine.start()
+    held = await check(machine, log)
+    (topic,) = held.topics
+    reserved = log.shard(*A).synced
+    assert topic.shards == [ShardBacklog(0, 0, 0, reserved, [(1, reserved)])]
+    assert topic.rows == 1
+    await log.advance_floor({A: 1})
+    assert (await check(machine, log)).topics == [], "nothing but a gap is left"
+
+
+async def test_what_a_retention_dropped_is_told_although_the_floor_is_beyond_it() -> None:
+    machine = Machine()
+    log = await machine.start()
+    log.retainer.set(1, 1, Retention(50_000))
+    for _ in range(60):
+        await publish(log, A, bytes(3000))
+    await log.retainer.step()
+    floor = log.shard(*A).floor
+    assert floor > 0
+    (topic,) = (await check(machine, log)).topics
+    assert topic.shards[0].gaps == [(0, floor)]
+
+
+async def test_the_oldest_message_is_about_as_old_as_it_is() -> None:
+    machine = Machine()
+    log = await machine.start()
+
+    async def age_seconds() -> float:
+        (topic,) = (await log.backlog.take()).topics
+        return (machine.clock.wall_us() - topic.oldest_us) / 1e6
+
+    await publish(log, A, b"1")
+    assert await age_seconds() == 0
+    for _ in range(4):  # more messages do not make it younger
+        machine.clock.advance(1)
+        await publish(log, A, b"2")
+    assert await age_seconds() == 4
+    planned = log.shard(*A).synced
+    machine.clock.advance(1)
+    await publish(log, A, b"3")
+    machine.clock.advance(1)
+    await log.advance_floor({A: planned})
+    assert await age_seconds() == 2, "it came behind the question of the round that was committed"
+    await log.advance_floor({A: planned + 1})
+    assert (await log.backlog.take()).topics == []
+    machine.clock.advance(100)
+    await publish(log, A, b"4")
+    machine.clock.advance(1)
+    assert await age_seconds() == 1
+    await machine.kill()
+    machine.clock.advance(10)
+    log = await machine.start()
+    assert await age_seconds() == 11, "a start knows the time of its file"
+
+
+async def test_an_answer_is_bounded_and_the_oldest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BACKLOG_TOPICS_MAX", 3)
+    monkeypatch.setattr(limits, "BACKLOG_SLICE_SHARDS", 2)
+    machine = Machine()
+    log = await machine.start()
+    for number in range(10, 20):
+        log.declare_topic(Topic(number, f"/default/t{number}", 1))
+    order = [14, 11, 19, 10, 12, 13, 15, 16, 17, 18]
+    for number in order:
+        await publish(log, ShardKey(number, 0), b"x")
+        machine.clock.advance(1)
+    held = await log.backlog.take()
+    assert [topic.topic_id for topic in held.topics] == [14, 11, 19]
+    assert held.is_cut
+    assert set(told(held)) == {ShardKey(number, 0) for number in (14, 11, 19)}
+    await log.advance_floor({ShardKey(number, 0): 1 for number in (14, 11, 19)})
+    assert [topic.topic_id for topic in (await log.backlog.take()).topics] == [10, 12, 13]
+
+
+@pytest.mark.parametrize("bound", [{"files_max": 2}, {"stretches": 2}])
+async def test_files_are_cut_behind_the_oldest(bound: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "stretches" in bound:
+        monkeypatch.setattr(limits, "BACKLOG_STRETCHES_MAX", bound["stretches"])
+    machine = Machine()
+    log = await machine.start()
+    for _ in range(60):
+        await publish(log, A, bytes(3000))
+    held = await log.backlog.take(bound.get("files_max", limits.BACKLOG_FILES_MAX))
+    assert (len(held.files), held.is_cut) == (2, True)
+    offsets = told(held)[A]
+    assert offsets == list(range(len(offsets)))
+    await log.advance_floor({A: len(offsets)})
+    assert told(await log.backlog.take())[A] == list(range(len(offsets), 60))
+
+
+async def test_the_loop_turns_while_many_topics_are_looked_at() -> None:
+    """A slice has a bounded number of shards, whatever there is; counted by the turns that the loop gets."""
+    machine = Machine()
+    log = await machine.start()
+    for number in range(10, 10 + 4 * limits.BACKLOG_SLICE_SHARDS):
+        log.declare_topic(Topic(number, f"/default/t{number}", 1))
+        log.shard(number, 0)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    await log.backlog.take()
+    counting.cancel()
+    assert turns >= 4
