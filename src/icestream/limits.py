@@ -437,6 +437,30 @@ CATALOG_UPKEEP_RETRY_SECONDS: Final = 60.0
 # Versions of a view that are kept unless the view says otherwise: Iceberg's default.
 CATALOG_VIEW_VERSIONS_DEFAULT: Final = 10
 
+# --- commits of the pipeline ------------------------------------------------------------------------------------------
+# So many manifests of about the same size become one of the next size (pipeline/manifests/merge.py).
+MANIFESTS_MERGED: Final = 8
+# Files in one manifest that we write: what is above is not merged any more. A query reads 1 MB for it.
+MANIFEST_FILES_MAX: Final = 4_096
+# Entries of our manifests in memory, about 600 bytes each: those of the newest are merged next.
+MANIFEST_ENTRIES_KEPT: Final = 20_000
+# Heads of manifests, about 10 KB each: one for each table that is written.
+MANIFEST_LAYOUTS_KEPT: Final = 2_048
+# Expiry (hazard 23): what is older goes with the next commit; what is younger than the second one never does; in
+# between it goes when a table has more snapshots than this, which are 350 KB of its metadata file.
+SNAPSHOT_AGE_MS: Final = 30 * 60_000
+SNAPSHOT_AGE_MS_MIN: Final = 10 * 60_000
+SNAPSHOTS_MAX: Final = 500
+# How far time travel reaches back by tags: two days by the hour, a month by the day.
+HOURLY_TAGS_MS_DEFAULT: Final = 48 * 3_600_000
+DAILY_TAGS_MS_DEFAULT: Final = 30 * 24 * 3_600_000
+# The lease of the driver, renewed at a third of it: a driver that dies elsewhere is followed after so long.
+PIPELINE_LEASE_TTL_MS: Final = 15_000
+# Tables of one request: the catalog's own bound is higher, but then a transaction nears its 1 MiB.
+COMMIT_TABLES_MAX: Final = 200
+# A table that others commit to all the time is left to the next round after so many tries.
+COMMIT_ATTEMPTS_MAX: Final = 8
+
 # --- catalogs and object stores elsewhere -----------------------------------------------------------------------------
 # One answer: longer than a slow commit, shorter than anybody's patience. A call with its repeats: four such answers.
 STORAGE_REQUEST_TIMEOUT_MS_DEFAULT: Final = 15_000

@@ -69,10 +69,11 @@ class PurgeRecord(msgspec.Struct, frozen=True):
     is_begun: bool = False  # files are going: nobody registers the table any more
 
 
-class LeaseRecord(msgspec.Struct, frozen=True):
+class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the pipeline's driver. Renewed with the same value, so that a commit can compare it."""
 
     epoch: int
+    owner: str = ""  # who may take it from himself: a child of a broker, of which there is one at a time
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -14,6 +14,7 @@ from icestream.catalog import keys, records
 from icestream.catalog.calls.commits import Commits, Committed
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier, identifier, joined, namespace_of
 from icestream.catalog.location import for_new
 from icestream.catalog.plan import commits, relations
@@ -143,9 +144,15 @@ class Topics:
     # --- a fresh table ---
 
     async def recreate(
-        self, log: TopicLog, table: Identifier, consents: Collection[Consent] = (), is_dry: bool = False
+        self,
+        log: TopicLog,
+        table: Identifier,
+        consents: Collection[Consent] = (),
+        is_dry: bool = False,
+        layout: Object | None = None,
     ) -> Done:
-        """`table`: its name. In place of a table whose metadata file is gone it must be that one's."""
+        """`table`: its name. In place of a table whose metadata file is gone it must be that one's. The pipeline makes
+        the first table of a topic with it, too: with its `layout`, and bound in the same step."""
         uuid = self._steps.documents.new_uuid()
         location = for_new(self._warehouse, table.namespace, table.name, uuid)
 
@@ -156,7 +163,7 @@ class Topics:
             former = lost[1] if lost else await self._former(log.topic, log.topic_id)
             if lost is None:
                 commits.check_name(log.topic, table, await self._relations.entry(table))
-            found = recreate.recreate(log, former, given, location, uuid, self._steps.now_ms())
+            found = recreate.recreate(log, former, given, location, uuid, self._steps.now_ms(), layout)
             return found, lost[2] if lost else None
 
         if is_dry:

@@ -18,11 +18,18 @@ from icestream.catalog.topic.rebound import Former, Rebound
 
 
 def recreate(
-    log: TopicLog, former: Former, consents: Collection[Consent], location: str, uuid: str, now_ms: int
+    log: TopicLog,
+    former: Former,
+    consents: Collection[Consent],
+    location: str,
+    uuid: str,
+    now_ms: int,
+    layout: Object | None = None,
 ) -> Rebound:
+    """`layout`: partition-spec and properties of the table, by the column ids of `envelope.new_schema`."""
     told = Consequence("recreate", log.topic, fates({}, log, former.committed))
     told.check(consents)
     binding = rebound.going_on(told, log, {}, former.pipeline_epoch, is_fresh=True)
-    asked: Object = {"schema": envelope.new_schema()}
+    asked: Object = {**(layout or {}), "schema": envelope.new_schema()}
     made = apply_updates(new_table(asked, location, uuid, now_ms), None, properties.set_written({}, binding), now_ms)
     return Rebound(Outcome(made, binding, told.gaps(None, now_ms)), told)

@@ -1,0 +1,68 @@
+"""How each offset gets into its table once: by our own catalog, or by what we compare ourselves.
+
+OwnBooks       the catalog is ours: the commit claims its offsets, and the catalog lets each in once (hazard 14)
+ForeignBooks   any other: the snapshot says how far the table has come, and so does a mirror in our metadata store.
+               Before each attempt and after each answer that says too little, both and the bounds of the files are
+               compared (hazards 13, 21)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from icestream.catalog.document.values import Object
+from icestream.catalog.topic.claim import TYPE
+from icestream.model.backlog import TopicBacklog
+from icestream.model.written import WrittenFile
+from icestream.pipeline.judgement import Claim
+from icestream.pipeline.tables.topic_table import TopicTable
+
+
+class TopicRound(NamedTuple):
+    """What a round brings to one table."""
+
+    table: TopicTable
+    round_id: bytes
+    epoch: int  # of the pipeline
+    claims: Sequence[Claim]
+    files: Sequence[WrittenFile]
+    snapshot_id: int
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {one.shard: one.end for one in self.claims}
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+class Books(Protocol):
+    async def open(self, topic: TopicBacklog) -> TopicTable:
+        """The table of a topic, made where it has none. Raises TopicTable where somebody must decide."""
+
+    async def look(self, known: TopicTable) -> TopicTable:
+        """The same, as it is now. Raises TopicTable where table and topic do not agree any more."""
+
+    def requirements(self, brought: TopicRound) -> list[Object]:
+        """What a commit requires beyond what every commit does."""
+
+    def summary(self, brought: TopicRound) -> Mapping[str, str]:
+        """What its snapshot says."""
+
+    async def note(self, done: Sequence[TopicRound]) -> None:
+        """These are in their tables."""
+
+
+def claim(brought: TopicRound) -> Object:
+    return {
+        "type": TYPE,
+        "topic-id": brought.table.topic_id,
+        "round-id": str(uuid.UUID(bytes=brought.round_id)),
+        "pipeline-epoch": brought.epoch,
+        "ranges": [
+            {"shard": one.shard, "epoch": one.epoch, "start": one.start, "end": one.end} for one in brought.claims
+        ],
+    }

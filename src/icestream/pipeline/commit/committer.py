@@ -1,0 +1,263 @@
+"""Brings the files of a round into their tables: builds the snapshots, writes manifests, sends, judges each answer.
+
+All tables go in one request where the catalog can (a saving, not a promise). A table that stands in the way is left
+out and tried by itself, on the table as it is then; the data files stay the same. Whatever a catalog answers, no file
+is removed here (hazard 1).
+
+    catalog away         StorageUnavailable: nothing was changed, the caller keeps the round and comes again
+    a table's own fault  that table's topic alone: `Stopped`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.files import TableFiles
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.table import commit as table_commit
+from icestream.catalog.table.snapshot import MAIN
+from icestream.catalog.table.table import Table
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit import fit
+from icestream.pipeline.commit.bookkeeping import Books, TopicRound
+from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.pipeline.commit.partition_check import check_partition
+from icestream.pipeline.commit.snapshot import Appended, NewSnapshot, new_snapshot
+from icestream.pipeline.commit.verdict import Verdict, verdict
+from icestream.pipeline.manifests import merge
+from icestream.pipeline.manifests.entry import Entry
+from icestream.pipeline.tables.topic_table import Stopped
+from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
+from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange
+
+_log = get_logger("pipeline.commit")
+
+
+class Committed(NamedTuple):
+    snapshot_id: int
+    is_repeat: bool = False
+
+
+class NotCommitted(NamedTuple):
+    """It is not in the table and will not be under this round, or nobody knows (`is_open`)."""
+
+    reason: str
+    is_open: bool = False
+
+
+Result = Committed | NotCommitted | Stopped
+
+
+class Draft(NamedTuple):
+    brought: TopicRound
+    made: NewSnapshot
+    change: TableChange
+    gone: list[str]  # manifests that were merged
+
+
+class Committer:
+    def __init__(
+        self,
+        catalog: TableCatalog,
+        books: Books,
+        files: TableFiles,
+        reader: ManifestReader,
+        clock: Clock,
+        randomness: Randomness,
+        history: History,
+    ) -> None:
+        self._catalog = catalog
+        self._books = books
+        self._files = files
+        self._reader = reader
+        self._clock = clock
+        self._randomness = randomness
+        self._history = history
+        self.retries = 0  # since the start
+
+    async def commit(self, rounds: Sequence[TopicRound]) -> dict[int, Result]:
+        """By topic id. Raises StorageUnavailable when nothing was changed, LeaseLost when another driver took over."""
+        found: dict[int, Result] = {}
+        alone: list[TopicRound] = []
+        for begin in range(0, len(rounds), limits.COMMIT_TABLES_MAX):
+            together = list(rounds[begin : begin + limits.COMMIT_TABLES_MAX])
+            while together:
+                again: list[TopicRound] = []
+                for one, outcome in await self._sent(together, found):
+                    match self._settled(one, outcome, found):
+                        case Verdict.TOGETHER:
+                            again.append(one.brought)
+                        case Verdict.ALONE:
+                            alone.append(one.brought)
+                self.retries += bool(again)
+                together = again if len(again) < len(together) else self._parted(again, alone)
+        for brought in alone:
+            found[brought.table.topic_id] = await self._alone(brought)
+        return found
+
+    def _parted(self, again: list[TopicRound], alone: list[TopicRound]) -> list[TopicRound]:
+        """Everybody stood by and nobody was in the way: each by itself."""
+        alone += again
+        return []
+
+    async def _alone(self, brought: TopicRound) -> Result:
+        """A table that others changed: on it as it is now."""
+        for _ in range(limits.COMMIT_ATTEMPTS_MAX):
+            self.retries += 1
+            try:
+                table = await self._books.look(brought.table)
+            except errors.StorageUnavailable:
+                raise
+            except errors.IcestreamError as error:
+                return Stopped(error.message, error.hint or "")
+            brought = brought._replace(table=table)
+            if any(table.positions.get(one.shard, (-1, -1))[1] != one.start for one in brought.claims):
+                return NotCommitted("the table has gone on without it")
+            if reason := fit.why_not(table.table, brought.files):
+                return NotCommitted(f"the files do not fit the table any more: {reason}")
+            found: dict[int, Result] = {}
+            for one, outcome in await self._sent([brought], found):
+                self._settled(one, outcome, found)
+            if brought.table.topic_id in found:
+                return found[brought.table.topic_id]
+        return NotCommitted(f"others were faster {limits.COMMIT_ATTEMPTS_MAX} times")
+
+    # --- one request ---
+
+    async def _sent(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> list[tuple[Draft, Outcome]]:
+        """Those that could be built, with their answers; what went wrong with others is in `found`."""
+        drafts: dict[Identifier, Draft] = {}
+        for brought in rounds:
+            try:
+                drafts[brought.table.identifier] = await self._draft(brought)
+            except errors.StorageUnavailable:
+                raise
+            except errors.IcestreamError as error:
+                found[brought.table.topic_id] = Stopped(error.message, error.hint or "")
+        if not drafts:
+            return []
+        await asyncio.gather(
+            *(self._files.create(file.location, file.pieces) for one in drafts.values() for file in one.made.files)
+        )
+        try:
+            answers = await self._catalog.commit_all({name: one.change for name, one in drafts.items()})
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            if len(drafts) == 1:
+                (only,) = drafts.values()
+                found[only.brought.table.topic_id] = Stopped(error.message, error.hint or "")
+                return []
+            return await self._one_by_one(drafts.values(), found)
+        return [(drafts[name], outcome) for name, outcome in answers.items()]
+
+    async def _one_by_one(self, drafts: Iterable[Draft], found: dict[int, Result]) -> list[tuple[Draft, Outcome]]:
+        """One of them is refused for what it is; nothing was changed, and the others shall not suffer."""
+        answers: list[tuple[Draft, Outcome]] = []
+        for one in drafts:
+            try:
+                answers.append((one, await self._catalog.commit(one.brought.table.identifier, one.change)))
+            except errors.StorageUnavailable:
+                raise
+            except errors.IcestreamError as error:
+                found[one.brought.table.topic_id] = Stopped(error.message, error.hint or "")
+        return answers
+
+    def _settled(self, one: Draft, outcome: Outcome, found: dict[int, Result]) -> Verdict:
+        table, judged = one.brought.table, verdict(outcome)
+        match judged:
+            case Verdict.DONE:
+                assert isinstance(outcome, Done)
+                found[table.topic_id] = self._done(one, outcome)
+            case Verdict.OPEN:
+                table.is_stale = True
+                found[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""), is_open=True)
+            case Verdict.TAKEN:
+                table.is_stale = True
+                found[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""))
+            case Verdict.LEASE_LOST:
+                raise errors.LeaseLost(
+                    "another pipeline has taken over", hint="nothing is lost: it goes on where this one ended"
+                )
+        return judged
+
+    def _done(self, one: Draft, outcome: Done) -> Committed:
+        """The table as it is now: our own commit is applied to what we know, nothing is asked."""
+        table = one.brought.table
+        table.positions = table.advanced(one.brought.ends)
+        if outcome.repeated is not None or outcome.was_read_back:
+            table.is_stale = True
+            return Committed(outcome.repeated or one.made.snapshot_id, is_repeat=outcome.repeated is not None)
+        table.table = _applied(table.table, one.made.updates, self._now_ms())
+        table.manifests = one.made.manifests
+        self._reader.remember(one.made.entries, one.gone)
+        return Committed(one.made.snapshot_id)
+
+    # --- a snapshot ---
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1000
+
+    async def _draft(self, brought: TopicRound) -> Draft:
+        table = brought.table
+        if table.manifests is None:
+            table.manifests = await self._reader.manifests(table.table)
+        appended = [
+            await self._appended(brought, spec_id) for spec_id in sorted({one.spec_id for one in brought.files})
+        ]
+        merged = [manifest for one in appended for manifest in one.merged]
+        entries: dict[str, Sequence[Entry]] = {}
+        for one in appended:
+            entries |= await self._reader.entries(one.layout, one.merged)
+        made = new_snapshot(
+            table.table,
+            table.manifests,
+            appended,
+            entries,
+            brought.snapshot_id,
+            self._randomness.token(16),
+            self._now_ms(),
+            self._history,
+            self._books.summary(brought),
+        )
+        change = TableChange([*_requirements(table.table), *self._books.requirements(brought)], made.updates)
+        return Draft(brought, made, change, [one.path for one in merged])
+
+    async def _appended(self, brought: TopicRound, spec_id: int) -> Appended:
+        table = brought.table.table
+        written = [file for file in brought.files if file.spec_id == spec_id]
+        spec = values.find(table.fields["partition-specs"], "spec-id", spec_id)
+        schema = values.find(table.fields["schemas"], "schema-id", written[0].schema_id)
+        if spec is None or schema is None:
+            raise errors.CommitConflict(f"{brought.table.identifier}: files of a spec or schema that is gone")
+        layout = self._reader.layout(table, schema, spec)
+        for file in written:
+            check_partition(file, layout.partition)
+        return Appended(layout, written, merge.merged(brought.table.manifests or (), spec_id, len(written)))
+
+    def new_snapshot_id(self) -> int:
+        return int.from_bytes(self._randomness.token(8), "big") >> 1 or 1
+
+    def new_round_id(self) -> bytes:
+        return uuid.UUID(bytes=self._randomness.token(16), version=4).bytes
+
+
+def _requirements(table: Table) -> list[Object]:
+    return [
+        {"type": "assert-table-uuid", "uuid": table.uuid},
+        {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.current_snapshot_id},
+        {"type": "assert-current-schema-id", "current-schema-id": table.fields["current-schema-id"]},
+        {"type": "assert-default-spec-id", "default-spec-id": table.fields["default-spec-id"]},
+    ]
+
+
+def _applied(table: Table, updates: Sequence[Object], now_ms: int) -> Table:
+    return table_commit.apply_updates(table, None, updates, now_ms)

@@ -1,0 +1,42 @@
+"""What a catalog's answer about one table means for the round that asked. Pure (hazards 13, 14, 47).
+
+Done                                          DONE        the offsets are in the table; a repeat says so too
+Conflict, another table stood in the way      TOGETHER    send it again, without that one
+Conflict, the driver has lost its lease       LEASE_LOST  nothing more is committed by this driver
+Conflict, these offsets are not next          TAKEN       they are in the table, or cannot come now: plan anew
+any other Conflict                            ALONE       others changed the table: look, build anew on that, by itself
+Unknown                                       OPEN        it may still happen: look before anything else is done
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from icestream.warehouse.catalog import Conflict, Done, Outcome
+
+
+class Verdict(Enum):
+    DONE = auto()
+    TOGETHER = auto()
+    ALONE = auto()
+    TAKEN = auto()
+    LEASE_LOST = auto()
+    OPEN = auto()
+
+
+# Reasons of our own catalog (catalog/topic/judgement.py).
+_TAKEN: Final = frozenset(("not_next", "other_epoch", "unknown_shard", "other_topic", "round_reused", "not_bound"))
+
+
+def verdict(outcome: Outcome) -> Verdict:
+    if isinstance(outcome, Done):
+        return Verdict.DONE
+    if not isinstance(outcome, Conflict):
+        return Verdict.OPEN
+    if outcome.is_bystander:
+        return Verdict.TOGETHER
+    reason = outcome.details.get("reason")
+    if reason == "stale_pipeline":
+        return Verdict.LEASE_LOST
+    return Verdict.TAKEN if reason in _TAKEN else Verdict.ALONE

@@ -1,0 +1,127 @@
+"""How the table of a topic is laid out: partitions, compression, size of files. Pure.
+
+    partitioning        none, hour, day or month (of append_time), key, bucket[16] (of key)
+    compression         zstd, zstd:3, snappy, …
+    target_file_bytes   how large files become where there is enough
+
+A topic's policy says what it says; what it leaves open, the table says itself (`write.parquet.compression-codec`,
+`write.target-file-size-bytes`, its default partition spec), so that other engines may change it too. Partitions can be
+changed at any time: files that are there keep theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from icestream import errors, limits
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import partition_spec
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import envelope
+from icestream.pipeline.round_plan import TableTarget
+
+CODEC: Final = "write.parquet.compression-codec"
+LEVEL: Final = "write.parquet.compression-level"
+TARGET: Final = "write.target-file-size-bytes"
+_BUCKET: Final = re.compile(r"bucket\[([1-9][0-9]{0,5})\]")
+_OF_TIME: Final = ("hour", "day", "month")
+HINT: Final = "partitioning is one of none, hour, day, month, key, bucket[16]"
+# Of every table that we make: at a commit every five seconds old metadata files would fill the disk.
+_PROPERTIES: Final = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
+
+
+def new_layout(policy: Mapping[str, str]) -> Object:
+    """Of a table that is made: what goes with the envelope's schema."""
+    codec, level = _compression(policy.get("compression", ""))
+    chosen = {CODEC: codec, LEVEL: level, TARGET: policy.get("target_file_bytes")}
+    properties = _PROPERTIES | {name: value for name, value in chosen.items() if value}
+    spec = partition(policy.get("partitioning", "none"), envelope.new_schema())
+    return {"partition-spec": spec, "properties": properties}
+
+
+def partition(name: str, schema: Object) -> Object:
+    """The spec that makes such partitions, for a table of this schema."""
+    ids = {field["name"]: field["id"] for field in schema["fields"]}
+    if name == "none":
+        return {"spec-id": 0, "fields": []}
+    if name in _OF_TIME:
+        field = {"source-id": ids["append_time"], "name": f"append_time_{name}", "transform": name}
+    elif name == "key":
+        field = {"source-id": ids["key"], "name": "key", "transform": "identity"}
+    elif _BUCKET.fullmatch(name):
+        field = {"source-id": ids["key"], "name": "key_bucket", "transform": name}
+    else:
+        raise errors.InvalidInput(f"{name!r} is no partitioning", hint=HINT)
+    return {"spec-id": 0, "fields": [field]}
+
+
+def _compression(text: str) -> tuple[str, str]:
+    """The codec and its level; each may be empty."""
+    codec, _, level = text.partition(":")
+    return codec, level
+
+
+# --- a table that is there --------------------------------------------------------------------------------------------
+
+
+def evolution(table: Table, policy: Mapping[str, str]) -> list[Object]:
+    """The updates that bring a table in line: columns that a newer release has, partitions as the policy says. Nothing
+    is taken away, and no column changes its id."""
+    schema = table.current_schema
+    found = {field["name"] for field in schema["fields"]}
+    updates: list[Object] = []
+    if missing := [one for one in envelope.new_schema()["fields"] if one["name"] not in found]:
+        updates += _with_columns(table, schema, missing)
+    wanted = policy.get("partitioning")
+    if wanted is not None:
+        spec = partition(wanted, schema)
+        current = default_spec(table)
+        if not partition_spec.same(spec, current):
+            updates += [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
+    return updates
+
+
+def _with_columns(table: Table, schema: Object, missing: list[Object]) -> list[Object]:
+    """New columns are optional: rows that are there have none."""
+    last = table.fields["last-column-id"]
+    added = []
+    for field in missing:
+        last += 1
+        made = {**field, "id": last, "required": False}
+        if isinstance(field["type"], dict):
+            made["type"] = {**field["type"], "key-id": last + 1, "value-id": last + 2}
+            last += 2
+        added.append(made)
+    made_schema = {**schema, "fields": [*schema["fields"], *added]}
+    made_schema.pop("schema-id", None)
+    return [
+        {"action": "add-schema", "schema": made_schema, "last-column-id": last},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+
+
+def default_spec(table: Table) -> Object:
+    found: Object = next(
+        one for one in table.fields["partition-specs"] if one["spec-id"] == table.fields["default-spec-id"]
+    )
+    return found
+
+
+def target_of(table: Table, policy: Mapping[str, str], storage: Mapping[str, str]) -> TableTarget:
+    codec, level = _compression(policy.get("compression", ""))
+    properties = table.properties
+    codec = codec or properties.get(CODEC) or "zstd"
+    level = level or ("" if policy.get("compression") else properties.get(LEVEL, ""))
+    size = policy.get("target_file_bytes") or properties.get(TARGET, "")
+    folder = properties.get("write.data.path") or properties.get("write.folder-storage.path")
+    return TableTarget(
+        location=(folder or f"{table.location}/data").rstrip("/"),
+        schema=table.current_schema,
+        spec=default_spec(table),
+        codec=codec,
+        codec_level=int(level) if level.lstrip("-").isdigit() else None,
+        target_bytes=int(size) if size.isdigit() and int(size) else limits.DATA_FILE_BYTES_TARGET,
+        storage=dict(storage),
+    )

@@ -1,0 +1,300 @@
+"""The pure rules of a commit: what is merged, what expires, what fits, what an answer means."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import fastavro
+import pytest
+
+from icestream import errors, limits
+from icestream.catalog.table.table import Table
+from icestream.model.written import WrittenFile
+from icestream.pipeline.commit import expiry, fit
+from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.partition_check import check_partition
+from icestream.pipeline.commit.verdict import Verdict, verdict
+from icestream.pipeline.manifests import avro, merge
+from icestream.pipeline.manifests.layout import PartitionField
+from icestream.pipeline.manifests.manifest_file import ManifestFile
+from icestream.pipeline.tables import table_policy
+from icestream.warehouse.catalog import Conflict, Done, Unknown
+from tests.support.tables import NOW_MS, commit_to, point, table, with_snapshots
+from tests.support.topic_tables import ENVELOPE, bound
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+
+
+# --- Avro -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -64, -65, 1023, 1024, 2**31, -(2**31), 2**63 - 1, -(2**63)])
+def test_longs_are_those_of_avro(value: int) -> None:
+    assert fastavro.schemaless_reader(io.BytesIO(avro.long(value)), "long") == value
+
+
+def test_a_file_of_nothing() -> None:
+    head = avro.head({"avro.schema": b'"long"'})
+    assert list(fastavro.reader(io.BytesIO(b"".join(avro.file(head, [], bytes(16)))))) == []
+
+
+# --- merging ----------------------------------------------------------------------------------------------------------
+
+
+def manifest(files: int, name: str = "icestream-x", spec_id: int = 0, content: int = 0) -> ManifestFile:
+    return ManifestFile(f"file:/t/metadata/{name}.avro", spec_id, content, 1, 1, files, files, b"")
+
+
+def sizes(*files: int) -> list[ManifestFile]:
+    return [manifest(one) for one in files]
+
+
+def test_the_eighth_of_a_size_makes_one_of_the_next() -> None:
+    assert merge.merged(sizes(1, 1, 1, 1, 1, 1), 0, 1) == []
+    assert len(merge.merged(sizes(1, 1, 1, 1, 1, 1, 1), 0, 1)) == 7
+    assert len(merge.merged(sizes(*[1] * 7, *[8] * 6), 0, 1)) == 7
+    assert len(merge.merged(sizes(*[1] * 7, *[8] * 7, 64), 0, 1)) == 14
+
+
+def test_what_is_not_ours_stays() -> None:
+    others = [manifest(1, "spark-1"), manifest(1, spec_id=1), manifest(1, content=1)]
+    assert merge.merged([*others, *sizes(*[1] * 6)], 0, 1) == []
+    assert merge.merged([*others, *sizes(*[1] * 7)], 0, 1) == sizes(*[1] * 7)
+
+
+def test_a_manifest_has_a_largest_size() -> None:
+    large = limits.MANIFEST_FILES_MAX // 4
+    assert merge.merged(sizes(*[large] * 20), 0, large) == []
+
+
+def test_a_table_never_has_many_manifests_and_each_file_is_copied_seldom() -> None:
+    held: list[ManifestFile] = []
+    copied = most = 0
+    for _ in range(5_000):
+        gone = merge.merged(held, 0, 1)
+        copied += sum(one.files for one in gone)
+        held = [manifest(1 + sum(one.files for one in gone)), *held[len(gone) :]]
+        most = max(most, len(held))
+    assert sum(one.files for one in held) == 5_000
+    assert most <= 35
+    assert copied <= 5 * 5_000
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+def aged(*ages_ms: int, now_ms: int) -> Table:
+    """A history with snapshots of these ages, the oldest first; they are 1, 2, …"""
+    made = with_snapshots(len(ages_ms))
+    for one, age in zip(made.snapshots, ages_ms, strict=True):
+        one["timestamp-ms"] = now_ms - age
+    return made
+
+
+NOW = NOW_MS + 100 * HOUR
+
+
+def test_what_is_old_goes_and_the_last_stays() -> None:
+    assert expiry.expired(aged(HOUR, 31 * MINUTE, 29 * MINUTE, 0, now_ms=NOW), NOW) == [1, 2]
+    assert expiry.expired(aged(9 * HOUR, now_ms=NOW), NOW) == []
+
+
+def test_many_young_ones_go_only_when_older_than_ten_minutes() -> None:
+    count = limits.SNAPSHOTS_MAX + 3
+    assert expiry.expired(aged(*[20 * MINUTE] * count, now_ms=NOW), NOW) == [1, 2, 3, 4]
+    assert expiry.expired(aged(*[9 * MINUTE] * count, now_ms=NOW), NOW) == []
+
+
+def test_what_a_branch_or_tag_names_stays() -> None:
+    made = commit_to(aged(HOUR, HOUR, 0, now_ms=NOW), point("kept", 1, "tag"), now_ms=NOW)
+    assert expiry.expired(made, NOW) == [2]
+
+
+def test_what_the_table_says_itself_counts() -> None:
+    age = {expiry.MAX_AGE: str(55 * MINUTE)}
+    kept = {expiry.MIN_KEPT: "4"}
+    base = aged(HOUR, 50 * MINUTE, 0, now_ms=NOW)
+    assert expiry.expired(commit_to(base, {"action": "set-properties", "updates": age}, now_ms=NOW), NOW) == [1]
+    assert expiry.expired(commit_to(base, {"action": "set-properties", "updates": kept}, now_ms=NOW), NOW) == []
+
+
+def test_the_last_snapshot_of_an_hour_and_of_a_day_gets_a_tag() -> None:
+    midnight = NOW - NOW % (24 * HOUR)
+    made = aged(2_000, now_ms=midnight)
+    names = {one["ref-name"]: one["snapshot-id"] for one in expiry.tag_updates(made, History(), midnight + 1)}
+    assert [*names.values()] == [1, 1]
+    assert sorted(name.rpartition("-")[0] for name in names) == ["icestream-day-2023-11", "icestream-hour-2023-11"]
+    assert expiry.tag_updates(made, History(), midnight - 1_000) == []
+    assert expiry.tag_updates(made, History(0, 0), midnight + 1) == []
+    tagged = commit_to(made, *expiry.tag_updates(made, History(), midnight + 1), now_ms=midnight + 1)
+    assert expiry.tag_updates(tagged, History(), midnight + 2) == []
+
+
+def test_a_tag_goes_when_its_time_is_over() -> None:
+    made = aged(2 * HOUR, now_ms=NOW)
+    name = expiry.tag_name(expiry.HOUR_TAG, NOW - 2 * HOUR)
+    tagged = commit_to(made, point(name, 1, "tag"), now_ms=NOW)
+    gone = {"action": "remove-snapshot-ref", "ref-name": name}
+    assert gone in expiry.tag_updates(tagged, History(HOUR, 0), NOW)
+    assert gone not in expiry.tag_updates(tagged, History(3 * HOUR, 0), NOW)
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def written(partition: list[object], lower: bytes | None, upper: bytes | None, nulls: int = 0) -> WrittenFile:
+    low = {} if lower is None else {4: lower}
+    high = {} if upper is None else {4: upper}
+    return WrittenFile(1, "file:/t/a.parquet", 1, 10, [], 0, 0, partition, {}, {}, {4: nulls}, low, high, [])
+
+
+def of(transform: str, kind: str = "int") -> tuple[PartitionField, ...]:
+    return (PartitionField("p", 4, transform, kind),)
+
+
+def us(value: int) -> bytes:
+    return struct.pack("<q", value)
+
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.mark.parametrize(
+    ("transform", "value", "lower", "upper", "is_right"),
+    [
+        ("hour", 5, 5 * HOUR_US, 6 * HOUR_US - 1, True),
+        ("hour", 5, 5 * HOUR_US, 6 * HOUR_US, False),
+        ("hour", -1, -1, -1, True),
+        ("day", 0, 0, 24 * HOUR_US - 1, True),
+        ("day", 0, -1, 1, False),
+        ("month", 1, 31 * 24 * HOUR_US, 59 * 24 * HOUR_US - 1, True),
+        ("month", 1, 31 * 24 * HOUR_US - 1, 31 * 24 * HOUR_US, False),
+        ("month", -1, -1, -1, True),
+    ],
+)
+def test_times_are_of_one_partition(transform: str, value: int, lower: int, upper: int, is_right: bool) -> None:
+    file = written([value], us(lower), us(upper))
+    if is_right:
+        check_partition(file, of(transform))
+    else:
+        with pytest.raises(errors.Contradiction, match="another partition"):
+            check_partition(file, of(transform))
+
+
+def test_keys_are_of_one_partition() -> None:
+    identity = of("identity", "binary")
+    check_partition(written([b"key"], b"key", b"key"), identity)
+    check_partition(written([b"a" * 20], b"a" * 16, b"a" * 15 + b"b"), identity)
+    check_partition(written([None], None, None, nulls=10), identity)
+    for wrong in (
+        written([b"key"], b"kex", b"key"),
+        written([b"key"], b"key", b"kez1"),
+        written([b"key"], b"key", b"key", nulls=1),
+        written([b"key"], None, None, nulls=10),
+        written([None], None, None, nulls=0),
+        written([], None, None),
+    ):
+        with pytest.raises(errors.Contradiction):
+            check_partition(wrong, identity)
+
+
+# --- files and a table that changed -----------------------------------------------------------------------------------
+
+
+def file_of(schema_id: int = 0, spec_id: int = 0) -> WrittenFile:
+    return WrittenFile(1, "file:/t/a.parquet", 1, 10, [], schema_id, spec_id, [], {}, {}, {}, {}, {}, [])
+
+
+def with_schema(fields: list[dict[str, Any]]) -> Table:
+    base = table(schema=ENVELOPE)
+    schema = {**base.current_schema, "fields": fields}
+    schema.pop("schema-id")
+    added = {"action": "add-schema", "schema": schema}
+    return commit_to(base, added, {"action": "set-current-schema", "schema-id": -1})
+
+
+def test_files_enter_a_table_that_others_changed_harmlessly() -> None:
+    fields = bound().table.current_schema["fields"]
+    more = {"id": 100, "name": "extra", "type": "string", "required": False}
+    assert fit.why_not(with_schema([*fields, more]), [file_of()]) == ""
+    wider = [{**one, "type": "long"} if one["type"] == "int" else one for one in fields]
+    assert fit.why_not(with_schema(wider), [file_of()]) == ""
+
+
+def test_files_that_a_reader_would_stumble_over_do_not() -> None:
+    made = bound().table
+    fields = made.current_schema["fields"]
+    assert "spec 7" in fit.why_not(made, [file_of(spec_id=7)])
+    assert "schema 7" in fit.why_not(made, [file_of(schema_id=7)])
+    required = {"id": 100, "name": "extra", "type": "string", "required": True, "initial-default": None}
+    unreadable = Table(
+        {
+            **made.fields,
+            "current-schema-id": 1,
+            "schemas": [
+                *made.fields["schemas"],
+                {**made.current_schema, "schema-id": 1, "fields": [*fields, required]},
+            ],
+        },
+        made.snapshots,
+        made.snapshot_log,
+        made.metadata_log,
+    )
+    assert "extra is required" in fit.why_not(unreadable, [file_of()])
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "meaning"),
+    [
+        (Done(None), Verdict.DONE),
+        (Done(None, repeated=7), Verdict.DONE),
+        (Unknown("?"), Verdict.OPEN),
+        (Conflict("main moved"), Verdict.ALONE),
+        (Conflict("other", is_bystander=True), Verdict.TOGETHER),
+        (Conflict("x", details={"reason": "not_next"}), Verdict.TAKEN),
+        (Conflict("x", details={"reason": "not_bound"}), Verdict.TAKEN),
+        (Conflict("x", details={"reason": "stale_pipeline"}), Verdict.LEASE_LOST),
+    ],
+)
+def test_what_an_answer_means(outcome: Done | Conflict | Unknown, meaning: Verdict) -> None:
+    assert verdict(outcome) is meaning
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_an_earlier_release_gets_the_columns_that_are_new() -> None:
+    fields = [one for one in bound().table.current_schema["fields"] if one["name"] not in ("headers", "wire")]
+    old = with_schema(fields)
+    ids = {one["name"]: one["id"] for one in old.current_schema["fields"]}
+    made = commit_to(old, *table_policy.evolution(old, {}))
+    found = {one["name"]: one["id"] for one in made.current_schema["fields"]}
+    assert {name: found[name] for name in ids} == ids
+    assert found["wire"] > max(ids.values())
+    assert not any(one["required"] for one in made.current_schema["fields"] if one["name"] in ("headers", "wire"))
+    assert table_policy.evolution(made, {}) == []
+
+
+def test_partitions_can_be_changed_later() -> None:
+    made = table(schema=ENVELOPE)
+    for name in ("hour", "key", "bucket[16]", "none", "month", "day"):
+        made = commit_to(made, *table_policy.evolution(made, {"partitioning": name}))
+        assert table_policy.evolution(made, {"partitioning": name}) == []
+    assert table_policy.evolution(made, {}) == []
+    with pytest.raises(errors.InvalidInput, match="no partitioning"):
+        table_policy.evolution(made, {"partitioning": "week"})
+
+
+def test_what_a_topic_says_goes_before_what_its_table_says() -> None:
+    properties = {table_policy.CODEC: "zstd", table_policy.LEVEL: "3", table_policy.TARGET: "1000"}
+    made = commit_to(table(schema=ENVELOPE), {"action": "set-properties", "updates": properties})
+    plain = table_policy.target_of(made, {}, {})
+    assert (plain.codec, plain.codec_level, plain.target_bytes) == ("zstd", 3, 1000)
+    own = table_policy.target_of(made, {"compression": "snappy", "target_file_bytes": "5"}, {})
+    assert (own.codec, own.codec_level, own.target_bytes) == ("snappy", None, 5)

@@ -1,0 +1,74 @@
+"""The committer over our own catalog, on a real disk: what it commits, others read; what others do, it survives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pyiceberg.table import StaticTable
+
+from icestream.catalog import keys
+from icestream.pipeline.commit.committer import Committed
+from icestream.pipeline.tables.topic_table import TopicTable
+from tests.support.committing import Committing, topic
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> Committing:
+    found = Committing(tmp_path / "warehouse")
+    await found.lease(1)
+    return found
+
+
+async def rows(world: Committing, table: TopicTable) -> list[tuple[int, int]]:
+    """What another reader finds, by its metadata file."""
+    loaded = await world.catalog.load(table.identifier)
+    assert loaded.metadata_location is not None
+    found = StaticTable.from_metadata(loaded.metadata_location).scan(selected_fields=("shard", "offset")).to_arrow()
+    return sorted(zip(found["shard"].to_pylist(), found["offset"].to_pylist(), strict=True))
+
+
+async def test_rows_are_there_for_others(world: Committing) -> None:
+    table = await world.open(topic())
+    brought = world.brought(table, 10)
+    found = await world.commit(brought)
+    assert found == {1: Committed(brought.snapshot_id)}
+    assert await rows(world, table) == [(0, offset) for offset in range(10)]
+    assert table.positions[0].next == 10
+    assert (await world.books.look(table)).positions[0].next == 10
+
+
+async def test_manifests_stay_few_and_keep_their_numbers(world: Committing) -> None:
+    table = await world.open(topic())
+    for _ in range(66):
+        await world.commit(world.brought(table, 2))
+    assert table.manifests is not None
+    assert [one.files for one in table.manifests] == [1] * 2 + [64]
+    assert await rows(world, table) == [(0, offset) for offset in range(132)]
+    loaded = await world.catalog.load(table.identifier)
+    found = StaticTable.from_metadata(loaded.metadata_location or "").inspect.entries().to_pylist()
+    by_path = {one["data_file"]["file_path"]: one["sequence_number"] for one in found}
+    assert sorted(by_path.values()) == list(range(1, 67))
+    # a committer that knows nothing goes on with what it reads
+    other = Committing(world.folder, world.store)
+    fresh = await other.open(topic())
+    for _ in range(6):
+        await other.commit(other.brought(fresh, 2))
+    assert fresh.manifests is not None
+    assert [one.files for one in fresh.manifests] == [8, 64]
+    assert await rows(other, fresh) == [(0, offset) for offset in range(144)]
+    entries = StaticTable.from_metadata((await other.catalog.load(fresh.identifier)).metadata_location or "")
+    numbers = [one["sequence_number"] for one in entries.inspect.entries().to_pylist()]
+    assert sorted(numbers) == list(range(1, 73))
+
+
+async def test_all_tables_of_a_round_go_together(world: Committing) -> None:
+    tables = [await world.open(topic(number, f"/shop/t{number}")) for number in range(1, 6)]
+    before = await world.store.revision()
+    found = await world.commit(*(world.brought(one, 3) for one in tables))
+    assert all(isinstance(one, Committed) for one in found.values())
+    assert await world.store.revision() == before + 1
+    assert await world.store.get(keys.topic_key(3)) is not None
