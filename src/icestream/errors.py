@@ -10,6 +10,7 @@
     │   ├── UnknownSubscription    unknown_subscription no
     │   ├── UnknownHandle          unknown_handle    no    a producer or consumer that this connection did not open
     │   ├── UnknownSetting         unknown_setting   no
+    │   ├── UnknownLogFile         unknown_log_file  no    no file of the log has or had that number
     │   ├── NotConnected           not_connected     no    no producer or consumer of that name is connected
     │   ├── AlreadyExists          already_exists    no
     │   ├── NotEmpty               not_empty         no    a namespace with topics
@@ -126,6 +127,10 @@ class UnknownHandle(InvalidInput):
 
 class UnknownSetting(InvalidInput):
     code = "unknown_setting"
+
+
+class UnknownLogFile(InvalidInput):
+    code = "unknown_log_file"
 
 
 class NotConnected(InvalidInput):
@@ -392,6 +397,7 @@ SAID: dict[type[IcestreamError], Said] = {
     UnknownSubscription: Said(http=404, grpc="NOT_FOUND"),
     UnknownHandle: Said(http=404),
     UnknownSetting: Said(http=404),
+    UnknownLogFile: Said(http=404),
     UnknownProducer: Said(http=404, grpc="UNAVAILABLE"),
     UnknownTable: Said(http=404, iceberg=(404, "NoSuchTableException")),
     UnknownView: Said(http=404, iceberg=(404, "NoSuchViewException")),

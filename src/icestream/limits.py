@@ -283,6 +283,8 @@ API_DETAILS_MAX: Final = 100
 # Key patterns of a consumer that are shown, and characters of each: a page of consumers stays a document.
 API_PATTERNS_MAX: Final = 5
 API_PATTERN_CHARACTERS_MAX: Final = 100
+# Bodies up to this size go out in one piece with their head.
+HTTP_JOINED_BYTES_MAX: Final = 64 * KIB
 # Request line and headers of the broker's own HTTP: scrapers and load balancers send some hundred bytes.
 HTTP_HEAD_BYTES_MAX: Final = 8 * KIB
 # Connections to it; each is a few KiB. Beyond that the oldest that waits for a request goes.
@@ -511,6 +513,8 @@ BACKLOG_SLICE_SHARDS: Final = 512
 FLOORS_SLICE: Final = 64
 # How long a driver may wait in one call. It asks again; a broker that stops does not wait for it.
 BACKLOG_WAIT_MS_MAX: Final = 60_000
+# Bytes of a log file in one answer over HTTP: the loop copies them twice, in less than a millisecond.
+LOG_RANGE_BYTES_MAX: Final = 1 * MIB
 # Leases of log files: one for each round, and a few that were left to end by themselves.
 LEASES_MAX: Final = 64
 # A lease that nobody renews ends: then a dead driver holds the log no longer.

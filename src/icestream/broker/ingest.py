@@ -87,6 +87,13 @@ class Ingest:
             raise errors.PositionGone(f"log file {gone[0]} is not there any more", hint="the round is planned anew")
         self.log.upkeep.leases.hold(lease, epoch, files, ttl_ms)
 
+    async def copy(self, lease: str, number: int, start: int, end: int) -> bytes:
+        """Bytes of a log file that the lease holds, from before the read to its end (hazard 29)."""
+        self.log.upkeep.leases.check(lease, number)
+        found = await self.log.reader.copy(number, start, end)
+        self.log.upkeep.leases.check(lease, number)
+        return found
+
     async def committed(self, positions: Sequence[tuple[int, int, int]]) -> None:
         """Floors of shards that the log does not know are of no interest to it: it holds nothing of them."""
         if len(positions) > limits.PIPELINE_POSITIONS_MAX:

@@ -20,7 +20,9 @@ from prometheus_client.metrics_core import Metric
 from icestream.broker.online_settings import OnlineSettings
 from icestream.frontends.http import readings
 from icestream.frontends.http.endpoints import Endpoints
-from icestream.frontends.http.listener import HttpListener
+from icestream.frontends.http.listener import HttpListener, Response
+from icestream.frontends.http.log_range import log_range
+from icestream.frontends.http.request import Request
 from icestream.frontends.native.admin_calls import Administration
 from icestream.frontends.native.listener import NativeListener
 from icestream.frontends.native.pipeline_calls import PipelineCalls
@@ -50,7 +52,9 @@ class Surroundings:
         self._clock = SystemClock()
         self._tasks = Tasks(self._task_failed)
         self._node: Node | None = None
-        self.http = HttpListener(Endpoints(self.checks, self.exposition if settings.metrics.enable else None))
+        self.http = HttpListener(
+            Endpoints(self.checks, self.exposition if settings.metrics.enable else None, self._log_range)
+        )
         self.online: OnlineSettings | None = None
         self.local: NativeListener | None = None
         self.lake: Child | None = None
@@ -85,6 +89,9 @@ class Surroundings:
         if isinstance(node.store, NodeStore):
             found += readings.metadata_families(node.store.node.machine)
         return found
+
+    async def _log_range(self, request: Request) -> Response:
+        return await log_range(self._node.ingest if self._node is not None else None, request)
 
     # --- life ---
 

@@ -229,6 +229,39 @@ class Reader:
         finally:
             file.close()
 
+    # --- bytes of a file ---
+
+    async def copy(self, number: int, start: int, end: int) -> bytes:
+        """The bytes [start, end) of a file, for whoever verifies the records himself. Synced ones only (hazard 0).
+
+        Raises PositionGone, or StaleRead when it goes during the read; UnknownLogFile when there was none yet.
+        """
+        synced_end = self._synced_end(number)
+        if not wire.RECORDS_START <= start < end <= synced_end:
+            raise errors.InvalidInput(
+                f"bytes {start} to {end} of log file {number}",
+                hint=f"there are records from {wire.RECORDS_START} to {synced_end}",
+            )
+
+        def read() -> bytes:
+            file = self._open(number)
+            try:
+                return file.read_at(start, end - start)
+            finally:
+                file.close()
+
+        return await self._pinned(number, read)
+
+    def _synced_end(self, number: int) -> int:
+        for file in self._upkeep.files:
+            if file.number == number:
+                return file.seal.end_position
+        if any(number == open_number for open_number, _ in self._appender.open_files()):
+            return self._appender.synced_end(number)
+        if number >= self._upkeep.next_number:
+            raise errors.UnknownLogFile(f"there was no log file {number} yet", hint="is it a file of this broker?")
+        raise errors.PositionGone(f"log file {number} is not there any more", hint="the round is planned anew")
+
     # --- by time ---
 
     async def offset_for_time(self, key: ShardKey, time_us: int) -> int:

@@ -89,6 +89,11 @@ class Upkeep:
         file = self._appender.file
         return self.sealed_bytes + self._appender.sealing_bytes + (file.position if file else 0)
 
+    @property
+    def next_number(self) -> int:
+        """No file has this number yet."""
+        return self._next_number
+
     def numbers(self) -> set[int]:
         """Of every file that holds records."""
         return {file.number for file in self.files} | {number for number, _ in self._appender.open_files()}

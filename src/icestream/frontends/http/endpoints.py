@@ -5,6 +5,7 @@
 /readyz?verbose     a line for each part: [+] it is well, [-] the broker needs it, [!] it is shown only
                     (as JSON where the request accepts application/json)
 /metrics            Prometheus text
+/wal/NUMBER         bytes of a log file, for tasks of the pipeline on other machines (log_range.py)
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from icestream.observability.health import Check
 
 
 class Endpoints:
-    """`metrics` is None where the settings say so."""
+    """`metrics` is None where the settings say so, `log_range` where there is no log on disk."""
 
     def __init__(
-        self, checks: Callable[[], Sequence[Check]], metrics: Callable[[], Awaitable[bytes]] | None = None
+        self,
+        checks: Callable[[], Sequence[Check]],
+        metrics: Callable[[], Awaitable[bytes]] | None = None,
+        log_range: Callable[[Request], Awaitable[Response]] | None = None,
     ) -> None:
         self._checks = checks
         self._metrics = metrics
+        self._log_range = log_range
 
     async def __call__(self, request: Request) -> Response:
         match request.path:
@@ -37,6 +42,8 @@ class Endpoints:
                 return self._ready(request)
             case "/metrics" if self._metrics is not None:
                 return Response(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE_LATEST)
+            case path if path.startswith("/wal/") and self._log_range is not None:
+                return await self._log_range(request)
         return Response(HTTPStatus.NOT_FOUND, b"there are /livez, /readyz, /readyz?verbose and /metrics\n")
 
     def _ready(self, request: Request) -> Response:

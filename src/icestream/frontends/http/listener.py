@@ -107,8 +107,11 @@ async def _send(writer: asyncio.StreamWriter, response: Response, method: str, *
         f"Connection: {'keep-alive' if keeps_alive else 'close'}",
         *(f"{name}: {value}" for name, value in response.headers),
     ]
+    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    body = b"" if method == "HEAD" else response.body
     with contextlib.suppress(ConnectionError):
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + (b"" if method == "HEAD" else response.body))
+        for part in (head + body,) if len(body) <= limits.HTTP_JOINED_BYTES_MAX else (head, body):
+            writer.write(part)
         await writer.drain()
 
 
