@@ -1,62 +1,133 @@
-"""SendMessage as Danube's clients call it: one message of 100 B for each unary call, ack after fdatasync.
+"""What clients of Danube see, messages of 100 B, reliable, ack after fdatasync. Danube itself acks from memory.
 
-    1, 16, 64, 256    calls under way at once: on one connection, the last on four
+    send         SendMessage, one message for each unary call: 1, 16, 64, 256 at once, on one connection, the last on
+                 four. The client is h2load, which costs less than any client of gRPC: the server is what is measured
+    round trip   sent, delivered and acked, 64 under way (bench/danube_round_trip.py)
+    PyPI         `danube-client` sends, so many at once (bench/danube_client.py)
 
-The client is h2load, which costs less than any client of gRPC, so that the server is what is measured. The broker
-itself says afterwards how many messages it has stored. Danube's own figure was recorded on another machine with two
-cores, where its acks came from memory: 20,700 messages a second with 64 calls, 45 to 62 us of CPU each.
+Where a real Danube has been built (bench/peers/danube.py) it does the same in the same rounds. Else it is compared with
+what was recorded of it on another machine with two cores: 20,700 sends a second with 64 calls, 3,800 messages a second
+delivered and acked with 16 acks at once, its client 2,200, 5,800 and 5,600 a second with 1, 16 and 64 at once.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import grpc
 
 import icestream
-from bench import broker, h2load
-from bench.figures import Figure, Goal, Row
+from bench import broker, h2load, process
+from bench.figures import Figure, Goal, Row, ratios
 from bench.generator import Target
 from bench.h2load import Calls
-from bench.harness import Bench, RunFailed
+from bench.harness import Bench, MissingPeer, RunFailed
+from bench.peers import danube
 from bench.process import HOST, free_port
 from icestream.frontends.danube.wire import danube_pb2 as pb
 
 NAME = "danube"
-GOAL = "SendMessage, 64 calls at once, ack after fdatasync: ≤ 30 us of server CPU; ≥ 1.2x of Danube's recorded rate"
+GOAL = (
+    "64 SendMessage at once, ack after fdatasync: ≤ 30 us of server CPU, ≥ 1.2x of Danube's rate; "
+    "delivered and acked: ≥ 3x of Danube's rate"
+)
 TOPIC = "/default/bench"
 SEND = "/danube.ProducerService/SendMessage"
 CREATE = "/danube.ProducerService/CreateProducer"
-SHAPES = {1: (1, 1), 16: (1, 16), 64: (1, 64), 256: (4, 64)}
-RECORDED_RATE = 20_700
+SHAPES = {1: (1, 1), 16: (1, 16), 64: (1, 64), 256: (4, 64)}  # connections, calls on each
+UNDER_WAY = 64
 CPU_US_MAX = 30
 WARM_CALLS = 2_000
+RECORDED_SENDS = 20_700
+RECORDED_ROUND_TRIPS = 3_800
+RECORDED_PYPI = {1: 2_200, 16: 5_800, 64: 5_600}
+RECORDED = "0.15.1, recorded on another machine"
+PROJECT = Path(__file__).parents[2]
 
 
-def measure_once(path: Path, count: int) -> dict[int, Calls]:
-    """By calls at once."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    calls: int
+    pypi_messages: int
+    warm_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one broker did, by how many were at once."""
+
+    sends: dict[int, Calls] = field(default_factory=dict)
+    pypi: dict[int, dict[str, float]] = field(default_factory=dict)
+    round_trips: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def round_trip_rate(self) -> float:
+        return self.round_trips["messages"] / self.round_trips["seconds"]
+
+    @property
+    def round_trip_us(self) -> float:
+        return 1e6 * self.round_trips["server_cpu_seconds"] / self.round_trips["messages"]
+
+
+def ours(path: Path, sizes: Sizes) -> Round:
     port = free_port()
     settings = {"danube.enable": "true", "ports.danube": port, "ports.danube_admin": 0}
     with broker.running(path, "always", settings=settings) as target:
         broker.warm(target, path)
-        message = _message(_producer(port))
-        found = {}
-        stored = 0
-        for at_once, (connections, calls) in SHAPES.items():
-            for number in (WARM_CALLS, count if at_once > 1 else max(count // 10, 100)):
-                found[at_once] = h2load.call(
-                    f"{HOST}:{port}", target.pid, SEND, message, path, number, connections, calls
-                )
-                stored += number
-        _check(target, stored)
+        found = measure_once(Target(f"{HOST}:{port}", target.pid), path, sizes)
+        _check(target, sum(_counts(one, sizes.calls)[0] + _counts(one, sizes.calls)[1] for one in SHAPES))
         return found
 
 
-def _producer(port: int) -> int:
-    """The listener may come a moment after the native one."""
+def theirs(path: Path, sizes: Sizes) -> Round:
+    with danube.running(path) as target:
+        return measure_once(target, path, sizes)
+
+
+def measure_once(target: Target, path: Path, sizes: Sizes) -> Round:
+    found = Round()
+    message = _message(_producer(target.address))
+    for at_once, (connections, calls) in SHAPES.items():
+        for count in _counts(at_once, sizes.calls):
+            found.sends[at_once] = h2load.call(
+                target.address, target.pid, SEND, message, path, count, connections, calls
+            )
+    for at_once in SHAPES:
+        words = [target.address, str(sizes.pypi_messages), str(at_once)]
+        found.pypi[at_once] = _child("bench.danube_client", words)
+    pids = ",".join(map(str, process.family(target.pid)))
+    words = [target.address, str(UNDER_WAY), str(sizes.warm_seconds), str(sizes.seconds), pids]
+    found.round_trips.update(_child("bench.danube_round_trip", words))
+    return found
+
+
+def _counts(at_once: int, calls: int) -> tuple[int, int]:
+    """Calls that warm up, and those that are counted."""
+    return WARM_CALLS, calls if at_once > 1 else max(calls // 10, 100)
+
+
+def _child(module: str, words: Sequence[str]) -> dict[str, float]:
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunFailed(f"{module} {' '.join(words)}: {done.stderr.strip()[-1000:]}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def _producer(address: str) -> int:
+    """A broker may need a moment until it takes one."""
     until = time.monotonic() + broker.START_SECONDS
-    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+    with grpc.insecure_channel(address) as channel:
         create = channel.unary_unary(CREATE, response_deserializer=pb.ProducerResponse.FromString)
         asked = pb.ProducerRequest(request_id=1, producer_name="bench", topic_name=TOPIC, dispatch_strategy=pb.Reliable)
         while True:
@@ -84,38 +155,115 @@ def _check(target: Target, stored: int) -> None:
         raise RunFailed(f"{stored} calls were answered, {found} messages are stored")
 
 
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
 def measure(bench: Bench) -> list[Row]:
-    count = int(bench.pick(40_000, 2_000))
-    return bench.attempt(NAME, GOAL, Goal(at_most=CPU_US_MAX, unit=" us"), lambda: _rows(bench, count))
+    return bench.attempt(NAME, GOAL, Goal(at_most=CPU_US_MAX, unit=" us"), lambda: _measure(bench))
 
 
-def _rows(bench: Bench, count: int) -> list[Row]:
+def _measure(bench: Bench) -> list[Row]:
     h2load.program()
-    found = bench.interleave(bench.rounds(5), {"ours": lambda path: measure_once(path, count)})["ours"]
-    rows = []
-    for at_once in SHAPES:
-        runs = [one[at_once] for one in found]
-        is_goal = at_once == 64
-        rows.append(
-            Row(
-                NAME,
-                f"server CPU of one SendMessage, {at_once} at once, `always`",
-                Figure([run.server_us for run in runs], " us"),
-                Goal(at_most=CPU_US_MAX, unit=" us") if is_goal else None,
-                ours=str(Figure([run.rate for run in runs], "/s")),
-            )
-        )
-    rates = [one[64].rate / RECORDED_RATE for one in found]
-    rows.append(
-        Row(
-            NAME,
-            "messages a second, 64 at once, against Danube's recorded rate",
-            Figure(rates, "x"),
-            Goal(at_least=1.2),
-            ours=str(Figure([one[64].rate for one in found], "/s")),
-            peer=f"{RECORDED_RATE:,}/s, recorded",
-            peer_version="0.15.1, another machine",
-            note="ours acks after fdatasync, Danube from memory",
-        )
+    if importlib.util.find_spec("danube") is None:
+        raise MissingPeer("danube-client is not installed: make bench installs it (requirements/bench.txt)")
+    sizes = Sizes(
+        calls=int(bench.pick(40_000, 2_000)),
+        pypi_messages=int(bench.pick(10_000, 500)),
+        warm_seconds=bench.pick(6, 3),
+        seconds=bench.pick(6, 1),
     )
-    return rows
+    sides: dict[str, Callable[[Path], Round]] = {"ours": lambda path: ours(path, sizes)}
+    if danube.is_here():
+        sides["danube"] = lambda path: theirs(path, sizes)
+    else:
+        bench.warn(f"{NAME}: no danube-broker was built (DANUBE_BROKER): compared with what was recorded of it")
+    found = bench.interleave(bench.rounds(5), sides)
+    report = Report(found["ours"], found.get("danube"))
+    return [*report.sends(), report.send_rate(), report.round_trips(), *report.pypi()]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    ours: list[Round]
+    theirs: list[Round] | None
+
+    @property
+    def peer_version(self) -> str:
+        return RECORDED if self.theirs is None else "danube-broker, built here"
+
+    def sends(self) -> list[Row]:
+        rows = []
+        for at_once in SHAPES:
+            used = Figure([one.sends[at_once].server_us for one in self.ours], " us")
+            rate = Figure([one.sends[at_once].rate for one in self.ours], "/s")
+            what = f"server CPU of one SendMessage, {at_once} at once, `always`"
+            goal = Goal(at_most=CPU_US_MAX, unit=" us") if at_once == UNDER_WAY else None
+            rows.append(
+                Row(
+                    NAME,
+                    what,
+                    used,
+                    goal,
+                    str(rate),
+                    self._their_sends(at_once),
+                    self.peer_version,
+                    details={"rate": rate},
+                )
+            )
+        return rows
+
+    def _their_sends(self, at_once: int) -> str:
+        if self.theirs is None:
+            return "45 to 62 us" if at_once == UNDER_WAY else ""
+        used = Figure([one.sends[at_once].server_us for one in self.theirs], " us")
+        return f"{used}; {Figure([one.sends[at_once].rate for one in self.theirs], '/s')}"
+
+    def send_rate(self) -> Row:
+        what = f"messages sent in a second, {UNDER_WAY} at once, against Danube"
+        rates = [one.sends[UNDER_WAY].rate for one in self.ours]
+        known = None if self.theirs is None else [one.sends[UNDER_WAY].rate for one in self.theirs]
+        note = "ours acks after fdatasync, Danube from memory"
+        return self._against(what, Goal(at_least=1.2), rates, known, RECORDED_SENDS, note)
+
+    def round_trips(self) -> Row:
+        what = f"messages delivered and acked in a second, {UNDER_WAY} under way, against Danube"
+        rates = [one.round_trip_rate for one in self.ours]
+        known = None if self.theirs is None else [one.round_trip_rate for one in self.theirs]
+        used = Figure([one.round_trip_us for one in self.ours], " us")
+        note = f"server CPU of ours for send, delivery and ack: {used}"
+        if self.theirs is not None:
+            note += f"; Danube's: {Figure([one.round_trip_us for one in self.theirs], ' us')}"
+        return self._against(what, Goal(at_least=3), rates, known, RECORDED_ROUND_TRIPS, note)
+
+    def pypi(self) -> list[Row]:
+        rows = []
+        for at_once in SHAPES:
+            rates = Figure(_rates([one.pypi[at_once] for one in self.ours]), "/s")
+            busy = max(one.pypi[at_once]["cpu_seconds"] / one.pypi[at_once]["seconds"] for one in self.ours)
+            recorded = RECORDED_PYPI.get(at_once)
+            peer = f"{recorded:,}/s" if recorded else ""
+            if self.theirs is not None:
+                peer = str(Figure(_rates([one.pypi[at_once] for one in self.theirs]), "/s"))
+            what = f"messages sent in a second by danube-client {version('danube-client')}, {at_once} at once"
+            rows.append(
+                Row(
+                    NAME,
+                    what,
+                    rates,
+                    peer=peer,
+                    peer_version=self.peer_version,
+                    note=f"client: {100 * busy:.0f} % of a core",
+                )
+            )
+        return rows
+
+    def _against(
+        self, what: str, goal: Goal, rates: list[float], known: list[float] | None, recorded: int, note: str
+    ) -> Row:
+        compared = ratios(rates, known if known is not None else [float(recorded)] * len(rates))
+        peer = f"{recorded:,}/s" if known is None else str(Figure(known, "/s"))
+        return Row(NAME, what, compared, goal, str(Figure(rates, "/s")), peer, self.peer_version, note)
+
+
+def _rates(found: Sequence[dict[str, float]]) -> list[float]:
+    return [one["messages"] / one["seconds"] for one in found]

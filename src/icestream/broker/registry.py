@@ -136,7 +136,7 @@ class Registry:
     async def subject(self, name: str) -> Subject:
         _, found = await self._find(name)
         if found is None:
-            raise _unknown(f"there is no subject {name[:100]}")
+            raise _unknown(f"schema subject {name[:100]} is not found")
         return found
 
     async def subjects(self) -> list[tuple[str, Subject]]:
@@ -154,7 +154,7 @@ class Registry:
         key = id_key(schema_id)
         entry = await self._store.get(key)
         if entry is None:
-            raise _unknown(f"there is no schema {schema_id}")
+            raise _unknown(f"schema {schema_id} is not found")
         name = records.decode(SubjectName, key, entry.value).subject
         if version is None:
             return await self.latest(name)
@@ -183,7 +183,7 @@ class Registry:
         while True:
             entry, subject = await self._find(name)
             if subject is None:
-                raise _unknown(f"there is no subject {name[:100]}")
+                raise _unknown(f"schema subject {name[:100]} is not found")
             if await self._put(name, entry, msgspec.structs.replace(subject, compatibility=mode)):
                 return
 
