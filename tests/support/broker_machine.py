@@ -140,9 +140,10 @@ class Reader:
         delivery = self.subscription.delivery(shard)
         delivery.ack([(offset, offset + 1) for offset in offsets], delivery.generation)
 
-    def nack(self, *offsets: int, shard: int = 0, delay_ms: int = 0) -> None:
+    def nack(self, *offsets: int, shard: int = 0, delay_ms: int = 0, reason: str = "") -> None:
         delivery = self.subscription.delivery(shard)
-        delivery.nack([(offset, offset + 1) for offset in offsets], delivery.generation, delay_ms, self.consumer.id)
+        ranges = [(offset, offset + 1) for offset in offsets]
+        delivery.nack(ranges, delivery.generation, delay_ms, self.consumer.id, reason)
 
     def leave(self) -> None:
         self.subscription.leave(self.consumer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,10 +12,11 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.burial import Burial, Producing
 from icestream.broker.consumer import Consumer, ConsumerSink
-from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
+from icestream.broker.dispatch.best_effort import NO_ROOM, BestEffortDispatcher, KeySharedBestEffortDispatcher
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Dropped
-from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
+from icestream.broker.dispatch.ledger import ACK_TIMEOUT, FAILED_BEFORE, NACK
 from icestream.broker.dispatch.ring import KeyFilter
 from icestream.broker.options import BrokerOptions
 from icestream.broker.rate import TokenBucket
@@ -37,6 +38,8 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
 _log = get_logger("subscriptions")
+# What a consumer says in a nack is no label: there would be as many as it has words.
+_OWN_REASONS: Final = frozenset((ACK_TIMEOUT, FAILED_BEFORE, NO_ROOM, UNWANTED))
 
 
 class Subscribing:
@@ -322,4 +325,5 @@ async def _offset_for_time(stream: ShardStream, time_us: int) -> int:
 
 
 def _count_dropped(dropped: Dropped) -> None:
-    metrics.MESSAGES_DROPPED.labels(dropped.reason).inc(dropped.end - dropped.start)
+    reason = dropped.reason if dropped.reason in _OWN_REASONS else NACK
+    metrics.MESSAGES_DROPPED.labels(reason).inc(dropped.end - dropped.start)

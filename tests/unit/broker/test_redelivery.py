@@ -141,6 +141,17 @@ async def test_drop_gives_it_up_and_counts_it() -> None:
     assert metrics.MESSAGES_DROPPED.labels("nack")._value.get() == dropped + 1
 
 
+async def test_what_a_consumer_says_is_no_label_of_a_metric() -> None:
+    """Whoever says something else each time would make the broker grow."""
+    dropped = metrics.MESSAGES_DROPPED.labels("nack")._value.get()
+    _, reader = await started(BrokerMachine(), FailurePolicy(0, 30_000, 0, 0, poison=Poison.DROP))
+    reader.nack(1, reason="words of its own")
+    await quiet()
+    labels = [sample.labels for family in metrics.MESSAGES_DROPPED.collect() for sample in family.samples]
+    assert "words of its own" not in [label.get("reason") for label in labels]
+    assert metrics.MESSAGES_DROPPED.labels("nack")._value.get() == dropped + 1
+
+
 BLOCK = FailurePolicy(0, 30_000, 0, 0, poison=Poison.BLOCK)
 
 
