@@ -1,9 +1,14 @@
 """The child process of the scenario `catalog`: clients of an Iceberg REST catalog, each with a table of its own.
 
-python -m bench.catalog_client ADDRESS commit|load CLIENTS SECONDS [PACE_MS] [SNAPSHOTS]
+python -m bench.catalog_client ADDRESS commit|append|load CLIENTS SECONDS [SNAPSHOTS]
 
-One loop over all connections, each with one request in flight, every answer looked at. A commit sets one property, and
-requires the table's UUID. PACE_MS: a client sends its next request so long after the one before, not at once.
+One loop over all connections, each with one request in flight and the next behind its answer, every answer looked at.
+
+    commit    sets one property, and requires the table's UUID
+    append    as an engine: writes a data file and a manifest list into the table's folder, without a sync, and commits
+              a snapshot that names them on top of the one before; beyond the newest ones snapshots expire
+    load      reads the table
+
 SNAPSHOTS: as many has each table. What is needed to make the tables is not counted. Says what it saw as JSON.
 """
 
@@ -15,6 +20,7 @@ import socket
 import sys
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 SCHEMA = {
@@ -22,6 +28,10 @@ SCHEMA = {
     "fields": [{"id": number, "name": f"c{number}", "type": "long", "required": False} for number in range(1, 16)],
 }
 READ_BYTES = 256 * 1024
+# An append: what a task of a streaming engine writes in a second or so, and how many snapshots are kept.
+DATA_BYTES = 64 * 1024
+LIST_BYTES = 4 * 1024
+KEPT_SNAPSHOTS = 50
 
 
 class Client:
@@ -34,10 +44,11 @@ class Client:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._answer = bytearray()
         self._wanted = 0  # bytes of the answer, when its head is there
-        self.began = self.due = 0.0
+        self.began = 0.0
         self.took: list[float] = []
         self.table = ""
         self.uuid = ""
+        self.folder = Path()
         self.sent = 0
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -80,6 +91,7 @@ class Client:
         where = f"/v1/namespaces/{namespace}/tables"
         made = json.loads(self.call("POST", where, {"name": name, "schema": SCHEMA}))
         self.table, self.uuid = f"{where}/{name}", made["metadata"]["table-uuid"]
+        self.folder = Path(made["metadata"]["location"].removeprefix("file:"))
         if snapshots:
             self.call("POST", self.table, history(made["metadata"]["location"], snapshots))
 
@@ -89,11 +101,39 @@ class Client:
         if what == "load":
             self.socket.sendall(self.request("GET", self.table))
             return
+        if what == "append":
+            self.socket.sendall(self.request("POST", self.table, self.append(self.sent)))
+            return
         body = (
             b'{"requirements":[{"type":"assert-table-uuid","uuid":"%s"}],'
             b'"updates":[{"action":"set-properties","updates":{"n":"%010d"}}]}' % (self.uuid.encode(), self.sent)
         )
         self.socket.sendall(self.request("POST", self.table, body))
+
+    def append(self, number: int) -> bytes:
+        (self.folder / "data").mkdir(exist_ok=True)
+        (self.folder / "data" / f"{number}.parquet").write_bytes(bytes(DATA_BYTES))
+        manifests = self.folder / "metadata" / f"snap-{number}.avro"
+        manifests.write_bytes(bytes(LIST_BYTES))
+        summary = {"operation": "append", "added-records": "1000", "total-records": str(1000 * number)}
+        snapshot: dict[str, Any] = {
+            "snapshot-id": number, "sequence-number": number, "timestamp-ms": time.time_ns() // 1_000_000,
+            "manifest-list": f"file:{manifests}", "summary": summary, "schema-id": 0,
+        }  # fmt: skip
+        before = number - 1 or None
+        if before is not None:
+            snapshot["parent-snapshot-id"] = before
+        updates: list[dict[str, Any]] = [
+            {"action": "add-snapshot", "snapshot": snapshot},
+            {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": number},
+        ]
+        if number > KEPT_SNAPSHOTS:
+            updates.append({"action": "remove-snapshots", "snapshot-ids": [number - KEPT_SNAPSHOTS]})
+        requirements = [
+            {"type": "assert-table-uuid", "uuid": self.uuid},
+            {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": before},
+        ]
+        return json.dumps({"requirements": requirements, "updates": updates}).encode()
 
 
 def history(location: str, count: int) -> dict[str, Any]:
@@ -116,35 +156,28 @@ def history(location: str, count: int) -> dict[str, Any]:
     return {"requirements": [], "updates": [*updates, main]}
 
 
-def run(clients: list[Client], what: str, seconds: float, pace_seconds: float) -> float:
+def run(clients: list[Client], what: str, seconds: float) -> float:
     """Until the time is over; how long it took. Requests under way at the end are waited for and not counted."""
     with selectors.DefaultSelector() as waiting:
         began = time.perf_counter()
         end = began + seconds
-        for number, client in enumerate(clients):
-            client.due = began + pace_seconds * number / len(clients)
-        idle, busy = list(clients), 0
-        while busy or idle:
-            now = time.perf_counter()
-            for client in [one for one in idle if one.due <= now]:
-                idle.remove(client)
-                if now < end:
-                    client.next(what, now)
-                    waiting.register(client.socket, selectors.EVENT_READ, client)
-                    busy += 1
-            next_due = min((one.due for one in idle), default=now + 1)
-            for key, _ in waiting.select(max(next_due - now, 0)) if busy or idle else ():
+        for client in clients:
+            client.next(what, time.perf_counter())
+            waiting.register(client.socket, selectors.EVENT_READ, client)
+        busy = len(clients)
+        while busy:
+            for key, _ in waiting.select():
                 client = key.data
                 if not client.received():
                     continue
                 client.checked()
-                waiting.unregister(client.socket)
-                busy -= 1
                 now = time.perf_counter()
                 if now < end:
                     client.took.append(now - client.began)
-                    client.due = max(client.began + pace_seconds, now) if pace_seconds else now
-                    idle.append(client)
+                    client.next(what, now)
+                else:
+                    waiting.unregister(client.socket)
+                    busy -= 1
         return min(time.perf_counter(), end) - began
 
 
@@ -153,18 +186,17 @@ def percentile(sorted_values: list[float], share: float) -> float:
 
 
 def main() -> None:
-    if len(sys.argv) not in (5, 6, 7):
+    if len(sys.argv) not in (5, 6):
         sys.exit((__doc__ or "").split("\n\n")[1])
     address, what, count, seconds, *more = sys.argv[1:]
-    pace_ms, snapshots = [*map(float, more), 0.0, 0.0][:2]
     clients = [Client(address) for _ in range(int(count))]
     namespace = f"bench_{uuid.uuid4().hex}"
     clients[0].call("POST", "/v1/namespaces", {"namespace": [namespace]})
     for number, client in enumerate(clients):
-        client.make_table(namespace, f"t{number}", int(snapshots))
+        client.make_table(namespace, f"t{number}", int(more[0]) if more else 0)
     print("ready", flush=True)
     cpu = time.process_time()
-    took = run(clients, what, float(seconds), pace_ms / 1000)
+    took = run(clients, what, float(seconds))
     times = sorted(one for client in clients for one in client.took)
     found = {
         "requests": len(times),

@@ -3,7 +3,8 @@
     commits    one client, then eight, each committing a property to its table as fast as it gets answers; and loads.
                Ours syncs metadata file, directory and the log of the metadata store; the reference syncs nothing
     history    server CPU of a commit to a table with 1,000 snapshots, against one with a single snapshot
-    publish    p99 of one producer that awaits each ack, beside 8 clients that commit ten times in a second each
+    publish    p99 of one producer that awaits each ack, beside 8 clients that append to tables of their own as fast as
+               they get answers: each writes two files without a sync, which the catalog makes durable on the same disk
 
 A server is warm when it is measured: the JVM compiles for a while.
 """
@@ -31,7 +32,6 @@ NAME = "catalog"
 GOAL = "commits/s ≥ 5x the reference with 1 client, ≥ 4x with 8; CPU at 1,000 snapshots ≤ 3x; publish p99 ≤ 1.5x"
 CLIENTS = (1, 8)
 GOALS = {1: Goal(at_least=5), 8: Goal(at_least=4)}
-PACE_MS = 100
 SNAPSHOTS = 1_000
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,7 +134,7 @@ def history(path: Path, seconds: float) -> dict[int, Seen]:
     """By number of snapshots."""
     with node(path) as (target, address):
         seen(target, address, "commit", 1, seconds / 2)
-        return {count: seen(target, address, "commit", 1, seconds, 0, count) for count in (1, SNAPSHOTS)}
+        return {count: seen(target, address, "commit", 1, seconds, count) for count in (1, SNAPSHOTS)}
 
 
 def publishing(path: Path, seconds: float) -> tuple[Load, Load, float]:
@@ -142,7 +142,7 @@ def publishing(path: Path, seconds: float) -> tuple[Load, Load, float]:
     with node(path) as (target, address):
         broker.warm(target, path)
         quiet = _awaiting(target, seconds, "quiet")
-        clients = Clients(address, "commit", 8, seconds * 1.5 + 1, PACE_MS)
+        clients = Clients(address, "append", 8, seconds * 1.5 + 1)
         busy = _awaiting(target, seconds, "busy")
         return quiet, busy, clients.seen().rate
 
@@ -226,6 +226,6 @@ def _publish(bench: Bench) -> list[Row]:
             ours=f"{Figure(busy, ' us')} against {Figure(quiet, ' us')}; p50 "
             f"{Figure([one.p50_us for _, one, _ in found], ' us')} against "
             f"{Figure([one.p50_us for one, _, _ in found], ' us')}",
-            note=f"{Figure([rate for *_, rate in found], '/s')} commits, 10/s of each",
+            note=f"{Figure([rate for *_, rate in found], '/s')} appends, as fast as they are answered",
         )
     ]

@@ -2,7 +2,7 @@
 
 So no table is planned, parsed or decoded in the broker: another process does it, and what reaches the broker of a
 commit is small, however large the table is. How much slower an ack gets while tables are committed to and read is
-measured, not tested: `make bench ARGS=catalog`.
+measured, not tested: `make bench ARGS="--only catalog"`.
 """
 
 from __future__ import annotations
