@@ -11,6 +11,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from icestream.errors import MissingPart
+from icestream.pipeline.engine import Machine, java_for_spark
+from icestream.settings import load
+
 ROOT = Path(__file__).resolve().parents[1]
 POM = ROOT / "conformance" / "pom.xml"
 
@@ -20,12 +24,12 @@ class Missing(Exception):
 
 
 def java() -> str:
-    """The Java to run it with: that of JAVA_HOME, else the one on the path."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    if found is None:
-        raise Missing("there is no Java: install a JDK 17 or 21, such as `apt install openjdk-17-jre-headless`")
-    return found
+    """The Java to run it with: the one that Spark gets, found or installed as the set-up does it."""
+    machine = Machine.of(load(None, os.environ, ()).settings, os.environ)
+    try:
+        return str(java_for_spark(machine, print) / "bin" / "java")
+    except MissingPart as error:
+        raise Missing(str(error)) from None
 
 
 def class_path() -> str:

@@ -1,4 +1,5 @@
-"""Objects that are written once, and the files of tables as objects: in memory, and in the S3 of SeaweedFS."""
+"""Objects that are written once, and the files of tables as objects: in memory, in the S3 of SeaweedFS, in Azurite
+where that is installed, and by the protocol of GCS."""
 
 from __future__ import annotations
 
@@ -15,17 +16,21 @@ from icestream.warehouse.caller import Caller, Patience
 from icestream.warehouse.factory import open_files, open_objects
 from icestream.warehouse.object_files import place_of
 from icestream.warehouse.store_options import StoreOptions
-from tests.support.catalog_servers import STORE, new_name, s3_flags, settings_of
+from tests.support.catalog_servers import STORE, azure_flags, new_name, s3_flags, settings_of
 from tests.support.fault_proxy import fault_proxy
 from tests.support.seaweed import BUCKET
 
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.fixture(params=["memory", "s3"])
+@pytest.fixture(params=["memory", "s3", "azure", "gcs"])
 def objects(request: pytest.FixtureRequest) -> Objects:
     if request.param == "memory":
         return open_objects(settings_of(f"{STORE}.type=memory"))
+    if request.param == "gcs":
+        return open_objects(settings_of(*request.getfixturevalue("gcs_flags")))
+    if request.param == "azure":
+        return open_objects(settings_of(*azure_flags(request.getfixturevalue("azure_endpoint"))))
     return open_objects(settings_of(*s3_flags(request.getfixturevalue("seaweed_server"))))
 
 
@@ -62,6 +67,27 @@ async def test_what_is_larger_than_expected_is_not_read(objects: Objects) -> Non
 async def test_a_name_that_is_none_is_refused(objects: Objects) -> None:
     with pytest.raises(errors.InvalidInput):
         await objects.get("a//b", 10)
+
+
+async def test_a_bucket_that_is_not_there_is_said(azure_endpoint: str) -> None:
+    """At once: nothing is gained by asking again. (SeaweedFS makes it instead.)"""
+    absent = open_objects(settings_of(*azure_flags(azure_endpoint), f"{STORE}.bucket=not-there"))
+    with pytest.raises(errors.UnexpectedAnswer, match="there is no such bucket") as caught:
+        await absent.put_new("x", b"1")
+    assert "not-there" in str(caught.value)
+
+
+async def test_tables_lie_in_azure_by_their_location(azure_endpoint: str) -> None:
+    """As engines name them: the container before the @, the account behind it."""
+    store = settings_of(*azure_flags(azure_endpoint)).storage.iceberg_config.object_store
+    files = open_files(StoreOptions.of(store))
+    location = f"abfss://objects@devstoreaccount1.dfs.core.windows.net/{new_name()}/metadata/00000-a.metadata.json"
+    await files.create(location, [b"{", b"}"])
+    assert await files.read(location) == b"{}"
+    ((name, _),) = await files.names(location.rpartition("/")[0])
+    assert name == "00000-a.metadata.json"
+    await files.remove(location)
+    assert not await files.exists(location)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

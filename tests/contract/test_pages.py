@@ -141,9 +141,14 @@ def test_stores_that_no_test_can_start_at_least_load(name: str, root: str, tmp_p
     assert settings.catalog_embedded
 
 
+def test_keys_that_are_shared_at_least_load(tmp_path: Path) -> None:
+    """With engines: process/test_warehouse_on_s3.py."""
+    assert load(written("share-keys.yml", tmp_path)).settings.lake.share_keys
+
+
 def test_every_block_is_followed_and_every_variable_is_one() -> None:
     followed = {"rest.yml", "glue.yml", "sql.yml", "PyIceberg on PostgreSQL", "s3-compatible.yml", "s3.yml"}
-    assert set(BLOCKS) == followed | {"gcs.yml", "azure.yml"}
+    assert set(BLOCKS) == followed | {"gcs.yml", "azure.yml", "share-keys.yml"}
     for variable in re.findall(r"ICESTREAM_[A-Z_]+", PAGES):
         assert variable in KEYS.by_env, variable
 

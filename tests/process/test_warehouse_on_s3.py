@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 from icestream.catalog.identifier import Identifier
@@ -13,6 +14,7 @@ from icestream.warehouse.factory import open_catalog
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
 from tests.support.catalog_servers import CATALOG, new_name, s3_flags, settings_of
 from tests.support.lake_run import LakeRun, children_of, get, until
+from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.seaweed import BUCKET, SECRET, Seaweed
 
 TABLE = Identifier(("shop",), "orders")
@@ -68,3 +70,27 @@ def test_tables_in_s3_survive_their_processes_and_keys_are_not_in_their_command(
     with LakeRun(tmp_path, *arguments(seaweed_server, root)) as run:
         run.until_api()
         assert asyncio.run(committed(run.lake_port, 3)) == [1, 2, 3]
+
+
+def test_engines_get_the_way_and_the_keys_from_the_catalog_alone(seaweed_server: Seaweed, tmp_path: Path) -> None:
+    """PyIceberg writes and DuckDB reads tables in S3; all that they are given is an address and a token."""
+    import pyarrow as pa
+    from pyiceberg.catalog.rest import RestCatalog
+
+    token = "0123456789abcdef-of-the-test"
+    (tmp_path / "tokens").write_text(f"{token}\n")
+    shared = ("--set", f"lake.token_file={tmp_path / 'tokens'}", "--set", "lake.share_keys=true")
+    with LakeRun(tmp_path / "data", *arguments(seaweed_server, new_name("own")), *shared) as run:
+        run.until_api()
+        uri = f"http://127.0.0.1:{run.lake_port}"
+        with closing(RestCatalog("own", uri=uri, token=token)) as catalog:
+            catalog.create_namespace("shop")
+            table = catalog.create_table("shop.orders", schema=pa.schema([("id", pa.int64())]))
+            table.append(pa.table({"id": [1, 2, 3]}))
+            assert sorted(catalog.load_table("shop.orders").scan().to_arrow()["id"].to_pylist()) == [1, 2, 3]
+        with duckdb_with_iceberg() as database:
+            database.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{uri}', TOKEN '{token}')")
+            assert database.sql("SELECT sum(id) FROM ice.shop.orders").fetchall() == [(6,)]
+            database.sql("INSERT INTO ice.shop.orders VALUES (4)")
+        with closing(RestCatalog("own", uri=uri, token=token)) as catalog:
+            assert len(catalog.load_table("shop.orders").scan().to_arrow()) == 4

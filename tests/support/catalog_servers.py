@@ -28,6 +28,7 @@ from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.embedded import EmbeddedCatalog
 from icestream.warehouse.factory import open_catalog, open_files
 from icestream.warehouse.store_options import StoreOptions
+from tests.support import azurite, gcs_server
 from tests.support import postgres as postgresql
 from tests.support import seaweed as seaweedfs
 from tests.support.glue_server import REGION, glue_server
@@ -53,6 +54,28 @@ def own_folder(name: str) -> Iterator[Path]:
 def seaweed_server() -> Iterator[Seaweed]:
     with own_folder("seaweed") as folder, seaweedfs.seaweed(folder) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def azure_endpoint() -> Iterator[str]:
+    if reason := azurite.missing():
+        pytest.skip(reason)
+    with own_folder("azurite") as folder, azurite.azurite(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def gcs_flags() -> Iterator[list[str]]:
+    """Those of a store whose account asks for no token."""
+    with own_folder("gcs") as folder, gcs_server.gcs_server() as endpoint:
+        account = folder / "account.json"
+        account.write_text('{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}')
+        yield [
+            f"{STORE}.type=gcs",
+            f"{STORE}.bucket={gcs_server.BUCKET}",
+            f"{STORE}.endpoint={endpoint}",
+            f"{STORE}.credentials_file={account}",
+        ]
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +118,16 @@ def s3_flags(server: Seaweed, endpoint: str | None = None) -> list[str]:
         f"{STORE}.access_key_id={seaweedfs.KEY}",
         f"{STORE}.secret_access_key={seaweedfs.SECRET}",
         f"{STORE}.request_timeout_ms=5000",
+    ]
+
+
+def azure_flags(endpoint: str) -> list[str]:
+    return [
+        f"{STORE}.type=azure",
+        f"{STORE}.bucket={azurite.CONTAINER}",
+        f"{STORE}.endpoint={endpoint}",
+        f"{STORE}.account_name={azurite.ACCOUNT}",
+        f"{STORE}.account_key={azurite.KEY}",
     ]
 
 

@@ -7,9 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from icestream.catalog.catalog import Catalog
+from icestream.lake.iceberg.access import Access
 from icestream.lake.iceberg.face import IcebergFace
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.requests import Requests
+from icestream.warehouse.store_options import StoreOptions
 from tests.support.asgi import Answer, Asker
 from tests.support.tables import SCHEMA
 from tests.support.warehouse import World
@@ -18,9 +20,13 @@ from tests.support.warehouse import World
 class IcebergClient:
     """What a client of Iceberg's REST protocol does, and what it is told."""
 
-    def __init__(self, catalog: Catalog | None, tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self, catalog: Catalog | None, tokens: Sequence[str] = (), store: StoreOptions | None = None, **sharing: bool
+    ) -> None:
+        """`store`: where the files of its tables are said to be."""
         self.counted = Requests()
-        self.ask = Asker(IcebergFace(catalog, Tokens(tokens), self.counted, "127.0.0.1"))
+        access = Access.of(store or StoreOptions(), **{"is_sharing_keys": False, **sharing})
+        self.ask = Asker(IcebergFace(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
 
     async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """The answer to a request that must succeed."""

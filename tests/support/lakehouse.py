@@ -52,12 +52,8 @@ class Lakehouse:
 
     @contextmanager
     def duckdb(self) -> Iterator[DuckDBPyConnection]:
-        """With the catalog as `ice`. Its extensions are Python packages: nothing is fetched."""
-        import duckdb
-
-        with duckdb.connect(config={"threads": 1}) as found:
-            for name in ("avro", "httpfs", "iceberg"):
-                found.load_extension(str(_extension(name, duckdb.__version__)))
+        """With the catalog as `ice`."""
+        with duckdb_with_iceberg() as found:
             found.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{self.uri}', AUTHORIZATION_TYPE 'none')")
             yield found
 
@@ -67,6 +63,17 @@ class Lakehouse:
 
         self._closed_later.append(found := RestCatalog("ice", uri=self.uri))
         return found
+
+
+@contextmanager
+def duckdb_with_iceberg() -> Iterator[DuckDBPyConnection]:
+    """Its extensions are Python packages: nothing is fetched."""
+    import duckdb
+
+    with duckdb.connect(config={"threads": 1}) as found:
+        for name in ("avro", "httpfs", "iceberg"):
+            found.load_extension(str(_extension(name, duckdb.__version__)))
+        yield found
 
 
 def _extension(name: str, version: str) -> Path:

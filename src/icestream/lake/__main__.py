@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warehouse", default="")
     parser.add_argument("--table-root", action="append", default=[])
     parser.add_argument("--token-file", type=Path)
+    parser.add_argument("--share-keys", action="store_true")
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
     return _run(given)
@@ -51,6 +52,7 @@ def _run(given: argparse.Namespace) -> int:
         given.warehouse,
         tuple(given.table_root),
         given.token_file,
+        given.share_keys,
         store_from(os.environ),
     )
     try:

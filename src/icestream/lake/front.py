@@ -6,6 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from icestream.catalog.catalog import Catalog
 from icestream.lake.app import build_app
+from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.face import IcebergFace
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.manifests import AvroManifests
@@ -24,9 +25,15 @@ class Front:
 
 
 def build_front(
-    keeper: LinkKeeper, host: str, catalog: Catalog | None, tokens: Tokens, manifests: AvroManifests | None = None
+    keeper: LinkKeeper,
+    host: str,
+    catalog: Catalog | None,
+    tokens: Tokens,
+    manifests: AvroManifests | None = None,
+    access: Access = NO_ACCESS,
 ) -> Front:
     counted = Requests()
     return Front(
-        build_app(keeper, host, counted, catalog, manifests, tokens), IcebergFace(catalog, tokens, counted, host)
+        build_app(keeper, host, counted, catalog, manifests, tokens),
+        IcebergFace(catalog, tokens, counted, host, access),
     )

@@ -29,6 +29,7 @@ class LakeOptions:
     warehouse: str = ""  # of the catalog that is served; none: the tables are in another catalog
     table_roots: tuple[str, ...] = ()  # where tables may lie besides the warehouse
     token_file: Path | None = None  # with the bearer tokens of the catalog
+    is_sharing_keys: bool = False  # clients that ask for the keys of the store get them
     store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
 
     @classmethod
@@ -41,6 +42,7 @@ class LakeOptions:
             warehouse=settings.storage.iceberg_config.warehouse if settings.catalog_embedded else "",
             table_roots=lake.table_roots,
             token_file=lake.token_file.absolute() if lake.token_file is not None else None,
+            is_sharing_keys=lake.share_keys,
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
         )
 
@@ -61,6 +63,7 @@ class LakeOptions:
             "--host", self.host, "--port", str(self.port), "--log-level", log_level, "--log-format", log_format,
             "--warehouse", self.warehouse, *(part for root in self.table_roots for part in ("--table-root", root)),
             *(("--token-file", str(self.token_file)) if self.token_file is not None else ()),
+            *(("--share-keys",) if self.is_sharing_keys else ()),
         ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles, TableFiles, open_local
 from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp
+from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import LakeOptions
@@ -70,7 +71,8 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
         manifests = AvroManifests(files, aside)
         if catalog is not None:
             tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
-        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests)
+        access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys)
+        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests, access)
         await _serve_http(front, options, stop, on_ready)
     finally:
         for task in tasks:

@@ -87,6 +87,11 @@ def set_up(machine: Machine, *wanted: Jar, say: Callable[[str], None]) -> Engine
     return Engine(java, java_home, found, home, jars)
 
 
+def java_for_spark(machine: Machine, say: Callable[[str], None]) -> Path:
+    """Its home alone, for other programs of Java."""
+    return spark_home_of(_java(machine, say), machine.cache)
+
+
 def _java(machine: Machine, say: Callable[[str], None]) -> Java:
     choice = choose(installed_java(machine.java_home, machine.environment))
     if choice.java is None and machine.java_home is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from pydantic import Field, StrictBool
 
 from icestream import limits
 from icestream.settings import text
-from icestream.settings.section import Section, derived
+from icestream.settings.section import Broken, Section, derived
 
 
 class LakeProcess(Section):
@@ -28,8 +29,22 @@ class LakeProcess(Section):
         "everybody may ask who reaches the port, which is this machine unless `node.bind_host` says more. "
         "It is read when the process starts.",
     )
+    share_keys: StrictBool = Field(
+        default=False,
+        description="Clients of the catalog that ask for it (`X-Iceberg-Access-Delegation: vended-credentials`) get "
+        "the keys of `storage.iceberg_config.object_store` with each table. They are the broker's own and open all "
+        "that it may open; hence off, and only with a `token_file`.",
+    )
     table_roots: tuple[Annotated[str, text.LOCATION], ...] = Field(
         default=(),
         description="Locations besides the warehouse in which the catalog lets clients place tables and register them. "
         "Empty, the default: the catalog touches nothing outside of the warehouse.",
     )
+
+    def broken_rules(self) -> Iterator[Broken]:
+        if self.share_keys and self.token_file is None:
+            yield Broken(
+                ("share_keys", "token_file"),
+                "whoever reaches the port would get the keys of the object store",
+                "set `token_file`, or leave `share_keys` off",
+            )

@@ -58,6 +58,11 @@ class Bucket:
             except (FileExistsError, obstore.exceptions.AlreadyExistsError):
                 if not await self._is(name, data):
                     raise errors.AlreadyExists(f"{self._place}{name} is there already") from None
+            except FileNotFoundError:
+                raise errors.UnexpectedAnswer(
+                    f"{self._place}: there is no such bucket",
+                    hint="make it, or name another in storage.iceberg_config.warehouse and object_store.bucket",
+                ) from None
 
         await self._call(f"write {name}", put)
 

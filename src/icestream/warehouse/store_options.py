@@ -2,13 +2,15 @@
 
 settings      ours (`storage.iceberg_config.object_store`)
 object_store  obstore's keys, for our own reads and writes
-file_io       the properties of Iceberg's FileIO, which PyIceberg, Java, Spark and every other engine understand
+file_io       the properties of Iceberg's FileIO, which PyIceberg, Java, Spark and every other engine understand: what
+              clients of the catalog are told (`told`), and the secrets (`keys`)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -98,25 +100,84 @@ def object_store(options: StoreOptions, kind: Kind) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def file_io(options: StoreOptions) -> dict[str, str]:
-    """Secrets included: for engines that we start, never for people."""
+def told(options: StoreOptions) -> dict[str, str]:
+    """What every client of a catalog may know: where the files are, and how they are asked for."""
     match options.kind:
         case "s3":
             found = {
                 "s3.endpoint": options.endpoint,
                 "s3.region": options.region,
-                "client.region": options.region,
+                "client.region": options.region or ("us-east-1" if options.endpoint else None),
                 "s3.path-style-access": "true" if options.path_style else None,
                 "s3.force-virtual-addressing": "false" if options.path_style else None,
-                "s3.access-key-id": options.access_key_id,
-                "s3.secret-access-key": options.secret_access_key,
-                "s3.session-token": options.session_token,
-                "s3.role-arn": options.role_arn,
             }
         case "gcs":
-            found = {"gcs.service.host": options.endpoint, "gcs.credentials-file": options.credentials_file}
+            found = {"gcs.service.host": options.endpoint}
         case "azure":
-            found = {"adls.account-name": options.account_name, "adls.account-key": options.account_key}
+            found = {"adls.account-name": options.account_name, **_azure_endpoint(options)}
         case _:
             found = {}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _azure_endpoint(options: StoreOptions) -> dict[str, str | None]:
+    """PyIceberg takes it apart; Java takes it whole, under the host that locations name."""
+    if options.endpoint is None:
+        return {}
+    address = urlsplit(options.endpoint)
+    host = f"{options.account_name}.dfs.core.windows.net"
+    return {
+        "adls.account-host": address.netloc,
+        "adls.blob-storage-authority": address.netloc,
+        "adls.blob-storage-scheme": address.scheme,
+        "adls.dfs-storage-authority": address.netloc,
+        "adls.dfs-storage-scheme": address.scheme,
+        f"adls.connection-string.{host}": options.endpoint,
+    }
+
+
+def keys(options: StoreOptions) -> dict[str, str]:
+    """The secrets of the settings. Those that a role is assumed with are the role's business, and stay here."""
+    match options.kind:
+        case "s3" if options.role_arn is None:
+            found = {
+                "s3.access-key-id": options.access_key_id,
+                "s3.secret-access-key": options.secret_access_key,
+                "s3.session-token": options.session_token,
+            }
+        case "azure" if options.account_key is not None:
+            found = {
+                "adls.account-key": options.account_key,
+                "adls.auth.shared-key.account.name": options.account_name,
+                "adls.auth.shared-key.account.key": options.account_key,
+            }
+        case _:
+            found = {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def file_io(options: StoreOptions) -> dict[str, str]:
+    """Secrets included: for engines that we start, never for people. Environment: `file_io_environment`."""
+    found = told(options) | keys(options)
+    if options.kind == "s3" and options.role_arn is not None:
+        found |= {
+            "s3.role-arn": options.role_arn,
+            "client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory",
+            "client.assume-role.arn": options.role_arn,
+        }
+        if "client.region" in found:
+            found["client.assume-role.region"] = found["client.region"]
+    return found
+
+
+def file_io_environment(options: StoreOptions) -> dict[str, str]:
+    """What those engines find in no property: the file of a service account has a variable, in every library."""
+    found = {}
+    if options.kind == "gcs" and options.credentials_file is not None:
+        found["GOOGLE_APPLICATION_CREDENTIALS"] = options.credentials_file
+    if options.kind == "s3" and options.role_arn is not None and options.access_key_id is not None:
+        found["AWS_ACCESS_KEY_ID"] = options.access_key_id
+        found["AWS_SECRET_ACCESS_KEY"] = options.secret_access_key or ""
+        if options.session_token is not None:
+            found["AWS_SESSION_TOKEN"] = options.session_token
+    return found

@@ -304,3 +304,8 @@ def test_the_roots_of_buckets_are_in_the_words_of_iceberg() -> None:
     assert root(f"{STORE}.type=s3") == "s3://b/"
     assert root(f"{STORE}.type=gcs") == "gs://b/"
     assert root(f"{STORE}.type=azure", f"{STORE}.account_name=a") == "abfss://b@a.dfs.core.windows.net/"
+
+
+def test_keys_are_shared_only_behind_tokens(tmp_path: Path) -> None:
+    assert "would get the keys of the object store" in refused("lake.share_keys=true")
+    assert settings_with("lake.share_keys=true", f"lake.token_file={tmp_path / 'tokens'}").lake.share_keys

@@ -11,7 +11,7 @@ from icestream import errors
 from icestream.warehouse import factory
 from icestream.warehouse.pointers import PointerCatalog
 from icestream.warehouse.rest import RestCatalog
-from icestream.warehouse.store_options import StoreOptions, file_io, object_store
+from icestream.warehouse.store_options import StoreOptions, file_io, file_io_environment, keys, object_store, told
 from tests.support.catalog_servers import CATALOG, STORE, glue_flags, settings_of, sql_flags
 
 SQL = sql_flags("postgresql://localhost/d")
@@ -90,16 +90,42 @@ def test_s3_in_the_words_of_each_library() -> None:
 def test_with_a_role_the_keys_go_to_whoever_assumes_it() -> None:
     role = StoreOptions(kind="s3", access_key_id="k", secret_access_key="s", role_arn="arn")
     assert object_store(role, "s3") == {"conditional_put": "etag"}
-    assert file_io(role)["s3.role-arn"] == "arn"
+    assert file_io(role) == {
+        "s3.role-arn": "arn",
+        "client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory",
+        "client.assume-role.arn": "arn",
+    }
+    assert file_io_environment(role) == {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    assert told(role) == keys(role) == {}, "nobody else is told of it"
+
+
+def test_every_client_is_told_where_the_files_are_and_no_secret() -> None:
+    azure = StoreOptions(kind="azure", account_name="a", account_key="k", endpoint="http://e:1/a")
+    for store in (S3, azure, StoreOptions(kind="gcs", credentials_file="/f", endpoint="http://e")):
+        assert told(store)
+        assert not {"k", "s", "/f"} & set(told(store).values())
+        assert told(store) | keys(store) == file_io(store)
 
 
 def test_gcs_and_azure_in_the_words_of_each_library() -> None:
     gcs = StoreOptions(kind="gcs", credentials_file="/f", endpoint="http://e")
     assert object_store(gcs, "gcs") == {"service_account": "/f", "base_url": "http://e"}
-    assert file_io(gcs) == {"gcs.service.host": "http://e", "gcs.credentials-file": "/f"}
-    azure = StoreOptions(kind="azure", account_name="a", account_key="k")
-    assert object_store(azure, "azure") == {"account_name": "a", "account_key": "k"}
-    assert file_io(azure) == {"adls.account-name": "a", "adls.account-key": "k"}
+    assert file_io(gcs) == {"gcs.service.host": "http://e"}
+    assert file_io_environment(gcs) == {"GOOGLE_APPLICATION_CREDENTIALS": "/f"}
+    azure = StoreOptions(kind="azure", account_name="a", account_key="k", endpoint="http://e:1/a")
+    assert object_store(azure, "azure") == {"account_name": "a", "account_key": "k", "endpoint": "http://e:1/a"}
+    assert file_io(azure) == {
+        "adls.account-name": "a",
+        "adls.account-key": "k",
+        "adls.auth.shared-key.account.name": "a",
+        "adls.auth.shared-key.account.key": "k",
+        "adls.account-host": "e:1",
+        "adls.blob-storage-authority": "e:1",
+        "adls.blob-storage-scheme": "http",
+        "adls.dfs-storage-authority": "e:1",
+        "adls.dfs-storage-scheme": "http",
+        "adls.connection-string.a.dfs.core.windows.net": "http://e:1/a",
+    }
     assert file_io(StoreOptions()) == object_store(StoreOptions(), "local") == {}
 
 

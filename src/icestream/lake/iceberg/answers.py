@@ -50,26 +50,26 @@ def document(value: Any) -> Answer:
 # --- tables and views -------------------------------------------------------------------------------------------------
 
 
-def table(found: Committed, only_referenced: bool = False) -> Answer:
+def table(found: Committed, only_referenced: bool = False, config: bytes = b"{}") -> Answer:
     """A table in force. The pieces of its document are joined once, and never parsed."""
     shown = found.table.with_referenced_snapshots() if only_referenced else found.table
     tag = (b"etag", entity_tag(found.location, only_referenced).encode())
     more = b"" if found.repeated is None else b',"repeated":%d' % found.repeated
-    return Answer(200, _described(found.location, shown.pieces(), more), (_JSON, tag))
+    return Answer(200, _described(found.location, shown.pieces(), more, config), (_JSON, tag))
 
 
-def staged(made: Table) -> Answer:
+def staged(made: Table, config: bytes = b"{}") -> Answer:
     """A table that is not there yet: it has no metadata file."""
-    return Answer(200, b"".join((b'{"metadata":', *made.pieces(), b',"config":{}}')), (_JSON,))
+    return Answer(200, b"".join((b'{"metadata":', *made.pieces(), b',"config":', config, b"}")), (_JSON,))
 
 
 def view(found: LoadedView) -> Answer:
     return Answer(200, _described(found.location, found.view.pieces(), b""), (_JSON,))
 
 
-def _described(location: str, pieces: Sequence[bytes], more: bytes) -> bytes:
+def _described(location: str, pieces: Sequence[bytes], more: bytes, config: bytes = b"{}") -> bytes:
     head = b'{"metadata-location":' + orjson.dumps(location) + b',"metadata":'
-    return b"".join((head, *pieces, more, b',"config":{}}'))
+    return b"".join((head, *pieces, more, b',"config":', config, b"}"))
 
 
 def entity_tag(location: str, only_referenced: bool) -> str:
@@ -107,6 +107,16 @@ def of_error(error: errors.IcestreamError) -> Answer:
 def of_status(status: int, message: str, headers: tuple[Header, ...] = ()) -> Answer:
     """What is refused before the catalog is asked."""
     return _refused(status, _TYPES.get(status, "BadRequestException"), message, {}, headers)
+
+
+def no_tokens() -> Answer:
+    """In the form of OAuth2, which a client expects there; it stops at once, where a 404 says nothing to anybody."""
+    said = {
+        "error": "unsupported_grant_type",
+        "error_description": "this catalog hands out no tokens: give the client a `token` of lake.token_file, not a "
+        "`credential`; without lake.token_file it needs neither",
+    }
+    return Answer(400, orjson.dumps(said), (_JSON,))
 
 
 def _refused(status: int, kind: str, message: str, more: Object, headers: tuple[Header, ...]) -> Answer:

@@ -15,6 +15,7 @@ from icestream.catalog.document.values import Object, shown
 from icestream.catalog.identifier import SEPARATOR, Identifier, Namespace, identifier, namespace_of
 from icestream.catalog.requests import RequestName
 from icestream.lake.iceberg import body
+from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
@@ -22,11 +23,18 @@ _PAGE_DIGITS_MAX: Final = 9
 
 
 class Asked:
-    __slots__ = ("_headers", "_query", "_raw_query", "method", "path", "raw", "segments")
+    __slots__ = ("_headers", "_query", "_raw_query", "access", "method", "path", "raw", "segments")
 
     def __init__(
-        self, method: str, path: bytes, query: bytes, headers: list[tuple[bytes, bytes]], raw: bytes = b""
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        raw: bytes = b"",
+        access: Access = NO_ACCESS,
     ) -> None:
+        self.access = access  # to the files: what this node tells
         self.method = method
         self.path = path  # as it came
         self.segments = path.split(b"/")[2:]  # behind /v1
@@ -79,6 +87,11 @@ class Asked:
         if given is None:
             given = self.header(FORCE.encode())
         return given is not None and given.lower() != "false"
+
+    @property
+    def table_config(self) -> bytes:
+        """What the answer about a table tells this client about its files."""
+        return self.access.config(self.header(HEADER))
 
     @property
     def name(self) -> RequestName | None:

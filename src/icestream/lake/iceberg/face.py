@@ -17,6 +17,7 @@ from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.lake.guard import Guard, Manner
 from icestream.lake.iceberg import answers, routes
+from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.answers import Answer
 from icestream.lake.iceberg.asked import Asked
 from icestream.lake.iceberg.tokens import Tokens
@@ -29,9 +30,12 @@ _log = get_logger("catalog")
 
 
 class IcebergFace:
-    def __init__(self, catalog: Catalog | None, tokens: Tokens, counted: Requests, host: str) -> None:
+    def __init__(
+        self, catalog: Catalog | None, tokens: Tokens, counted: Requests, host: str, access: Access = NO_ACCESS
+    ) -> None:
         """`catalog`: None where the tables of the node are in another one."""
         self._catalog = catalog
+        self._access = access
         self._tokens = tokens
         self._counted = counted
         self._guard = Guard(self._serve, host=host, manner=MANNER)
@@ -42,13 +46,15 @@ class IcebergFace:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
         body = (await receive())["body"]
-        asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], body)
+        asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], body, self._access)
         route = routes.find(asked.segments)
         answer = await self._answer(asked, route)
         self._counted.note(asked.method, route.path if route else "none", answer.status, time.monotonic() - began)
         await sending(answer)(scope, receive, send)
 
     async def _answer(self, asked: Asked, route: routes.Route | None) -> Answer:
+        if asked.path == routes.TOKENS_PATH:
+            return answers.no_tokens()
         if not self._tokens.allows(asked.header(b"authorization")):
             return answers.of_status(401, "a bearer token is needed, and it must be one of this node's", _CHALLENGE)
         if route is None or self._catalog is None:

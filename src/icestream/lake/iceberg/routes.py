@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.document.values import Object
 from icestream.lake.iceberg import commits, namespaces, tables, views
 from icestream.lake.iceberg.answers import Answer, document
 from icestream.lake.iceberg.asked import Asked
@@ -14,9 +15,9 @@ from icestream.lake.iceberg.asked import Asked
 Handler = Callable[[Catalog, Asked], Awaitable[Answer]]
 
 
-async def config(_catalog: Catalog, _asked: Asked) -> Answer:
+async def config(_catalog: Catalog, asked: Asked) -> Answer:
     """There is one warehouse here, whatever a client calls it."""
-    return _CONFIG
+    return document({**_CONFIG, "defaults": asked.access.defaults})
 
 
 _NAMESPACE: Final = "/v1/namespaces/{namespace}"
@@ -49,16 +50,15 @@ ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("DELETE", _VIEW): views.drop_view,
     ("POST", "/v1/views/rename"): views.rename_view,
 }
-_CONFIG: Final = document(
-    {
-        "defaults": {},
-        "overrides": {},
-        "endpoints": [
-            f"{method} {path.replace('/v1/', '/v1/{prefix}/')}" for method, path in ROUTES if path != "/v1/config"
-        ],
-        "idempotency-key-lifetime": f"PT{limits.CATALOG_REQUEST_TTL_MS // 60_000}M",
-    }
-)
+_CONFIG: Final[Object] = {
+    "overrides": {},
+    "endpoints": [
+        f"{method} {path.replace('/v1/', '/v1/{prefix}/')}" for method, path in ROUTES if path != "/v1/config"
+    ],
+    "idempotency-key-lifetime": f"PT{limits.CATALOG_REQUEST_TTL_MS // 60_000}M",
+}
+# Deprecated in the protocol. A client with a `credential` asks here first, without a token.
+TOKENS_PATH: Final = b"/v1/oauth/tokens"
 
 
 class Route(NamedTuple):

@@ -21,8 +21,9 @@ async def create_table(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
     identifier = asked.new_relation(document)
     if values.optional_flag(document, "stage-create"):
-        return answers.staged(await catalog.tables.stage(identifier, document))
-    return answers.table(await catalog.tables.create(identifier, document, asked.name))
+        return answers.staged(await catalog.tables.stage(identifier, document), asked.table_config)
+    made = await catalog.tables.create(identifier, document, asked.name)
+    return answers.table(made, config=asked.table_config)
 
 
 async def register_table(catalog: Catalog, asked: Asked) -> Answer:
@@ -30,7 +31,8 @@ async def register_table(catalog: Catalog, asked: Asked) -> Answer:
     location = values.text(document, "metadata-location")
     is_overwriting = values.optional_flag(document, "overwrite")
     identifier = asked.new_relation(document)
-    return answers.table(await catalog.tables.register(identifier, location, is_overwriting, asked.name))
+    made = await catalog.tables.register(identifier, location, is_overwriting, asked.name)
+    return answers.table(made, config=asked.table_config)
 
 
 async def load_table(catalog: Catalog, asked: Asked) -> Answer:
@@ -41,7 +43,7 @@ async def load_table(catalog: Catalog, asked: Asked) -> Answer:
     tag = answers.entity_tag(found.location, snapshots == "refs")
     if _is_known(asked.header(b"if-none-match"), tag):
         return Answer(304, headers=((b"etag", tag.encode()),))
-    return answers.table(found, snapshots == "refs")
+    return answers.table(found, snapshots == "refs", asked.table_config)
 
 
 def _is_known(given: str | None, tag: str) -> bool:
