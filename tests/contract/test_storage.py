@@ -55,6 +55,7 @@ class Source:
     offset: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
     is_deleted: bool = False
+    is_cut: bool = False
     asked: int = 0
     cursor_key: str = KEY
 

@@ -3,7 +3,8 @@
 A cursor changes with every ack and is only marked for that; what is written is its value at the moment of the write,
 one interval after the first change that is not written. It never passes what is synced (hazard 3), so the log is synced
 first: otherwise, in the modes without a sync per tick, a crash would repeat far more than one interval. What could not
-be written stays marked, and holds up no other. Nothing changed: nothing is written, and nothing runs.
+be written stays marked, and holds up no other; so does what had to leave out an ack of a message that came behind that
+sync. Nothing changed: nothing is written, and nothing runs.
 
 One write at a time, deletions too: a cursor that is deleted does not come back by a write that was under way.
 """
@@ -89,7 +90,7 @@ class CursorBook:
         left, held = dict(sources), True
         refused: errors.MetadataFull | None = None
         try:
-            async with aclosing(_groups(sources, also)) as groups:
+            async with aclosing(self._groups(sources, also)) as groups:
                 async for group in groups:
                     try:
                         held = (await self._store.txn(compare, group)).held
@@ -110,6 +111,30 @@ class CursorBook:
             raise refused
         return held
 
+    async def _groups(
+        self, sources: dict[str, CursorSource], also: Sequence[Operation]
+    ) -> AsyncGenerator[list[Operation], None]:
+        """Pieces that fit one transaction each; the first has what belongs to the cursors. Others have their turn
+        between slices of them."""
+        group: list[Operation] = list(also)
+        size = 0
+        for number, (key, source) in enumerate(sources.items(), 1):
+            if not number % limits.CURSOR_SLICE:
+                await asyncio.sleep(0)
+            if source.is_deleted:
+                continue
+            value = records.encode(source.cursor())
+            if source.is_cut:
+                self.mark(source)
+            cost = len(key.encode()) + len(value)
+            if len(group) == _OPERATIONS_MAX or size + cost > _BYTES_MAX:
+                yield group
+                group, size = [], 0
+            group.append(Put(key, value))
+            size += cost
+        if group:
+            yield group
+
     async def run(self) -> None:
         """Flushes one interval after the first change, again and again."""
         while True:
@@ -128,27 +153,6 @@ def _written(group: Sequence[Operation], left: dict[str, CursorSource]) -> None:
     for one in group:
         if isinstance(one, Put) and left.pop(one.key, None) is not None:
             metrics.CURSORS_WRITTEN.value += 1
-
-
-async def _groups(sources: dict[str, CursorSource], also: Sequence[Operation]) -> AsyncGenerator[list[Operation], None]:
-    """Pieces that fit one transaction each; the first has what belongs to the cursors. Others have their turn between
-    slices of them."""
-    group: list[Operation] = list(also)
-    size = 0
-    for number, (key, source) in enumerate(sources.items(), 1):
-        if not number % limits.CURSOR_SLICE:
-            await asyncio.sleep(0)
-        if source.is_deleted:
-            continue
-        value = records.encode(source.cursor())
-        cost = len(key.encode()) + len(value)
-        if len(group) == _OPERATIONS_MAX or size + cost > _BYTES_MAX:
-            yield group
-            group, size = [], 0
-        group.append(Put(key, value))
-        size += cost
-    if group:
-        yield group
 
 
 # Room for the comparison, and for what belongs to the cursors: a record of a few hundred bytes.

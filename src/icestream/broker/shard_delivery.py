@@ -122,6 +122,10 @@ class ShardDelivery:
             kept_below=self.dispatcher.kept_below,
         )
 
+    @property
+    def is_cut(self) -> bool:
+        return self.dispatcher.acked.end > self.stream.synced
+
     def _mark(self) -> None:
         if not self.is_deleted:
             self._storage.update_subscription_cursor(self)

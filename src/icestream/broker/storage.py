@@ -81,6 +81,10 @@ class CursorSource(Protocol):
     def is_deleted(self) -> bool:
         """Its subscription is gone, so it must not be written any more."""
 
+    @property
+    def is_cut(self) -> bool:
+        """The cursor lacks something: acks of messages that are not synced yet."""
+
     def cursor(self) -> CursorRecord: ...
 
 

@@ -161,6 +161,7 @@ class Source:
     cursor_key: str
     offset: int = 0
     is_deleted: bool = False
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         self.written: list[int] = []
@@ -249,6 +250,33 @@ async def test_a_cursor_never_passes_what_is_synced(mode: SyncMode) -> None:
     assert (delivery.cursor().offset, delivery.cursor().ranges) == (1, [(2, 3)])
     await broker.storage.settle()
     assert delivery.cursor().ranges == [(2, 5)]
+
+
+async def test_what_a_write_had_to_leave_out_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is written, delivered and acked before the sync in front of it is known to be done."""
+    machine = BrokerMachine(mode=SyncMode.NONE)
+    broker, reader = await started(machine, messages=3)
+    producer, log = await broker.open_producer(TOPIC, "p"), machine.log
+    assert log is not None
+    sync = log.sync
+
+    async def sync_while_another_comes() -> int:
+        monkeypatch.setattr(log, "sync", sync)
+        lsn = await sync()
+        await publish(broker, producer, b"another")
+        await quiet()
+        reader.ack(3)
+        return lsn
+
+    monkeypatch.setattr(log, "sync", sync_while_another_comes)
+    reader.ack(0, 1, 2)
+    await machine.pass_time(11)
+    assert (await stored(machine))["offset"] == 3, "it is not synced"
+    await machine.pass_time(10)
+    assert (await stored(machine))["offset"] == 4
+    revision = await machine.store.revision()
+    await machine.pass_time(60)
+    assert await machine.store.revision() == revision, "and then there is nothing to write any more"
 
 
 # --- what a crash repeats ---
