@@ -580,6 +580,14 @@ ROUND_COMMITS_MAX: Final = 1_000
 # A topic with less than this in a round is gathered from all tasks into one file. More than this makes files that are
 # large enough, and every byte of a shuffle goes through Java.
 ROUND_GATHER_BYTES_MAX: Final = 8 * MIB
+# Partition values of one topic in one task: each is a file.
+ROUND_PARTITIONS_MAX: Final = 1_000
+# Syncs of data files that one task has under way, and uploads to an object store.
+DATA_FILE_SYNC_THREADS: Final = 8
+DATA_FILE_UPLOADS: Final = 8
+# A task asks a broker for the log in pieces of this size, and waits so long for each.
+LOG_PIECE_BYTES: Final = 4 * MIB
+LOG_PIECE_SECONDS_MAX: Final = 30
 # Iceberg's own default of `write.target-file-size-bytes`.
 DATA_FILE_BYTES_TARGET: Final = 512 * MIB
 

@@ -53,7 +53,7 @@ class TableTarget(msgspec.Struct, frozen=True):
     codec: str = "zstd"
     codec_level: int | None = None
     target_bytes: int = limits.DATA_FILE_BYTES_TARGET
-    storage: dict[str, str] = {}  # what the object store asks for (warehouse/store_options.py); empty for files
+    storage: dict[str, Any] = {}  # `msgspec.to_builtins` of StoreOptions, with its secrets; empty for files
 
 
 class LogSource(msgspec.Struct, frozen=True):

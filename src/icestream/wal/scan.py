@@ -106,5 +106,7 @@ def begins_with(headers: Headers) -> int:
     return lsn if position == wire.RECORDS_START else max(lsn - 1, 1)
 
 
-scan_records: Final[Callable[[bytes, int, int, int], Scan]] = native.scan_records if native else scan_records_python
+scan_records: Final[Callable[[bytes | memoryview, int, int, int], Scan]] = (
+    native.scan_records if native else scan_records_python
+)
 find_headers: Final[Callable[[bytes, int, int, int], Headers]] = native.find_headers if native else find_headers_python

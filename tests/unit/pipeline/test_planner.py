@@ -11,6 +11,7 @@ from icestream.pipeline import gaps
 from icestream.pipeline.judgement import judge
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import Budget, Due, RoundPlan
+from tests.support.effort import HALF
 from tests.support.paper_log import NOW_US, ROW_BYTES, PaperLog, logs, target
 
 AT_ONCE = Budget(age_due_ms=0)
@@ -51,6 +52,7 @@ def half_committed(draw: st.DrawFn) -> tuple[PaperLog, dict[tuple[int, int], int
     return log, {key: draw(st.integers(0, end)) for key, end in log.ends.items()}
 
 
+@HALF
 @given(half_committed(), st.integers(1, 4), st.integers(1, 5), st.integers(100, 3000))
 def test_rounds_bring_every_row_over_once_whatever_the_budget(
     log_and_floors: tuple[PaperLog, dict[tuple[int, int], int]], tasks: int, marks_every: int, task_bytes: int
@@ -76,6 +78,7 @@ def test_rounds_bring_every_row_over_once_whatever_the_budget(
     assert rows_left(log, floors) == {}
 
 
+@HALF
 @given(half_committed(), st.integers(1, 4), st.integers(1, 5))
 def test_ranges_lie_between_marks_and_share_no_byte(
     log_and_floors: tuple[PaperLog, dict[tuple[int, int], int]], tasks: int, marks_every: int

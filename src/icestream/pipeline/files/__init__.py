@@ -1,0 +1,1 @@
+"""Rows as data files of Iceberg tables: partition values, Parquet, metrics, and where the bytes go."""

@@ -1,0 +1,97 @@
+"""One Parquet file in memory, and what a manifest says about it, from the writer's own metadata."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from icestream.pipeline.files.layout import Column, Layout, writer_options
+from icestream.pipeline.files.single_value import lower_bound, upper_bound
+
+# zstd's own is 3. Most of a file's time is compression, and payloads seldom get much smaller by more of it.
+_ZSTD_LEVEL: Final = 1
+_ROW_GROUP_ROWS: Final = 1_048_576
+# Not worth a bound: their first 16 bytes say nothing about the rows.
+_WITHOUT_BOUNDS: Final = frozenset({"payload", "wire", "headers"})
+
+
+class Metrics(NamedTuple):
+    """By field id."""
+
+    column_sizes: dict[int, int]
+    value_counts: dict[int, int]
+    null_counts: dict[int, int]
+    lower_bounds: dict[int, bytes]
+    upper_bounds: dict[int, bytes]
+    split_offsets: list[int]
+
+
+def encoded(table: Any, layout: Layout, codec: str, level: int | None) -> tuple[Any, Metrics]:
+    """The bytes as an Arrow buffer. `codec`: zstd, snappy, gzip, lz4, or uncompressed."""
+    name = codec.lower()
+    compression = {"uncompressed": "none", "lz4": "lz4_raw"}.get(name, name)
+    if name == "zstd" and level is None:
+        level = _ZSTD_LEVEL
+    compared = [one for one in table.schema.names if one not in _WITHOUT_BOUNDS]
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression=compression,
+        compression_level=level if name in ("zstd", "gzip", "brotli") else None,
+        write_statistics=compared,
+        store_schema=False,
+        **writer_options(table),
+    ) as writer:
+        writer.write_table(table, _ROW_GROUP_ROWS)
+    return sink.getvalue(), _metrics(table, layout, writer.writer.metadata)
+
+
+def _metrics(table: Any, layout: Layout, metadata: Any) -> Metrics:
+    found = Metrics({}, {}, {}, {}, {}, [])
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    found.split_offsets.extend(_offset(group.column(0)) for group in groups)
+    places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
+    for column in layout.columns:
+        if column.type == "map":
+            _add_map(found, column, table, groups, places)
+            continue
+        rows = table.num_rows
+        place = places.get(column.name)
+        found.value_counts[column.field_id] = rows
+        found.null_counts[column.field_id] = rows if place is None else table.column(column.name).null_count
+        if place is not None:
+            chunks = [group.column(place) for group in groups]
+            found.column_sizes[column.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+            _add_bounds(found, column, chunks)
+    return found
+
+
+def _offset(chunk: Any) -> int:
+    first = chunk.dictionary_page_offset
+    return int(chunk.data_page_offset if first is None else min(first, chunk.data_page_offset))
+
+
+def _add_map(found: Metrics, column: Column, table: Any, groups: list[Any], places: dict[str, int]) -> None:
+    """Sizes and counts of keys and values: Iceberg keeps no bounds of what repeats in a row."""
+    for part, field_id in (("key", column.key_id), ("value", column.value_id)):
+        place = places.get(f"{column.name}.key_value.{part}")
+        if place is None:
+            continue
+        chunks = [group.column(place) for group in groups]
+        found.column_sizes[field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+        found.value_counts[field_id] = sum(chunk.num_values for chunk in chunks)
+
+
+def _add_bounds(found: Metrics, column: Column, chunks: list[Any]) -> None:
+    statistics = [chunk.statistics for chunk in chunks]
+    known = [one for one in statistics if one is not None and one.has_min_max]
+    has_values = [one is None or one.num_values > 0 for one in statistics]
+    if not known or len(known) < sum(has_values):
+        return
+    found.lower_bounds[column.field_id] = lower_bound(column.type, min(one.min_raw for one in known))
+    upper = upper_bound(column.type, max(one.max_raw for one in known))
+    if upper is not None:
+        found.upper_bounds[column.field_id] = upper

@@ -1,0 +1,88 @@
+"""The files of one topic: its rows by partition value, each value in one file, or in some where it is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from icestream.model.written import Covered, WrittenFile
+from icestream.pipeline.files.data_file import encoded
+from icestream.pipeline.files.file_store import FileStore
+from icestream.pipeline.files.layout import layout_of
+from icestream.pipeline.files.partition import Group, groups_of
+from icestream.pipeline.round_plan import TableTarget
+from icestream.pipeline.rows.rows import TopicRows
+
+
+class Written(NamedTuple):
+    files: list[WrittenFile]
+
+
+def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStore, name: Callable[[], str]) -> Written:
+    """All of its rows, or an error: then nothing of it counts."""
+    layout = layout_of(target)
+    table = layout.table(_joined(parts), sum(part.rows for part in parts))
+    names = {column.field_id: column.name for column in layout.columns}
+    files = []
+    for group in groups_of(table, target.spec, names):
+        for rows in _sized(_rows_of(table, group), target.target_bytes):
+            data, metrics = encoded(rows, layout, target.codec, target.codec_level)
+            location = f"{target.location.rstrip('/')}/{name()}.parquet"
+            store.put(location, data)
+            covered = _covered(rows)
+            files.append(
+                WrittenFile(
+                    parts[0].topic_id,
+                    location,
+                    data.size,
+                    rows.num_rows,
+                    covered,
+                    layout.schema_id,
+                    target.spec["spec-id"],
+                    list(group.values),
+                    *metrics,
+                )
+            )
+    return Written(files)
+
+
+def _joined(parts: Sequence[TopicRows]) -> dict[str, Any]:
+    """Where one of them has no such column, its rows have nulls."""
+    if len(parts) == 1:
+        return parts[0].columns
+    types = {name: column.type for part in parts for name, column in part.columns.items()}
+    found: dict[str, Any] = {}
+    for name, kind in types.items():
+        chunks = [part.columns.get(name) for part in parts]
+        plain = [
+            pa.nulls(part.rows, kind) if chunk is None else chunk for part, chunk in zip(parts, chunks, strict=True)
+        ]
+        joined = pa.chunked_array(plain, kind)
+        found[name] = joined.unify_dictionaries() if pa.types.is_dictionary(kind) else joined
+    return found
+
+
+def _rows_of(table: Any, group: Group) -> Any:
+    return table if group.rows is None else table.take(pa.array(group.rows))
+
+
+def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
+    """Slices that are not larger than the target even where nothing can be compressed."""
+    count = max(1, -(-table.nbytes // max(target_bytes, 1)))
+    rows = -(-table.num_rows // count)
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)
+
+
+def _covered(rows: Any) -> list[Covered]:
+    """From the first to the last offset of each shard. Where a table is partitioned others may lie in between."""
+    shard, offset = rows.column("shard").to_numpy(), rows.column("offset").to_numpy()
+    if shard[0] == shard[-1] and (shard == shard[0]).all():
+        return [Covered(int(shard[0]), int(offset.min()), int(offset.max()) + 1)]
+    return [
+        Covered(int(one), int(offset[shard == one].min()), int(offset[shard == one].max()) + 1)
+        for one in np.unique(shard)
+    ]

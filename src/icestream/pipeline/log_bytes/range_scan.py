@@ -1,0 +1,64 @@
+"""The good sections of a range, and what is wrong with the rest.
+
+A record whose header is good and whose section is not costs the topic of that section, and no other one (hazard 19). A
+header that is not good ends the range: what follows cannot be found. Whether that is damage or a file that was used
+again meanwhile, whoever read the bytes finds out by looking again (hazard 29).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from icestream.pipeline.rows.sections import Sections, sections_of
+from icestream.wal import format as wire
+from icestream.wal.scan import good_header, scan_records
+
+_DATA: Final = (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    sections: list[Sections]
+    bad_topics: dict[int, int] = field(default_factory=dict)  # the position of the first bad section of a topic
+    bad_from: int | None = None  # a position from which on nothing can be read
+
+    @property
+    def is_good(self) -> bool:
+        return not self.bad_topics and self.bad_from is None
+
+
+def scan_range(data: bytes, start: int, number: int, lsn: int) -> Scanned:
+    """`data`: the bytes of file `number` from `start` on, where the record `lsn` stands."""
+    found: list[Sections] = []
+    bad_topics: dict[int, int] = {}
+    view = memoryview(data)
+    position, end = start, start + len(data)
+    while position < end:
+        records, stop, lsn, _ = scan_records(view[position - start :], position, number, lsn)
+        if records:
+            found.append(sections_of(data, start, records))
+        if stop == end:
+            break
+        header = good_header(data, stop - start, stop, number)
+        if header is None or header.kind not in _DATA or header.lsn < lsn or header.end > end:
+            return Scanned(found, bad_topics, stop)
+        _note_bad_sections(data, start, header, bad_topics)
+        found.append(_good_part(data, start, header, bad_topics))
+        position, lsn = header.end, header.lsn + 1
+    return Scanned(found, bad_topics)
+
+
+def _note_bad_sections(data: bytes, start: int, header: wire.Header, bad_topics: dict[int, int]) -> None:
+    at = header.position - start
+    for entry in wire.decode_entries(data, at, header):
+        if not wire.check_section(data, at, header, entry):
+            bad_topics.setdefault(entry.topic_id, entry.position)
+
+
+def _good_part(data: bytes, start: int, header: wire.Header, bad_topics: dict[int, int]) -> Sections:
+    record = (header.position, header.lsn, header.kind, 0, 0, header.header_bytes, header.record_bytes)
+    whole = sections_of(data, start, [(*record, header.section_count)])
+    return whole.chosen(~np.isin(whole.topic_id, list(bad_topics)))

@@ -1,0 +1,64 @@
+"""Columns of large blocks: each block's values stand one behind the other already, so they are copied block by block.
+
+Only where every block has the column, with a value for each row, and blocks have many rows; columns.py does the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from icestream import errors
+from icestream.pipeline.rows.blocks import Blocks, Stored
+
+# Below so many rows for each block the copies cost more than what they save.
+_ROWS_PER_BLOCK_MIN: Final = 64
+_OFFSET_MAX: Final = 2**31 - 1
+
+
+def is_large(blocks: Blocks, stored: Stored, encoding: int) -> bool:
+    """`encoding`: which one fits the column's values."""
+    return (
+        len(stored.block) == len(blocks)
+        and blocks.row_count >= _ROWS_PER_BLOCK_MIN * len(blocks)
+        and not stored.has_nulls.any()
+        and bool(np.all(stored.encoding == encoding))
+    )
+
+
+def numbers_copied(blocks: Blocks, stored: Stored, width: int) -> NDArray[Any]:
+    if np.any(stored.size != width * blocks.rows):
+        raise errors.DecodeError("a column has not as many values as its block has messages")
+    source = blocks.viewed(width)
+    first = (stored.start // width).tolist()
+    parts = [source[at : at + rows] for at, rows in zip(first, blocks.rows.tolist(), strict=True)]
+    return np.concatenate(parts).view({8: np.int64, 4: np.int32, 1: np.uint8}[width])
+
+
+def bytes_copied(blocks: Blocks, stored: Stored, kind: Any) -> Any | None:
+    """None: too much for one array of 32-bit offsets."""
+    heads = 4 * (blocks.rows + 1)
+    sizes = stored.size - heads
+    if np.any(sizes < 0):
+        raise errors.DecodeError("a column has not as many values as its block has messages")
+    total = int(sizes.sum())
+    if total > _OFFSET_MAX:
+        return None
+    ends = np.zeros(blocks.row_count + 1, np.int32)
+    view = memoryview(blocks.data)
+    bodies: list[memoryview] = []
+    row = before = 0
+    for start, rows, size in zip(stored.start.tolist(), blocks.rows.tolist(), sizes.tolist(), strict=True):
+        own = blocks.halves[start >> 2 : (start >> 2) + rows + 1]
+        if own[0] or own[-1] != size:
+            raise errors.DecodeError("ends of a column do not rise to its size")
+        np.add(own[1:], before, out=ends[row + 1 : row + 1 + rows], casting="unsafe")
+        body = start + 4 * (rows + 1)
+        bodies.append(view[body : body + size])
+        row, before = row + rows, before + size
+    if np.any(ends[1:] < ends[:-1]):
+        raise errors.DecodeError("ends of a column fall")
+    return pa.Array.from_buffers(kind, blocks.row_count, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(bodies))])

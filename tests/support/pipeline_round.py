@@ -1,0 +1,145 @@
+"""A log in a folder and tables to write it into: rounds of the pipeline without a broker, a catalog or a Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icestream.catalog.topic.envelope import new_schema
+from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
+from icestream.model.written import TopicWritten, WrittenFile
+from icestream.pipeline.planner import plan_round
+from icestream.pipeline.round_plan import Budget, RoundPlan, TableTarget
+from icestream.pipeline.task import job
+from icestream.pipeline.task.run import WRITTEN, read_bundle, write_handed
+from icestream.wal.format import RECORDS_START
+from icestream.wal.log_file import FileHeader, encode_first_page, log_name
+from tests.support.log_bytes import LogBytes
+
+LOG_ID = bytes(range(16))
+NOW_US = 1_800_000_000_000_000
+UNPARTITIONED = {"spec-id": 0, "fields": []}
+
+
+@dataclass
+class LogInFolder:
+    """Log files one after the other; each is whole on disk once it was saved."""
+
+    folder: Path
+    files: list[LogBytes] = field(default_factory=list)
+    ends: dict[tuple[int, int], int] = field(default_factory=dict)
+    address: str = ""
+    token: str = ""
+    gaps: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+
+    def new_file(self) -> LogBytes:
+        lsn = 1 + sum(len(file.marks) for file in self.files)
+        self.files.append(LogBytes(generation=len(self.files) + 1, first_lsn=lsn, ends=self.ends))
+        return self.files[-1]
+
+    def append(self, *bodies: tuple[int, int, bytes], **given: int) -> None:
+        (self.files[-1] if self.files else self.new_file()).append(*bodies, **given)
+
+    def save(self) -> None:
+        for file in self.files:
+            header = FileHeader(LOG_ID, file.generation, 0, 0, 0, len(file.data) + RECORDS_START)
+            self.path(file).write_bytes(encode_first_page(header) + file.data)
+
+    def path(self, file: LogBytes) -> Path:
+        return self.folder / log_name(file.generation)
+
+    def expected(self, topic: int) -> list[dict[str, Any]]:
+        rows = [row for file in self.files for row in file.rows.get(topic, [])]
+        return sorted(rows, key=lambda row: (row["shard"], row["offset"]))
+
+    def backlog(self, marks_every: int = 1) -> Backlog:
+        files = [LogFile(one.generation, one.end, one.marks[::marks_every], _stretches(one)) for one in self.files]
+        topics = []
+        for topic in sorted({key[0] for key in self.ends}):
+            shards = [
+                ShardBacklog(shard, 1, 0, end, self.gaps.get((topic, shard), []))
+                for (number, shard), end in sorted(self.ends.items())
+                if number == topic
+            ]
+            rows = sum(shard.synced for shard in shards)
+            topics.append(TopicBacklog(topic, f"/default/t{topic}", 1, shards, rows, rows * 100, 0))
+        return Backlog(LOG_ID.hex(), str(self.folder), self.address, self.token, topics, files)
+
+    def plan(
+        self,
+        tables: Path,
+        tasks: int = 1,
+        marks_every: int = 1,
+        targets: dict[int, TableTarget] | None = None,
+    ) -> RoundPlan:
+        positions: dict[int, dict[int, int]] = {}
+        for topic, shard in self.ends:
+            positions.setdefault(topic, {})[shard] = 0
+        found = {topic: target_in(tables / f"t{topic}") for topic in positions} | (targets or {})
+        return plan_round(self.backlog(marks_every), positions, found, Budget(age_due_ms=0, tasks_max=tasks), NOW_US)
+
+
+def _stretches(file: LogBytes) -> list[Stretch]:
+    spans: dict[tuple[int, int], tuple[int, int]] = {}
+    for topic, rows in file.rows.items():
+        for row in rows:
+            key, offset = (topic, row["shard"]), row["offset"]
+            start, end = spans.get(key, (offset, offset))
+            spans[key] = min(start, offset), max(end, offset + 1)
+    return [
+        Stretch(*key, 1, start, end, (end - start) * 100, RECORDS_START) for key, (start, end) in sorted(spans.items())
+    ]
+
+
+def target_in(folder: Path, spec: dict[str, Any] | None = None, **given: Any) -> TableTarget:
+    return TableTarget(f"file:{folder}/data", {"schema-id": 3, **new_schema()}, spec or UNPARTITIONED, **given)
+
+
+def field_id(name: str) -> int:
+    return next(int(one["id"]) for one in new_schema()["fields"] if one["name"] == name)
+
+
+def spec_of(*fields: tuple[str, str]) -> dict[str, Any]:
+    """Columns and their transforms."""
+    return {
+        "spec-id": 1,
+        "fields": [
+            {"source-id": field_id(column), "field-id": 1000 + number, "name": f"p{number}", "transform": transform}
+            for number, (column, transform) in enumerate(fields)
+        ],
+    }
+
+
+def write_here(plan: RoundPlan) -> list[TopicWritten]:
+    """The round in this process: what Spark does with it, without Spark."""
+    told = [one for bundle in job.read_jobs(plan) for one in read_bundle(job.encode(bundle))]
+    found = [job.decode_written(data) for writer, data in told if writer == WRITTEN]
+    for number, writing in enumerate(job.write_jobs(plan)):
+        handed = [data for writer, data in told if writer == number]
+        found += write_handed(job.encode(writing), handed)
+    return found
+
+
+def rows_in(file: WrittenFile) -> list[dict[str, Any]]:
+    """Without the nulls, times as numbers."""
+    table = pq.read_table(file.location.removeprefix("file:"))
+    columns = {}
+    for name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        columns[name] = column.to_pylist()
+    rows = [{name: values[row] for name, values in columns.items()} for row in range(table.num_rows)]
+    return [
+        {name: dict(value) if isinstance(value, list) else value for name, value in row.items() if value is not None}
+        for row in rows
+    ]
+
+
+def all_rows(files: list[WrittenFile]) -> list[dict[str, Any]]:
+    rows = [row for file in files for row in rows_in(file)]
+    return sorted(rows, key=lambda row: (row["shard"], row["offset"]))
