@@ -143,6 +143,8 @@ KEY_ABSENT_FILTERS_MAX: Final = 64
 DEAD_LETTER_RETRY_MS_MIN: Final = 1_000
 # Dead letters are stored in batches of about this size, well below the largest batch of the log.
 DEAD_LETTER_GROUP_BYTES: Final = 1 * MIB
+# Subscriptions of a topic that do not exist and have settings already: what an operator prepares, by hand or script.
+PLANNED_SUBSCRIPTIONS_MAX: Final = 1_000
 # What a consumer says about a message that it gives back: a line of an error, not its trace. The rest is cut off.
 NACK_REASON_CHARACTERS_MAX: Final = 200
 # What the note of where it came from adds to a message: names of at most 512 bytes, and a reason.

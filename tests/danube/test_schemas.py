@@ -103,6 +103,54 @@ async def test_incompatible_is_refused_and_none_allows_it(schemas: Schemas) -> N
     assert (await schemas.client.get_latest_schema("s")).version == 2
 
 
+OPTIONAL, REQUIRED = V2, {**V2, "required": ["id", "name"]}
+WIDER = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}
+WITH_DEFAULT = {**WIDER, "fields": [*WIDER["fields"], {"name": "y", "type": "string", "default": ""}]}
+WITHOUT_DEFAULT = {**WIDER, "fields": [*WIDER["fields"], {"name": "y", "type": "string"}]}
+AVRO, FULL = SchemaType.AVRO, CompatibilityMode.FULL
+BACKWARD, FORWARD = CompatibilityMode.BACKWARD, CompatibilityMode.FORWARD
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "last", "new", "is_fine"),
+    [
+        pytest.param(JSON, BACKWARD, V1, OPTIONAL, True, id="backward_add_optional"),
+        pytest.param(JSON, BACKWARD, REQUIRED, V1, False, id="backward_remove_required_fails"),
+        pytest.param(JSON, FORWARD, OPTIONAL, V1, True, id="forward_remove_optional"),
+        pytest.param(JSON, FORWARD, V1, REQUIRED, False, id="forward_add_required_fails"),
+        pytest.param(JSON, FULL, V1, OPTIONAL, True, id="full_add_optional"),
+        pytest.param(JSON, FULL, V1, REQUIRED, False, id="full_add_required_fails"),
+        pytest.param(AVRO, BACKWARD, WIDER, WITH_DEFAULT, True, id="avro_backward"),
+        pytest.param(AVRO, BACKWARD, WIDER, WITHOUT_DEFAULT, False, id="avro_backward_without_default_fails"),
+    ],
+)
+async def test_compatibility(
+    schemas: Schemas, kind: SchemaType, mode: CompatibilityMode, last: Any, new: Any, is_fine: bool
+) -> None:
+    await schemas.register("s", last, kind)
+    await schemas.client.set_compatibility_mode("s", mode)
+    assert (await schemas.client.check_compatibility("s", orjson.dumps(new), kind))[0] is is_fine
+    if is_fine:
+        await schemas.register("s", new, kind)
+    else:
+        assert await refused(schemas.register("s", new, kind)) is grpc.StatusCode.INTERNAL
+    assert (await schemas.client.get_latest_schema("s")).version == 1 + is_fine
+
+
+async def test_multi_version_evolution_and_different_versions_of_one_subject(schemas: Schemas) -> None:
+    """Producers of several versions share a topic; a consumer is told which one each message has."""
+    properties: dict[str, Any] = {"id": {"type": "integer"}}
+    for number in range(1, 4):
+        properties = {**properties, f"p{number}": {"type": "string"}}
+        id_ = await schemas.register("s", {**V1, "properties": properties})
+    producers = [await schemas.producer("/default/t", f"p{one}", subject="s", version=one) for one in (1, 2, 3)]
+    received = await schemas.danube.consumer("/default/t")
+    for producer in producers:
+        await producer.send(b'{"id": 1}')
+    messages = [await received.next() for _ in producers]
+    assert [(one.schema_id, one.schema_version) for one in messages] == [(id_, 1), (id_, 2), (id_, 3)]
+
+
 async def test_a_deleted_version_is_gone_and_its_number_not_used_again(schemas: Schemas) -> None:
     id_ = await schemas.register("s", V1)
     await schemas.register("s", V2)
@@ -178,6 +226,16 @@ async def test_enforced_validation_end_to_end(
     await schemas.client.update_topic_validation_policy("/default/t", "warn", True)
     await producer.send(bad)
     assert (await received.next()).payload == bad
+
+
+async def test_bytes_are_whatever_they_are(schemas: Schemas) -> None:
+    await schemas.register("s", b"anything", SchemaType.BYTES)
+    producer = await schemas.producer("/default/t", subject="s")
+    await schemas.client.configure_topic_schema("/default/t", "s", "enforce", True)
+    received = await schemas.danube.consumer("/default/t")
+    await producer.send(b"\x00\xff")
+    message = await received.next()
+    assert (message.payload, message.schema_version) == (b"\x00\xff", 1)
 
 
 async def test_a_version_that_comes_later_is_checked_too(schemas: Schemas) -> None:

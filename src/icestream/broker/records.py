@@ -3,6 +3,7 @@
     /namespaces/{namespace}                                     Namespace
     /topics/{namespace}/{topic}                                 TopicRecord
     /subscriptions/{namespace}/{topic}/{subscription}           SubscriptionRecord
+    /planned_subscriptions/{namespace}/{topic}/{subscription}   PlannedSubscription, until it is made (planned.py)
     /producers/{namespace}/{topic}/{producer}                   ProducerRecord
     /consumers/{namespace}/{topic}/{subscription}/{consumer}    ConsumerRecord
     /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, the seed's key;
@@ -32,6 +33,7 @@ from icestream.model.topic_name import TopicName
 NAMESPACES = "/namespaces/"
 TOPICS = "/topics/"
 SUBSCRIPTIONS = "/subscriptions/"
+PLANNED_SUBSCRIPTIONS = "/planned_subscriptions/"
 PRODUCERS = "/producers/"
 CONSUMERS = "/consumers/"
 CURSORS = "/persistent_storage/iceberg/subscriptions/"
@@ -112,6 +114,13 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     max_dispatch_rate: int | None = None
     dead_letters_before: str | None = None  # the topic of the policy before: a letter may be there that no cursor knows
     max_unacked_messages: int | None = None  # in each shard; None: what the broker's settings say
+
+
+class PlannedSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one that does not exist yet will begin with. None: as every other."""
+
+    failure: FailurePolicyRecord | None = None
+    max_unacked_messages: int | None = None
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -223,6 +232,10 @@ def topic_key(topic: TopicName) -> str:
 
 def subscription_key(topic: TopicName, subscription: str) -> str:
     return f"{SUBSCRIPTIONS}{topic.namespace}/{topic.name}/{subscription}"
+
+
+def planned_key(topic: TopicName, subscription: str) -> str:
+    return f"{PLANNED_SUBSCRIPTIONS}{topic.namespace}/{topic.name}/{subscription}"
 
 
 def producer_key(topic: TopicName, producer: str) -> str:

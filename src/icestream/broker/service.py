@@ -278,10 +278,12 @@ class Broker:
     async def delete_subscription(self, name: TopicName, subscription: str) -> None:
         await self._changes.make(lambda: self._subscribing.delete(self.topics.get(name), subscription))
 
-    async def set_failure_policy(self, name: TopicName, subscription: str, policy: FailurePolicy) -> None:
-        await self._changes.make(
-            lambda: self._subscribing.set_failure_policy(self.topics.get(name), subscription, policy)
-        )
+    async def set_failure_policy(
+        self, name: TopicName, subscription: str, policy: FailurePolicy, *, is_ahead: bool = False
+    ) -> None:
+        """`is_ahead`: a subscription that is not there will begin with it."""
+        change = self._subscribing.set_failure_policy
+        await self._changes.make(lambda: change(self.topics.get(name), subscription, policy, is_ahead=is_ahead))
 
     async def set_dispatch_rate(self, name: TopicName, subscription: str, messages_per_second: int | None) -> None:
         """None, or 0: that of the topic."""
@@ -289,11 +291,16 @@ class Broker:
             lambda: self._subscribing.set_dispatch_rate(self.topics.get(name), subscription, messages_per_second)
         )
 
-    async def set_unacked_max(self, name: TopicName, subscription: str, messages: int | None) -> None:
-        """Unacked messages in each shard. None: what the settings of the broker say."""
-        await self._changes.make(
-            lambda: self._subscribing.set_unacked_max(self.topics.get(name), subscription, messages)
-        )
+    async def set_unacked_max(
+        self, name: TopicName, subscription: str, messages: int | None, *, is_ahead: bool = False
+    ) -> None:
+        """Unacked messages in each shard. None: what the settings of the broker say. `is_ahead`: as above."""
+        change = self._subscribing.set_unacked_max
+        await self._changes.make(lambda: change(self.topics.get(name), subscription, messages, is_ahead=is_ahead))
+
+    async def planned_subscription(self, name: TopicName, subscription: str) -> records.PlannedSubscription | None:
+        """What was settled for one that is not there."""
+        return await self._subscribing.planned.get(name, subscription)
 
     def disconnect_consumer(self, name: TopicName, subscription: str, consumer: str) -> None:
         """What it had in flight goes to others; it may come again."""

@@ -19,6 +19,7 @@ from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
 from icestream.broker.dispatch.ledger import ACK_TIMEOUT, FAILED_BEFORE, NACK
 from icestream.broker.dispatch.ring import KeyFilter
 from icestream.broker.options import BrokerOptions
+from icestream.broker.planned import Planned
 from icestream.broker.rate import TokenBucket
 from icestream.broker.roster import is_old, put_name
 from icestream.broker.shard_delivery import ShardDelivery
@@ -26,7 +27,7 @@ from icestream.broker.storage import PersistentStorage, ShardStream, Subscriptio
 from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Topic
 from icestream.broker.topics import unknown_namespace
-from icestream.metadata.command import Absent, Delete, Put
+from icestream.metadata.command import Absent, Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.cursor import Acked
 from icestream.model.shard import ShardKey
@@ -58,6 +59,7 @@ class Subscribing:
         self._clock = clock
         self._tasks = tasks
         self._producing = producing
+        self.planned = Planned(store)
 
     # --- subscriptions ---
 
@@ -75,11 +77,14 @@ class Subscribing:
     async def create(
         self, topic: Topic, name: str, kind: SubscriptionType, start: Start, failure: FailurePolicy | None
     ) -> Subscription:
+        planned = await self.planned.get(topic.name, name) or records.PlannedSubscription()
+        settled = records.FailurePolicyRecord.of(failure) if failure is not None else planned.failure
         record = records.SubscriptionRecord(
             id=await self._store.allocate_id("subscription"),
             type=kind,
             created_ms=self._clock.wall_us() // 1000,
-            failure=records.FailurePolicyRecord.of(failure or FailurePolicy()),
+            failure=settled or records.FailurePolicyRecord(),
+            max_unacked_messages=planned.max_unacked_messages,
         )
         await self._check_policy(topic, record.failure)
         stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
@@ -96,7 +101,10 @@ class Subscribing:
     async def _write(self, topic: Topic, subscription: Subscription) -> None:
         """The subscription and its cursors in one step: after a crash it is there with them, or not at all."""
         key = records.subscription_key(topic.name, subscription.name)
-        also = [Put(key, records.encode(subscription.record))]
+        also: list[Operation] = [
+            Put(key, records.encode(subscription.record)),
+            self.planned.used_up(topic.name, subscription.name),
+        ]
         if not await self._storage.write_cursors(subscription.deliveries, [Absent(key)], also):
             raise errors.AlreadyExists(f"subscription {subscription.name} was created at the same moment")
 
@@ -223,10 +231,15 @@ class Subscribing:
         # after a crash here the ids of its consumers are left: they would go on under the same name
         await self._store.delete_prefix(records.consumer_key(topic.name, name, ""))
 
-    async def set_failure_policy(self, topic: Topic, name: str, policy: FailurePolicy) -> None:
+    async def set_failure_policy(
+        self, topic: Topic, name: str, policy: FailurePolicy, *, is_ahead: bool = False
+    ) -> None:
         record = records.FailurePolicyRecord.of(policy)
         await self._check_policy(topic, record)
         found = topic.subscriptions.get(name)
+        if found is None and is_ahead:
+            await self.planned.change(topic.name, name, failure=record)
+            return
         before = found.record.failure.dead_letter_topic if found is not None else None
         if before is None or before == record.dead_letter_topic:
             await self._change(topic, name, failure=record)
@@ -239,9 +252,12 @@ class Subscribing:
         await self._change(topic, name, max_dispatch_rate=messages_per_second)
         topic.subscriptions[name].set_rate(topic.policies.max_dispatch_rate or 0)
 
-    async def set_unacked_max(self, topic: Topic, name: str, messages: int | None) -> None:
+    async def set_unacked_max(self, topic: Topic, name: str, messages: int | None, *, is_ahead: bool = False) -> None:
         if messages is not None and not 0 < messages <= limits.UNACKED_MAX:
             raise errors.InvalidInput(f"{messages} unacked messages", hint=f"1 to {limits.UNACKED_MAX} are possible")
+        if is_ahead and name not in topic.subscriptions:
+            await self.planned.change(topic.name, name, max_unacked_messages=messages)
+            return
         await self._change(topic, name, max_unacked_messages=messages)
         topic.subscriptions[name].set_unacked_max(messages or self._options.unacked_max)
 

@@ -73,7 +73,7 @@ class TopicDeletion:
                 for shard in range(deleted.shards)
             ]
         )
-        for kind in (records.SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
+        for kind in (records.SUBSCRIPTIONS, records.PLANNED_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
             await self._store.delete_prefix(kind + below)
         await self._storage.forget_topic(deleted.id, deleted.shards)
         await self._store.delete(records.deleted_topic_key(deleted.id))

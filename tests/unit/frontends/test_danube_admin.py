@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from google.protobuf.message import Message
 
+from icestream import limits
 from icestream.broker import records
 from icestream.frontends.danube.admin import NOT_YET, Administration, BrokerPlace
 from icestream.frontends.danube.calls import Call, status_of
@@ -21,6 +22,7 @@ from icestream.model.subscription import Backoff, FailurePolicy, Poison
 from icestream.model.topic_name import TopicName
 from icestream.server.node import Node
 from tests.support.danube_table import DanubeTable, danube_table
+from tests.support.lasting_store import LastingStore
 from tests.support.node_settings import node_settings
 
 pytestmark = pytest.mark.asyncio
@@ -149,6 +151,69 @@ async def test_subscriptions_and_their_failure_policy(operator: Operator) -> Non
     assert (found.failure_policy, found.subscription_type) == (policy, 3)
     await operator.call("TopicAdmin/Unsubscribe", pb.SubscriptionRequest(**where))
     assert await operator.refused("TopicAdmin/Unsubscribe", pb.SubscriptionRequest(**where)) == "NOT_FOUND"
+
+
+# --- before there is a subscription -----------------------------------------------------------------------------------
+
+PLACE = {"topic": "/default/t", "subscription": "s"}
+DROP = pb.FailurePolicy(max_redelivery_count=1, ack_timeout_ms=500, poison_policy=pb.Drop)
+
+
+async def settle(operator: Operator) -> None:
+    asked = pb.SetFailurePolicyRequest(**PLACE, failure_policy=DROP)
+    await operator.call("TopicAdmin/SetSubscriptionFailurePolicy", asked)
+    window = pb.SetDispatchConfigRequest(**PLACE, dispatch_config={"max_unacked_messages": 2})
+    await operator.call("TopicAdmin/SetSubscriptionDispatchConfig", window)
+
+
+async def settled(operator: Operator) -> tuple[pb.FailurePolicy, int]:
+    where = pb.SubscriptionRequest(**PLACE)
+    policy = await operator.call("TopicAdmin/GetSubscriptionFailurePolicy", where, pb.GetFailurePolicyResponse)
+    window = await operator.call("TopicAdmin/GetSubscriptionDispatchConfig", where, pb.GetDispatchConfigResponse)
+    return policy.failure_policy, window.dispatch_config.max_unacked_messages
+
+
+async def test_a_subscription_begins_with_what_was_settled_before_over_a_restart_too() -> None:
+    store = LastingStore()
+    async with danube_table(store) as clients:
+        await clients.producer()
+        await settle(Operator(clients))
+    async with danube_table(store) as clients:
+        operator = Operator(clients)
+        assert await settled(operator) == (DROP, 2)
+        assert not operator.broker.topics.get(TOPIC).subscriptions, "nothing was made"
+        await clients.subscribe()
+        assert operator.broker.subscription(TOPIC, "s").record.failure.poison is Poison.DROP
+        assert await settled(operator) == (DROP, 2)
+
+
+async def test_what_was_settled_before_is_used_once_and_goes_with_its_topic(operator: Operator) -> None:
+    await operator.clients.producer()
+    await settle(operator)
+    await operator.clients.subscribe()
+    await operator.broker.delete_subscription(TOPIC, "s")
+    await operator.clients.subscribe()
+    assert operator.broker.subscription(TOPIC, "s").record.failure.policy() == FailurePolicy()
+    await operator.broker.delete_subscription(TOPIC, "s")
+    await settle(operator)
+    await operator.broker.delete_topic(TOPIC)
+    await operator.clients.producer()
+    await operator.clients.subscribe()
+    record = operator.broker.subscription(TOPIC, "s").record
+    assert (record.failure.policy(), record.max_unacked_messages) == (FailurePolicy(), None)
+
+
+async def test_what_is_settled_before_is_bounded(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    await operator.clients.producer()
+    await settle(operator)
+    monkeypatch.setattr(limits, "PLANNED_SUBSCRIPTIONS_MAX", 1)
+    await settle(operator)
+    more = pb.SetFailurePolicyRequest(topic="/default/t", subscription="more", failure_policy=DROP)
+    assert await operator.refused("TopicAdmin/SetSubscriptionFailurePolicy", more) == "RESOURCE_EXHAUSTED"
+    more.subscription = "a/b"
+    assert await operator.refused("TopicAdmin/SetSubscriptionFailurePolicy", more) == "INVALID_ARGUMENT"
+    there = pb.SubscriptionRequest(topic="/default/t", subscription="more")
+    assert await operator.refused("TopicAdmin/GetSubscriptionFailurePolicy", there) == "NOT_FOUND"
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,8 @@ class Administration:
         name, part = parse_place(decode(pb.TopicRequest, raw).name)
         if part is not None:
             raise errors.TopicMismatch(
-                f"partition {part} of {name} cannot go alone", hint=f"delete {name}: all of its partitions go"
+                f"Cannot delete individual partition {part} of {name}",  # Danube's words, which its tools know
+                hint=f"delete {name}: all of its partitions go",
             )
         await self._broker.delete_topic(name)
         return _done()
@@ -224,12 +225,16 @@ class Administration:
         asked = decode(pb.SetFailurePolicyRequest, raw)
         topic = self._reliable(asked.topic)
         policy = policy_of(asked.failure_policy)
-        await self._broker.set_failure_policy(topic.name, asked.subscription, policy)
+        await self._broker.set_failure_policy(topic.name, asked.subscription, policy, is_ahead=True)
         return _done()
 
     async def failure_policy(self, raw: bytes, call: Call) -> bytes:
         asked = decode(pb.SubscriptionRequest, raw)
-        found = self._broker.subscription(self._reliable(asked.topic).name, asked.subscription).record
+        topic = self._reliable(asked.topic).name
+        planned = await self._broker.planned_subscription(topic, asked.subscription)
+        if planned is not None and planned.failure is not None:
+            return pb.GetFailurePolicyResponse(failure_policy=wire_policy(planned.failure.policy())).SerializeToString()
+        found = self._broker.subscription(topic, asked.subscription).record
         return pb.GetFailurePolicyResponse(
             failure_policy=wire_policy(found.failure.policy()), subscription_type=TYPES.index(found.type)
         ).SerializeToString()
@@ -238,13 +243,17 @@ class Administration:
         """0: what the settings of the broker say."""
         asked = decode(pb.SetDispatchConfigRequest, raw)
         topic, count = self._reliable(asked.topic), asked.dispatch_config.max_unacked_messages
-        await self._broker.set_unacked_max(topic.name, asked.subscription, count or None)
+        await self._broker.set_unacked_max(topic.name, asked.subscription, count or None, is_ahead=True)
         return _done()
 
     async def dispatch(self, raw: bytes, call: Call) -> bytes:
         asked = decode(pb.SubscriptionRequest, raw)
-        found = self._broker.subscription(self._reliable(asked.topic).name, asked.subscription)
-        count = found.record.max_unacked_messages or self._broker.options.unacked_max
+        topic = self._reliable(asked.topic).name
+        planned = await self._broker.planned_subscription(topic, asked.subscription)
+        count = planned.max_unacked_messages if planned is not None else None
+        if count is None:
+            count = self._broker.subscription(topic, asked.subscription).record.max_unacked_messages
+        count = count or self._broker.options.unacked_max
         config = pb.DispatchConfig(max_unacked_messages=count)
         return pb.GetDispatchConfigResponse(dispatch_config=config).SerializeToString()
 
