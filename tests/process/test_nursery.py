@@ -1,13 +1,16 @@
-"""The nursery: what it is for, which nobody would notice to be gone but by the time that tests of kills take."""
+"""Brokers that tests start: forks find everything loaded, and none is silent for ever."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.nursery import nursery
-from tests.support.serve_process import READY, SMALL, WAIT_SECONDS
+from tests.support.serve_process import READY, SMALL, WAIT_SECONDS, ServeProcess
 
 
 def test_a_broker_that_is_forked_finds_everything_loaded(tmp_path: Path) -> None:
@@ -17,3 +20,16 @@ def test_a_broker_that_is_forked_finds_everything_loaded(tmp_path: Path) -> None
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(WAIT_SECONDS)
     assert json.loads(said.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("is_fork", [True, False])
+def test_a_broker_that_does_not_get_ready_ends_with_what_it_waits_for(tmp_path: Path, *, is_fork: bool) -> None:
+    """Its settings are a pipe to which nobody writes."""
+    settings = tmp_path / "settings.yml"
+    os.mkfifo(settings)
+    with (
+        ServeProcess(tmp_path / "data", "--config", str(settings), is_fork=is_fork) as process,
+        settings.open("wb"),  # there when it reads
+        pytest.raises(AssertionError, match=r"(?s)Fatal Python error: Aborted.*load_settings"),
+    ):
+        process.greeting(silent_seconds=0)

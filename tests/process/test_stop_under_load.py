@@ -19,6 +19,7 @@ import icestream
 from icestream import errors
 from icestream.client.producer import Producer
 from icestream.client.subscription import Subscription
+from tests.support.free_ports import free_ports
 from tests.support.serve_process import ServeProcess
 
 TOPIC = "/default/orders"
@@ -90,14 +91,13 @@ async def read_all(address: str, subscription: str) -> list[icestream.Message]:
 
 @pytest.mark.asyncio
 async def test_a_stop_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    load = Load()
-    with ServeProcess(tmp_path / "data", "--output", "json") as process:
+    load, (port,) = Load(), free_ports(1)
+    with ServeProcess(tmp_path / "data", "--output", "json", "--set", f"ports.native={port}") as process:
         address = process.announcement()["address"]
         client = await icestream.connect(address)
         code, seconds = await run_until_stopped(process, client, load)
     assert code == 0
     assert seconds < STOP_SECONDS_MAX
-    port = address.rpartition(":")[2]
     with ServeProcess(tmp_path / "data", "--output", "json", "--set", f"ports.native={port}") as process:
         found = process.announcement()
         assert (found["clean_start"], found["new_gaps"]) == (True, 0)

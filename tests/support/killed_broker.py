@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 from icestream import errors
 from icestream.runtime.link import Link, open_link
+from tests.support.free_ports import free_ports
 from tests.support.serve_process import ServeProcess
 
 Written = Callable[[str, bytes, int], None]
@@ -22,7 +22,7 @@ class KilledBroker:
     def __init__(self, folder: Path, mode: str) -> None:
         self.folder = folder
         self._mode = mode
-        self._port = 0
+        (self._port,) = free_ports(1)  # not one that somebody gets by chance while no broker listens there
         self._process: ServeProcess | None = None
         self.start_seconds = 0.2  # the last time
 
@@ -44,11 +44,8 @@ class KilledBroker:
         began = time.monotonic()
         await self.begin(cursor_flush_ms)
         assert self._process is not None
-        greeting = "\n".join(await asyncio.to_thread(self._process.greeting))
+        await asyncio.to_thread(self._process.greeting)
         self.start_seconds = time.monotonic() - began
-        found = re.search(r"native \S+:(\d+)", greeting)
-        assert found is not None, greeting
-        self._port = int(found[1])
 
     async def kill(self) -> None:
         assert await self._end(signal.SIGKILL) == -signal.SIGKILL, "it had ended by itself"

@@ -12,6 +12,7 @@ The socket between them keeps messages whole.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import importlib
 import io
@@ -235,6 +236,7 @@ def _live(asked: dict[str, Any], pipes: list[int]) -> None:
         os.closerange(3, 1_000)
         # the streams of the nursery know what its own files can do; these are pipes
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+        faulthandler.enable()
         os.chdir(asked["directory"])
         os.environ.clear()
         os.environ.update(asked["environment"])

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO, Any
 
 from tests.support.nursery import NurseryProcess, nursery
 
 WAIT_SECONDS = 30.0
+SILENT_SECONDS = 60.0  # before a start is asked what it is waiting for
 READY = "Stop with Ctrl-C."
 COMMAND = (sys.executable, "-c", "from icestream.cli.main import main; main()")
 # Small files, and none zeroed in the background: what is tested here is the process, not its disk.
@@ -37,6 +39,7 @@ class ServeProcess:
         """`is_fork`: of a process that has imported everything, for those that start many (nursery.py)."""
         given = ("serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")}
+        environment["PYTHONFAULTHANDLER"] = "1"  # the nursery's forks have it
         self._process: subprocess.Popen[str] | NurseryProcess
         if is_fork:
             self._process = nursery().start("icestream.cli.main:main", given, data_dir.parent, environment)
@@ -55,13 +58,18 @@ class ServeProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def greeting(self) -> list[str]:
-        """Everything that it says until it is ready."""
+    def greeting(self, silent_seconds: float = SILENT_SECONDS) -> list[str]:
+        """Everything that it says until it is ready. Whoever takes too long ends with the stacks of its threads."""
         lines = []
-        for line in self._pipe(self._process.stdout):
-            lines.append(line.rstrip("\n"))
-            if lines[-1] == READY:
-                return lines
+        ending = threading.Timer(silent_seconds, os.kill, (self._process.pid, signal.SIGABRT))
+        ending.start()
+        try:
+            for line in self._pipe(self._process.stdout):
+                lines.append(line.rstrip("\n"))
+                if lines[-1] == READY:
+                    return lines
+        finally:
+            ending.cancel()
         raise AssertionError(f"it ended before it was ready: {lines} {self._pipe(self._process.stderr).read()}")
 
     def announcement(self) -> Any:
