@@ -1,5 +1,8 @@
-"""Hazard 25 of one node: an owner that stands still and goes on. Nobody takes its place meanwhile, its acks stay true, and
-what is to happen after a while is measured by a clock that never steps. Leases come with the cluster."""
+"""Hazard 25 of one node: an owner that stands still and goes on.
+
+Nobody takes its place meanwhile, its acks stay true, and what is to happen after a while is measured by a clock that
+never steps. Leases come with the cluster.
+"""
 
 from __future__ import annotations
 
