@@ -43,6 +43,7 @@ def running(
         "ports.danube": 0,
         "ports.danube_admin": 0,
         "lake.managed": str(has_lake).lower(),
+        "pipeline.managed": "false",
         f"{WAL}.sync_mode": mode,
         f"{WAL}.quota": "200GiB",
         f"{WAL}.topic_quota": "200GiB",

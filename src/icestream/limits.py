@@ -458,8 +458,25 @@ SNAPSHOTS_MAX: Final = 500
 # How far time travel reaches back by tags: two days by the hour, a month by the day.
 HOURLY_TAGS_MS_DEFAULT: Final = 48 * 3_600_000
 DAILY_TAGS_MS_DEFAULT: Final = 30 * 24 * 3_600_000
+# Ten years.
+TAGS_MS_MAX: Final = 3_650 * 24 * 3_600_000
 # The lease of the driver, renewed at a third of it: a driver that dies elsewhere is followed after so long.
 PIPELINE_LEASE_TTL_MS: Final = 15_000
+# Log files are held for a round, and the hold renewed at a third of this.
+PIPELINE_HOLD_MS: Final = 60_000
+# What failed is tried again after so long, then after twice that, up to the second one.
+PIPELINE_RETRY_SECONDS_MIN: Final = 0.2
+PIPELINE_RETRY_SECONDS_MAX: Final = 10.0
+# While messages wait and none is due, the driver looks so often whether there are enough of them.
+PIPELINE_LOOK_SECONDS: Final = 1.0
+# A driver that is asked to stop while it commits has so long for it.
+PIPELINE_STOP_SECONDS: Final = 2.0
+# A topic that is not written because somebody must decide is looked at again after so long.
+TOPIC_HALT_SECONDS: Final = 15.0
+# Stopped topics that are told by name: their reasons are sentences, and all of it is one small document.
+REPORTED_TOPICS_MAX: Final = 50
+# Tables that are loaded at the same time.
+TABLES_OPENED_AT_ONCE: Final = 16
 # Tables of one request: the catalog's own bound is higher, but then a transaction nears its 1 MiB.
 COMMIT_TABLES_MAX: Final = 200
 # A table that others commit to all the time is left to the next round after so many tries.

@@ -83,6 +83,7 @@ class TestBroker:
             "data_dir": str(folder),
             "ports": {**dict.fromkeys(Ports.model_fields, 0), "native": self._port},
             "lake": {"managed": False},
+            "pipeline": {"managed": False},
             "danube": {"enable": False},
             "storage": {
                 "type": "memory" if self._storage == "memory" else "iceberg",

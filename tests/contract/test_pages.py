@@ -31,6 +31,7 @@ WITHOUT_BROKER = (
     "ports.broker_http=0",
     "ports.lake=0",
     "lake.managed=false",
+    "pipeline.managed=false",
     "danube.enable=false",
 )
 

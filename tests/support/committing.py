@@ -19,12 +19,13 @@ from icestream.lake.manifests import AvroManifests
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.backlog import ShardBacklog, TopicBacklog
 from icestream.model.written import Covered, WrittenFile
-from icestream.pipeline.commit.bookkeeping import TopicRound
+from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committer, Result
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.judgement import Claim
 from icestream.pipeline.tables import table_policy
+from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
 from icestream.pipeline.tables.topic_table import TopicTable
 from icestream.runtime.clock import Clock, SystemClock
@@ -51,8 +52,10 @@ class Committing:
         history: History | None = None,
         fixed: tuple[str, ...] | None = None,
         wrap: Any = None,
+        is_foreign: bool = False,
     ) -> None:
-        """`wrap`: makes another catalog of the one that commits go to."""
+        """`wrap`: makes another catalog of the one that commits go to. `is_foreign`: it is asked as if it were somebody
+        else's."""
         self.folder = folder
         self.clock = clock or SystemClock()
         self.store = store or MemoryStore(self.clock)
@@ -60,8 +63,11 @@ class Committing:
         self.making = Catalog(self.store, self.files, self.clock, SystemRandomness(), f"file:{folder}")
         embedded: TableCatalog = EmbeddedCatalog(self.making)
         self.catalog: TableCatalog = wrap(embedded) if wrap else embedded
-        self.books = OwnBooks(self.store, embedded, self.making, fixed)
-        self.reader = ManifestReader(AvroManifests(self.files, InlineOffload()))
+        avro = AvroManifests(self.files, InlineOffload())
+        self.books: Books = OwnBooks(self.store, embedded, self.making, fixed)
+        if is_foreign:
+            self.books = ForeignBooks(self.store, self.catalog, avro, fixed)
+        self.reader = ManifestReader(avro)
         self.committer = Committer(
             self.catalog, self.books, self.files, self.reader, self.clock, SystemRandomness(), history or History()
         )
@@ -87,7 +93,9 @@ class Committing:
         return TopicRound(table, committer.new_round_id(), self.epoch, claims, written, committer.new_snapshot_id())
 
     async def commit(self, *rounds: TopicRound) -> dict[int, Result]:
-        return await self.committer.commit(rounds)
+        found: dict[int, Result] = {}
+        await self.committer.commit(rounds, found)
+        return found
 
     def write(self, table: TopicTable, shard: int, start: int, end: int, hour: int = 0) -> WrittenFile:
         """A Parquet file of these offsets, all of the same hour."""

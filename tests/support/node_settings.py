@@ -15,6 +15,7 @@ def node_settings(data_dir: Path, storage: str = "iceberg", *, managed: bool = F
         "storage": {"type": storage, "iceberg_config": {"wal": wal | sections.pop("wal", {})}},
         "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0},
         "lake": {"managed": managed},
+        "pipeline": {"managed": False},
         "danube": {"enable": False},
         **sections,
     }

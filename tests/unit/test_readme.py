@@ -18,7 +18,17 @@ from tests.unit.cli.test_commands import SHOWN, words
 README = read("README.md")
 # They stay until somebody ends them, or change this machine.
 # Those of the lake are run by tests/process/test_lake_commands.py.
-NOT_RUN = ("serve", "lake ", "wal repair", "--install-completion", "--show-completion", "doctor", "bench")
+NOT_RUN = (
+    "serve",
+    "lake ",
+    "pipeline run",
+    "pipeline status",
+    "wal repair",
+    "--install-completion",
+    "--show-completion",
+    "doctor",
+    "bench",
+)
 
 
 @pytest.fixture

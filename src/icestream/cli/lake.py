@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from icestream.cli import lake_operations, lake_reading, lake_serve
+from icestream.cli import lake_lag, lake_operations, lake_reading, lake_serve
 from icestream.cli.lake_app import app
 
 _ORDER = (
-    "namespaces", "tables", "describe", "snapshots", "history", "files",
+    "namespaces", "tables", "describe", "snapshots", "history", "files", "lag", "commit-now",
     "bind", "detach", "adopt", "rewind", "recreate", "drop", "serve",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda one: _ORDER.index(one.name or getattr(one.callback, "__name__", "")))
 
-__all__ = ["app", "lake_operations", "lake_reading", "lake_serve"]
+__all__ = ["app", "lake_lag", "lake_operations", "lake_reading", "lake_serve"]

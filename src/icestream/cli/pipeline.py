@@ -1,22 +1,97 @@
-"""`icestream pipeline`: the process that writes messages into the tables. Today: set up what it runs on."""
+"""`icestream pipeline`: the process that writes messages into the tables, and what it runs on."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
+from icestream import errors
 from icestream.cli.command import Commands
+from icestream.cli.connection import SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Output, OutputFormat, say_aside
 
-app = Commands("What the pipeline into the tables runs on.")
+app = Commands("The pipeline into the tables: run it, see how it is doing, set up what it runs on.")
 
 
 @app.callback()
 def pipeline() -> None:
-    """What the pipeline into the tables runs on: Java, PySpark, Iceberg's jar."""
+    """The pipeline into the tables: run it, see how it is doing, set up what it runs on."""
+
+
+@app.command()
+def run(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = OutputFormat.TABLE) -> None:
+    """Run the pipeline in the foreground, for a broker with pipeline.managed=false; Ctrl-C stops it.
+
+    It reaches its broker over the local socket in data_dir. With --output json it says where its metrics are in one
+    line of JSON as soon as it is ready.
+
+    Example: icestream pipeline run --config broker.yml
+    """
+    from icestream.observability.log import set_up_logging
+    from icestream.pipeline.driver.serving import serve
+    from icestream.runtime.loop import loop_factory
+
+    settings = load_settings(config, sets).settings
+    set_up_logging(settings.log.level, settings.log.format)
+    answer = Output(output)
+    host = settings.node.bind_host
+
+    def greet(port: int) -> None:
+        if answer.for_people:
+            say_aside(f"The pipeline runs; its metrics: http://{host}:{port}/metrics. Stop with Ctrl-C.")
+        else:
+            answer.record({"metrics": f"http://{host}:{port}/metrics"})
+            sys.stdout.flush()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(settings, greet))
+
+
+@app.command()
+def status(
+    socket: SocketOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show what the pipeline does, its last round, and the topics that it does not write.
+
+    Example: icestream pipeline status
+    Example: icestream pipeline status --output json
+    """
+    found = ask(Target(None, socket, config, sets), lambda broker: broker.call("pipeline_state"))
+    state, answer = found.get("state"), Output(output)
+    if state is None:
+        raise errors.NotReady(
+            "no pipeline has said anything to this broker yet",
+            hint="pipeline.managed starts one with the broker; without it, `icestream pipeline run`",
+        )
+    if not answer.for_people:
+        answer.record({**state, "age_ms": found["age_ms"]})
+        return
+    last = state.get("last_round") or {}
+    answer.record(
+        {
+            "doing": state["phase"] if state["ok"] else f"{state['phase']}: {state['reason']}",
+            "said": f"{found['age_ms'] / 1000:.0f} s ago",
+            "spark": state["master"],
+            "rounds": state["rounds"],
+            "rows": state["rows"],
+            "last round": _round_words(last) if last else "none yet",
+        }
+    )
+    for one in state["stopped_topics"]:
+        say_aside(f"{one['topic']} is not written: {one['reason']}; {one['hint']}")
+
+
+def _round_words(last: dict[str, Any]) -> str:
+    took = sum(last["ms"].values())
+    return f"{last['rows']} rows of {last['committed_topics']} topics in {last['files']} files, {took:.0f} ms"
 
 
 @app.command()

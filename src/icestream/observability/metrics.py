@@ -105,6 +105,26 @@ STORAGE_CIRCUIT = Gauge(
 )
 
 
+# --- the pipeline, in its own process ---------------------------------------------------------------------------------
+PIPELINE_BACKLOG_ROWS = Gauge("icestream_pipeline_backlog_messages", "Messages in the log that are in no table yet.")
+PIPELINE_BACKLOG_BYTES = Gauge("icestream_pipeline_backlog_bytes", "Bytes of them, about.")
+PIPELINE_LAG_SECONDS = Gauge("icestream_pipeline_lag_seconds", "Age of the oldest message that is in no table yet.")
+PIPELINE_ROUNDS = Counter("icestream_pipeline_rounds_total", "Rounds that wrote something.")
+PIPELINE_ROWS = Counter("icestream_pipeline_rows_total", "Rows committed to tables.")
+PIPELINE_FILES = Counter("icestream_pipeline_files_total", "Data files committed to tables.")
+PIPELINE_BYTES = Counter("icestream_pipeline_bytes_total", "Bytes of data files committed to tables.")
+PIPELINE_STEP_SECONDS = Counter(
+    "icestream_pipeline_step_seconds_total", "Time of rounds by step: tables, write, commit, advance.", ["step"]
+)
+PIPELINE_COMMIT_RETRIES = Counter("icestream_pipeline_commit_retries_total", "Commits that were tried again.")
+PIPELINE_TASK_ERRORS = Counter(
+    "icestream_pipeline_task_errors_total", "Parts of rounds that failed, by trouble.", ["trouble"]
+)
+PIPELINE_STOPPED_TOPICS = Gauge(
+    "icestream_pipeline_stopped_topics", "Topics that are not written because somebody must decide."
+)
+
+
 # --- read when asked: nothing is counted for them ---------------------------------------------------------------------
 class Reading(NamedTuple):
     """A gauge whose value somebody knows anyway."""

@@ -7,7 +7,8 @@
 How long it waits doubles with each failure and begins anew after CHILD_STEADY_SECONDS of good work. The broker waits
 for none of this: it serves without its children.
 
-A child says one line on its stdout when it is ready, {"port": …}; what it logs goes to the broker's stderr.
+A child says one line on its stdout when it is ready, {"port": …}; what it logs goes to the broker's stderr. One that
+cannot run on this machine says {"missing": …} instead: it is not started again, and the broker says so once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import contextlib
 import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -29,7 +30,8 @@ _log = get_logger("children")
 
 
 class Ready(msgspec.Struct):
-    port: int
+    port: int = 0
+    missing: str = ""
 
 
 def backoff_seconds(failures: int) -> float:
@@ -39,11 +41,18 @@ def backoff_seconds(failures: int) -> float:
 
 class Child:
     def __init__(
-        self, name: str, command: Sequence[str], clock: Clock, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        clock: Clock,
+        environment: Callable[[], Mapping[str, str]] = dict,
+        without: str = "",
     ) -> None:
-        """`environment`: added to our own."""
+        """`environment`: added to our own, asked at each start. `without`: what a broker lacks that cannot have it."""
         self.name = name
-        self._environment = environment or {}
+        self._environment = environment
+        self._without = without
+        self._missing = ""
         self.port = 0
         self.restarts = 0
         self._command = command
@@ -72,6 +81,10 @@ class Child:
             ended = await self._live()
             if self._stopping.is_set():
                 break
+            if self._missing:
+                self._reason = self._missing
+                _log.warning(self._without or "a child process cannot run", process=self.name, reason=self._missing)
+                return
             lived_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
             failures = 1 if lived_seconds >= limits.CHILD_STEADY_SECONDS else failures + 1
             pause = backoff_seconds(failures)
@@ -86,7 +99,11 @@ class Child:
         try:
             # a session of its own: a Ctrl-C at the terminal is the broker's to answer, which then stops it in order
             process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True, env={**os.environ, **self._environment}
+                *self._command,
+                stdin=PIPE,
+                stdout=PIPE,
+                start_new_session=True,
+                env={**os.environ, **self._environment()},
             )
         except OSError as error:
             return f"it cannot be started: {error}"
@@ -105,7 +122,8 @@ class Child:
         assert process.stdout is not None
         with contextlib.suppress(ValueError, msgspec.MsgspecError):
             first = await process.stdout.readline()
-            self.port = msgspec.json.decode(first, type=Ready).port if first else 0
+            said = msgspec.json.decode(first, type=Ready) if first else Ready()
+            self.port, self._missing = said.port, said.missing
         while await process.stdout.read(limits.CHILD_READ_BYTES):
             pass
 

@@ -3,7 +3,7 @@
     HTTP             before everything else: it says what the start waits for
     settings         what was stored counts before anybody connects; then they are watched
     local socket     for processes of this node; not where nothing of the node is on disk and nobody needs it
-    lake process     last, and nobody waits for it
+    lake process     last, and nobody waits for it; nor for the pipeline
 
 They end together, before the broker does.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
+from icestream import limits
 from icestream.broker.online_settings import OnlineSettings
 from icestream.frontends.http import readings
 from icestream.frontends.http.endpoints import Endpoints
@@ -31,6 +32,8 @@ from icestream.metadata.node_store import NodeStore
 from icestream.observability import metrics
 from icestream.observability.health import Check
 from icestream.observability.log import get_logger
+from icestream.pipeline.driver.child import command as pipeline_command
+from icestream.pipeline.driver.child import environment as pipeline_environment
 from icestream.protocol import handshake
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.tasks import Tasks
@@ -58,13 +61,14 @@ class Surroundings:
         self.online: OnlineSettings | None = None
         self.local: NativeListener | None = None
         self.lake: Child | None = None
+        self.pipeline: Child | None = None
 
     def _task_failed(self, error: BaseException) -> None:
         _log.error("a task around the broker failed", error=repr(error))
 
     @property
     def children(self) -> list[Child]:
-        return [self.lake] if self.lake is not None else []
+        return [one for one in (self.lake, self.pipeline) if one is not None]
 
     # --- what is said ---
 
@@ -123,11 +127,29 @@ class Surroundings:
         if settings.lake.managed:
             options = LakeOptions.of(settings)
             command = options.command(settings.log.level, settings.log.format)
-            self.lake = Child("lake", command, self._clock, options.environment())
+            self.lake = Child("lake", command, self._clock, options.environment)
             self._tasks.start(self.lake.run(), "lake")
+        if settings.pipeline.managed and settings.storage.type != "memory":
+            self.pipeline = Child(
+                "pipeline",
+                pipeline_command(),
+                self._clock,
+                lambda: pipeline_environment(settings, self.lake.port if self.lake is not None else 0),
+                "messages stay in the log and become no rows: the pipeline cannot run here",
+            )
+            self._tasks.start(self._run_pipeline(self.pipeline), "pipeline")
+
+    async def _run_pipeline(self, pipeline: Child) -> None:
+        """Behind the lake process, where only that knows its port."""
+        while self.lake is not None and not self._settings.ports.lake and not self.lake.is_up:
+            await self._clock.sleep(limits.CHILD_RETRY_SECONDS_MIN)
+        await pipeline.run()
 
     async def close(self) -> None:
+        """The pipeline first: it may be in the middle of a commit, which needs the others."""
         try:
+            if self.pipeline is not None:
+                await self.pipeline.stop()
             async with asyncio.TaskGroup() as leaving:
                 for child in self.children:
                     leaving.create_task(child.stop())

@@ -1,5 +1,5 @@
 """Defaults that follow from other keys: directories below `data_dir`, the two `warehouse` keys, the catalog's address,
-whether there is a lake process.
+whether there are a lake process and a pipeline.
 
 They are filled into the plain mapping before it is validated, so that a finished tree has no "unset" left in it and
 `config show` prints what really applies. A value of the wrong type is left for validation to refuse: here it only
@@ -29,6 +29,7 @@ def with_derived_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     _fill(tree, f"{_ICEBERG}.wal.base_path", str(data_dir / "wal"))
     _fill(tree, "meta_store.data_dir", str(data_dir / "raft"))
     _fill(tree, "lake.managed", _text(tree, "storage.type") not in _IN_MEMORY)
+    _fill(tree, "pipeline.managed", _text(tree, "storage.type") not in _IN_MEMORY)
     _fill_catalog(tree)
     _fill_locations(tree, data_dir)
     return tree

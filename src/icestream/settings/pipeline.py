@@ -5,15 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
-from icestream.settings import text
-from icestream.settings.section import Section
+from icestream import limits
+from icestream.settings import text, units
+from icestream.settings.section import Section, derived
+
+_TAGS = units.duration("ms", 0, limits.TAGS_MS_MAX)
 
 
 class Pipeline(Section):
-    """What the pipeline runs on; `icestream pipeline setup` installs what is missing."""
+    """The pipeline, and what it runs on; `icestream pipeline setup` installs what is missing."""
 
+    managed: StrictBool = Field(
+        default=True,
+        description="The broker starts the pipeline, restarts it when it fails, and ends it with itself. False: "
+        "somebody else runs `icestream pipeline run`, or nobody does and messages stay in the log.",
+        json_schema_extra=derived("`true`; `false` with `storage.type` memory, whose messages become no rows"),
+    )
+    hourly_tags_kept_ms: Annotated[int, _TAGS] = Field(
+        default=limits.HOURLY_TAGS_MS_DEFAULT,
+        description="How long the last snapshot of each hour keeps its tag, so that time travel reaches back that far. "
+        "Snapshots without one go after 30 minutes. 0: none gets one.",
+    )
+    daily_tags_kept_ms: Annotated[int, _TAGS] = Field(
+        default=limits.DAILY_TAGS_MS_DEFAULT,
+        description="The same for the last snapshot of each day. A tag keeps every file that its snapshot had.",
+    )
     java_home: Annotated[Path, text.DIRECTORY] | None = Field(
         default=None,
         description="The Java for Spark, 17 or 21. Without it: `JAVA_HOME`, the `java` on the path, the usual places, "

@@ -71,6 +71,14 @@ class Topics:
 
         return await self._commits.rebind(table, decide)
 
+    async def widen(self, table: Identifier, topic_id: int, shards: Mapping[int, tuple[int, int]]) -> Committed:
+        """The topic has grown: shards that its table does not know yet, with their epochs and first offsets."""
+
+        async def decide(state: State) -> Outcome:
+            return bind.widen(state, topic_id, shards, self._steps.now_ms())
+
+        return await self._commits.rebind(table, decide)
+
     async def begin(
         self, table: Identifier, log: TopicLog, consents: Collection[Consent] = (), is_dry: bool = False
     ) -> Done:

@@ -3,6 +3,7 @@
 begin     a table without rows becomes the table of a topic that has none. It gets what the log holds; what the log
           no longer has is a declared gap, which needs consent. A table with rows is adopted (adopt.py)
 bind      the same with positions that the caller knows to be true: the pipeline makes tables with it
+widen     a topic has more shards than when its table was bound: the table gets those too
 detach    the table is like any other afterwards. Its rows stay, and so does what its snapshots say: adopted again,
           it goes on where it was. Until the topic has a table, its messages stay in the log and count for its quota
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import msgspec
+
 from icestream import errors
 from icestream.catalog.table import commit
 from icestream.catalog.topic import properties, rebound
@@ -18,6 +21,7 @@ from icestream.catalog.topic.binding import new_binding
 from icestream.catalog.topic.commit import Outcome, State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Former, Rebound
+from icestream.catalog.topic.run import Run
 
 
 def bind(state: State, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int) -> Outcome:
@@ -39,6 +43,18 @@ def begin(state: State, log: TopicLog, former: Former, consents: Collection[Cons
     told.check(consents)
     binding = rebound.going_on(told, log, {}, former.pipeline_epoch, is_fresh=not state.table.snapshots)
     return Rebound(rebound.outcome(state, binding, told.gaps(None, now_ms), now_ms), told)
+
+
+def widen(state: State, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int) -> Outcome:
+    """`shards`: of the topic, as in `bind`. Those that the table knows stay as they are."""
+    binding = state.binding
+    if binding is None or binding.topic_id != topic_id:
+        raise errors.TopicTable(
+            "the table does not belong to the topic", hint="`icestream lake describe` shows whose it is"
+        )
+    new = {shard: (Run(epoch, start, start),) for shard, (epoch, start) in shards.items() if shard not in binding.runs}
+    wider = msgspec.structs.replace(binding, runs=binding.runs | new)
+    return rebound.outcome(state, wider, state.removals, now_ms)
 
 
 def detach(state: State, now_ms: int) -> Outcome:

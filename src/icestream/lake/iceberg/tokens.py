@@ -45,6 +45,14 @@ def read_tokens(path: Path | None) -> Tokens:
     return Tokens(found)
 
 
+def first_token(path: Path | None) -> str | None:
+    """For who asks the node's own catalog. Raises ConfigurationError for a file that cannot be used."""
+    if path is None:
+        return None
+    read_tokens(path)
+    return _read(path)[0][0]
+
+
 def token_fault(path: Path | None) -> str:
     """Why the file cannot be used, to be said behind its name; empty when it can."""
     return _read(path)[1] if path is not None else ""

@@ -40,11 +40,18 @@ class TopicRound(NamedTuple):
 
 
 class Books(Protocol):
+    @property
+    def is_own(self) -> bool:
+        """Our own catalog: all tables of a round go in one request."""
+
     async def open(self, topic: TopicBacklog) -> TopicTable:
         """The table of a topic, made where it has none. Raises TopicTable where somebody must decide."""
 
     async def look(self, known: TopicTable) -> TopicTable:
         """The same, as it is now. Raises TopicTable where table and topic do not agree any more."""
+
+    async def widen(self, known: TopicTable, topic: TopicBacklog) -> TopicTable:
+        """The topic has shards that the table does not know yet."""
 
     def requirements(self, brought: TopicRound) -> list[Object]:
         """What a commit requires beyond what every commit does."""

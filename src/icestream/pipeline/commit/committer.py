@@ -4,7 +4,7 @@ All tables go in one request where the catalog can (a saving, not a promise). A 
 out and tried by itself, on the table as it is then; the data files stay the same. Whatever a catalog answers, no file
 is removed here (hazard 1).
 
-    catalog away         StorageUnavailable: nothing was changed, the caller keeps the round and comes again
+    catalog away         StorageUnavailable: nothing was changed, the caller keeps the round and comes again with it
     a table's own fault  that table's topic alone: `Stopped`
 """
 
@@ -81,14 +81,17 @@ class Committer:
         self._clock = clock
         self._randomness = randomness
         self._history = history
+        self._away: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
 
-    async def commit(self, rounds: Sequence[TopicRound]) -> dict[int, Result]:
-        """By topic id. Raises StorageUnavailable when nothing was changed, LeaseLost when another driver took over."""
-        found: dict[int, Result] = {}
+    async def commit(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
+        """`found`: what became of each, by topic id; those that are there are not asked again. Raises
+        StorageUnavailable when some have no answer and nothing was changed for them; LeaseLost when another driver took
+        over."""
         alone: list[TopicRound] = []
         for begin in range(0, len(rounds), limits.COMMIT_TABLES_MAX):
-            together = list(rounds[begin : begin + limits.COMMIT_TABLES_MAX])
+            some = rounds[begin : begin + limits.COMMIT_TABLES_MAX]
+            together = [one for one in some if one.table.topic_id not in found]
             while together:
                 again: list[TopicRound] = []
                 for one, outcome in await self._sent(together, found):
@@ -98,18 +101,19 @@ class Committer:
                         case Verdict.ALONE:
                             alone.append(one.brought)
                 self.retries += bool(again)
-                together = again if len(again) < len(together) else self._parted(again, alone)
+                if len(again) == len(together):  # everybody stood by and nobody was in the way
+                    alone += again
+                    break
+                together = again
         for brought in alone:
-            found[brought.table.topic_id] = await self._alone(brought)
-        return found
+            if (result := await self._alone(brought)) is not None:
+                found[brought.table.topic_id] = result
+        if self._away is not None and any(one.table.topic_id not in found for one in rounds):
+            error, self._away = self._away, None
+            raise error
 
-    def _parted(self, again: list[TopicRound], alone: list[TopicRound]) -> list[TopicRound]:
-        """Everybody stood by and nobody was in the way: each by itself."""
-        alone += again
-        return []
-
-    async def _alone(self, brought: TopicRound) -> Result:
-        """A table that others changed: on it as it is now."""
+    async def _alone(self, brought: TopicRound) -> Result | None:
+        """A table that others changed: on it as it is now. None: the catalog is away."""
         for _ in range(limits.COMMIT_ATTEMPTS_MAX):
             self.retries += 1
             try:
@@ -128,6 +132,8 @@ class Committer:
                 self._settled(one, outcome, found)
             if brought.table.topic_id in found:
                 return found[brought.table.topic_id]
+            if self._away is not None:
+                return None
         return NotCommitted(f"others were faster {limits.COMMIT_ATTEMPTS_MAX} times")
 
     # --- one request ---
@@ -147,26 +153,26 @@ class Committer:
         await asyncio.gather(
             *(self._files.create(file.location, file.pieces) for one in drafts.values() for file in one.made.files)
         )
+        if len(drafts) == 1 or not self._books.is_own:
+            return await self._one_by_one(drafts.values(), found)
         try:
             answers = await self._catalog.commit_all({name: one.change for name, one in drafts.items()})
-        except errors.StorageUnavailable:
-            raise
-        except errors.IcestreamError as error:
-            if len(drafts) == 1:
-                (only,) = drafts.values()
-                found[only.brought.table.topic_id] = Stopped(error.message, error.hint or "")
-                return []
+        except errors.StorageUnavailable as error:
+            self._away = error
+            return []
+        except errors.IcestreamError:
             return await self._one_by_one(drafts.values(), found)
         return [(drafts[name], outcome) for name, outcome in answers.items()]
 
     async def _one_by_one(self, drafts: Iterable[Draft], found: dict[int, Result]) -> list[tuple[Draft, Outcome]]:
-        """One of them is refused for what it is; nothing was changed, and the others shall not suffer."""
+        """One of them is refused for what it is, and the others shall not suffer; or the catalog knows no other way."""
         answers: list[tuple[Draft, Outcome]] = []
         for one in drafts:
             try:
                 answers.append((one, await self._catalog.commit(one.brought.table.identifier, one.change)))
-            except errors.StorageUnavailable:
-                raise
+            except errors.StorageUnavailable as error:
+                self._away = error
+                break
             except errors.IcestreamError as error:
                 found[one.brought.table.topic_id] = Stopped(error.message, error.hint or "")
         return answers

@@ -30,6 +30,8 @@ NOT_AGAIN = "`icestream lake adopt`, `bind` or `recreate` gives the topic a tabl
 
 
 class OwnBooks:
+    is_own = True
+
     def __init__(
         self,
         store: MetadataStore,
@@ -56,6 +58,11 @@ class OwnBooks:
         found = await self._loaded(known.topic_id, known.topic, name)
         known.__dict__.update(found.__dict__)
         return known
+
+    async def widen(self, known: TopicTable, topic: TopicBacklog) -> TopicTable:
+        shards = {one.shard: (one.epoch, one.committed) for one in topic.shards}
+        await self._making.topics.widen(known.identifier, known.topic_id, shards)
+        return await self.look(known)
 
     def requirements(self, brought: TopicRound) -> list[Object]:
         return [claim(brought)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from icestream import errors, limits
 from icestream.catalog.document.values import Object
@@ -109,7 +109,7 @@ def default_spec(table: Table) -> Object:
     return found
 
 
-def target_of(table: Table, policy: Mapping[str, str], storage: Mapping[str, str]) -> TableTarget:
+def target_of(table: Table, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
     codec, level = _compression(policy.get("compression", ""))
     properties = table.properties
     codec = codec or properties.get(CODEC) or "zstd"

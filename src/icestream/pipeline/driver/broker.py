@@ -1,0 +1,49 @@
+"""The broker as the driver sees it: four calls over its local socket (model/backlog.py).
+
+A broker that is away is waited for: nothing of a round is lost by that, and nobody else can tell what is to be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from icestream import errors, limits
+from icestream.model.backlog import Backlog, decode_backlog
+from icestream.runtime.link_keeper import LinkKeeper
+
+
+class Broker(Protocol):
+    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog: ...
+
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None: ...
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        """Topic, shard, offset: everything below is in the table."""
+
+    async def tell(self, state: dict[str, Any]) -> None: ...
+
+
+class BrokerLink:
+    def __init__(self, keeper: LinkKeeper) -> None:
+        self._keeper = keeper
+
+    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+        await self._keeper.until_here()
+        asked = {"wait_ms": wait_ms, "after_lsn": after_lsn}
+        found = (await self._keeper.call("pipeline_backlog", asked)).get("backlog")
+        if not isinstance(found, bytes):
+            raise errors.DecodeError("the broker's answer is no backlog")
+        return decode_backlog(found)
+
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+        asked = {"lease": lease, "epoch": epoch, "files": list(files), "ttl_ms": ttl_ms}
+        await self._keeper.call("pipeline_lease", asked)
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        told, most = [list(one) for one in positions], limits.PIPELINE_POSITIONS_MAX
+        for begin in range(0, len(told), most):
+            await self._keeper.call("pipeline_committed", {"positions": told[begin : begin + most]})
+
+    async def tell(self, state: dict[str, Any]) -> None:
+        await self._keeper.call("pipeline_state", {"state": state})

@@ -1,0 +1,332 @@
+"""The driver: round after round, the steps of docs/adr/0025. Each step can be cut off anywhere and done again.
+
+    ask      what is in no table, by the broker; waits there while nothing is
+    take     the lease
+    tables   of its topics: made, changed to their policies, positions by the catalog
+    plan     pure (planner.py)
+    hold     the log files, while they are read
+    write    one Spark job
+    judge    pure (judgement.py)
+    commit   all tables in one request
+    advance  the broker's floors, by what the catalog answered alone
+
+What fails is tried again: the catalog away, the broker away, a job that failed. A topic that cannot go on stops alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.model.backlog import Backlog
+from icestream.model.written import TopicWritten
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.bookkeeping import Books, TopicRound
+from icestream.pipeline.commit.committer import Committed, Committer, NotCommitted, Result
+from icestream.pipeline.driver.broker import Broker
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.options import DriverOptions
+from icestream.pipeline.driver.report import Report, RoundReport
+from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.judgement import Judged, judge
+from icestream.pipeline.planner import plan_round
+from icestream.pipeline.round_plan import Budget, RoundPlan
+from icestream.pipeline.tables.topic_table import Stopped, TopicTable
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Offload
+
+_log = get_logger("pipeline")
+
+
+class RoundWriter(Protocol):
+    """Blocking: it is called in a thread of its own."""
+
+    master: str  # where Spark runs
+    tasks_max: int  # that run at the same time
+
+    def write(self, plan: RoundPlan) -> list[TopicWritten]: ...
+
+
+class Driver:
+    def __init__(
+        self,
+        broker: Broker,
+        lease: DriverLease,
+        books: Books,
+        topics: Topics,
+        committer: Committer,
+        writer: RoundWriter,
+        offload: Offload,
+        effects: Effects,
+        clock: Clock,
+        options: DriverOptions,
+        report: Report,
+    ) -> None:
+        self._broker = broker
+        self._lease = lease
+        self._books = books
+        self._topics = topics
+        self._committer = committer
+        self._writer = writer
+        self._offload = offload
+        self._effects = effects
+        self._clock = clock
+        self._options = options
+        self._after_lsn = 0
+        self._hurry = asyncio.Event()
+        self.report = report
+        report.halted = topics.halted
+
+    def hurry(self) -> None:
+        """Everything that waits is due now (`icestream lake commit-now`)."""
+        self._hurry.set()
+
+    # --- life ---
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; what goes wrong is told and tried again."""
+        failures = 0
+        while not stop.is_set():
+            try:
+                await self._unless(stop, self.turn())
+                failures = 0
+            except errors.LeaseLost as error:
+                _log.warning("this pipeline does not commit any more", reason=error.message)
+                self._topics.forget()
+            except errors.IcestreamError as error:
+                failures += 1
+                pause = min(limits.PIPELINE_RETRY_SECONDS_MIN * 2 ** (failures - 1), limits.PIPELINE_RETRY_SECONDS_MAX)
+                self._say("waiting", error.message)
+                _log.warning("a round failed and is tried again", reason=error.message, again_seconds=pause)
+                await self._tell()
+                await self._unless(stop, self._clock.sleep(pause))
+
+    async def _unless(self, stop: asyncio.Event, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and self.report.phase == "committing":
+                await asyncio.wait({task}, timeout=limits.PIPELINE_STOP_SECONDS)
+            if task.done():
+                task.result()
+        finally:
+            for one in (task, stopping):
+                one.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
+
+    async def turn(self) -> None:
+        """Asks, waits where nothing is due, and does one round."""
+        self._say("idle" if not self._after_lsn else "waiting")
+        await self._tell()
+        is_hurried = self._hurry.is_set()
+        with self._effects.happens(Effect.ASK):
+            backlog = await self._broker.backlog(0 if is_hurried else self._options.wait_ms, 0)
+        self.report.waiting(backlog, self._clock.wall_us())
+        if not backlog.topics:
+            self._hurry.clear()
+            await self._lease.give_up()
+            return
+        self._hurry.clear()
+        plan = await self.round(backlog, is_hurried)
+        if not plan.topics:
+            await self._wait_until(plan.next_due_us)
+
+    async def _wait_until(self, due_us: int | None) -> None:
+        """When the next topic is due, or somebody cannot wait. Large backlogs are looked at more often: they are due by
+        their size."""
+        if due_us is None:
+            seconds = limits.TOPIC_HALT_SECONDS
+        else:
+            seconds = min(max((due_us - self._clock.wall_us()) / 1e6, 0.001), limits.PIPELINE_LOOK_SECONDS)
+        waking = asyncio.ensure_future(self._hurry.wait())
+        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({waking, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
+            sleeping.cancel()
+            await asyncio.gather(waking, sleeping, return_exceptions=True)
+
+    # --- a round ---
+
+    async def round(self, backlog: Backlog, is_hurried: bool = False) -> RoundPlan:
+        """The plan that was carried out; one without topics: nothing is due."""
+        with self._effects.happens(Effect.TAKE_LEASE):
+            await self._lease.take()
+        self.report.epoch = self._lease.epoch
+        made = RoundReport(self._clock.wall_us() // 1000, 0)
+        with self._timed(made, "tables"):
+            tables = await self._topics.ready(backlog.topics)
+        await self._catch_up(backlog, tables)
+        budget = self._budget(is_hurried)
+        positions, targets = self._topics.positions(tables), self._topics.targets(tables)
+        plan = plan_round(backlog, positions, targets, budget, self._clock.wall_us())
+        self.report.age_limit_ms = plan.age_limit_ms
+        for one in plan.left_out:
+            self._topics.halt(one.topic_id, one.name, Stopped(one.reason, LEFT_OUT))
+        if plan.topics:
+            made.topics = len(plan.topics)
+            await self._carry_out(plan, made)
+        return plan
+
+    def _budget(self, is_hurried: bool) -> Budget:
+        budget = self._options.budget
+        return msgspec.structs.replace(budget, age_due_ms=0) if is_hurried else budget
+
+    async def _carry_out(self, plan: RoundPlan, made: RoundReport) -> None:
+        self._say("writing")
+        name = uuid.uuid4().hex
+        async with self._held(name, plan.files):
+            leased = plan.leased(name)
+            with self._timed(made, "write"), self._effects.happens(Effect.WRITE):
+                written = await self._offload.run(lambda: self._writer.write(leased))
+            judged = judge(plan, written)
+            self._say("committing")
+            with self._timed(made, "commit"):
+                results = await self._commit(judged, made)
+            with self._timed(made, "advance"):
+                await self._advance(results)
+        self._after_lsn = 1
+        self.report.done(made)
+        _log.info("a round is done", **made.as_document())
+
+    # --- commit ---
+
+    async def _commit(self, judged: Sequence[Judged], made: RoundReport) -> dict[int, Result]:
+        epoch, round_id = self._lease.check(), self._committer.new_round_id()
+        rounds = [
+            TopicRound(
+                self._topics[one.topic.topic_id],
+                round_id,
+                epoch,
+                one.claims,
+                one.files,
+                self._committer.new_snapshot_id(),
+            )
+            for one in judged
+            if one.claims
+        ]
+        for one in judged:
+            self._tell_errors(one)
+        found: dict[int, Result] = {}
+        await self._until_answered(rounds, found)
+        done = [one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)]
+        with self._effects.happens(Effect.NOTE):
+            await self._books.note(done)
+        self._judge_results(rounds, found, made)
+        return found
+
+    async def _until_answered(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
+        """A catalog that is away is waited for with the files that are written, as long as the lease is ours."""
+        failures = 0
+        while True:
+            self._lease.check()
+            try:
+                with self._effects.happens(Effect.COMMIT):
+                    await self._committer.commit(rounds, found)
+                return
+            except errors.StorageUnavailable as error:
+                failures += 1
+                metrics.PIPELINE_COMMIT_RETRIES.inc()
+                self._say("committing", f"the catalog is away: {error.message}")
+                await self._tell()
+                pause = min(limits.PIPELINE_RETRY_SECONDS_MIN * 2 ** (failures - 1), limits.PIPELINE_RETRY_SECONDS_MAX)
+                await self._clock.sleep(pause)
+                self._say("committing")
+
+    def _judge_results(self, rounds: Sequence[TopicRound], found: dict[int, Result], made: RoundReport) -> None:
+        for one in rounds:
+            match found.get(one.table.topic_id):
+                case Committed():
+                    made.committed += 1
+                    made.rows += one.rows
+                    made.files += len(one.files)
+                    made.bytes += sum(file.size_bytes for file in one.files)
+                case Stopped() as stopped:
+                    self._topics.halt(one.table.topic_id, one.table.topic, stopped)
+                case NotCommitted(reason, _):
+                    metrics.PIPELINE_COMMIT_RETRIES.inc()
+                    _log.warning("a topic's part of a round was not committed", topic=one.table.topic, reason=reason)
+                    self._topics.doubt([one.table.topic_id])
+
+    def _tell_errors(self, one: Judged) -> None:
+        for error in one.errors:
+            _log.warning("a part of a round failed", topic=one.topic.name, trouble=error.trouble, reason=error.message)
+            metrics.PIPELINE_TASK_ERRORS.labels(error.trouble).inc()
+
+    # --- the broker ---
+
+    async def _catch_up(self, backlog: Backlog, tables: Sequence[TopicTable]) -> None:
+        """Floors that lag behind the tables: a driver before us ended between commit and advance."""
+        by_id = {one.topic_id: one for one in tables}
+        behind = [
+            (topic.topic_id, shard.shard, min(by_id[topic.topic_id].positions[shard.shard].next, shard.synced))
+            for topic in backlog.topics
+            if topic.topic_id in by_id
+            for shard in topic.shards
+            if shard.shard in by_id[topic.topic_id].positions
+            and min(by_id[topic.topic_id].positions[shard.shard].next, shard.synced) > shard.committed
+        ]
+        if behind:
+            with self._effects.happens(Effect.ADVANCE):
+                await self._broker.advance(behind)
+
+    async def _advance(self, results: dict[int, Result]) -> None:
+        done = [topic_id for topic_id, one in results.items() if isinstance(one, Committed)]
+        told = [
+            (topic_id, shard, position.next)
+            for topic_id in done
+            for shard, position in self._topics[topic_id].positions.items()
+        ]
+        if told:
+            with self._effects.happens(Effect.ADVANCE):
+                await self._broker.advance(told)
+
+    @contextlib.asynccontextmanager
+    async def _held(self, name: str, files: Sequence[int]) -> AsyncIterator[None]:
+        """The log files of a round stay until it is over."""
+        ttl_ms, epoch = self._options.hold_ms, self._lease.epoch
+
+        async def renew() -> None:
+            while True:
+                await self._clock.sleep(ttl_ms / 3000)
+                with contextlib.suppress(errors.ConnectionLost):
+                    await self._broker.hold(name, epoch, files, ttl_ms)
+
+        with self._effects.happens(Effect.HOLD_FILES):
+            await self._broker.hold(name, epoch, files, ttl_ms)
+        renewing = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            with contextlib.suppress(errors.IcestreamError), self._effects.happens(Effect.RELEASE_FILES):
+                await self._broker.hold(name, epoch, [], 0)
+
+    # --- what it says ---
+
+    def _say(self, phase: str, reason: str = "") -> None:
+        self.report.phase, self.report.reason = phase, reason
+
+    async def _tell(self) -> None:
+        with contextlib.suppress(errors.IcestreamError):
+            await self._broker.tell(self.report.as_document())
+
+    @contextlib.contextmanager
+    def _timed(self, made: RoundReport, step: str) -> Iterator[None]:
+        began_ns = self._clock.monotonic_ns()
+        yield
+        made.seconds[step] = (self._clock.monotonic_ns() - began_ns) / 1e9
+
+
+LEFT_OUT = "`icestream lake adopt`, `rewind` or `recreate` says where the table goes on (docs/lake.md)"

@@ -1,0 +1,30 @@
+"""What a driver is told at its start, from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from icestream import limits
+from icestream.pipeline.round_plan import Budget
+from icestream.settings import Settings
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    budget: Budget = field(default_factory=Budget)
+    hold_ms: int = limits.PIPELINE_HOLD_MS
+    wait_ms: int = limits.BACKLOG_WAIT_MS_MAX // 2
+    storage: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings, tasks_max: int, storage: Mapping[str, Any] | None = None) -> DriverOptions:
+        iceberg = settings.storage.iceberg_config
+        budget = Budget(
+            rows_due=iceberg.writer_batch_size,
+            bytes_due=iceberg.writer_max_memory_bytes,
+            age_due_ms=iceberg.writer_flush_interval_ms,
+            tasks_max=tasks_max,
+        )
+        return cls(budget, storage=storage or {})

@@ -1,0 +1,96 @@
+"""What the driver says of itself: to the broker (`icestream pipeline status`, health) and as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from icestream import limits
+from icestream.model.backlog import Backlog
+from icestream.observability import metrics
+
+
+@dataclass
+class RoundReport:
+    """One round that did something."""
+
+    time_ms: int
+    topics: int
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    committed: int = 0  # topics
+    seconds: dict[str, float] = field(default_factory=dict)  # by step
+
+    def as_document(self) -> dict[str, Any]:
+        return {
+            "time_ms": self.time_ms,
+            "topics": self.topics,
+            "committed_topics": self.committed,
+            "rows": self.rows,
+            "files": self.files,
+            "bytes": self.bytes,
+            "ms": {name: round(value * 1000, 1) for name, value in self.seconds.items()},
+        }
+
+
+class Report:
+    def __init__(self, master: str, pid: int, port: int) -> None:
+        self._fixed = {"master": master, "pid": pid, "metrics_port": port}
+        self.phase = "starting"
+        self.reason = ""  # why it does not get on; empty: it does
+        self.epoch = 0
+        self.rounds = 0
+        self.rows = 0
+        self.last: RoundReport | None = None
+        self.age_limit_ms = 0
+        self.halted: Mapping[int, Any] = {}
+
+    def waiting(self, backlog: Backlog, now_us: int) -> None:
+        rows = sum(topic.rows for topic in backlog.topics)
+        oldest = min((topic.oldest_us for topic in backlog.topics), default=now_us)
+        metrics.PIPELINE_BACKLOG_ROWS.set(rows)
+        metrics.PIPELINE_BACKLOG_BYTES.set(sum(topic.bytes for topic in backlog.topics))
+        metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - oldest) / 1e6 if backlog.topics else 0)
+
+    def done(self, one: RoundReport) -> None:
+        self.rounds += 1
+        self.rows += one.rows
+        self.last = one
+        metrics.PIPELINE_ROUNDS.inc()
+        metrics.PIPELINE_ROWS.inc(one.rows)
+        metrics.PIPELINE_FILES.inc(one.files)
+        metrics.PIPELINE_BYTES.inc(one.bytes)
+        for name, value in one.seconds.items():
+            metrics.PIPELINE_STEP_SECONDS.labels(name).inc(value)
+
+    def as_document(self) -> dict[str, Any]:
+        stopped = [
+            {"topic": one.topic, "reason": one.stopped.reason, "hint": one.stopped.hint}
+            for one in self._few(self.halted.values())
+        ]
+        return {
+            **self._fixed,
+            "ok": not self.reason and not stopped,
+            "reason": self._said(stopped),
+            "phase": self.phase,
+            "epoch": self.epoch,
+            "rounds": self.rounds,
+            "rows": self.rows,
+            "age_limit_ms": self.age_limit_ms,
+            "last_round": self.last.as_document() if self.last else None,
+            "stopped_topics": stopped,
+        }
+
+    @staticmethod
+    def _few(found: Iterable[Any]) -> list[Any]:
+        """The whole is one value of a bounded size."""
+        return list(found)[: limits.REPORTED_TOPICS_MAX]
+
+    def _said(self, stopped: list[dict[str, str]]) -> str:
+        if self.reason:
+            return self.reason
+        if stopped:
+            return f"{len(stopped)} topics are not written: {stopped[0]['topic']}: {stopped[0]['reason']}"
+        return f"{self.phase}, {self.rounds} rounds, {self.rows} rows"

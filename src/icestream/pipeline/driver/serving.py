@@ -1,0 +1,138 @@
+"""The pipeline process: the parts of a driver put together, until somebody stops it.
+
+Spark is started with the first messages: an idle pipeline is one small process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+
+from icestream import limits
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import TableFiles
+from icestream.lake.iceberg.tokens import first_token
+from icestream.lake.manifests import AvroManifests
+from icestream.metadata.remote_store import RemoteStore
+from icestream.metadata.store import MetadataStore
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.commit.committer import Committer
+from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.pipeline.driver.asked import follow_wishes
+from icestream.pipeline.driver.broker import BrokerLink
+from icestream.pipeline.driver.driver import Driver, RoundWriter
+from icestream.pipeline.driver.effects import Effects, read_fault
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.metrics_port import MetricsPort
+from icestream.pipeline.driver.options import DriverOptions
+from icestream.pipeline.driver.report import Report
+from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.tables.foreign_books import ForeignBooks
+from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.pipeline.tables.table_name import fixed_namespace
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.link_keeper import LinkKeeper
+from icestream.runtime.parent_pipe import watch_parent
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import ThreadOffload
+from icestream.settings import Settings
+from icestream.settings.document import as_document
+from icestream.warehouse.catalog import TableCatalog
+from icestream.warehouse.factory import open_catalog, open_files
+from icestream.warehouse.store_options import StoreOptions
+
+_log = get_logger("pipeline")
+
+
+async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False) -> None:
+    """`on_ready` is told the port of the metrics. Raises MissingPart on a machine without what Spark runs on."""
+    from icestream.pipeline.driver.engine import open_writer
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    parent = await watch_parent(stop.set) if is_child else None
+    port = MetricsPort(settings.node.bind_host, settings.ports.pipeline_metrics)
+    try:
+        with open_writer(settings) as writer:
+            port.open()
+            on_ready(port.number)
+            async with _driver(settings, writer, port.number, is_child) as driver:
+                _log.info("the pipeline is ready", metrics_port=port.number)
+                await driver.run(stop)
+    finally:
+        port.close()
+        if parent is not None:
+            parent.close()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: bool) -> AsyncIterator[Driver]:
+    clock, randomness = SystemClock(), SystemRandomness()
+    keeper = LinkKeeper(settings.local_socket.absolute(), "pipeline", clock)
+    keeping = asyncio.create_task(keeper.run())
+    disk, aside, spark = (
+        ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE),
+        ThreadOffload("manifests"),
+        ThreadOffload("spark"),
+    )
+    store = RemoteStore(keeper, clock, randomness)
+    options = StoreOptions.of(settings.storage.iceberg_config.object_store)
+    files = open_files(options, clock, randomness, disk)
+    catalog = open_catalog(_with_token(settings), clock, randomness)
+    effects = Effects(read_fault(os.environ))
+    tasks = [keeping]
+    try:
+        await store.ready()
+        avro = AvroManifests(files, aside)
+        books = _books(settings, store, catalog, files, avro)
+        storage = {} if options.kind == "local" else dataclasses.asdict(options)
+        topics = Topics(books, catalog, effects, clock, storage)
+        history = History(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
+        reader = ManifestReader(avro)
+        committer = Committer(catalog, books, files, reader, clock, randomness, history)
+        owner = f"{settings.node.name}/child" if is_child else ""
+        lease = DriverLease(store, clock, owner)
+        report = Report(writer.master, os.getpid(), port)
+        own = DriverOptions.of(settings, writer.tasks_max, storage)
+        link = BrokerLink(keeper)
+        driver = Driver(link, lease, books, topics, committer, writer, spark, effects, clock, own, report)
+        tasks.append(asyncio.create_task(follow_wishes(store, clock, driver.hurry)))
+        yield driver
+        await lease.give_up()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await catalog.close()
+        for one in (disk, aside, spark):
+            one.close()
+
+
+def _with_token(settings: Settings) -> Settings:
+    """Our own catalog asks for a token where the node has a file of them."""
+    token = first_token(settings.lake.token_file) if settings.catalog_embedded else None
+    if token is None or settings.catalog.token is not None:
+        return settings
+    told = as_document(settings)
+    told["storage"]["iceberg_config"]["catalog"]["token"] = token
+    return Settings.model_validate(told)
+
+
+def _books(
+    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests
+) -> Books:
+    fixed = fixed_namespace(settings)
+    if not settings.catalog_embedded:
+        return ForeignBooks(store, catalog, avro, fixed)
+    making = Catalog(store, files, SystemClock(), SystemRandomness(), settings.storage.iceberg_config.warehouse)
+    return OwnBooks(store, catalog, making, fixed)

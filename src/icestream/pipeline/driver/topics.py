@@ -1,0 +1,132 @@
+"""The tables of all topics that a driver writes, and the topics that it does not write because somebody must decide.
+
+A topic that cannot go on stops alone (hazard 21): the others do not notice. It is looked at again after a while, so
+that whatever was mended is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from icestream import errors, limits
+from icestream.model.backlog import TopicBacklog
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.round_plan import TableTarget
+from icestream.pipeline.tables import table_policy
+from icestream.pipeline.tables.topic_table import Stopped, TopicTable
+from icestream.runtime.clock import Clock
+from icestream.warehouse.catalog import Done, TableCatalog, TableChange
+
+_log = get_logger("pipeline")
+
+
+class Halt(NamedTuple):
+    topic: str
+    stopped: Stopped
+    again_ns: int
+
+
+class Topics:
+    def __init__(
+        self, books: Books, catalog: TableCatalog, effects: Effects, clock: Clock, storage: Mapping[str, Any]
+    ) -> None:
+        """`storage`: what the tasks need to reach the files of tables."""
+        self._books = books
+        self._catalog = catalog
+        self._effects = effects
+        self._clock = clock
+        self._storage = storage
+        self._tables: dict[int, TopicTable] = {}
+        self.halted: dict[int, Halt] = {}
+
+    def __getitem__(self, topic_id: int) -> TopicTable:
+        return self._tables[topic_id]
+
+    def forget(self) -> None:
+        """Nothing is certain any more: another driver was at work."""
+        self._tables.clear()
+
+    def doubt(self, topic_ids: Iterable[int]) -> None:
+        """These are looked at again before anything else is done with them."""
+        for one in topic_ids:
+            if one in self._tables:
+                self._tables[one].is_stale = True
+
+    def halt(self, topic_id: int, topic: str, stopped: Stopped) -> None:
+        self._tables.pop(topic_id, None)
+        known = self.halted.get(topic_id)
+        if known is None or known.stopped != stopped:
+            _log.error("a topic is not written to its table", topic=topic, reason=stopped.reason, hint=stopped.hint)
+        again_ns = self._clock.monotonic_ns() + int(limits.TOPIC_HALT_SECONDS * 1e9)
+        self.halted[topic_id] = Halt(topic, stopped, again_ns)
+        metrics.PIPELINE_STOPPED_TOPICS.set(len(self.halted))
+
+    async def ready(self, backlog: Iterable[TopicBacklog]) -> list[TopicTable]:
+        """The tables of these topics, as far as they can be written. Raises StorageUnavailable while the catalog is
+        away."""
+        wanted = [one for one in backlog if not self._is_halted(one.topic_id)]
+        gate = asyncio.Semaphore(limits.TABLES_OPENED_AT_ONCE)
+
+        async def open_one(topic: TopicBacklog) -> TopicTable | None:
+            async with gate:
+                return await self._opened(topic)
+
+        found = await asyncio.gather(*(open_one(one) for one in wanted))
+        return [one for one in found if one is not None]
+
+    def _is_halted(self, topic_id: int) -> bool:
+        halt = self.halted.get(topic_id)
+        return halt is not None and self._clock.monotonic_ns() < halt.again_ns
+
+    async def _opened(self, topic: TopicBacklog) -> TopicTable | None:
+        known = self._tables.get(topic.topic_id)
+        try:
+            if known is None:
+                with self._effects.happens(Effect.MAKE_TABLE):
+                    known = await self._books.open(topic)
+            elif known.is_stale:
+                known = await self._books.look(known)
+            if known.policy != topic.policy or known.topic_id not in self._tables:
+                known.policy = topic.policy
+                known = await self._evolved(known)
+            if len(known.positions) < len(topic.shards):
+                known = await self._books.widen(known, topic)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            self.halt(topic.topic_id, topic.name, Stopped(error.message, error.hint or ""))
+            return None
+        self._tables[topic.topic_id] = known
+        if self.halted.pop(topic.topic_id, None) is not None:
+            _log.info("a topic is written to its table again", topic=topic.name)
+            metrics.PIPELINE_STOPPED_TOPICS.set(len(self.halted))
+        return known
+
+    async def _evolved(self, known: TopicTable) -> TopicTable:
+        """The table first, in a commit of its own; then the data (hazard 30)."""
+        updates = table_policy.evolution(known.table, known.policy)
+        if not updates:
+            return known
+        fields = known.table.fields
+        requirements = [
+            {"type": "assert-table-uuid", "uuid": known.table.uuid},
+            {"type": "assert-current-schema-id", "current-schema-id": fields["current-schema-id"]},
+            {"type": "assert-last-assigned-field-id", "last-assigned-field-id": fields["last-column-id"]},
+            {"type": "assert-default-spec-id", "default-spec-id": fields["default-spec-id"]},
+        ]
+        with self._effects.happens(Effect.EVOLVE_TABLE):
+            outcome = await self._catalog.commit(known.identifier, TableChange(requirements, updates))
+        if not isinstance(outcome, Done):
+            _log.warning("a table was not changed to its topic's policy yet", topic=known.topic, reason=outcome.reason)
+        return await self._books.look(known)
+
+    def positions(self, tables: Iterable[TopicTable]) -> dict[int, dict[int, int]]:
+        return {one.topic_id: one.next_offsets for one in tables}
+
+    def targets(self, tables: Iterable[TopicTable]) -> dict[int, TableTarget]:
+        return {one.topic_id: table_policy.target_of(one.table, one.policy, self._storage) for one in tables}

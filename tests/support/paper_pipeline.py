@@ -1,0 +1,151 @@
+"""A driver with everything real but the broker and Spark: a broker on paper that has offsets and no messages, and a
+writer that makes files of whatever offsets it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from icestream import errors
+from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
+from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
+from icestream.pipeline.driver.driver import Driver
+from icestream.pipeline.driver.effects import Effects
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.options import DriverOptions
+from icestream.pipeline.driver.report import Report
+from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.round_plan import RoundPlan
+from icestream.runtime.tasks import InlineOffload
+from tests.support.committing import Committing
+
+
+class PaperBroker:
+    """Topics by id: name, and per shard how far it is synced and committed."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.synced: dict[tuple[int, int], int] = {}
+        self.floors: dict[tuple[int, int], int] = {}
+        self.gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self.policies: dict[int, dict[str, str]] = {}
+        self.held: dict[str, list[int]] = {}
+        self.told: list[dict[str, Any]] = []
+        self.is_away = False
+
+    def publish(self, topic_id: int, rows: int, shard: int = 0, name: str = "") -> None:
+        self.names.setdefault(topic_id, name or f"/default/t{topic_id}")
+        key = topic_id, shard
+        self.synced[key] = self.synced.get(key, 0) + rows
+        self.floors.setdefault(key, 0)
+
+    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+        self._check()
+        topics = [self._topic(topic_id) for topic_id in self.names]
+        waiting = [topic for topic in topics if topic.rows]
+        stretches = [
+            Stretch(topic.topic_id, one.shard, one.epoch, 0, one.synced, 100 * one.synced, 4096)
+            for topic in waiting
+            for one in topic.shards
+            if one.synced
+        ]
+        files = [LogFile(1, 100_000, [(4096, 1)], stretches)] if waiting else []
+        return Backlog("paper", "/nowhere", "", "", waiting, files, lsn=1)
+
+    def _topic(self, topic_id: int) -> TopicBacklog:
+        shards = [
+            ShardBacklog(key[1], 0, self.floors[key], end, self.gaps.get(key, []))
+            for key, end in sorted(self.synced.items())
+            if key[0] == topic_id
+        ]
+        rows = sum(one.synced - one.committed for one in shards)
+        policy = self.policies.get(topic_id, {})
+        return TopicBacklog(topic_id, self.names[topic_id], topic_id, shards, rows, 100 * rows, 0, policy)
+
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+        self._check()
+        if files:
+            self.held[lease] = list(files)
+        else:
+            self.held.pop(lease, None)
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        self._check()
+        for topic_id, shard, offset in positions:
+            key = topic_id, shard
+            assert offset <= self.synced[key], "a floor beyond synced"
+            self.floors[key] = max(self.floors[key], offset)
+
+    async def tell(self, state: dict[str, Any]) -> None:
+        self.told.append(state)
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise errors.ConnectionLost("the broker went away")
+
+
+class PaperWriter:
+    def __init__(self, world: Committing, topics: Topics) -> None:
+        self._world = world
+        self._topics = topics
+        self.rounds = 0
+        self.failing: Callable[[int], bool] = lambda topic_id: False
+        self.between: Callable[[], None] = lambda: None
+
+    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+        self.rounds += 1
+        found = []
+        for topic in plan.topics:
+            for shard in topic.shards:
+                if self.failing(topic.topic_id):
+                    error = TaskError(Trouble.FAILED, "on purpose")
+                    found.append(TopicWritten(topic.topic_id, shard.shard, [], [], error))
+                    continue
+                table = self._topics[topic.topic_id]
+                file = self._world.write(table, shard.shard, shard.start, shard.end)
+                covered = [Covered(shard.shard, shard.start, shard.end)]
+                found.append(TopicWritten(topic.topic_id, shard.shard, covered, [file]))
+        self.between()
+        return found
+
+
+class PaperPipeline:
+    """`broker` is shared by several drivers of one world."""
+
+    def __init__(
+        self,
+        folder: Path,
+        broker: PaperBroker | None = None,
+        effects: Effects | None = None,
+        owner: str = "",
+        **world: Any,
+    ) -> None:
+        self.broker = broker or PaperBroker()
+        self.world = Committing(folder, **world)
+        effects = effects or Effects()
+        self.topics = Topics(self.world.books, self.world.catalog, effects, self.world.clock, {})
+        self.writer = PaperWriter(self.world, self.topics)
+        self.lease = DriverLease(self.world.store, self.world.clock, owner)
+        self.driver = Driver(
+            self.broker,
+            self.lease,
+            self.world.books,
+            self.topics,
+            self.world.committer,
+            self.writer,
+            InlineOffload(),
+            effects,
+            self.world.clock,
+            DriverOptions(),
+            Report("paper", 1, 1),
+        )
+
+    async def round(self) -> None:
+        """Everything that waits goes."""
+        backlog = await self.broker.backlog(0, 0)
+        if backlog.topics:
+            await self.driver.round(backlog, is_hurried=True)
+
+    async def close(self) -> None:
+        await self.lease.give_up()

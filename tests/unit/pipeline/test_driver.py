@@ -1,0 +1,137 @@
+"""The driver's rounds over our own catalog on a real disk; broker and Spark on paper."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from pyiceberg.table import StaticTable
+
+from icestream import errors
+from icestream.catalog.identifier import Identifier
+from tests.support.paper_pipeline import PaperPipeline
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def pipeline(tmp_path: Path) -> AsyncIterator[PaperPipeline]:
+    found = PaperPipeline(tmp_path / "warehouse")
+    yield found
+    await found.close()
+
+
+async def offsets(pipeline: PaperPipeline, name: str) -> list[tuple[int, int]]:
+    loaded = await pipeline.world.catalog.load(Identifier(("default",), name))
+    found = StaticTable.from_metadata(loaded.metadata_location or "").scan(selected_fields=("shard", "offset"))
+    rows = found.to_arrow()
+    return sorted(zip(rows["shard"].to_pylist(), rows["offset"].to_pylist(), strict=True))
+
+
+def upto(end: int, shard: int = 0) -> list[tuple[int, int]]:
+    return [(shard, offset) for offset in range(end)]
+
+
+async def test_what_is_published_is_in_the_table_and_the_floor_follows(pipeline: PaperPipeline) -> None:
+    broker = pipeline.broker
+    broker.publish(1, 5)
+    broker.publish(2, 3)
+    await pipeline.round()
+    broker.publish(1, 4)
+    await pipeline.round()
+    assert await offsets(pipeline, "t1") == upto(9)
+    assert await offsets(pipeline, "t2") == upto(3)
+    assert broker.floors == {(1, 0): 9, (2, 0): 3}
+    assert broker.held == {}
+    assert pipeline.driver.report.as_document()["rows"] == 12
+
+
+async def test_a_driver_that_ends_before_it_advances_is_followed_by_one_that_does(tmp_path: Path) -> None:
+    first = PaperPipeline(tmp_path / "w", owner="child")
+    first.broker.publish(1, 5)
+    advance = first.broker.advance
+    first.broker.advance = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        await first.round()
+    first.broker.advance = advance  # type: ignore[method-assign]
+    second = PaperPipeline(tmp_path / "w", broker=first.broker, store=first.world.store, owner="child")
+    await second.round()
+    assert first.broker.floors == {(1, 0): 5}
+    assert second.writer.rounds == 0
+    assert second.lease.epoch > first.lease.epoch
+    first.broker.publish(1, 2)
+    with pytest.raises(errors.LeaseLost):
+        await first.round()
+    await second.round()
+    assert await offsets(second, "t1") == upto(7)
+    for one in (first, second):
+        await one.close()
+
+
+async def test_a_topic_that_fails_does_not_hold_up_the_others(pipeline: PaperPipeline) -> None:
+    pipeline.broker.publish(1, 5)
+    pipeline.broker.publish(2, 5)
+    pipeline.writer.failing = lambda topic_id: topic_id == 1
+    await pipeline.round()
+    assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 5}
+    pipeline.writer.failing = lambda topic_id: False
+    await pipeline.round()
+    assert pipeline.broker.floors == {(1, 0): 5, (2, 0): 5}
+    assert await offsets(pipeline, "t1") == upto(5)
+
+
+async def test_a_topic_that_grew_is_written_with_all_its_shards(pipeline: PaperPipeline) -> None:
+    pipeline.broker.publish(1, 3)
+    await pipeline.round()
+    pipeline.broker.publish(1, 2, shard=1)
+    pipeline.broker.publish(1, 1)
+    await pipeline.round()
+    assert await offsets(pipeline, "t1") == upto(4) + upto(2, 1)
+
+
+async def test_a_topic_whose_table_was_taken_away_stops_alone(pipeline: PaperPipeline) -> None:
+    pipeline.broker.publish(1, 3)
+    pipeline.broker.publish(2, 3)
+    await pipeline.round()
+    await pipeline.world.making.topics.detach(Identifier(("default",), "t1"))
+    pipeline.broker.publish(1, 1)
+    pipeline.broker.publish(2, 1)
+    await pipeline.round()
+    await pipeline.round()
+    assert pipeline.broker.floors == {(1, 0): 3, (2, 0): 4}
+    (stopped,) = pipeline.driver.report.as_document()["stopped_topics"]
+    assert stopped["topic"] == "/default/t1"
+    assert "icestream lake adopt" in stopped["hint"]
+
+
+async def test_partitions_follow_the_policy(pipeline: PaperPipeline) -> None:
+    pipeline.broker.publish(1, 3)
+    await pipeline.round()
+    pipeline.broker.policies[1] = {"partitioning": "day"}
+    pipeline.broker.publish(1, 3)
+    await pipeline.round()
+    loaded = await pipeline.world.catalog.load(Identifier(("default",), "t1"))
+    found = StaticTable.from_metadata(loaded.metadata_location or "")
+    assert [one["spec_id"] for one in found.inspect.files().to_pylist()] == [1, 0]
+    assert await offsets(pipeline, "t1") == upto(6)
+
+
+async def test_a_broker_that_goes_away_is_asked_again(pipeline: PaperPipeline) -> None:
+    pipeline.broker.publish(1, 3)
+    pipeline.broker.is_away = True
+    with pytest.raises(errors.ConnectionLost):
+        await pipeline.driver.turn()
+    pipeline.broker.is_away = False
+    await pipeline.driver.turn()
+    assert pipeline.broker.floors == {(1, 0): 3}
+
+
+async def test_an_idle_driver_gives_the_lease_back(pipeline: PaperPipeline) -> None:
+    pipeline.broker.publish(1, 3)
+    await pipeline.driver.turn()
+    assert pipeline.lease.is_held
+    await pipeline.driver.turn()
+    assert not pipeline.lease.is_held
+    assert await pipeline.world.store.get("/pipeline/lease") is None
