@@ -534,6 +534,10 @@ FLOORS_SLICE: Final = 64
 BACKLOG_WAIT_MS_MAX: Final = 60_000
 # Bytes of a log file in one answer over HTTP: the loop copies them twice, in less than a millisecond.
 LOG_RANGE_BYTES_MAX: Final = 1 * MIB
+# Files whose messages are all in tables stay for a while (hazard 21): mistakes are noticed within minutes.
+WARM_MS_DEFAULT: Final = 600_000
+WARM_MS_MAX: Final = 30 * 24 * 3600 * 1000
+WARM_BYTES_DEFAULT: Final = 1 * GIB
 # Leases of log files: one for each round, and a few that were left to end by themselves.
 LEASES_MAX: Final = 64
 # A lease that nobody renews ends: then a dead driver holds the log no longer.

@@ -65,6 +65,8 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         "inline_sync_below_us": 11,
         "checkpoint_every_bytes": 2**22,
         "retention_step_percent": 7,
+        "warm_ms": 19,
+        "warm_bytes": 23,
     }
     tree = settings(tmp_path, **chosen)
     made = server.log_options(tree.model_copy(update={"broker": tree.broker.model_copy(update={"tail_bytes": 17})}))
@@ -81,6 +83,8 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         inline_sync_below_us=11,
         checkpoint_every_bytes=2**22,
         retention_step_percent=7,
+        warm_ms=19,
+        warm_bytes=23,
         tail_bytes=17,
     )
     default = LogOptions()

@@ -244,6 +244,7 @@ class Wal(Shown):
     released_lsn: int
     synced_lsn: int
     used_bytes: int
+    warm_bytes: int = Field(description="Of it: kept although nobody needs it. It counts as room.")
     quota_bytes: int
     topic_quota_bytes: int
     in_flight_bytes: int

@@ -23,7 +23,7 @@ WAL: Final = frozenset(
     f"{_ICEBERG}.wal.{name}"
     for name in (
         "sync_interval_ms", "quota", "topic_quota", "in_flight_bytes", "inline_sync_below_us", "checkpoint_every_bytes",
-        "retention_step_percent",
+        "retention_step_percent", "warm_ms", "warm_bytes",
     )
 )  # fmt: skip
 APPLIED: Final = LOG_MESSAGES | BROKER | WAL

@@ -25,6 +25,8 @@ def log_options(settings: Settings) -> LogOptions:
         tail_bytes=settings.broker.tail_bytes,
         checkpoint_every_bytes=wal.checkpoint_every_bytes,
         retention_step_percent=wal.retention_step_percent,
+        warm_ms=wal.warm_ms,
+        warm_bytes=wal.warm_bytes,
     )
 
 

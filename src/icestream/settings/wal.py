@@ -92,6 +92,19 @@ class Wal(Section):
         json_schema_extra=ONLINE,
     )
 
+    warm_ms: Annotated[int, units.duration("ms", 0, limits.WARM_MS_MAX)] = Field(
+        default=limits.WARM_MS_DEFAULT,
+        description="How long a log file stays after all of its messages are in tables. Readers that are a little late "
+        "find them here instead of in Parquet, and a mistake with a table can be undone. Such files count as room: "
+        "they are the first to go when the log needs it. 0 frees them at once; the default is ten minutes.",
+        json_schema_extra=ONLINE,
+    )
+    warm_bytes: Annotated[int, units.size(0)] = Field(
+        default=limits.WARM_BYTES_DEFAULT,
+        description="At most so much of the log is kept that way; the oldest of it go first. 0 keeps nothing. The "
+        "default is 16 log files of the default size.",
+        json_schema_extra=ONLINE,
+    )
     retention_step_percent: Annotated[int, units.count(1, 100)] = Field(
         default=limits.RETENTION_STEP_PERCENT_DEFAULT,
         description="How much of a topic's bytes in the log may be dropped at once, once a minute, because they are "

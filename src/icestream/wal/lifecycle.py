@@ -5,7 +5,8 @@
                                                                  the log closes                          -> FREE
     ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
     SEALED      records, footer and seal are synced              both kept checkpoints cover it and know floors
-                                                                 beyond it, and it is the oldest         -> FREE
+                                                                 beyond it, it is the oldest, nobody reads or leases it,
+                                                                 and it was kept warm long enough        -> FREE
     FREE        a spare, its old bytes still inside              it gets a new number and header         -> PREPARED
 
 What is freed must be written down first: a start that finds no file then knows from its checkpoint that none is

@@ -6,6 +6,7 @@
     inline_sync_below_us               from the next write on
     checkpoint_every_bytes             when the next file is sealed
     retention_step_percent             with the next step of a retention
+    warm_ms, warm_bytes                at once: what is kept for longer goes
 
 Everything else stays as it was at the start: it is in the files, or threads and buffers were made by it.
 """
@@ -30,6 +31,8 @@ def change_options(log: Log, wanted: LogOptions) -> None:
         inline_sync_below_us=wanted.inline_sync_below_us,
         checkpoint_every_bytes=wanted.checkpoint_every_bytes,
         retention_step_percent=wanted.retention_step_percent,
+        warm_ms=wanted.warm_ms,
+        warm_bytes=wanted.warm_bytes,
     )
     log._options = log.upkeep._options = options
     if (old.quota_bytes, old.topic_quota_bytes) != (options.quota_bytes, options.topic_quota_bytes):
@@ -37,3 +40,4 @@ def change_options(log: Log, wanted: LogOptions) -> None:
     if isinstance(log._sink, NativeSink):
         log._sink._inline_below_ns = options.inline_sync_below_us * 1000
     log.turnstile.wake()
+    log._tasks.start(log.upkeep.floors_moved(), "wal-free")

@@ -80,6 +80,7 @@ class Log:
             lambda: self._options,
         )  # fmt: skip
         self.quota = self._make_quota()
+        self.upkeep.room_bytes = lambda: self.quota.slow_node_bytes
         self.stopped: errors.LogStopped | None = None
         self.on_stop: Callable[[errors.LogStopped], None] = lambda _: None
         self._requests = Requests()
@@ -105,6 +106,7 @@ class Log:
             await self._write_gaps(self.report.gaps)
         if self._options.mode is SyncMode.PERIODIC:
             self._tasks.start(self._sync_periodically(), "wal-sync")
+        self.upkeep.free_in_time()
         if self._options.spare_files:
             self._tasks.start(self._keep_spares(), "wal-spares")
 
@@ -231,8 +233,10 @@ class Log:
         return not in_flight or in_flight + size <= self._options.in_flight_bytes
 
     def _admit(self, batches: Sequence[Batch], size: int) -> float:
-        used = self.upkeep.used_bytes + self._requests.queued_bytes
+        taken = self.upkeep.used_bytes + self._requests.queued_bytes
         quota = self.quota
+        # warm files are room, but what is still there counts when it comes to it: somebody may hold them
+        used = taken - self.upkeep.warm.bytes if taken + size <= quota.node_bytes else taken
         if used + size <= quota.slow_node_bytes:
             slow = quota.slow_topic_bytes - size
             for batch in batches:

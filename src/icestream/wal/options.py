@@ -24,6 +24,8 @@ class LogOptions:
     tail_bytes: int = limits.TAIL_BYTES_DEFAULT
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention_step_percent: int = limits.RETENTION_STEP_PERCENT_DEFAULT
+    warm_ms: int = 0  # how long a file is kept that nobody needs, and how many bytes of them; 0: not at all
+    warm_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not limits.LOG_FILE_BYTES_MIN <= self.file_bytes <= limits.LOG_FILE_BYTES_MAX:

@@ -32,6 +32,7 @@ from icestream.wal.provision import Provisioner
 from icestream.wal.recovery import Recovered
 from icestream.wal.state import Shard
 from icestream.wal.summary import FileSummary
+from icestream.wal.warm import WarmFiles
 
 
 class Upkeep:
@@ -66,6 +67,8 @@ class Upkeep:
         self._frees_later = False
         self.pins = Pins(clock)
         self.leases = Leases(clock)
+        self.warm = WarmFiles(clock)
+        self.room_bytes: Callable[[], int] = lambda: 2**63  # beyond this warm files go
         self.files: list[FileSummary] = recovered.files
         self.sealed_bytes = sum(file.size for file in self.files)
         self.handles: dict[int, File] = {}
@@ -78,6 +81,7 @@ class Upkeep:
                 shard = self._state.shard(key)
                 if held.end > shard.floor:
                     shard.usage.held_bytes += held.own_bytes
+        self._look()
 
     @property
     def checkpoints(self) -> Sequence[KeptCheckpoint]:
@@ -88,6 +92,11 @@ class Upkeep:
     def used_bytes(self) -> int:
         file = self._appender.file
         return self.sealed_bytes + self._appender.sealing_bytes + (file.position if file else 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot go at once. The quota is measured by this, while there is room for the rest too."""
+        return self.used_bytes - self.warm.bytes
 
     @property
     def next_number(self) -> int:
@@ -120,6 +129,8 @@ class Upkeep:
             self.prepare_error = error
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             self._prepare_again_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
+            if self.warm.files and not self.closing:
+                self._tasks.start(self.floors_moved(), "wal-free")
         else:
             self.prepare_error = None
             self.handles[number] = file
@@ -152,7 +163,8 @@ class Upkeep:
         assert sealed.index is not None
         self.handles.pop(sealed.seal.number).close()
         self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
-        if self._is_checkpoint_due and not self.closing and not self._checkpointing.locked():
+        self._look()
+        if (self._is_checkpoint_due or self._due) and not self.closing and not self._checkpointing.locked():
             self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
 
     @property
@@ -207,8 +219,9 @@ class Upkeep:
             self._directory.remove(name)
 
     async def _checkpoint_and_free(self) -> None:
-        await self.checkpoint()
-        await self.free_files()
+        if self._is_checkpoint_due:
+            await self.checkpoint()
+        await self.floors_moved()
 
     async def checkpoint(self, *, clean: bool = False) -> bool:
         """Writes what the log knows at its synced end. A failure costs nothing but time: the older ones still count."""
@@ -271,26 +284,39 @@ class Upkeep:
         shard.floor = max(shard.floor, offset)
 
     async def floors_moved(self) -> None:
-        """Writes down the new floors when that frees a file: at a quota nothing else would ever write a checkpoint.
+        """Frees what is due. Writes down the new floors first when that needs it: at a quota nothing else would ever
+        write a checkpoint.
 
-        What a pin or the disk keeps from being freed now is tried again: there, too, nobody else would.
+        What a pin, a lease or the disk keeps from being freed now is tried again: there, too, nobody else would.
         """
-        if self._is_something_passed:
-            for _ in range(limits.CHECKPOINTS_KEPT):
+        self._look()
+        for _ in range(limits.CHECKPOINTS_KEPT):
+            if len(self._freeable()[: self._due]) < self._due:
                 await self.checkpoint()
         await self.free_files()
-        if self._is_something_passed and not self._frees_later and not self.closing:
+        self.free_in_time()
+
+    def free_in_time(self) -> None:
+        """Looks again when the oldest warm file is due. Nothing happens while there is none."""
+        if self.warm.files and not self._frees_later and not self.closing:
             self._frees_later = True
             self._tasks.start(self._free_later(), "wal-free-later")
 
-    @property
-    def _is_something_passed(self) -> bool:
-        """Whether the oldest file is needed by nobody, as far as memory knows."""
+    def _look(self) -> None:
         shards = self._state.shards
-        return bool(self.files) and self.files[0].is_passed(lambda key: shards[key].floor)
+        self.warm.look(self.files, lambda key: shards[key].floor)
+
+    @property
+    def _due(self) -> int:
+        """How many of the warm files go now."""
+        if self.prepare_error is not None:
+            return len(self.warm.files)
+        needed = self.used_bytes + self._options.file_bytes - self.room_bytes()
+        return self.warm.due(self._options.warm_ms, self._options.warm_bytes, needed)
 
     async def _free_later(self) -> None:
-        await self._clock.sleep(limits.PIN_SECONDS_MAX)
+        is_late = self._due > 0
+        await self._clock.sleep(limits.PIN_SECONDS_MAX if is_late else self.warm.seconds_left(self._options.warm_ms))
         self._frees_later = False
         await self.floors_moved()
 
@@ -299,16 +325,18 @@ class Upkeep:
         if len(kept) < limits.CHECKPOINTS_KEPT:
             return []
         covered = min(one.lsn for one in kept)
-        return lifecycle.freeable(self.files, covered, lambda key: min(one.floors.get(key, 0) for one in kept))
+        return lifecycle.freeable(self.warm.files, covered, lambda key: min(one.floors.get(key, 0) for one in kept))
 
     async def free_files(self) -> None:
-        """Takes back the oldest files that no shard, checkpoint or reader needs."""
-        free = self.pins.without_pinned(self.leases.without_leased(self._freeable()))
+        """Takes back the oldest files that no shard, checkpoint or reader needs, and that are not kept warm."""
+        self._look()
+        free = self.pins.without_pinned(self.leases.without_leased(self._freeable()[: self._due]))
         if not free:
             return
         gone = {file.number for file in free}
         self.files = [file for file in self.files if file.number not in gone]
         self.sealed_bytes -= sum(file.size for file in free)
+        self._look()
         metrics.WAL_FILES.set(len(self.files))
         names = [log_file.log_name(file.number) for file in free]
         await self._take_back(names)

@@ -74,6 +74,8 @@ def log_families(log: Log) -> list[GaugeMetricFamily]:
         metrics.WAL_SYNC_MODE.family(modes),
         metrics.WAL_GAPS.family(sum(map(len, log.state.gaps.values()))),
         metrics.WAL_USED.family(log.upkeep.used_bytes),
+        metrics.WAL_WARM.family(log.upkeep.warm.bytes),
+        metrics.WAL_LEASES.family(len(log.upkeep.leases)),
         metrics.WAL_QUOTA.family(log.quota.node_bytes),
         metrics.WAL_IN_FLIGHT.family(log.in_flight_bytes),
         metrics.WAL_SYNCED_LSN.family(log.appender.synced_lsn),

@@ -168,6 +168,7 @@ def wal(log: Log, sync_mode: str) -> Document:
         "released_lsn": log.appender.released_lsn,
         "synced_lsn": log.appender.synced_lsn,
         "used_bytes": upkeep.used_bytes,
+        "warm_bytes": upkeep.warm.bytes,
         "quota_bytes": log.quota.node_bytes,
         "topic_quota_bytes": log.quota.topic_bytes,
         "in_flight_bytes": log.in_flight_bytes,
