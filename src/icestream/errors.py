@@ -2,7 +2,8 @@
 
     IcestreamError                 code              retryable
     ├── ConfigurationError         configuration     no    the settings cannot be used as they are
-    │   └── MissingPart            missing_part      no    something that is needed is not installed on this machine
+    │   ├── MissingPart            missing_part      no    something that is needed is not installed on this machine
+    │   └── ForeignCluster         foreign_cluster   no    a node of another cluster; nothing of it is taken
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
     │   ├── MessageTooLarge        too_large         no
     │   ├── UnknownTopic           unknown_topic     no
@@ -99,6 +100,10 @@ class ConfigurationError(IcestreamError):
 
 class MissingPart(ConfigurationError):
     code = "missing_part"
+
+
+class ForeignCluster(ConfigurationError):
+    code = "foreign_cluster"
 
 
 class InvalidInput(IcestreamError):

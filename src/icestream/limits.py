@@ -311,6 +311,29 @@ METRICS_SLICE_TOPICS: Final = 256
 # more than whoever collects them takes.
 METRICS_SUBSCRIPTIONS_MAX: Final = 1_000
 
+# --- cluster --------------------------------------------------------------------------------------------------------
+# One frame between nodes: a message of 1 MiB of entries, or one entry with the largest command.
+PEER_FRAME_BYTES_MAX: Final = 8 * MIB
+# Bytes that wait for the socket of another node; more is dropped, for Raft repeats what matters.
+PEER_UNSENT_BYTES_MAX: Final = 16 * MIB
+# A node that does not greet in this time is not there.
+PEER_OPEN_SECONDS_MAX: Final = 2.0
+# A call that gets no answer in this time has an unknown outcome.
+PEER_CALL_SECONDS_MAX: Final = 5.0
+# Calls of one other node that are under way: its commands, each under a name of its own, and some more.
+PEER_CALLS_MAX: Final = 300
+PEER_CONNECTIONS_MAX: Final = 256
+# Between two tries to reach a node that is not there: the first at once, then doubling. Shorter than an election.
+PEER_RETRY_SECONDS_MIN: Final = 0.05
+PEER_RETRY_SECONDS_MAX: Final = 1.0
+# A snapshot goes in pieces of this size, of which so many may wait for the disk.
+SNAPSHOT_CHUNK_BYTES: Final = 256 * KIB
+SNAPSHOT_CHUNKS_WAITING_MAX: Final = 8
+# A learner that misses at most so many entries becomes a voter.
+LEARNER_BEHIND_MAX: Final = 1_000
+# Between two looks of the leader at who should be a voter, and of a node at the others before there is a cluster.
+MEMBERSHIP_LOOK_SECONDS: Final = 0.2
+
 # --- metadata -------------------------------------------------------------------------------------------------------
 # The budget of the metadata store (hazard 28): it lives in memory and is copied to every node.
 METADATA_KEY_BYTES_MAX: Final = 2 * KIB
@@ -375,6 +398,21 @@ METADATA_SNAPSHOT_EVERY_BYTES_MIN: Final = 16 * MIB
 METADATA_SNAPSHOT_EVERY_BYTES_MAX: Final = 128 * MIB
 # Sealed files (each start adds one) before a snapshot is due whatever their size.
 METADATA_LOG_FILES_MAX: Final = 4
+# Commands of a node that are on their way to the leader, each under a name of its own; more wait.
+METADATA_FORWARDED_COMMANDS_MAX: Final = 256
+# Before a command whose leader was lost is tried again.
+METADATA_FORWARD_RETRY_SECONDS: Final = 0.01
+# Linearizable reads give up when nobody has led for so many ticks: 10 s.
+METADATA_READ_TICKS_MAX: Final = 200
+# Ticks of a node with others: a heartbeat of a leader each, an election after 10 to 20 without one (50 and 500 ms).
+METADATA_TICK_SECONDS: Final = 0.05
+METADATA_ELECTION_TICKS: Final = 10
+# A read that got no answer is asked again after so many ticks: half an election.
+METADATA_READ_PATIENCE_TICKS: Final = 5
+# Entries that stay in memory behind a snapshot, for followers that are a little late: a snapshot for each is dear.
+METADATA_TRAIL_ENTRIES: Final = 2_000
+# A node that closes waits so long for the others.
+METADATA_CLOSE_SECONDS_MAX: Final = 2.0
 # After an expiry or a file was refused, the next try comes this much later.
 METADATA_RETRY_SECONDS: Final = 1.0
 

@@ -136,6 +136,17 @@ NOT_MSGPACK: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
 _envelopes = msgspec.msgpack.Decoder(Envelope)
+_answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
+
+
+def decode_answer(data: object) -> Answer:
+    """Raises OutcomeUnknown for what is none: whoever sent it may have carried out the command."""
+    try:
+        return _answers.decode(data)  # type: ignore[arg-type]  # whatever it is
+    except (*NOT_MSGPACK, TypeError) as error:
+        raise errors.OutcomeUnknown(
+            f"an answer that is none: {error}", hint="read what it would have changed"
+        ) from None
 
 
 def encode_envelope(envelope: Envelope) -> bytes:

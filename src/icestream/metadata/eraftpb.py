@@ -1,5 +1,7 @@
 """The messages of the `raft` crate (eraftpb.proto, proto3) that are stored: Entry, ConfState, Snapshot.
 
+Of a Message, which one node sends to another, little is looked at here: 1 msg_type, and 9 snapshot.
+
     Entry             1 entry_type (0 normal, 1 conf change, 2 conf change v2)   2 term   3 index   4 data   6 context
     ConfState         1 voters   2 learners   3 voters_outgoing   4 learners_next (all repeated u64)   5 auto_leave
     Snapshot          1 data   2 metadata
@@ -17,6 +19,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from icestream import errors
+
+# Types of a Message, its first field, which is never zero in one that is sent.
+_HEARTBEAT_RESPONSE: Final = 9
+_READ_INDEX: Final = 15
+_VOTING: Final = frozenset({5, 6, 14, 17, 18})  # asked, answered, told to; 17 and 18: before a real vote
+_SNAPSHOT: Final = 7
+_MESSAGE_SNAPSHOT: Final = 9
 
 NORMAL: Final = 0
 CONF_CHANGE: Final = 1
@@ -49,6 +58,32 @@ class SnapshotParts(msgspec.Struct, frozen=True):
     term: int
     conf: bytes
     data: bytes
+
+
+def message_kind(data: bytes) -> int:
+    """The type of a Message, 0 for what is none."""
+    return data[1] if len(data) > 1 and data[0] == 0x08 and data[1] < 128 else 0
+
+
+def depends_on_no_write(message: bytes) -> bool:
+    """That somebody is there, or a question: it says nothing about what is stored."""
+    return message_kind(message) in (_HEARTBEAT_RESPONSE, _READ_INDEX)
+
+
+def snapshot_in(message: bytes) -> SnapshotParts:
+    """The snapshot that a Message speaks of (field 9). Raises DecodeError when there is none."""
+    for field, value in _fields(message):
+        if field == _MESSAGE_SNAPSHOT and isinstance(value, bytes):
+            return decode_snapshot(value)
+    raise errors.DecodeError("a message without a snapshot")
+
+
+def rpc_of(message: bytes) -> str:
+    """The name of the call that a message belongs to, in metrics, logs and docs (seed 004)."""
+    kind = message_kind(message)
+    if kind in _VOTING:
+        return "Vote"
+    return "InstallSnapshot" if kind == _SNAPSHOT else "AppendEntries"
 
 
 def encode_entry(index: int, term: int, kind: int, data: bytes, context: bytes = b"") -> bytes:

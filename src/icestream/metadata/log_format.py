@@ -7,20 +7,24 @@ THE DIRECTORY
     LOCK                           flock by the one process that may write
     log-<number, 16 digits>.wal    a log file: header and seal sectors as in icestream.wal.log_file, records from 4096
     snapshot-<index>-<sha256>      the whole state (snapshot_file.py); the newest two are kept
+    received-<index>-<sha256>      the same, from another node: when the log says so (BASE) it counts and is renamed
     *.tmp                          unfinished work of a process that died: removed at start, never read
     sync-failed                    a sync failed here; the next start says so
 
 A RECORD is one write of the node: kind DATA, LSN one more than the record before it. Its sections, in this order:
     kind 66 IDENTITY   u64 node_id | 16 bytes cluster_id | u16 size | ConfState of the newest snapshot (or the first)
     kind 64 STATE      u64 term | u64 vote | u64 commit
+    kind 67 BASE       u64 index | u64 term | 32 bytes SHA-256: the log goes on behind this snapshot of another node
     kind 65 ENTRIES    base_offset: index of the first; rows: how many; per entry u32 size | eraftpb Entry
     The first record of a file has IDENTITY and STATE, whatever else it has: older files may go. Later ones have STATE
-    when term or vote changed. The commit index is never a reason to write (A7, rule 4).
+    when term or vote changed, and IDENTITY when the node found or founded its cluster (before that: zeros, no conf).
+    The commit index is never a reason to write (A7, rule 4).
     An unknown kind without the OPTIONAL flag stops the start. The numbers are none of the WAL's, which would stop too.
 
 WHAT COUNTS
     The last STATE. Of entries with one index the last one: a record whose first index is not the next one replaces
-    everything from there on. Entries behind the newest good snapshot are given to the core.
+    everything from there on. A BASE ends all entries before it: its state, which was synced before the record, takes
+    their place. Entries behind the newest good snapshot are given to the core.
 
 FILES
     All of its space is written and synced before a file gets its name. When a record does not fit: sync, seal the file,
@@ -49,10 +53,12 @@ from icestream.wal import format as wire
 
 _STATE = struct.Struct("<QQQ")
 _IDENTITY = struct.Struct("<Q16sH")
+_BASE = struct.Struct("<QQ32s")
 _SIZE = struct.Struct("<I")
 
 # Header, three section entries, identity and state at their largest, padding.
 RECORD_OVERHEAD_BYTES: Final = 1024
+NO_CLUSTER: Final = bytes(16)
 ENTRY_OVERHEAD_BYTES: Final = 40  # size, type, term, index and length of an entry around its data, at their longest
 
 
@@ -60,6 +66,7 @@ class SectionKind(IntEnum):
     STATE = 64
     ENTRIES = 65
     IDENTITY = 66
+    BASE = 67
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,20 @@ class Identity:
     node_id: int
     cluster_id: bytes
     conf: bytes
+
+    @property
+    def is_member(self) -> bool:
+        """Of a cluster, if only of one node."""
+        return self.cluster_id != NO_CLUSTER
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A snapshot of another node, behind which the log goes on."""
+
+    index: int
+    term: int
+    digest: bytes
 
 
 @dataclass(slots=True)
@@ -77,6 +98,7 @@ class LogRecord:
     state: HardState | None = None
     first_index: int = 0
     entries: list[bytes] = field(default_factory=list)
+    base: Base | None = None
 
     @property
     def last_index(self) -> int:
@@ -92,6 +114,8 @@ def sections(record: LogRecord) -> list[wire.Section]:
         )
     if record.state is not None:
         found.append(_section(SectionKind.STATE, _STATE.pack(*record.state)))
+    if record.base is not None:
+        found.append(_section(SectionKind.BASE, _BASE.pack(record.base.index, record.base.term, record.base.digest)))
     if record.entries:
         parts = [part for entry in record.entries for part in (_SIZE.pack(len(entry)), entry)]
         found.append(_section(SectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
@@ -123,6 +147,8 @@ def _decode_section(record: LogRecord, entry: wire.Entry, body: bytes) -> None:
                 record.identity = _decode_identity(body)
             case SectionKind.STATE:
                 record.state = HardState(*_STATE.unpack(body))
+            case SectionKind.BASE:
+                record.base = Base(*_BASE.unpack(body))
             case SectionKind.ENTRIES:
                 record.first_index, record.entries = entry.base_offset, _decode_entries(body, entry.rows)
             case kind if not entry.flags & wire.OPTIONAL:

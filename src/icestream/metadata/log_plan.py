@@ -1,6 +1,6 @@
 """Where the next record of the metadata log goes, without any I/O: entries in, writes out; completions in.
 
-    append(entries, state)   plans one record, in the present file or, when it does not fit, in the next one, after the
+    append(entries, …)       plans one record, in the present file or, when it does not fit, in the next one, after the
                              seal of the present
     take_writes()            the planned writes. They must be carried out in this order
     synced(ticket)           everything up to this ticket is on disk
@@ -8,7 +8,8 @@
 
 Invariants: LSNs have no hole; a file's first record carries identity and state; nothing is planned for a file before
 the seal of the one before it; a file never grows beyond its capacity. A file may go only when the present one holds a
-synced record: else nothing would tell term and vote.
+synced record: else nothing would tell term and vote; and never the one with the last entry that the newest snapshot
+covers, unless a later one follows: it is the proof that nothing behind the snapshot is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from icestream.metadata.core import HardState
 from icestream.metadata.log_format import (
     ENTRY_OVERHEAD_BYTES,
     RECORD_OVERHEAD_BYTES,
+    Base,
     Identity,
     LogRecord,
     record_bytes,
@@ -46,6 +48,7 @@ class OpenFile:
     position: int = wire.RECORDS_START
     first_lsn: int = 0
     last_index: int = 0
+    synced_index: int = 0
 
     @property
     def room(self) -> int:
@@ -62,7 +65,7 @@ class LogPlan:
         self._state = state
         self._ticket = 0
         self._writes: list[Write] = []
-        self._unsynced: deque[tuple[int, int]] = deque()  # ticket, lsn
+        self._unsynced: deque[tuple[int, int, OpenFile, int]] = deque()  # ticket, lsn, file and its last index
         self._sealing: deque[tuple[int, LogFile]] = deque()
 
     def file_ready(self, number: int, capacity: int) -> None:
@@ -85,29 +88,47 @@ class LogPlan:
 
     # --- writes ---
 
-    def append(self, entries: Sequence[tuple[int, bytes]], state: HardState | None, now_us: int) -> int:
+    def identify(self, identity: Identity, now_us: int) -> int:
+        """Whose log it is, from here on. There must be room."""
+        self.identity = identity
+        return self._append(LogRecord(identity=identity, state=self._state), now_us)
+
+    def append(
+        self,
+        entries: Sequence[tuple[int, bytes]],
+        state: HardState | None,
+        now_us: int,
+        base: Base | None = None,
+    ) -> int:
         """The ticket whose sync makes them durable. There must be room."""
-        file = self.file
-        assert file is not None
-        record = LogRecord(entries=[entry for _, entry in entries], first_index=entries[0][0] if entries else 0)
+        record = LogRecord(
+            base=base, entries=[entry for _, entry in entries], first_index=entries[0][0] if entries else 0
+        )
         if state is not None:
             record.state = state if state[:2] != self._state[:2] else None
             self._state = state
+        return self._append(record, now_us)
+
+    def _append(self, record: LogRecord, now_us: int) -> int:
+        file = self.file
+        assert file is not None
         found = self._sections(record, is_first=not file.first_lsn)
         if record_bytes(found) > file.room:
             file = self._rotate()
             found = self._sections(record, is_first=True)
         self.lsn += 1
         file.first_lsn = file.first_lsn or self.lsn
-        if entries:
-            file.last_index = max(file.last_index, entries[-1][0])
+        if record.base is not None:
+            file.last_index = max(file.last_index, record.base.index)
+        if record.entries:
+            file.last_index = max(file.last_index, record.last_index)
         data = wire.encode_record(
             wire.RecordKind.DATA, self.lsn, file.number, self.synced_lsn, now_us, file.position, wire.ALIGN, found
         )
         ticket = self._plan(file.number, file.position, data)
         file.position += len(data)
         self.planned_bytes += len(data)
-        self._unsynced.append((ticket, self.lsn))
+        self._unsynced.append((ticket, self.lsn, file, file.last_index))
         return ticket
 
     def _sections(self, record: LogRecord, *, is_first: bool) -> list[wire.Section]:
@@ -144,7 +165,8 @@ class LogPlan:
     def synced(self, ticket: int) -> list[LogFile]:
         """Everything up to this ticket is on disk; the files that are sealed by that."""
         while self._unsynced and self._unsynced[0][0] <= ticket:
-            self.synced_lsn = self._unsynced.popleft()[1]
+            _, self.synced_lsn, file, last_index = self._unsynced.popleft()
+            file.synced_index = last_index
         sealed = []
         while self._sealing and self._sealing[0][0] <= ticket:
             sealed.append(self._sealing.popleft()[1])
@@ -155,7 +177,7 @@ class LogPlan:
         """Nothing is on its way to the disk."""
         return not (self._writes or self._unsynced or self._sealing)
 
-    def coverable(self, files: Sequence[LogFile], covered: int) -> list[LogFile]:
+    def coverable(self, files: Sequence[LogFile], covered: int, newest: int) -> list[LogFile]:
         """The oldest files that nobody needs when every entry up to `covered` is in both snapshots."""
         if self.file is None or not 0 < self.file.first_lsn <= self.synced_lsn:
             return []
@@ -164,4 +186,7 @@ class LogPlan:
             if file.last_index > covered:
                 break
             found.append(file)
+        left = [file.last_index for file in files[len(found) :]]
+        if max([self.file.synced_index, *left]) < newest:
+            return found[:-1]
         return found

@@ -16,9 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from icestream import errors
 from icestream.metadata.core import HardState
-from icestream.metadata.log_format import Identity, LogRecord, decode_record
+from icestream.metadata.log_format import Base, Identity, LogRecord, decode_record
 from icestream.metadata.log_plan import LogFile
-from icestream.metadata.snapshot_file import FoundSnapshots, StoredSnapshot, find_snapshots, open_snapshot
+from icestream.metadata.snapshot_file import (
+    FoundSnapshots,
+    StoredSnapshot,
+    adopt_snapshot,
+    find_snapshots,
+    open_snapshot,
+)
 from icestream.metadata.state_machine import StateMachine
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
@@ -81,6 +87,7 @@ class Walk:
         self._snapshots = snapshots
         self.report = report
         self._covered = snapshots.good[0].head.index if snapshots.good else 0
+        self.received_names = snapshots.received_names
         self.identity: Identity | None = None
         self.state = HardState(0, 0, 0)
         self.entries: list[bytes] = []  # behind the newest good snapshot
@@ -89,6 +96,7 @@ class Walk:
         self.files: list[LogFile] = []
         self.empty: list[SurveyedFile] = []
         self.tail: _Tail | None = None
+        self.received: StoredSnapshot | None = None  # of another node, and it counts
 
     def run(self) -> None:
         if self._found.bad_headers:
@@ -173,6 +181,9 @@ class Walk:
             record = decode_record(data, found[0] - wire.RECORDS_START, found[0], found[7])
             self.identity = record.identity or self.identity
             self.state = record.state or self.state
+            if record.base is not None:
+                self._take_base(record.base)
+                highest = max(highest, record.base.index)
             if record.entries:
                 self._take_entries(record, found[1])
                 highest = max(highest, record.last_index)
@@ -194,6 +205,21 @@ class Walk:
         start = max(first, self._covered + 1)
         del self.entries[start - self._covered - 1 :]
         self.entries += entries[start - first :]
+
+    def _take_base(self, base: Base) -> None:
+        """The log goes on behind a snapshot of another node, which must be there or be covered by a later one."""
+        if base.index > self._covered:
+            self.received = self._snapshots.received.get((base.index, base.digest))
+            if self.received is None:
+                raise errors.LogDamaged(
+                    f"the log in {self._directory.describe('')} goes on behind a snapshot of entry {base.index}, "
+                    "which is missing or damaged",
+                    hint=HINT,
+                )
+            self._covered = base.index
+        self.entries.clear()
+        self.first_index = self.first_index or base.index + 1
+        self.last_index = base.index
 
     def _check_whole(self) -> None:
         """Snapshot and entries together must reach from the beginning to the end of all that is known."""
@@ -238,6 +264,8 @@ def recover(directory: Directory, clock: Clock, new_log_id: bytes) -> RecoveredL
             f"{directory.describe('')} holds snapshots of another log",
             hint="move the files that do not belong here out of the directory",
         )
+    if walk.received is not None:
+        snapshots.good.insert(0, adopt_snapshot(directory, walk.received))
     machine = open_snapshot(directory, snapshots.good[0]) if snapshots.good else StateMachine()
     report.snapshot_index = snapshots.good[0].head.index if snapshots.good else 0
     report.last_index = walk.last_index
@@ -250,7 +278,9 @@ def recover(directory: Directory, clock: Clock, new_log_id: bytes) -> RecoveredL
 def _settle(directory: Directory, clock: Clock, found: Survey, walk: Walk, log_id: bytes) -> int:
     """Makes the directory agree with what was decided; the next file number. A crash may follow on each step."""
     # first what only takes room: a full disk must be able to start
-    for name in [*found.unfinished, *found.replaced, *(file.name for file in walk.empty)]:
+    adopted = walk.received.name if walk.received else ""
+    unused = [name for name in walk.received_names if name != adopted]
+    for name in [*found.unfinished, *found.replaced, *(file.name for file in walk.empty), *unused]:
         directory.remove(name)
     number = found.number_max + 1
     tail = walk.tail

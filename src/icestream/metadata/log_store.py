@@ -6,16 +6,29 @@ naming and removing files is blocking work: it goes through `offload`, one piece
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from icestream import limits
 from icestream.metadata.core import HardState
-from icestream.metadata.log_format import Identity
+from icestream.metadata.log_format import Base, Identity
 from icestream.metadata.log_plan import LogFile, LogPlan
 from icestream.metadata.log_recovery import RecoveredLog
-from icestream.metadata.snapshot_file import SnapshotHead, SnapshotWriter, StoredSnapshot, remove_others
+from icestream.metadata.snapshot_file import (
+    STATE_START,
+    SnapshotHead,
+    SnapshotWriter,
+    StoredSnapshot,
+    adopt_snapshot,
+    is_received,
+    open_snapshot,
+    received_name,
+    remove_others,
+    verify_snapshot,
+)
+from icestream.metadata.state_machine import StateMachine
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload
@@ -96,9 +109,26 @@ class LogStore:
 
     # --- appends ---
 
-    def append(self, entries: Sequence[tuple[int, bytes]], state: HardState | None) -> int:
+    def append(self, entries: Sequence[tuple[int, bytes]], state: HardState | None, base: Base | None = None) -> int:
         """Plans one record; the ticket whose sync makes it durable."""
-        return self.plan.append(entries, state, self._clock.wall_us())
+        return self.plan.append(entries, state, self._clock.wall_us(), base)
+
+    async def identify(self, identity: Identity) -> None:
+        """Whose log it is, synced. Before the node starts: nobody else takes the sink's news then."""
+        ticket = self.plan.identify(identity, self._clock.wall_us())
+        self.carry_out()
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        if self.fileno() >= 0:
+            loop.add_reader(self.fileno(), news.set)
+        try:
+            while (progress := self.progress()).synced < ticket:
+                if progress.error is not None:
+                    raise OSError(progress.error.errno, f"a {progress.error.operation} of the metadata log failed")
+                news.clear()
+                await news.wait()
+        finally:
+            if self.fileno() >= 0:
+                loop.remove_reader(self.fileno())
 
     def carry_out(self) -> bool:
         """Hands the planned writes to the sink; True when there is news already."""
@@ -155,9 +185,54 @@ class LogStore:
         kept = {one.name for one in self.snapshots}
         await self._offload.run(lambda: remove_others(self._directory, kept))
         if len(self.snapshots) == limits.METADATA_SNAPSHOTS_KEPT:
-            covered = self.plan.coverable(self.files, self.snapshots[-1].head.index)
+            covered = self.plan.coverable(self.files, self.snapshots[-1].head.index, self.covered_index)
             await self._offload.run(lambda: self._remove(covered))
             self.files = [file for file in self.files if file not in covered]
+
+    async def begin_received(self, head: SnapshotHead) -> SnapshotWriter:
+        """For a snapshot that another node sends. Those that came before and were not used go."""
+
+        def begin() -> SnapshotWriter:
+            for name in filter(is_received, self._directory.names()):
+                self._directory.remove(name)
+            return SnapshotWriter(self._directory, head, is_received=True)
+
+        return await self._offload.run(begin)
+
+    async def finish_received(self, writer: SnapshotWriter) -> StoredSnapshot:
+        return await self._offload.run(writer.finish)
+
+    async def give_up_received(self, writer: SnapshotWriter) -> None:
+        await self._offload.run(writer.give_up)
+
+    async def add_received(self, writer: SnapshotWriter, data: bytes) -> None:
+        await self._offload.run(lambda: writer.add(data))
+
+    async def open_snapshot_file(self, name: str) -> File:
+        """To send it. Raises FileNotFoundError when a newer one took its place."""
+        return await self._offload.run(lambda: self._directory.open(name))
+
+    async def read_state(self, file: File, position: int, size: int) -> bytes:
+        """A piece of the state in a snapshot file."""
+        return await self._offload.run(lambda: file.read_at(STATE_START + position, size))
+
+    async def load_received(self, name: str) -> tuple[StoredSnapshot, StateMachine]:
+        """What a received snapshot holds. Raises DecodeError."""
+
+        def load() -> tuple[StoredSnapshot, StateMachine]:
+            stored = verify_snapshot(self._directory, received_name(name))
+            return stored, open_snapshot(self._directory, stored)
+
+        return await self._offload.run(load)
+
+    async def adopt_received(self, received: StoredSnapshot) -> None:
+        """The log says that it counts: it gets the name of a snapshot, and is the newest."""
+        stored = await self._offload.run(lambda: adopt_snapshot(self._directory, received))
+        self._covered = self.mark()
+        older = [one for one in self.snapshots if one.head.index < stored.head.index]
+        self.snapshots = [stored, *older][: limits.METADATA_SNAPSHOTS_KEPT]
+        kept = {one.name for one in self.snapshots}
+        await self._offload.run(lambda: remove_others(self._directory, kept))
 
     def _remove(self, files: Sequence[LogFile]) -> None:
         for file in files:

@@ -1,21 +1,26 @@
 """Drives the state machine through the core and its log. Everything here runs on the loop's thread.
 
     propose --queue--> one turn of the loop: one proposal for all --core--> entries --log--> one write, one sync
-                                                                                              │ the sink's news
+                                                                 └─ to the others ─┐          │ the sink's news
     answer, watch events <-- applied in order, a slice at a time <--core-- committed <--------┘ persisted
 
 The rules of the loop (metadata_and_backup, A7), each with a test:
-    1  entries, term and vote are synced before anything that depends on them is sent
+    1  entries, term and vote are synced before anything that depends on them is sent; a leader sends entries while it
+       writes them itself, and the answer to a heartbeat depends on nothing
     2  nothing is applied before it is synced here: the core hands out only what is
-    3  all proposals of one turn are one proposal, one record and one sync
+    3  all proposals of one turn are one proposal, one record and one sync; all reads of one turn are one read index
     4  the commit index alone is never written
     5  a failed write or sync stops the node; it never goes on with a log of which nothing is known
     6  whatever the core or the state machine raises stops the node too
     7  the disk is waited for in the sink's thread (inline only where syncs were measured to be short: ADR 4)
+    8  ticks that come late are counted and said (ticker.py)
 
-    STARTING --an entry of the own term is applied--> READY --close--> CLOSED
+    STARTING --an entry of the own term is applied, or a first read of the leader's state--> READY --close--> CLOSED
         └──────────────── rule 5 or 6 ───────────────────┴──> STOPPED
-What was proposed and not yet applied when a node stops has an unknown outcome.
+What was proposed and not yet applied when a node stops, or stops leading, has an unknown outcome.
+
+A SNAPSHOT OF ANOTHER NODE lies whole in a file before the core hears of it. Its state is loaded beside the loop; until
+then nothing is applied. It counts (core, log, state) when state and BASE record are both there (log_format.py).
 """
 
 from __future__ import annotations
@@ -24,93 +29,124 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb
-from icestream.metadata.core import Core, Ready, Role
-from icestream.metadata.eraftpb import LogEntry
-from icestream.metadata.log_format import ENTRY_OVERHEAD_BYTES
+from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Status
+from icestream.metadata.eraftpb import LogEntry, SnapshotParts
+from icestream.metadata.log_format import Base
 from icestream.metadata.log_store import LogStore
+from icestream.metadata.proposals import UNKNOWN_HINT, Answer, Proposal, Proposals, lead_lost, not_leading
+from icestream.metadata.reads import Read, Reads
+from icestream.metadata.snapshot_file import snapshot_digest, snapshot_of
 from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.waiters import Waiters
 from icestream.metadata.watch import WatchHub
+from icestream.metadata.writes import Write, Writes
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.sink import SinkError
 
-Answer = asyncio.Future[cmd.Answer]
-UNKNOWN_HINT = "read what it would have changed, or repeat it under the same client and sequence"
 # Header, sections and entries around them stay below RECORD_BYTES_TARGET.
 BATCH_BYTES_MAX = limits.RECORD_BYTES_TARGET - 512 * limits.KIB
 _log = get_logger("metadata")
-
-
-@dataclass(slots=True)
-class Proposal:
-    data: bytes
-    answer: Answer
-    term: int = 0
 
 
 class Node:
     """Open one with `icestream.metadata.open.open_metadata`."""
 
     def __init__(
-        self, machine: StateMachine, core: Core, log: LogStore, clock: Clock, command_bytes_max: int, conf: bytes
+        self,
+        machine: StateMachine,
+        core: Core,
+        log: LogStore,
+        clock: Clock,
+        command_bytes_max: int,
+        conf: bytes,
+        name: bytes,
     ) -> None:
+        """`name`: of this life of the node, made of chance."""
         self._loop = asyncio.get_running_loop()
         self._core = core
         self._log = log
         self._clock = clock
-        self._command_bytes_max = command_bytes_max
+        self.id = log.plan.identity.node_id
         self.machine = machine
         self.hub = WatchHub(machine.revision)
-        self.conf = conf
+        self._set_conf(conf)
         self.applied_index = log.covered_index
         self.applied_term = log.snapshots[0].head.term if log.snapshots else 0
+        self.applied_ns = clock.monotonic_ns()  # when the time of the state last moved on
         self.tasks = Tasks(self._task_failed)
         self.is_ready = False
+        self.leads = False  # and everything of former leaders is applied
+        self.leader = 0
+        self.installs = 0  # snapshots of others that took the place of the state
         self.stopped: errors.IcestreamError | None = None
+        self.send: Callable[[list[Message]], None] = lambda _: None
         self.on_stop: Callable[[errors.IcestreamError], None] = lambda _: None
         self.on_applied: Callable[[], None] = lambda: None
-        self._term = 0
+        self.on_leading: Callable[[bool], None] = lambda _: None
+        self.on_members: Callable[[], None] = lambda: None
+        self.request_snapshot: Callable[[], None] = lambda: None
+        self._term = core.status()["term"]
         self._role: int = Role.FOLLOWER
-        self._queue: deque[Proposal] = deque()
-        self._waiting: dict[int, Proposal] = {}  # by the index of its entry
-        self._in_flight_bytes = 0
-        self._persisting: deque[tuple[int, int]] = deque()  # ticket of the log, number of the ready
+        self._proposals = Proposals(command_bytes_max)
+        self._reads = Reads(name)
+        self._writes = Writes(log, BATCH_BYTES_MAX)
+        self._synced_ticket = 0
+        self._installing: deque[SnapshotParts] = deque()  # snapshots of others whose state is not here yet
+        self._bases_unsynced = 0
         self._to_apply: deque[LogEntry] = deque()
         self._turn_planned = False
         self._retry_file_ns = 0
         self._closing: errors.LogClosed | None = None
-        self._is_closed = False
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._waiters = Waiters(clock)
 
     def start(self) -> None:
-        """Takes the lead. There must be a file with room."""
+        """A node on its own takes the lead at once. There must be a file with room."""
         if self._log.fileno() >= 0:
             self._loop.add_reader(self._log.fileno(), self._on_news)
-        self._core.campaign()
+        if self.is_alone:
+            self._core.campaign()
         self._plan_turn()
+
+    def _set_conf(self, conf: bytes) -> None:
+        self.conf, self.members = conf, eraftpb.decode_conf(conf)
+        # the only voter: what it has synced is committed
+        self.is_alone = self.members.voters == (self.id,) and not self.members.voters_outgoing
+
+    def status(self) -> Status:
+        return self._core.status()
 
     # --- proposals ---
 
     def propose(self, data: bytes) -> Answer:
         """The answer to an encoded envelope, once it is applied."""
         self.check_serving()
-        if len(data) > self._command_bytes_max:
-            raise errors.MessageTooLarge(f"a command of {len(data)} bytes, at most {self._command_bytes_max} fit")
-        if self._in_flight_bytes and self._in_flight_bytes + len(data) > limits.METADATA_IN_FLIGHT_BYTES_MAX:
-            raise errors.InFlightFull(
-                f"{self._in_flight_bytes} bytes of commands wait for the disk", hint="wait for answers, then send more"
-            )
-        proposal = Proposal(data, self._loop.create_future())
-        self._queue.append(proposal)
-        self._in_flight_bytes += len(data)
+        answer = self._proposals.add(data)
         self._plan_turn()
-        return proposal.answer
+        return answer
+
+    def change_members(self, changes: list[tuple[int, int]]) -> Answer:
+        """(0 voter | 1 removed | 2 learner, whose); the answer when it is in force. One change at a time."""
+        self.check_serving()
+        answer: Answer = self._loop.create_future()
+        self._guarded(lambda: self._offer_change(Proposal(b"", answer), changes))
+        self._plan_turn()
+        return answer
+
+    def _offer_change(self, proposal: Proposal, changes: list[tuple[int, int]]) -> None:
+        self._drain()
+        if not (self.leads and self._core.propose_conf(changes, 0, b"")):
+            self._proposals.refuse([proposal], not_leading())
+            return
+        ready = self._core.ready()
+        assert ready is not None
+        self._proposals.logged(proposal, ready.entries[-1][0], self._term)
+        self._handle(ready)
 
     def check_serving(self) -> None:
         if self.stopped is not None:
@@ -123,7 +159,57 @@ class Node:
     async def until_ready(self) -> None:
         if self._closing is not None:
             raise self._closing
-        await self._until(lambda: self.is_ready)
+        await self.until(lambda: self.is_ready)
+
+    # --- reads, messages, time ---
+
+    def read(self) -> Read:
+        """Done when the state here holds everything that was answered anywhere before this call."""
+        self.check_serving()
+        return self._ask_read()
+
+    def _ask_read(self) -> Read:
+        read = self._reads.ask()
+        self._plan_turn()
+        return read
+
+    async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Looked at after each step of the node; False when the time is over. Raises what stopped or closed it."""
+        return await self._waiters.until(is_reached, seconds)
+
+    def receive(self, messages: list[bytes]) -> None:
+        """From other nodes. A snapshot among them must lie here already."""
+        self._guarded(lambda: self._take_messages(messages))
+
+    def _take_messages(self, messages: list[bytes]) -> None:
+        for message in messages:
+            try:
+                self._core.step(message)
+            except errors.DecodeError as error:
+                _log.warning("a message of another node is not understood", error=str(error))
+        self._step()
+
+    def tick(self) -> None:
+        self._guarded(self._tick)
+
+    def _tick(self) -> None:
+        self._core.tick()
+        self._reads.tick(limits.METADATA_READ_PATIENCE_TICKS, limits.METADATA_READ_TICKS_MAX)
+        self._step()
+
+    def transfer(self, to: int) -> None:
+        """The lead; nothing happens when the other one cannot have it."""
+        self._core.transfer_leader(to)
+        self._plan_turn()
+
+    def unreachable(self, node_id: int) -> None:
+        if self.stopped is None:
+            self._core.report_unreachable(node_id)
+
+    def snapshot_sent(self, node_id: int, *, succeeded: bool) -> None:
+        if self.stopped is None:
+            self._core.report_snapshot(node_id, succeeded)
+            self._plan_turn()
 
     # --- a turn of the loop ---
 
@@ -138,28 +224,25 @@ class Node:
 
     def _on_news(self) -> None:
         """The disk has done something."""
-        self._guarded(self._step_after_news)
+        self._guarded(self._take_progress, self._step)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, *work: Callable[[], None]) -> None:
         if self.stopped is not None:
             return
         try:
-            work()
+            for do in work:
+                do()
         except BaseException as error:
             self._failed(error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            if self._waiters:
-                self._wake()
-
-    def _step_after_news(self) -> None:
-        self._take_progress()
-        self._step()
+            self._waiters.look()
 
     def _step(self) -> None:
         """Everything that can be done now."""
         while self.stopped is None:
+            self._writes.plan()
             self._drain()
             self._offer()
             if not self._log.carry_out():
@@ -173,113 +256,171 @@ class Node:
             self._handle(ready)
 
     def _handle(self, ready: Ready) -> None:
-        # messages to others and snapshots from others come with the cluster
-        assert not ready.send_now and not ready.send_after and ready.snapshot is None  # noqa: PT018
         if ready.hard_state is not None:
             self._term = ready.hard_state.term
         if ready.soft_state is not None:
-            self._role = ready.soft_state.role
-        if ready.must_sync:
-            self._persisting.append((self._log.append(ready.entries, ready.hard_state), ready.number))
-        elif self._persisting:
-            self._persisting.append((self._persisting[-1][0], ready.number))
+            self._take_role(ready.soft_state)
+        self.send(ready.send_now)
+        base = self._begin_install(ready.snapshot) if ready.snapshot is not None else None
+        needs_disk = ready.must_sync or base is not None
+        write = Write(
+            ready.number, ready.entries, ready.hard_state, base, ready.send_after, needs_disk, base is not None
+        )
+        if needs_disk or self._writes.are_under_way:
+            write.messages = self._send_free(ready.send_after)
+            self._writes.add(write)
         else:
+            self.send(ready.send_after)
             self._core.persisted(ready.number)
         self._to_apply.extend(ready.committed)
+        self._reads.answered(ready.reads)
+
+    def _send_free(self, messages: list[Message]) -> list[Message]:
+        """What depends on no write does not wait for a slow disk (trap 3); the others are left."""
+        free = [message for message in messages if eraftpb.depends_on_no_write(message.data)]
+        if not free:
+            return messages
+        self.send(free)
+        return [message for message in messages if message not in free]
+
+    def _take_role(self, soft: SoftState) -> None:
+        led, self._role, self.leader = self.leads, soft.role, soft.leader
+        if self._role == Role.LEADER:
+            return
+        if self.leader and not self.is_ready:
+            # what this leader has answered is here when this is done
+            self._ask_read().add_done_callback(self._caught_up)
+        self.leads = False
+        self._proposals.lose(lead_lost())
+        if led:
+            self.on_leading(False)
+
+    def _caught_up(self, read: Read) -> None:
+        if read.exception() is None and self.stopped is None:
+            self.is_ready = True
+            self._waiters.look()
 
     def _offer(self) -> None:
         """Hands the queue to the core, as much at a time as fits a record."""
-        while batch := self._take_batch():
+        while not self._writes.are_queued:
+            batch = self._proposals.take_batch(BATCH_BYTES_MAX, self._log.plan.room_for)
+            if not batch:
+                break
             if not self._core.propose([proposal.data for proposal in batch]):
-                self._refuse(batch, errors.NotReady("this node does not lead", hint="ask the node that does"))
+                self._proposals.refuse(batch, not_leading())
                 continue
             ready = self._core.ready()
             assert ready is not None
             own = ready.entries[-len(batch) :]
             for proposal, (index, _) in zip(batch, own, strict=True):
-                proposal.term = self._term
-                self._waiting[index] = proposal
+                self._proposals.logged(proposal, index, self._term)
             self._handle(ready)
-
-    def _take_batch(self) -> list[Proposal]:
-        batch: list[Proposal] = []
-        queue, size = self._queue, 0
-        while queue:
-            size += len(queue[0].data)
-            if batch and size + len(batch) * ENTRY_OVERHEAD_BYTES > BATCH_BYTES_MAX:
-                break
-            if not self._log.plan.room_for(size, len(batch) + 1):
-                break
-            batch.append(queue.popleft())
-        return batch
+        if self._reads.are_waiting and (self.leads if self._role == Role.LEADER else self.leader):
+            self._core.read_index(self._reads.begin())
+            self._drain()
 
     # --- completions ---
 
     def _take_progress(self) -> None:
         progress = self._log.progress()
-        number = 0
-        while self._persisting and self._persisting[0][0] <= progress.synced:
-            number = self._persisting.popleft()[1]
-        if number:
-            self._core.persisted(number)
+        self._synced_ticket = progress.synced
+        self._take_synced()
         if progress.error is not None:
             # what was synced before the error counts (hazard 51)
             self._drain()
-            while self._to_apply:
+            while self._to_apply and not self._installing:
                 self._apply_slice(limits.METADATA_APPLY_SLICE)
             self._disk_failed(progress.error)
 
+    def _take_synced(self) -> None:
+        done = self._writes.take_synced(self._synced_ticket, is_installing=bool(self._installing))
+        for write in done:
+            self.send(write.messages)
+            self._bases_unsynced -= write.is_install
+        if done:
+            self._core.persisted(done[-1].number)
+
     def _apply_slice(self, work: int) -> None:
         """Applies what is committed, up to this many commands or changes; a transaction is never cut."""
-        if not self._to_apply:
+        if self._installing:
             return
-        while self._to_apply and work > 0:
-            work -= self._apply(self._to_apply.popleft())
-        self._core.applied(self.applied_index)
-        self.on_applied()
         if self._to_apply:
-            self._plan_turn()
+            time_ms = self.machine.time_ms
+            while self._to_apply and work > 0:
+                work -= self._apply(self._to_apply.popleft())
+            self._core.applied(self.applied_index)
+            if self.machine.time_ms != time_ms:
+                self.applied_ns = self._clock.monotonic_ns()
+            self.on_applied()
+            if self._to_apply:
+                self._plan_turn()
+        self._reads.applied(self.applied_index)
 
     def _apply(self, entry: LogEntry) -> int:
         """How much work it was: its changes, at least one."""
         work = 1
+        answer: cmd.Answer | None = None
         if entry.kind != eraftpb.NORMAL:
-            self.conf = self._core.apply_conf(entry.kind, entry.data)
+            self._set_conf(self._core.apply_conf(entry.kind, entry.data))
+            answer = cmd.Done(self.machine.revision)
         elif entry.data:
             answer, events = self.machine.apply(cmd.decode_envelope(entry.data))
             self.hub.publish(events)
-            self._answer(entry, answer)
             work = len(events) or 1
         self.applied_index, self.applied_term = entry.index, entry.term
-        if not self.is_ready and self._role == Role.LEADER and entry.term == self._term:
+        self._proposals.applied(entry, answer)
+        if not self.leads and self._role == Role.LEADER and entry.term == self._term:
             # everything before it is applied too
-            self.is_ready = True
+            self.is_ready = self.leads = True
+            self.on_leading(True)
+        if entry.kind != eraftpb.NORMAL:
+            self.on_members()
         return work
 
-    def _answer(self, entry: LogEntry, answer: cmd.Answer) -> None:
-        proposal = self._waiting.pop(entry.index, None)
-        if proposal is None:
-            return
-        self._in_flight_bytes -= len(proposal.data)
-        if proposal.answer.done():
-            return
-        if proposal.term == entry.term:
-            proposal.answer.set_result(answer)
-        else:
-            proposal.answer.set_exception(errors.OutcomeUnknown("another node took the lead", hint=UNKNOWN_HINT))
+    # --- a snapshot of another node ---
+
+    def _begin_install(self, snapshot: bytes) -> Base:
+        parts = eraftpb.decode_snapshot(snapshot)
+        self._to_apply.clear()
+        self._bases_unsynced += 1
+        self._installing.append(parts)
+        if len(self._installing) == 1:
+            self.tasks.start(self._install(), "metadata-install")
+        return Base(parts.index, parts.term, snapshot_digest(snapshot_of(parts.data)[0]))
+
+    async def _install(self) -> None:
+        """Loads the state of one snapshot after the other; then the last of them gets its name."""
+        while self._installing:
+            parts = self._installing[0]
+            stored, machine = await self._log.load_received(snapshot_of(parts.data)[0])
+            self.machine = machine
+            self._set_conf(parts.conf)
+            self.applied_index, self.applied_term = parts.index, parts.term
+            self.applied_ns = self._clock.monotonic_ns()
+            self.hub.reset(machine.revision)
+            self.installs += 1
+            self._installing.popleft()
+        _log.info("the state of another node is installed", index=self.applied_index, revision=self.machine.revision)
+        self._guarded(self._take_synced, self._step)
+        await self._waiters.until(lambda: not self._bases_unsynced)
+        await self._log.adopt_received(stored)
+        self.on_members()
 
     # --- files ---
 
     def _want_file(self) -> None:
         if self._log.preparing or not self._log.plan.wants_file or self.stopped is not None:
             return
-        if self._closing is not None and not self._queue:
+        if self._closing is not None and not (self._proposals.queue or self._writes.are_queued):
             return
         if self._clock.monotonic_ns() >= self._retry_file_ns:
             self._log.preparing = True  # now: a second step may come before the task begins
             self.tasks.start(self._prepare_file(), "metadata-file")
-        elif self._queue:
-            self._refuse_queue()
+        elif self._proposals.queue:
+            # the present file is full and the disk has no room for another
+            self._proposals.refuse_queue(
+                errors.DiskFull(f"no room for a log file: {self._log.prepare_error}", hint="free disk space, retry")
+            )
 
     async def _prepare_file(self) -> None:
         await self._log.prepare()
@@ -287,21 +428,6 @@ class Node:
             _log.warning("no further log file for the metadata store", error=str(error))
             self._retry_file_ns = self._clock.monotonic_ns() + int(limits.METADATA_RETRY_SECONDS * 1e9)
         self._plan_turn()
-
-    def _refuse_queue(self) -> None:
-        """The present file is full and the disk has no room for another: nothing of the queue was stored."""
-        refused = list(self._queue)
-        self._queue.clear()
-        self._refuse(
-            refused,
-            errors.DiskFull(f"no room for a log file: {self._log.prepare_error}", hint="free disk space, then retry"),
-        )
-
-    def _refuse(self, proposals: list[Proposal], error: errors.IcestreamError) -> None:
-        for proposal in proposals:
-            self._in_flight_bytes -= len(proposal.data)
-            if not proposal.answer.done():
-                proposal.answer.set_exception(error)
 
     # --- failures ---
 
@@ -314,6 +440,11 @@ class Node:
             )
         )
 
+    def fail(self, error: errors.IcestreamError) -> None:
+        """Somebody else has found a reason to stop."""
+        if self.stopped is None:
+            self._stop(error)
+
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, errors.IcestreamError):
             self._stop(error)
@@ -324,49 +455,23 @@ class Node:
         self._loop.call_exception_handler({"message": "a task of the metadata store failed", "exception": error})
         if self.stopped is None:
             self._failed(error)
-            self._wake()
 
     def _stop(self, error: errors.IcestreamError) -> None:
         self.stopped = error
-        self.is_ready = False
+        self.is_ready = self.leads = False
         self._stop_listening()
         _log.error("the metadata store stops", error=str(error))
         unknown = errors.OutcomeUnknown("the metadata store stopped before this was confirmed", hint=UNKNOWN_HINT)
-        self._refuse([*self._waiting.values()], unknown)
-        self._refuse([*self._queue], error)
-        self._waiting.clear()
-        self._queue.clear()
+        self._proposals.lose(unknown)
+        self._proposals.refuse_queue(error)
+        self._reads.fail(error)
+        self._waiters.end(error)
         self.hub.end(error)
         self.on_stop(error)
 
     def _stop_listening(self) -> None:
         if self._log.fileno() >= 0:
             self._loop.remove_reader(self._log.fileno())
-
-    # --- waiting ---
-
-    async def _until(self, is_reached: Callable[[], bool]) -> None:
-        if self.stopped is not None:
-            raise self.stopped
-        if not is_reached():
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append((is_reached, waiter))
-            await waiter
-
-    def _wake(self) -> None:
-        left = []
-        for is_reached, waiter in self._waiters:
-            if waiter.done():
-                continue
-            if self.stopped is not None:
-                waiter.set_exception(self.stopped)
-            elif is_reached():
-                waiter.set_result(None)
-            elif self._is_closed and self._closing is not None:
-                waiter.set_exception(self._closing)
-            else:
-                left.append((is_reached, waiter))
-        self._waiters = left
 
     # --- end ---
 
@@ -375,17 +480,20 @@ class Node:
         if self._closing is not None:
             return
         self._closing = errors.LogClosed("the metadata store is closed", hint="the broker is shutting down")
-        if self.stopped is None:
-            with contextlib.suppress(errors.IcestreamError):
-                await self._until(lambda: not self._queue and not self._waiting)
+        # a node that lost the others does not wait for them for ever
+        seconds = None if self.is_alone else limits.METADATA_CLOSE_SECONDS_MAX
+        with contextlib.suppress(errors.IcestreamError):
+            await self._waiters.until(lambda: not self._proposals.are_under_way, seconds)
         await self.tasks.stop()
         if self.stopped is None:
             with contextlib.suppress(errors.IcestreamError):
+                self._writes.is_closed = True
                 self._log.plan.seal()
                 self._plan_turn()
-                await self._until(lambda: self._log.plan.is_settled)
+                await self._waiters.until(lambda: self._log.plan.is_settled)
+        self._proposals.lose(errors.OutcomeUnknown("the metadata store was closed", hint=UNKNOWN_HINT))
+        self._reads.fail(self._closing)
         self.hub.end(self.stopped or self._closing)
         self._stop_listening()
         await self._log.close()
-        self._is_closed = True
-        self._wake()
+        self._waiters.end(self.stopped or self._closing)

@@ -1,24 +1,33 @@
 """The metadata store of a node: the state machine behind its own durable log.
 
-Reads are answered from the applied state. With one voter that is linearizable: commands are applied and answered in one
-order on one loop, what is answered is applied, and what is applied is synced. (With several voters a read will first
-ask the core for the read index.)
+Reads are answered from the applied state. For a node on its own that is linearizable as it is: commands are applied and
+answered in one order on one loop, what is answered is applied, and what is applied is synced. With others a read first
+asks for the read index (node.read), unless the caller is content with less:
+
+    LINEARIZABLE   everything that was answered anywhere before the read began
+    SESSION        everything that was answered here: a write counts as answered when the state here has it
+    STALE          what is here, however old; no hop to anybody
+
+Commands go to whoever leads (routing.py), who stamps the time. Only the leader lets keys expire.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal, refused_identity
 from icestream.metadata.entry import Entry
 from icestream.metadata.expiry import Expiry
+from icestream.metadata.leadership import Leadership
 from icestream.metadata.log_format import Identity
 from icestream.metadata.log_recovery import MetadataReport
 from icestream.metadata.node import Node
+from icestream.metadata.routing import Forward, Routing
 from icestream.metadata.snapshot_task import SnapshotTask
-from icestream.metadata.store import Entries, MetadataStore
+from icestream.metadata.store import Consistency, Entries, MetadataStore
 from icestream.metadata.store_time import StoreTime
 from icestream.metadata.watch import Changes, Resync
 from icestream.runtime.clock import Clock
@@ -37,17 +46,26 @@ class NodeStore(MetadataStore):
         identity: Identity,
         report: MetadataReport,
         held: tuple[Offload, File, Directory],
+        name: bytes,
     ) -> None:
         self.node = node
+        self.leadership = Leadership(node)
         self.snapshots = snapshots
         self.identity = identity
         self.report = report
+        self.forward: Forward = _nobody
+        self.before_close: Callable[[], Awaitable[None]] = _nothing
+        self.after_close: Callable[[], Awaitable[None]] = _nothing
         self._clock = clock
         self._held = held
+        self._routing = Routing(node, clock, name, self.propose, self._forward)
         self._time: StoreTime | None = None
         self._expiry: Expiry | None = None
+        self._expiring: asyncio.Task[None] | None = None
         self._closed = False
         node.on_applied = self._applied
+        node.on_leading = self._lead
+        node.request_snapshot = snapshots.request
 
     @property
     def is_ready(self) -> bool:
@@ -60,43 +78,81 @@ class NodeStore(MetadataStore):
     async def ready(self) -> None:
         await self.node.until_ready()
 
+    # --- commands ---
+
     async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
         self.node.check_serving()
         rejected = refused_identity(client, sequence) or refusal(command)
         if rejected is not None:
             return rejected
-        envelope = cmd.Envelope(cmd.VERSION, client, sequence, self._now().now_ms(), command)
+        if self.node.is_alone:
+            return await self.propose(command, client, sequence)
+        return await self._routing.submit(command, client, sequence)
+
+    async def propose(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
+        """Here and nowhere else: NotReady when this node does not lead."""
+        if self._time is None:
+            raise errors.NotReady("this node does not lead", hint="ask the node that does")
+        envelope = cmd.Envelope(cmd.VERSION, client, sequence, self._time.now_ms(), command)
         return await self.node.propose(cmd.encode_envelope(envelope))
 
-    def _now(self) -> StoreTime:
-        """The time of a ready node: only then the highest stamp of its log is known."""
-        if self._time is None:
-            self._time = StoreTime(self._clock, self.node.machine.time_ms)
-        return self._time
+    async def _forward(self, leader: int, envelope: bytes) -> cmd.Answer:
+        return await self.forward(leader, envelope)
+
+    # --- the lead ---
+
+    def _lead(self, leads: bool) -> None:
+        """The time of a leader: only now the highest stamp of the log is known."""
+        if self._expiring is not None:
+            self._expiring.cancel()
+        self._time = self._expiry = self._expiring = None
+        if leads:
+            stamp_ms = self.node.machine.time_ms
+            if self.node.is_alone or not stamp_ms:
+                self._time = StoreTime.from_wall(self._clock, stamp_ms)
+            else:
+                self._time = StoreTime.going_on(self._clock, stamp_ms, self.node.applied_ns)
 
     def _applied(self) -> None:
         """After each slice of applied commands."""
         if self._expiry is not None:
             self._expiry.look()
-        elif self.node.is_ready and self.node.machine.next_deadline_ms is not None:
-            self._expiry = Expiry(self.node.machine, self._clock, self._now(), self.submit)
-            self.node.tasks.start(self._expiry.run(), "metadata-expiry")
+        elif self._time is not None and self.node.machine.next_deadline_ms is not None:
+            self._expiry = Expiry(self.node.machine, self._clock, self._time, self.propose)
+            self._expiring = self.node.tasks.start(self._expiry.run(), "metadata-expiry")
         self.snapshots.look()
 
-    async def get(self, key: str) -> Entry | None:
-        self.node.check_serving()
+    # --- reads ---
+
+    async def get(self, key: str, consistency: Consistency = Consistency.LINEARIZABLE) -> Entry | None:
+        await self._until_current(consistency)
         return self.node.machine.get(key)
 
-    async def list(self, prefix: str, after: str = "", limit: int = limits.METADATA_LIST_MAX) -> Entries:
-        self.node.check_serving()
+    async def list(
+        self,
+        prefix: str,
+        after: str = "",
+        limit: int = limits.METADATA_LIST_MAX,
+        consistency: Consistency = Consistency.LINEARIZABLE,
+    ) -> Entries:
+        await self._until_current(consistency)
         return self.node.machine.page(prefix, after, min(limit, limits.METADATA_LIST_MAX))
+
+    async def _until_current(self, consistency: Consistency) -> None:
+        self.node.check_serving()
+        if consistency is Consistency.LINEARIZABLE and not self.node.is_alone:
+            await self.node.read()
+
+    async def until_revision(self, revision: int) -> None:
+        self.node.check_serving()
+        await self.node.until(lambda: self.node.machine.revision >= revision)
 
     def watch(self, prefix: str, after: int) -> AsyncIterator[Changes | Resync]:
         self.node.check_serving()
         return self.node.hub.watch(prefix, after)
 
     async def revision(self) -> int:
-        self.node.check_serving()
+        await self._until_current(Consistency.LINEARIZABLE)
         return self.node.machine.revision
 
     async def close(self) -> None:
@@ -104,6 +160,16 @@ class NodeStore(MetadataStore):
         if self._closed:
             return
         self._closed = True
+        await self.before_close()
         await self.node.close()
+        await self.after_close()
         for one in self._held:
             one.close()
+
+
+async def _nothing() -> None:
+    """There is nobody to take leave of."""
+
+
+async def _nobody(leader: int, envelope: bytes) -> cmd.Answer:
+    raise errors.ConnectionLost(f"node {leader:x} cannot be reached from here")

@@ -27,8 +27,6 @@ from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import LOCK_NAME
 from icestream.wal.sink import InlineSink, NativeSink, Sink
 
-# In ticks of 50 ms, with the cluster; one voter waits for nobody.
-ELECTION_TICKS = 10
 HEARTBEAT_TICKS = 1
 
 
@@ -46,12 +44,60 @@ class MetadataOptions:
         return min(room, limits.METADATA_COMMAND_BYTES_MAX)
 
 
+class OpenedMetadata:
+    """A directory that is locked and recovered, with room for the first record; nothing runs yet."""
+
+    def __init__(
+        self,
+        recovered: RecoveredLog,
+        log: LogStore,
+        clock: Clock,
+        randomness: Randomness,
+        options: MetadataOptions,
+        held: tuple[Offload, File, Directory],
+    ) -> None:
+        self.identity = recovered.identity
+        self.log = log
+        self._recovered = recovered
+        self._clock = clock
+        self._randomness = randomness
+        self._options = options
+        self._held = held
+
+    async def identify(self, identity: Identity) -> None:
+        """Whose log this is, synced."""
+        await self.log.identify(identity)
+        self.identity = identity
+
+    def start(self, core_factory: CoreFactory) -> NodeStore:
+        identity, recovered = self.identity, self._recovered
+        assert identity is not None
+        conf = recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf
+        core = make_core(recovered, identity.node_id, conf, core_factory)
+        name = self._randomness.token(16)
+        node = Node(recovered.machine, core, self.log, self._clock, self._options.command_bytes_max, conf, name)
+        snapshots = SnapshotTask(node, core, self.log, self._held[0], self._options.snapshot_every_bytes)
+        store = NodeStore(node, snapshots, self._clock, identity, recovered.report, self._held, name)
+        node.start()
+        return store
+
+    async def close(self) -> None:
+        """Without having started."""
+        await self.log.close()
+        for one in self._held:
+            one.close()
+
+
 async def open_metadata(path: Path, clock: Clock | None = None, options: MetadataOptions | None = None) -> NodeStore:
     """The store in `path`, made when it is not there. Wait for `ready()` before it is used."""
-    clock, options = clock or SystemClock(), options or MetadataOptions()
+    opened = await open_directory(path, clock, options or MetadataOptions(node_id=new_node_id(SystemRandomness())))
+    return await start_alone(opened, options or MetadataOptions(), SystemRandomness(), SoloCore)
+
+
+async def open_directory(path: Path, clock: Clock | None, options: MetadataOptions) -> OpenedMetadata:
+    clock = clock or SystemClock()
     sink: Sink = NativeSink(clock, options.inline_sync_below_us) if native else InlineSink()
-    threads: Callable[[str], Offload] = ThreadOffload
-    return await open_metadata_on(LocalDirectory(path), clock, SystemRandomness(), sink, options, threads)
+    return await open_on(LocalDirectory(path), clock, SystemRandomness(), sink, options, ThreadOffload)
 
 
 async def open_metadata_on(
@@ -64,6 +110,33 @@ async def open_metadata_on(
     core_factory: CoreFactory = SoloCore,
 ) -> NodeStore:
     """The same on whatever is handed in: how tests open it on a simulated disk."""
+    opened = await open_on(directory, clock, randomness, sink, options, threads)
+    return await start_alone(opened, options, randomness, core_factory)
+
+
+async def start_alone(
+    opened: OpenedMetadata, options: MetadataOptions, randomness: Randomness, core_factory: CoreFactory
+) -> NodeStore:
+    """A node without others, or one whose log knows them."""
+    try:
+        if opened.identity is None:
+            opened.identity = opened.log.plan.identity
+        elif not opened.identity.is_member:
+            await opened.identify(new_identity(opened.identity.node_id, randomness.token(16)))
+        return opened.start(core_factory)
+    except BaseException:
+        await opened.close()
+        raise
+
+
+async def open_on(
+    directory: Directory,
+    clock: Clock,
+    randomness: Randomness,
+    sink: Sink,
+    options: MetadataOptions,
+    threads: Callable[[str], Offload],
+) -> OpenedMetadata:
     lock = directory.lock(LOCK_NAME)
     offload = threads("metadata-files")
     try:
@@ -74,7 +147,7 @@ async def open_metadata_on(
         await log.prepare()
         if log.prepare_error is not None:
             raise log.prepare_error
-        return _start(recovered, identity, log, clock, options, core_factory, (offload, lock, directory))
+        return OpenedMetadata(recovered, log, clock, randomness, options, (offload, lock, directory))
     except BaseException as error:
         sink.close()
         offload.close()
@@ -89,22 +162,9 @@ def new_identity(node_id: int, cluster_id: bytes) -> Identity:
     return Identity(node_id, cluster_id, eraftpb.encode_conf(Membership((node_id,))))
 
 
-def _start(
-    recovered: RecoveredLog,
-    identity: Identity,
-    log: LogStore,
-    clock: Clock,
-    options: MetadataOptions,
-    core_factory: CoreFactory,
-    held: tuple[Offload, File, Directory],
-) -> NodeStore:
-    conf = recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf
-    core = make_core(recovered, identity.node_id, conf, core_factory)
-    node = Node(recovered.machine, core, log, clock, options.command_bytes_max, conf)
-    snapshots = SnapshotTask(node, core, log, held[0], options.snapshot_every_bytes)
-    store = NodeStore(node, snapshots, clock, identity, recovered.report, held)
-    node.start()
-    return store
+def new_node_id(randomness: Randomness) -> int:
+    """A number of 64 bits that nobody else has; never zero, which means nobody."""
+    return int.from_bytes(randomness.token(8)) or 1
 
 
 def make_core(recovered: RecoveredLog, node_id: int, conf: bytes, core_factory: CoreFactory) -> Core:
@@ -117,7 +177,9 @@ def make_core(recovered: RecoveredLog, node_id: int, conf: bytes, core_factory: 
     last = index + len(recovered.entries)
     term, vote, commit = recovered.state
     state = HardState(term, vote, min(max(commit, index), last))
-    return core_factory(node_id, ELECTION_TICKS, HEARTBEAT_TICKS, state, conf, recovered.entries, snapshot, index)
+    return core_factory(
+        node_id, limits.METADATA_ELECTION_TICKS, HEARTBEAT_TICKS, state, conf, recovered.entries, snapshot, index
+    )
 
 
 def _cannot_open(directory: Directory, error: OSError) -> errors.IcestreamError:

@@ -13,7 +13,6 @@ A watch goes on behind the last revision that it told; what it may have missed m
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -23,6 +22,7 @@ from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.bounds import refusal, refused_identity
 from icestream.metadata.entry import Entry
+from icestream.metadata.names import Names
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import Entries, MetadataStore
 from icestream.metadata.watch import Changes, Resync
@@ -43,9 +43,7 @@ class RemoteStore(MetadataStore):
         self._clock = clock
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asking: set[asyncio.Timeout] = set()  # calls under way
-        name = randomness.token(16)
-        self._names = deque(Name(name + bytes([number])) for number in range(limits.METADATA_REMOTE_COMMANDS_MAX))
-        self._free_names = asyncio.Semaphore(len(self._names))
+        self._names = Names(randomness.token(16), limits.METADATA_REMOTE_COMMANDS_MAX)
 
     async def ready(self) -> None:
         while True:
@@ -63,13 +61,8 @@ class RemoteStore(MetadataStore):
             return rejected
         if client:
             return await self._submit(cmd.Envelope(cmd.VERSION, client, sequence, 0, command))
-        async with self._free_names:
-            name = self._names.popleft()
-            name.sequence += 1
-            try:
-                return await self._submit(cmd.Envelope(cmd.VERSION, name.client, name.sequence, 0, command))
-            finally:
-                self._names.append(name)
+        async with self._names.take() as name:
+            return await self._submit(cmd.Envelope(cmd.VERSION, name.client, name.sequence, 0, command))
 
     async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
         found = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)
@@ -154,16 +147,6 @@ class RemoteStore(MetadataStore):
     def _check_open(self) -> None:
         if self._closed.done():
             self._closed.result()
-
-
-class Name:
-    """A client of the store, with one command under way at most."""
-
-    __slots__ = ("client", "sequence")
-
-    def __init__(self, client: bytes) -> None:
-        self.client = client
-        self.sequence = 0
 
 
 def _entry(found: Any) -> Entry:

@@ -13,7 +13,8 @@ A SNAPSHOT FILE          snapshot-<index, 20 digits>-<SHA-256 of the state, 64 h
     512  the state (snapshot.py)
 
 Written under a name that ends in .tmp, synced, renamed, and the directory synced. What its name says is a proof that
-the log had reached that index, even when its content can not be read any more.
+the log had reached that index, even when its content can not be read any more. One that comes from another node is
+called received-… until the log says that it counts (BASE in log_format.py): the log had not reached it before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -35,11 +36,13 @@ from icestream.storage.checksum import crc32
 _MAGIC: Final = b"ICESSNAP"
 _VERSION: Final = 1
 _SECTOR: Final = 512
+STATE_START: Final = _SECTOR
 _HEADER = struct.Struct("<8sIIQQ16sI")
 _CRC = struct.Struct("<I")
-_NAME = re.compile(r"snapshot-([0-9]{20})-([0-9a-f]{64})")
+_NAME = re.compile(r"(snapshot|received)-([0-9]{20})-([0-9a-f]{64})")
 _CONF_BYTES_MAX: Final = _SECTOR - _HEADER.size - _CRC.size
 _READ_BYTES: Final = limits.MIB
+_SIZE_DIGITS_MAX: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,39 @@ class StoredSnapshot(NamedTuple):
         return f"{self.name} {self.state_bytes}".encode()
 
 
+def snapshot_of(descriptor: bytes) -> tuple[str, int]:
+    """The name and the bytes of the state that a descriptor stands for. Raises DecodeError."""
+    name, _, size = descriptor.decode("ascii", "replace").partition(" ")
+    if snapshot_index(name) is None or not size.isdigit() or len(size) > _SIZE_DIGITS_MAX:
+        raise errors.DecodeError(f"{descriptor[:120]!r} describes no snapshot")
+    return name, int(size)
+
+
 def snapshot_name(index: int, digest: str) -> str:
     return f"snapshot-{index:020d}-{digest}"
 
 
 def snapshot_index(name: str) -> int | None:
+    """Of a snapshot that counts by its name."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[2]) if match and match[1] == "snapshot" else None
+
+
+def received_name(name: str) -> str:
+    """How a snapshot of this name is called before it counts."""
+    return name.replace("snapshot-", "received-", 1)
+
+
+def is_received(name: str) -> bool:
+    match = _NAME.fullmatch(name)
+    return match is not None and match[1] == "received"
+
+
+def snapshot_digest(name: str) -> bytes:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise errors.DecodeError(f"{name[:100]!r} is no name of a snapshot")
+    return bytes.fromhex(match[3])
 
 
 def encode_head(head: SnapshotHead) -> bytes:
@@ -98,10 +127,11 @@ def decode_head(data: bytes) -> SnapshotHead:
 class SnapshotWriter:
     """A snapshot file that is being made. Blocking: runs off the loop."""
 
-    def __init__(self, directory: Directory, head: SnapshotHead) -> None:
+    def __init__(self, directory: Directory, head: SnapshotHead, *, is_received: bool = False) -> None:
         self._directory = directory
         self._head = head
-        self._temporary = f"snapshot-{head.index:020d}.tmp"
+        self._is_received = is_received
+        self._temporary = f"{'received' if is_received else 'snapshot'}-{head.index:020d}.tmp"
         self._digest = hashlib.sha256()
         self._size = self._unsynced = 0
         if self._temporary in directory.names():
@@ -127,6 +157,8 @@ class SnapshotWriter:
         self._file.sync()
         self._file.close()
         name = snapshot_name(self._head.index, self._digest.hexdigest())
+        if self._is_received:
+            name = received_name(name)
         self._directory.rename(self._temporary, name)
         self._directory.sync()
         return StoredSnapshot(name, self._head, self._size)
@@ -151,7 +183,7 @@ def verify_snapshot(directory: Directory, name: str) -> StoredSnapshot:
             size += len(data)
     finally:
         file.close()
-    if head.index != int(match[1]) or digest.hexdigest() != match[2]:
+    if head.index != int(match[2]) or digest.hexdigest() != match[3]:
         raise errors.DecodeError(f"{directory.describe(name)}: name and content differ")
     return StoredSnapshot(name, head, size)
 
@@ -184,12 +216,19 @@ class FoundSnapshots:
     good: list[StoredSnapshot]  # newest first
     bad: list[str]
     index_max: int  # of all names: the log had reached it
+    received: dict[tuple[int, bytes], StoredSnapshot] = field(default_factory=dict)  # by index and digest
+    received_names: list[str] = field(default_factory=list)
 
 
 def find_snapshots(directory: Directory) -> FoundSnapshots:
     found = FoundSnapshots([], [], 0)
     for name in sorted(directory.names(), reverse=True):
         index = snapshot_index(name)
+        if is_received(name):
+            found.received_names.append(name)
+            with contextlib.suppress(errors.DecodeError):
+                stored = verify_snapshot(directory, name)
+                found.received[stored.head.index, snapshot_digest(name)] = stored
         if index is None:
             continue
         found.index_max = max(found.index_max, index)
@@ -198,6 +237,14 @@ def find_snapshots(directory: Directory) -> FoundSnapshots:
         except errors.DecodeError:
             found.bad.append(name)
     return found
+
+
+def adopt_snapshot(directory: Directory, received: StoredSnapshot) -> StoredSnapshot:
+    """A received one counts from now on."""
+    name = received.name.replace("received-", "snapshot-", 1)
+    directory.rename(received.name, name)
+    directory.sync()
+    return received._replace(name=name)
 
 
 def remove_others(directory: Directory, kept: Collection[str]) -> None:

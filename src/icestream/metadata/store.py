@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from enum import Enum
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
@@ -27,6 +28,14 @@ from icestream.runtime.tasks import Tasks
 Entries = list[tuple[str, Entry]]
 
 
+class Consistency(Enum):
+    """How much of what others did a read must see (node_store.py). Only a NodeStore has less than all of it."""
+
+    LINEARIZABLE = "linearizable"
+    SESSION = "session"
+    STALE = "stale"
+
+
 class MetadataStore(ABC):
     # --- what a kind of store must do ---
 
@@ -39,7 +48,8 @@ class MetadataStore(ABC):
         """Carries out a command; the answer is durable."""
 
     @abstractmethod
-    async def get(self, key: str) -> Entry | None: ...
+    async def get(self, key: str) -> Entry | None:
+        """Reads are linearizable: they see every write that was answered before."""
 
     @abstractmethod
     async def list(self, prefix: str, after: str = "", limit: int = limits.METADATA_LIST_MAX) -> Entries:
@@ -108,7 +118,7 @@ class MemoryStore(MetadataStore):
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._machine = StateMachine()
-        self._time = StoreTime(self._clock, 0)
+        self._time = StoreTime.from_wall(self._clock, 0)
         self._hub = WatchHub(0)
         self._tasks = Tasks(self._task_failed)
         self._expiry: Expiry | None = None

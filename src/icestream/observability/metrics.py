@@ -181,6 +181,11 @@ WAL_SYNC_MODE = Reading("icestream_wal_sync_mode", "1 for the mode that decides 
 WAL_SYNC_SECONDS = Reading("icestream_wal_sync_seconds", "How long a sync of the log takes: a moving average.")
 WAL_GAPS = Reading("icestream_wal_gaps", "Declared gaps: ranges of offsets that hold no message, over all shards.")
 WAL_TAIL = Reading("icestream_wal_tail_bytes", "Bytes of the newest messages that are held in memory.")
+RAFT_MESSAGES = TickCounters(
+    "icestream_raft_messages_total", "Messages to other nodes, by the name of the call.", "rpc"
+)
+RAFT_DROPPED = TickCounter("icestream_raft_dropped_messages_total", "Messages to nodes that were away or too slow.")
+RAFT_SNAPSHOT_BYTES = TickCounter("icestream_raft_snapshot_sent_bytes_total", "Bytes of snapshots sent to others.")
 METADATA_REVISION = Reading("icestream_metadata_revision", "The revision of the metadata store.")
 METADATA_KEYS = Reading("icestream_metadata_keys", "Keys in the metadata store.")
 METADATA_BYTES = Reading("icestream_metadata_bytes", "Bytes of keys and values in the metadata store.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from icestream import limits
 from icestream.metadata import eraftpb
 from icestream.metadata.core import HardState
-from icestream.metadata.log_format import Identity, LogRecord, decode_record
+from icestream.metadata.log_format import Base, Identity, LogRecord, decode_record
 from icestream.metadata.log_plan import LogFile, LogPlan
 from icestream.wal.appender import Write
 from icestream.wal.format import RECORDS_START, decode_header
@@ -95,10 +95,10 @@ def test_hazard_06_no_file_goes_before_a_later_one_holds_term_and_vote_on_disk()
         plan.append([entry(index, 1500)], None, 0)
     (sealed,) = plan.synced(3)
     assert sealed == LogFile(1, 2)
-    assert plan.coverable([sealed], 99) == [], "the next file has no synced record yet"
+    assert plan.coverable([sealed], 99, 2) == [], "the next file has no synced record yet"
     plan.synced(4)
-    assert plan.coverable([sealed], 99) == [sealed]
-    assert plan.coverable([sealed], 1) == []
+    assert plan.coverable([sealed], 99, 2) == [sealed]
+    assert plan.coverable([sealed], 1, 1) == []
 
 
 def test_files_go_from_the_oldest_without_a_hole() -> None:
@@ -106,8 +106,8 @@ def test_files_go_from_the_oldest_without_a_hole() -> None:
     plan.append([entry(30)], None, 0)
     plan.synced(1)
     files = [LogFile(1, 10), LogFile(2, 25), LogFile(3, 20)]
-    assert plan.coverable(files, 22) == files[:1]
-    assert plan.coverable(files, 25) == files
+    assert plan.coverable(files, 22, 22) == files[:1]
+    assert plan.coverable(files, 25, 30) == files
 
 
 def test_nothing_is_on_its_way_when_all_of_it_is_synced() -> None:
@@ -128,3 +128,35 @@ def test_a_file_without_a_record_is_not_sealed() -> None:
     plan = planned()
     plan.seal()
     assert plan.take_writes() == []
+
+
+def test_the_file_with_the_last_entry_of_the_newest_snapshot_stays_until_a_later_entry_is_synced() -> None:
+    """Its record is the proof that nothing behind the snapshot is missing; a vote alone is none."""
+    plan = planned()
+    plan.append([], HardState(4, 2, 0), 0)
+    plan.synced(1)
+    files = [LogFile(1, 10), LogFile(2, 20)]
+    assert plan.coverable(files, 20, 20) == files[:1]
+    plan.append([entry(21)], None, 0)
+    assert plan.coverable(files, 20, 20) == files[:1], "written, not synced"
+    plan.synced(2)
+    assert plan.coverable(files, 20, 20) == files
+
+
+def test_a_snapshot_of_another_node_counts_as_entries_up_to_its_own() -> None:
+    plan = planned()
+    plan.append([], None, 0, Base(50, 3, bytes(32)))
+    (write,) = plan.take_writes()
+    assert decoded(write).base == Base(50, 3, bytes(32))
+    plan.synced(1)
+    assert plan.file is not None
+    assert plan.file.synced_index == 50
+
+
+def test_whose_log_it_is_can_be_said_later() -> None:
+    plan = planned()
+    plan.append([entry(1)], None, 0)
+    plan.identify(Identity(7, bytes([1] * 16), b"other"), 0)
+    first, second = plan.take_writes()
+    assert decoded(first).identity == IDENTITY
+    assert decoded(second).identity == Identity(7, bytes([1] * 16), b"other")

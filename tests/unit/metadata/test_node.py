@@ -312,7 +312,7 @@ async def test_too_many_bytes_in_flight_are_refused_and_others_are_answered(monk
     again = put(store, "/again", bytes(4000))
     await turn(store, sink)
     assert await again == 5
-    assert store.node._in_flight_bytes == 0
+    assert store.node._proposals.in_flight_bytes == 0
 
 
 async def test_a_command_that_fits_no_file_is_refused() -> None:
@@ -351,7 +351,7 @@ async def test_a_caller_that_gives_up_stops_nobody_else() -> None:
     await turn(store, sink)
     assert await second == 2
     assert "/first" in await contents(store)
-    assert store.node._in_flight_bytes == 0
+    assert store.node._proposals.in_flight_bytes == 0
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

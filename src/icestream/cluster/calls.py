@@ -1,0 +1,117 @@
+"""What nodes ask each other (wire.py), and what an operator asks of the cluster through any of them.
+
+Whatever changes something is done by the leader; another node that is asked passes it on once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.cluster import wire
+from icestream.cluster.members import LEARNER, REMOVED, VOTER, decode_record, encode_record, node_key, removed_key
+from icestream.cluster.node_info import to_document
+from icestream.metadata import command as cmd
+
+if TYPE_CHECKING:
+    from icestream.cluster.cluster_node import ClusterNode
+
+Document = dict[str, Any]
+
+
+class Calls:
+    def __init__(self, host: ClusterNode) -> None:
+        self._host = host
+        self.table = {
+            "GetNodeInfo": self.get_node_info,
+            "ClientWrite": self.client_write,
+            "Join": self._by_leader("Join", self.join),
+            "Promote": self._by_leader("Promote", self.promote),
+            "Remove": self._by_leader("Remove", self.remove),
+            "Transfer": self._by_leader("Transfer", self.transfer),
+            "Snapshot": self.snapshot,
+        }
+
+    def _by_leader(self, method: str, do: Callable[[Document], Awaitable[Document]]) -> Any:
+        async def call(given: Document) -> Document:
+            node = self._host.node
+            if node.leads:
+                return await do(given)
+            if not node.leader or node.leader == node.id or given.get("passed_on"):
+                raise errors.NotReady("no node leads now", hint="it is tried again by itself")
+            return await self._host.peers.call(node.leader, method, {**given, "passed_on": True})
+
+        return call
+
+    async def get_node_info(self, given: Document) -> Document:
+        return to_document(self._host.info())
+
+    async def client_write(self, given: Document) -> Document:
+        envelope = given.get("envelope")
+        if not isinstance(envelope, bytes):
+            raise errors.DecodeError("a ClientWrite without an envelope")
+        asked = cmd.decode_envelope(envelope)
+        store = self._host.running
+        if not store.node.leads:
+            raise errors.NotReady("this node does not lead", hint="ask the node that does")
+        answer = await store.propose(asked.command, asked.client, asked.sequence)
+        return {"answer": msgspec.msgpack.encode(answer)}
+
+    # --- members ---
+
+    async def join(self, given: Document) -> Document:
+        """Its address first, so that it can be dialled; then a learner. Harmless when it is known already."""
+        node_id, node, store = wire.id_of(given, "node"), self._host.node, self._host.running
+        record = given.get("record")
+        if not isinstance(record, bytes) or len(record) > limits.METADATA_VALUE_BYTES_MAX:
+            raise errors.DecodeError("a Join without a record")
+        if node.machine.get(removed_key(node_id)) is not None:
+            raise errors.ForeignCluster(
+                f"node {wire.id_text(node_id)} was removed from this cluster",
+                hint="start it with an empty data_dir: it comes back as another node",
+            )
+        value = encode_record(decode_record(record))
+        entry = node.machine.get(node_key(node_id))
+        if entry is None or entry.value != value:
+            await store.put(node_key(node_id), value)
+        if node_id not in (*node.members.voters, *node.members.learners):
+            await node.change_members([(LEARNER, node_id)])
+        return {}
+
+    async def promote(self, given: Document) -> Document:
+        node_id = self._member(given)
+        await self._host.node.change_members([(VOTER, node_id)])
+        return {}
+
+    async def remove(self, given: Document) -> Document:
+        """For good: its id never comes back. A leader that is removed hands over first."""
+        node_id, node, store = self._member(given), self._host.node, self._host.running
+        if node.members.voters == (node_id,):
+            raise errors.InvalidInput("the only voter cannot be removed", hint="promote another node first")
+        if node_id == node.id:
+            await store.leadership.hand_over()
+            raise errors.NotReady("the lead was handed over first", hint="it is tried again by itself")
+        await store.put(removed_key(node_id), b"")
+        await node.change_members([(REMOVED, node_id)])
+        await store.delete(node_key(node_id))
+        return {}
+
+    async def transfer(self, given: Document) -> Document:
+        await self._host.running.leadership.hand_over(wire.id_of(given, "node") if given.get("node") else 0)
+        return {"leader": wire.id_text(self._host.node.leader)}
+
+    async def snapshot(self, given: Document) -> Document:
+        """Of this node, now."""
+        await self._host.running.snapshots.take_now()
+        return to_document(self._host.info())
+
+    def _member(self, given: Document) -> int:
+        node_id, members = wire.id_of(given, "node"), self._host.node.members
+        if node_id not in (*members.voters, *members.learners):
+            raise errors.InvalidInput(
+                f"{wire.id_text(node_id)} is no node of this cluster", hint="`icestream cluster status` lists them"
+            )
+        return node_id

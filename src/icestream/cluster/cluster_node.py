@@ -1,0 +1,317 @@
+"""A node among others: its log and store, its Raft port, its links to the others, and its place in the cluster.
+
+open       the directory; the id of the node is synced before anybody hears of it
+listen     others may ask who this is
+form       until the log says which cluster it is of (formation.py); nothing at later starts
+run        core, driver and store; ticks; links to all members. A node that is no member yet asks to join
+
+close      the lead is handed over, what was taken is finished, then links and port
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.cluster import wire
+from icestream.cluster.calls import Calls
+from icestream.cluster.formation import Found, Join, Wait, decide
+from icestream.cluster.leader_duties import LeaderDuties
+from icestream.cluster.listener import Call, PeerListener
+from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key
+from icestream.cluster.node_info import ROLES, NodeInfo, from_document
+from icestream.cluster.peers import Peers
+from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
+from icestream.cluster.wire import Hello, Welcome
+from icestream.metadata import command as cmd
+from icestream.metadata import eraftpb
+from icestream.metadata.core import Message
+from icestream.metadata.eraftpb import Membership
+from icestream.metadata.log_format import NO_CLUSTER, Identity
+from icestream.metadata.node import Node
+from icestream.metadata.node_store import NodeStore
+from icestream.metadata.open import OpenedMetadata, new_identity, new_node_id
+from icestream.metadata.raft_core import RaftCore
+from icestream.metadata.snapshot_file import snapshot_digest
+from icestream.metadata.ticker import Ticker
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    bind_host: str = "127.0.0.1"
+    port: int = 0
+    address: str = ""  # where others dial this node; empty: where it listens
+    seeds: tuple[str, ...] = ()
+    join: str = ""  # a node of a cluster that is there
+    record: NodeRecord = field(default_factory=lambda: NodeRecord("", ""))
+    server_context: ssl.SSLContext | None = None
+    client_context: ssl.SSLContext | None = None
+
+
+class ClusterNode:
+    """Open one with `ClusterNode.start`."""
+
+    def __init__(
+        self, opened: OpenedMetadata, options: ClusterOptions, clock: Clock, randomness: Randomness, node_id: int
+    ) -> None:
+        self._opened = opened
+        self._options = options
+        self._clock = clock
+        self._randomness = randomness
+        self.id = node_id
+        self.store: NodeStore | None = None
+        self.peers = Peers(clock, self._hello, self._known_address, options.client_context)
+        self.peers.on_unreachable = self._unreachable
+        self.listener = PeerListener(self, options.server_context)
+        self.calls: dict[str, Call] = Calls(self).table
+        self.open_calls = frozenset({"GetNodeInfo"})
+        self.ticker: Ticker | None = None
+        self._sender: SnapshotSender | None = None
+        self._tasks = Tasks(self._task_failed)
+        self._said = ""
+
+    @classmethod
+    async def start(
+        cls, opened: OpenedMetadata, options: ClusterOptions, clock: Clock, randomness: Randomness
+    ) -> ClusterNode:
+        """Wait for `store.ready()` before the store is used."""
+        try:
+            if opened.identity is None:
+                await opened.identify(Identity(new_node_id(randomness), NO_CLUSTER, b""))
+            assert opened.identity is not None
+            node = cls(opened, options, clock, randomness, opened.identity.node_id)
+            await node.listener.listen(options.bind_host, options.port)
+        except BaseException:
+            await opened.close()
+            raise
+        try:
+            await node._form()
+            node._run()
+        except BaseException:
+            await node._end()
+            await opened.close()
+            raise
+        return node
+
+    # --- who this is ---
+
+    @property
+    def identity(self) -> Identity:
+        assert self._opened.identity is not None
+        return self._opened.identity
+
+    @property
+    def address(self) -> str:
+        return self._options.address or f"{self._options.bind_host}:{self.listener.port}"
+
+    @property
+    def record(self) -> NodeRecord:
+        return msgspec.structs.replace(self._options.record, address=self.address)
+
+    @property
+    def running(self) -> NodeStore:
+        if self.store is None:
+            raise errors.NotReady("this node is of no cluster yet", hint="it waits for the other seed nodes")
+        return self.store
+
+    @property
+    def node(self) -> Node:
+        return self.running.node
+
+    def info(self) -> NodeInfo:
+        founder = eraftpb.decode_conf(self.identity.conf).voters
+        found = NodeInfo(self.id, self.identity.cluster_id, founder[0] if founder else 0, self._options.record.name)
+        found = msgspec.structs.replace(found, address=self.address)
+        if self.store is None:
+            return found
+        node, status = self.node, self.node.status()
+        snapshot = self._opened.log.snapshots[0] if self._opened.log.snapshots else None
+        return msgspec.structs.replace(
+            found,
+            role="learner" if self.id in node.members.learners else ROLES[status["role"]],
+            term=status["term"],
+            leader=status["leader"],
+            commit=status["commit"],
+            applied=node.applied_index,
+            last=status["last"],
+            revision=node.machine.revision,
+            voters=node.members.voters,
+            learners=node.members.learners,
+            snapshot_index=snapshot.head.index if snapshot else 0,
+            snapshot_digest=snapshot_digest(snapshot.name).hex() if snapshot else "",
+        )
+
+    # --- what connections ask (listener.Host) ---
+
+    def greet(self, hello: Hello) -> Welcome:
+        own = self.identity.cluster_id
+        if NO_CLUSTER not in (hello.cluster, own) and hello.cluster != own:
+            raise errors.ForeignCluster(
+                f"node {wire.id_text(self.id)} is of cluster {own.hex()}, not of {hello.cluster.hex()}",
+                hint="list nodes of one cluster only; a node that changes clusters begins with an empty data_dir",
+            )
+        if hello.to and hello.to != self.id:
+            raise errors.NotReady(f"node {wire.id_text(self.id)} is here, not {wire.id_text(hello.to)}")
+        self.peers.learn(hello.node, hello.address)
+        return Welcome(own, self.id, self.info().founder, self.address)
+
+    def is_member(self, hello: Hello) -> bool:
+        return self.store is not None and hello.cluster == self.identity.cluster_id
+
+    def receive(self, messages: list[bytes]) -> None:
+        if self.store is not None:
+            self.store.node.receive(messages)
+
+    async def begin_snapshot(self, message: bytes) -> IncomingSnapshot:
+        return await IncomingSnapshot.begin(self._opened.log, message)
+
+    # --- what the others are asked ---
+
+    def _hello(self, to: int) -> Hello:
+        return Hello(self.identity.cluster_id, self.id, self.address, to)
+
+    def _known_address(self, node_id: int) -> str:
+        if self.store is None:
+            return ""
+        entry = self.store.node.machine.get(node_key(node_id))
+        return decode_record(entry.value).address if entry is not None else ""
+
+    def _unreachable(self, node_id: int) -> None:
+        if self.store is not None:
+            self.store.node.unreachable(node_id)
+
+    def _send(self, messages: list[Message]) -> None:
+        for to in {message.to for message in messages}:
+            plain = [message.data for message in messages if message.to == to and not message.is_snapshot]
+            if plain:
+                self.peers.send(to, plain)
+        for message in messages:
+            if message.is_snapshot and self._sender is not None:
+                self._sender.start(message.to, message.data)
+
+    async def _forward(self, leader: int, envelope: bytes) -> cmd.Answer:
+        found = await self.peers.call(leader, "ClientWrite", {"envelope": envelope})
+        return cmd.decode_answer(found.get("answer"))
+
+    # --- formation ---
+
+    async def _form(self) -> None:
+        while not self.identity.is_member:
+            decision = self._decision(await self._ask_seeds())
+            match decision:
+                case Found():
+                    await self._opened.identify(new_identity(self.id, self._randomness.token(16)))
+                    _log.info("this node begins a cluster", cluster=self.identity.cluster_id.hex())
+                case Join(cluster, founder, _):
+                    conf = eraftpb.encode_conf(Membership((founder,)))
+                    await self._opened.identify(Identity(self.id, cluster, conf))
+                    _log.info("this node joins a cluster", cluster=cluster.hex())
+                case Wait(reason):
+                    self._say(f"waiting for the other nodes: {reason}")
+                    await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
+
+    def _decision(self, answers: dict[str, NodeInfo]) -> Found | Join | Wait:
+        if not self._options.join:
+            return decide(self.id, self._options.seeds, answers)
+        found = decide(self.id, [self._options.join], answers)
+        return found if isinstance(found, Join) else Wait(f"{self._options.join} is of no cluster yet")
+
+    async def _ask_seeds(self) -> dict[str, NodeInfo]:
+        """Whoever answers, by address; this node itself too."""
+        addresses = [self._options.join] if self._options.join else [*self._options.seeds]
+        found = await asyncio.gather(*(self._ask_who(address) for address in addresses))
+        return {address: info for address, info in zip(addresses, found, strict=True) if info is not None}
+
+    async def _ask_who(self, address: str) -> NodeInfo | None:
+        try:
+            info = from_document(await self.peers.ask(address, "GetNodeInfo", {}))
+        except errors.ForeignCluster:
+            raise
+        except errors.IcestreamError as error:
+            _log.debug("a seed node does not answer", address=address, error=str(error))
+            return None
+        self.peers.learn(info.node, info.address or address)
+        return info
+
+    def _say(self, text: str) -> None:
+        """Once, until something else is the case."""
+        if text != self._said:
+            self._said = text
+            _log.info(text)
+
+    # --- running ---
+
+    def _run(self) -> None:
+        self.store = store = self._opened.start(partial(RaftCore, self._randomness))
+        node = store.node
+        self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
+        node.send, store.forward = self._send, self._forward
+        node.on_members = self._members_changed
+        store.before_close, store.after_close = self._leave, self._end
+        self.ticker = Ticker(self._clock, node.tick)
+        node.tasks.start(self.ticker.run(), "metadata-ticks")
+        node.tasks.start(LeaderDuties(store, self._clock).run(), "leader-duties")
+        self._tasks.start(self._become_known(), "join")
+        self._members_changed()
+
+    def _members_changed(self) -> None:
+        members = self.node.members
+        self.peers.set_members({*members.voters, *members.learners, *members.voters_outgoing} - {self.id})
+        if self._opened.log.snapshots:
+            # a new learner takes no snapshot that does not know it (trap 14)
+            self.node.request_snapshot()
+
+    async def _become_known(self) -> None:
+        """Until the cluster has this node as a member, under this address."""
+        while not self._is_known():
+            try:
+                await self._ask_to_join()
+            except errors.ForeignCluster as error:
+                self.node.fail(error)
+                return
+            except errors.IcestreamError as error:
+                self._say(f"this node is not known to the cluster yet: {error}")
+            await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
+
+    def _is_known(self) -> bool:
+        members, entry = self.node.members, self.node.machine.get(node_key(self.id))
+        is_member = self.id in (*members.voters, *members.learners)
+        return is_member and entry is not None and entry.value == encode_record(self.record)
+
+    async def _ask_to_join(self) -> None:
+        arguments = {"node": wire.id_text(self.id), "record": encode_record(self.record)}
+        if self.node.leads or self.node.leader:
+            await self.calls["Join"](arguments)
+            return
+        answers = await self._ask_seeds()
+        mine = [(info, address) for address, info in answers.items() if info.cluster == self.identity.cluster_id]
+        # who leads, or knows who does; not another one that only waits
+        for info, address in sorted(mine, key=lambda one: (one[0].role != "leader", one[1])):
+            if info.node != self.id and info.leader:
+                await self.peers.ask(address, "Join", arguments)
+                return
+
+    # --- the end ---
+
+    async def _leave(self) -> None:
+        await self._tasks.stop()
+        await self.running.leadership.hand_over()
+
+    async def _end(self) -> None:
+        await self._tasks.stop()
+        await self.peers.close()
+        await self.listener.close()
+
+    def _task_failed(self, error: BaseException) -> None:
+        _log.error("a task of the cluster failed", error=repr(error))

@@ -1,0 +1,40 @@
+"""What only the leader does: learners that have caught up become voters, as many as are wanted (members.py)."""
+
+from __future__ import annotations
+
+from icestream import errors, limits
+from icestream.cluster.members import promotions, voters_wanted
+from icestream.metadata.node_store import NodeStore
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+
+_log = get_logger("cluster")
+
+
+class LeaderDuties:
+    def __init__(self, store: NodeStore, clock: Clock) -> None:
+        self._node = store.node
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Sleeps until this node leads and voters are missing; then looks at how far the learners are."""
+        while True:
+            await self._node.until(self._are_voters_missing)
+            await self._look()
+            await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
+
+    def _are_voters_missing(self) -> bool:
+        members = self._node.members
+        nodes = len(members.voters) + len(members.learners)
+        return self._node.leads and bool(members.learners) and len(members.voters) < voters_wanted(nodes)
+
+    async def _look(self) -> None:
+        status = self._node.status()
+        changes = promotions(self._node.members, status["progress"], status["last"])
+        if not changes:
+            return
+        try:
+            await self._node.change_members(changes)
+            _log.info("voters were added", voters=[f"{one:016x}" for one in self._node.members.voters])
+        except errors.IcestreamError as error:
+            _log.warning("a change of voters was not made", error=str(error))

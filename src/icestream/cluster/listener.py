@@ -1,0 +1,214 @@
+"""The dialled end: other nodes of the cluster at this one's Raft port.
+
+greeting   waits for HELLO      of this cluster, or of a node that has none yet, and meant for this node -> open
+                                else ERROR, and the connection ends
+open       messages go to the node, in the order in which they came; calls are answered in any order
+receiving  a snapshot: INSTALL_SNAPSHOT, CHUNK …, END
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, cast
+
+from icestream import errors, limits
+from icestream.cluster import wire
+from icestream.cluster.wire import Hello, Kind, Welcome
+from icestream.observability.log import get_logger
+from icestream.protocol import document
+from icestream.protocol.frame import Frame, encode_frame
+from icestream.protocol.stream import FrameStream
+from icestream.runtime.listening import cannot_listen
+
+Document = dict[str, Any]
+Call = Callable[[Document], Awaitable[Document]]
+_log = get_logger("cluster")
+
+
+class Incoming(Protocol):
+    """A snapshot that is being received."""
+
+    async def add(self, data: bytes) -> None: ...
+
+    async def finish(self) -> None:
+        """All of it was sent. Raises DecodeError when it is not what was announced."""
+
+    async def give_up(self) -> None: ...
+
+
+class Host(Protocol):
+    """What the connections need of their node."""
+
+    def greet(self, hello: Hello) -> Welcome:
+        """Raises what there is against this node."""
+
+    def is_member(self, hello: Hello) -> bool:
+        """Of the same cluster: its messages count."""
+
+    def receive(self, messages: list[bytes]) -> None: ...
+
+    async def begin_snapshot(self, message: bytes) -> Incoming: ...
+
+    @property
+    def calls(self) -> dict[str, Call]: ...
+
+    @property
+    def open_calls(self) -> frozenset[str]:
+        """Those that anybody may make."""
+
+
+class PeerListener:
+    def __init__(self, host: Host, context: ssl.SSLContext | None = None) -> None:
+        self.host = host
+        self._context = context
+        self._server: asyncio.Server | None = None
+        self.connections: set[PeerConnection] = set()
+        self.port = 0
+
+    async def listen(self, address: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(lambda: PeerConnection(self), address, port, ssl=self._context)
+        except OSError as error:
+            raise cannot_listen("ports.raft", address, port, error) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            await connection.close()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+
+class PeerConnection(asyncio.BufferedProtocol):
+    def __init__(self, listener: PeerListener) -> None:
+        self._listener = listener
+        self._host = listener.host
+        self._stream = FrameStream(limits.PEER_FRAME_BYTES_MAX, wire.FIRST)
+        self._transport: asyncio.Transport | None = None
+        self._hello: Hello | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._chunks: asyncio.Queue[Frame] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if len(self._listener.connections) >= limits.PEER_CONNECTIONS_MAX:
+            transport.close()
+        self._listener.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._listener.connections.discard(self)
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = tuple(self._tasks)
+        if self._transport is not None:
+            self._transport.abort()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._stream.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        messages: list[bytes] = []
+        try:
+            for one in self._stream.received(count):
+                if one.kind in wire.MESSAGES:
+                    self._check_member()
+                    messages.append(one.body)
+                else:
+                    self._receive(one)
+        except errors.IcestreamError as error:
+            self._refuse(error)
+        if messages:
+            self._host.receive(messages)
+
+    # --- frames ---
+
+    def _receive(self, one: Frame) -> None:
+        if one.kind == Kind.HELLO:
+            hello = wire.decode_hello(one.body)
+            welcome = self._host.greet(hello)
+            self._hello = hello
+            self._stream.kinds = wire.FROM_DIALLER
+            self._send(Kind.WELCOME, 0, wire.encode_welcome(welcome))
+        elif one.kind == Kind.CALL:
+            self._start(self._answer(one))
+        elif one.kind == Kind.INSTALL_SNAPSHOT:
+            self._check_member()
+            if self._chunks is not None:
+                raise errors.DecodeError("two snapshots on one connection")
+            self._chunks = asyncio.Queue()
+            self._start(self._take_snapshot(one.body, self._chunks))
+        elif self._chunks is not None:
+            self._chunks.put_nowait(one)
+            if self._chunks.qsize() > limits.SNAPSHOT_CHUNKS_WAITING_MAX and self._transport is not None:
+                self._transport.pause_reading()
+        else:
+            raise errors.DecodeError("a piece of no snapshot")
+
+    def _check_member(self) -> None:
+        if self._hello is None or not self._host.is_member(self._hello):
+            raise errors.NotReady("this node is of no cluster yet", hint="it is tried again by itself")
+
+    def _start(self, work: Any) -> None:
+        if len(self._tasks) >= limits.PEER_CALLS_MAX:
+            work.close()
+            raise errors.DecodeError(f"more than {limits.PEER_CALLS_MAX} calls under way on one connection")
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a call of another node failed", error=repr(error))
+
+    async def _answer(self, one: Frame) -> None:
+        try:
+            method, arguments = document.decode_call(one.body, limits.LOCAL_CALL_BYTES_MAX)
+            call = self._host.calls.get(method)
+            if call is None:
+                raise errors.InvalidInput(f"{method[:40]!r} is no call between nodes")
+            if method not in self._host.open_calls:
+                self._check_member()
+            self._send(Kind.RESULT, one.number, document.encode(await call(arguments)))
+        except errors.IcestreamError as error:
+            self._send(Kind.ERROR, one.number, document.encode_error(error))
+
+    async def _take_snapshot(self, message: bytes, chunks: asyncio.Queue[Frame]) -> None:
+        incoming = await self._host.begin_snapshot(message)
+        try:
+            while (one := await chunks.get()).kind == Kind.CHUNK:
+                await incoming.add(one.body)
+                if self._transport is not None and chunks.empty():
+                    self._transport.resume_reading()
+            await incoming.finish()
+        except BaseException as error:
+            await incoming.give_up()
+            if not isinstance(error, errors.IcestreamError | OSError):
+                raise
+            _log.warning("a snapshot of another node was not taken", error=str(error))
+            self._refuse(errors.DecodeError(f"the snapshot was not taken: {error}"))
+            return
+        self._host.receive([message])
+        self._send(Kind.RESULT, one.number, document.encode({}))
+
+    # --- out ---
+
+    def _send(self, kind: Kind, number: int, body: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(encode_frame(kind, number, body))
+
+    def _refuse(self, error: errors.IcestreamError) -> None:
+        self._send(Kind.ERROR, 0, document.encode_error(error))
+        if self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,153 @@
+"""The other nodes, as this one reaches them: a link to each that is kept open, and addresses that are learned.
+
+    away --dialled, greeted--> here --lost--> away        while away: a try every PEER_RETRY_SECONDS_MIN, doubling
+Messages to a node that is away are dropped, and the core is told: it sends again what matters. A node that belongs to
+another cluster, or another node at that address, is dialled again too, for that may be mended; it is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from icestream import errors, limits
+from icestream.cluster.link import Document, PeerLink, dial
+from icestream.cluster.wire import Hello, id_text
+from icestream.metadata import eraftpb
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("cluster")
+
+
+class Peer:
+    """One other node."""
+
+    def __init__(self, peers: Peers, node_id: int) -> None:
+        self._peers = peers
+        self.id = node_id
+        self.link: PeerLink | None = None
+        self.reason = "not dialled yet"
+
+    async def run(self) -> None:
+        delay = limits.PEER_RETRY_SECONDS_MIN
+        try:
+            while True:
+                try:
+                    self.link = await self._peers.dial(self.id)
+                except errors.IcestreamError as error:
+                    self._note(error)
+                    await self._peers.clock.sleep(delay)
+                    delay = min(2 * delay, limits.PEER_RETRY_SECONDS_MAX)
+                    continue
+                delay, self.reason = limits.PEER_RETRY_SECONDS_MIN, ""
+                _log.info("connected to another node", node=id_text(self.id))
+                await self.link.lost.wait()
+                self.link = None
+        finally:
+            if self.link is not None:
+                self.link.close()
+
+    def _note(self, error: errors.IcestreamError) -> None:
+        if error.message != self.reason:
+            self.reason = error.message
+            _log.warning("another node cannot be reached", node=id_text(self.id), error=str(error))
+
+    def send(self, messages: list[bytes]) -> bool:
+        return self.link is not None and self.link.send(messages)
+
+    async def call(self, method: str, arguments: Document) -> Document:
+        if self.link is None:
+            raise errors.NotReady(f"node {id_text(self.id)} cannot be reached: {self.reason}")
+        return await self.link.call(method, arguments)
+
+
+class Peers:
+    def __init__(
+        self,
+        clock: Clock,
+        hello: Callable[[int], Hello],
+        address_of: Callable[[int], str],
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`hello`: how this node greets another; `address_of`: what the cluster knows of it, empty when nothing."""
+        self.clock = clock
+        self._hello = hello
+        self._address_of = address_of
+        self._context = context
+        self._tasks = Tasks(self._task_failed)
+        self._running: dict[int, tuple[Peer, asyncio.Task[None]]] = {}
+        self._learned: dict[int, str] = {}
+        self.on_unreachable: Callable[[int], None] = lambda _: None
+
+    def _task_failed(self, error: BaseException) -> None:
+        _log.error("a task of the cluster failed", error=repr(error))
+
+    def learn(self, node_id: int, address: str) -> None:
+        """What a node says of itself counts until the cluster knows it."""
+        if address:
+            self._learned[node_id] = address
+
+    def address(self, node_id: int) -> str:
+        return self._address_of(node_id) or self._learned.get(node_id, "")
+
+    def known(self) -> dict[int, str]:
+        return dict(self._learned)
+
+    def set_members(self, others: set[int]) -> None:
+        """Links to exactly these are kept."""
+        for node_id in others - self._running.keys():
+            peer = Peer(self, node_id)
+            self._running[node_id] = (peer, self._tasks.start(peer.run(), f"peer-{id_text(node_id)}"))
+        for node_id in self._running.keys() - others:
+            self._running.pop(node_id)[1].cancel()
+
+    def get(self, node_id: int) -> Peer | None:
+        found = self._running.get(node_id)
+        return found[0] if found else None
+
+    async def dial(self, node_id: int) -> PeerLink:
+        address = self.address(node_id)
+        if not address:
+            raise errors.NotReady(f"nobody knows where node {id_text(node_id)} is")
+        hello = self._hello(node_id)
+        link = await dial(address, hello, self._context)
+        if link.welcome.cluster != hello.cluster:
+            link.close()
+            raise errors.NotReady(f"node {id_text(node_id)} is not of this cluster, or not yet")
+        return link
+
+    async def ask(self, address: str, method: str, arguments: Document) -> Document:
+        """One call to whoever is at an address, over a connection of its own."""
+        link = await dial(address, self._hello(0), self._context)
+        try:
+            return await link.call(method, arguments)
+        finally:
+            link.close()
+
+    def send(self, to: int, messages: list[bytes]) -> None:
+        for message in messages:
+            metrics.RAFT_MESSAGES.add(eraftpb.rpc_of(message))
+        if to not in self._running and self.address(to):
+            # a leader that this node does not know as a member yet
+            self.set_members({*self._running, to})
+        peer = self.get(to)
+        if peer is None or not peer.send(messages):
+            metrics.RAFT_DROPPED.value += len(messages)
+            self.on_unreachable(to)
+
+    async def call(self, node_id: int, method: str, arguments: dict[str, Any]) -> Document:
+        """Raises NotReady when the node is away, so that it cannot have heard of it."""
+        peer = self.get(node_id)
+        if peer is None:
+            raise errors.NotReady(f"node {id_text(node_id)} is not known here")
+        return await peer.call(method, arguments)
+
+    async def close(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._tasks.stop()

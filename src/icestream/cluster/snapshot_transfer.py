@@ -1,0 +1,103 @@
+"""Snapshots from node to node: the file of the state in pieces, over a connection of its own, with its SHA-256.
+
+The core's message only describes the snapshot. The receiver gives the message to its core when all of the state lies
+in a file of its own; the sender's core hears of the end in any case, or it would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from icestream import errors, limits
+from icestream.cluster.link import PeerLink
+from icestream.cluster.wire import Kind, id_text
+from icestream.metadata import eraftpb
+from icestream.metadata.log_store import LogStore
+from icestream.metadata.node import Node
+from icestream.metadata.snapshot_file import SnapshotHead, SnapshotWriter, received_name, snapshot_of
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+
+_log = get_logger("cluster")
+Dial = Callable[[int], Awaitable[PeerLink]]
+
+
+class SnapshotSender:
+    def __init__(self, node: Node, log: LogStore, dial: Dial) -> None:
+        self._node = node
+        self._log = log
+        self._dial = dial
+        self._sending: set[int] = set()
+
+    def start(self, to: int, message: bytes) -> None:
+        if to in self._sending:
+            return  # its end is reported, and the core asks again when that was not enough
+        self._sending.add(to)
+        self._node.tasks.start(self._send(to, message), f"snapshot-to-{id_text(to)}")
+
+    async def _send(self, to: int, message: bytes) -> None:
+        succeeded = False
+        try:
+            sent = await self._stream(to, message)
+            succeeded = True
+            _log.info("a snapshot was sent", node=id_text(to), bytes=sent)
+        except (errors.IcestreamError, OSError, TimeoutError) as error:
+            _log.warning("a snapshot was not sent", node=id_text(to), error=str(error))
+        finally:
+            self._sending.discard(to)
+            self._node.snapshot_sent(to, succeeded=succeeded)
+
+    async def _stream(self, to: int, message: bytes) -> int:
+        name, size = snapshot_of(eraftpb.snapshot_in(message).data)
+        file = await self._log.open_snapshot_file(name)
+        try:
+            link = await self._dial(to)
+            try:
+                await link.write(Kind.INSTALL_SNAPSHOT, message)
+                for position in range(0, size, limits.SNAPSHOT_CHUNK_BYTES):
+                    data = await self._log.read_state(file, position, min(limits.SNAPSHOT_CHUNK_BYTES, size - position))
+                    await link.write(Kind.CHUNK, data)
+                    metrics.RAFT_SNAPSHOT_BYTES.value += len(data)
+                await link.end()
+            finally:
+                link.close()
+        finally:
+            file.close()
+        return size
+
+
+class IncomingSnapshot:
+    def __init__(self, log: LogStore, name: str, size: int, writer: SnapshotWriter) -> None:
+        self._log = log
+        self._name = name
+        self._left = size
+        self._writer: SnapshotWriter | None = writer
+
+    @classmethod
+    async def begin(cls, log: LogStore, message: bytes) -> IncomingSnapshot:
+        """Raises DecodeError for a message that describes none."""
+        parts = eraftpb.snapshot_in(message)
+        name, size = snapshot_of(parts.data)
+        writer = await log.begin_received(SnapshotHead(parts.index, parts.term, log.log_id, parts.conf))
+        return cls(log, name, size, writer)
+
+    async def add(self, data: bytes) -> None:
+        assert self._writer is not None
+        self._left -= len(data)
+        if self._left < 0:
+            raise errors.DecodeError("more bytes than were announced")
+        await self._log.add_received(self._writer, data)
+
+    async def finish(self) -> None:
+        assert self._writer is not None
+        if self._left:
+            raise errors.DecodeError(f"{self._left} bytes are missing")
+        found = await self._log.finish_received(self._writer)
+        self._writer = None
+        if found.name != received_name(self._name):
+            raise errors.DecodeError(f"the state is {found.name[-64:]}, announced was {self._name[-64:]}")
+
+    async def give_up(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await self._log.give_up_received(writer)

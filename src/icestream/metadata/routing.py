@@ -1,0 +1,81 @@
+"""Commands of a node that is not alone: to whoever leads, again when that one is lost, carried out once.
+
+this node leads       the command is proposed here
+another one leads     it is sent there (ClientWrite); the answer counts here when the state here has its revision,
+                      so that whoever wrote reads it
+nobody leads, or the lead was lost on the way: the same command, under the same name and number, once more
+
+refused by the leader (full, too large)   raised, when no earlier try can have been carried out
+no answer in METADATA_REMOTE_SECONDS_MAX  OutcomeUnknown when any try may have been carried out, else NotReady
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata.names import Names
+from icestream.metadata.node import Node
+from icestream.metadata.proposals import UNKNOWN_HINT
+from icestream.runtime.clock import Clock
+
+Propose = Callable[[cmd.Command, bytes, int], Awaitable[cmd.Answer]]
+
+
+class Forward(Protocol):
+    async def __call__(self, leader: int, envelope: bytes) -> cmd.Answer:
+        """Raises what the leader says, or ConnectionLost."""
+
+
+class Routing:
+    def __init__(self, node: Node, clock: Clock, token: bytes, propose: Propose, forward: Forward) -> None:
+        self._node = node
+        self._clock = clock
+        self._propose = propose
+        self._forward = forward
+        self._names = Names(token, limits.METADATA_FORWARDED_COMMANDS_MAX)
+
+    async def submit(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
+        if client:
+            return await self._until_known(command, client, sequence)
+        async with self._names.take() as name:
+            return await self._until_known(command, name.client, name.sequence)
+
+    async def _until_known(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
+        start_ns = self._clock.monotonic_ns()
+        last_ns = start_ns + int(limits.METADATA_REMOTE_SECONDS_MAX * 1e9)
+        may_be_done = False
+        while True:
+            try:
+                return await self._try(command, client, sequence)
+            except (errors.OutcomeUnknown, errors.ConnectionLost):
+                may_be_done = True
+            except (errors.NotReady, errors.ShuttingDown):
+                pass  # nobody has taken it
+            except errors.Refused:
+                if not may_be_done:
+                    raise
+            if self._clock.monotonic_ns() >= last_ns:
+                raise _given_up(may_be_done=may_be_done)
+            await self._node.until(lambda: bool(self._node.leader), limits.METADATA_TICK_SECONDS)
+            await self._clock.sleep(limits.METADATA_FORWARD_RETRY_SECONDS)
+
+    async def _try(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
+        node = self._node
+        if node.leads:
+            return await self._propose(command, client, sequence)
+        if not node.leader or node.leader == node.id:
+            raise errors.NotReady("no node leads now", hint="it is tried again by itself")
+        envelope = cmd.Envelope(cmd.VERSION, client, sequence, 0, command)
+        answer = await self._forward(node.leader, cmd.encode_envelope(envelope))
+        if isinstance(answer, cmd.Done):
+            await node.until(lambda: node.machine.revision >= answer.revision)
+        return answer
+
+
+def _given_up(*, may_be_done: bool) -> errors.IcestreamError:
+    if may_be_done:
+        return errors.OutcomeUnknown("no leader confirmed it in time", hint=UNKNOWN_HINT)
+    return errors.NotReady("no node leads", hint="most of the voters must be up and reach each other")

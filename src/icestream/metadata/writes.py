@@ -1,0 +1,97 @@
+"""What the core wants on disk, on its way there: writes wait for room, then for the sync; then messages may leave.
+
+    queued --room in a file--> planned (a ticket of the log) --synced up to the ticket--> done
+Writes stay in their order. One that needs no disk waits only for those before it. A node that follows cannot refuse
+what its leader sends: when the file is full its writes wait for the next file.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from icestream import errors
+from icestream.metadata.core import HardState, Message
+from icestream.metadata.log_format import ENTRY_OVERHEAD_BYTES, Base
+from icestream.metadata.log_store import LogStore
+
+Entries = Sequence[tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class Write:
+    """One ready of the core."""
+
+    number: int
+    entries: Entries
+    state: HardState | None
+    base: Base | None
+    messages: list[Message]
+    needs_disk: bool
+    is_install: bool = False
+    ticket: int = 0
+
+
+class Writes:
+    def __init__(self, log: LogStore, record_bytes_max: int) -> None:
+        self._log = log
+        self._record_bytes_max = record_bytes_max
+        self._queued: deque[Write] = deque()
+        self._planned: deque[Write] = deque()
+        self._ticket = 0
+        self.is_closed = False  # nothing more is written: the last file is sealed
+
+    @property
+    def are_queued(self) -> bool:
+        return bool(self._queued)
+
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._queued or self._planned)
+
+    def add(self, write: Write) -> None:
+        self._queued.append(write)
+        self.plan()
+
+    def plan(self) -> None:
+        """Hands to the log what has room."""
+        while self._queued and not self.is_closed:
+            write = self._queued[0]
+            if write.needs_disk and not self._append(write):
+                return
+            write.ticket = self._ticket
+            self._planned.append(self._queued.popleft())
+
+    def _append(self, write: Write) -> bool:
+        """Record by record; False when there is no room now: the rest follows."""
+        for piece in tuple(_pieces(write.entries, self._record_bytes_max)):
+            size = sum(len(entry) for _, entry in piece)
+            if not self._log.plan.room_for(size, len(piece)):
+                if self._log.plan.next_file is not None:
+                    raise errors.LogError(f"a record of {size} bytes fits no file of the metadata log")
+                return False
+            self._ticket = self._log.append(piece, write.state, write.base)
+            write.entries = write.entries[len(piece) :]
+            write.base = None
+        return True
+
+    def take_synced(self, ticket: int, *, is_installing: bool) -> list[Write]:
+        """What is done when the log is synced up to this ticket, in order; not past a snapshot that is being loaded."""
+        done = []
+        planned = self._planned
+        while planned and planned[0].ticket <= ticket and not (is_installing and planned[0].is_install):
+            done.append(planned.popleft())
+        return done
+
+
+def _pieces(entries: Entries, bytes_max: int) -> Iterator[Entries]:
+    """As many entries as fit a record; once nothing when there are none."""
+    start = size = 0
+    for at, (_, entry) in enumerate(entries):
+        size += len(entry) + ENTRY_OVERHEAD_BYTES
+        if at > start and size > bytes_max:
+            yield entries[start:at]
+            start, size = at, len(entry) + ENTRY_OVERHEAD_BYTES
+    if start < len(entries) or not entries:
+        yield entries[start:]

@@ -1,0 +1,63 @@
+"""Nodes of a cluster in one process: real directories, real sockets on loopback, real clock."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
+from icestream.cluster.members import NodeRecord
+from icestream.metadata.open import MetadataOptions, open_directory
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from tests.support.free_ports import free_ports
+
+SECONDS = 30.0
+
+
+class ClusterNodes:
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.ports = free_ports(count)
+        self.seeds = tuple(f"127.0.0.1:{port}" for port in self.ports)
+        self.nodes: dict[int, ClusterNode] = {}
+
+    async def start(self, number: int, *, join: str = "", seeds: tuple[str, ...] | None = None) -> ClusterNode:
+        """Returns when the node is of a cluster."""
+        clock = SystemClock()
+        opened = await open_directory(self.folder / str(number), clock, MetadataOptions())
+        options = ClusterOptions(
+            port=self.ports[number],
+            address=self.seeds[number],
+            seeds=() if join else (self.seeds if seeds is None else seeds),
+            join=join,
+            record=NodeRecord(f"node-{number}", ""),
+        )
+        node = await ClusterNode.start(opened, options, clock, SystemRandomness())
+        self.nodes[number] = node
+        return node
+
+    async def start_all(self) -> None:
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*(self.start(number) for number in range(len(self.ports))))
+            await asyncio.gather(*(node.running.ready() for node in self.nodes.values()))
+
+    async def until_voters(self, count: int) -> None:
+        async with asyncio.timeout(SECONDS):
+            for node in self.nodes.values():
+                await node.node.until(lambda node=node: len(node.node.members.voters) == count)  # type: ignore[misc]
+
+    @property
+    def leader(self) -> ClusterNode:
+        return next(node for node in self.nodes.values() if node.node.leads)
+
+    @property
+    def followers(self) -> list[ClusterNode]:
+        return [node for node in self.nodes.values() if not node.node.leads]
+
+    async def stop(self, number: int) -> None:
+        await self.nodes.pop(number).running.close()
+
+    async def close(self) -> None:
+        for number in tuple(self.nodes):
+            await self.stop(number)

@@ -1,0 +1,243 @@
+"""Several nodes of the metadata store in one process: real driver, core, log, store; simulated disks, clock, network.
+
+    group = await NodeGroup.form(3)        voters 1, 2, 3, one of them leads
+    await group.run()                      until nothing is under way; a tick moves the clock and everybody's timers
+Messages go from node to node through `network`, which a test may cut, hold or look at. A snapshot is copied as a file,
+whole, before the message that speaks of it is delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata import eraftpb
+from icestream.metadata.core import Core, Message
+from icestream.metadata.eraftpb import Membership
+from icestream.metadata.log_format import Identity
+from icestream.metadata.node_store import NodeStore
+from icestream.metadata.open import MetadataOptions, OpenedMetadata, open_on
+from icestream.metadata.raft_core import RaftCore
+from icestream.metadata.snapshot import encode_snapshot
+from icestream.metadata.snapshot_file import SnapshotHead, snapshot_of
+from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.randomness import SeededRandomness
+from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.runtime.tasks import InlineOffload
+from icestream.wal.sink import InlineSink, Sink
+from tests.support.stepped_sink import SteppedSink
+
+CLUSTER = bytes([7] * 16)
+OPTIONS = MetadataOptions(log_file_bytes=64 * limits.KIB, snapshot_every_bytes=2**40)
+TURNS_MAX = 2_000
+
+
+class Member:
+    """One node: its disk outlives its store."""
+
+    def __init__(self, node_id: int, conf: bytes) -> None:
+        self.id = node_id
+        self.first_conf = conf
+        self.disk = SimulatedDisk(node_id)
+        self.sink: Sink | None = None
+        self.lives = 0
+        self.store: NodeStore | None = None
+
+    @property
+    def up(self) -> NodeStore:
+        assert self.store is not None
+        return self.store
+
+
+class NodeGroup:
+    def __init__(self, conf: Membership) -> None:
+        self.clock = SimulatedClock()
+        self.options = OPTIONS
+        self.conf = eraftpb.encode_conf(conf)
+        self.members: dict[int, Member] = {}
+        self.network: list[tuple[int, Message]] = []
+        self.cuts: set[tuple[int, int]] = set()
+        self.hold: Callable[[int, Message], bool] = lambda sender, message: False
+        self.sent: list[tuple[int, Message]] = []
+        self.forwarded = 0
+        self.lose_answers = 0  # of so many forwarded commands the answer is lost
+
+    @classmethod
+    async def form(cls, count: int, **options: Any) -> NodeGroup:
+        group = cls(Membership(tuple(range(1, count + 1))))
+        if options:
+            group.options = MetadataOptions(log_file_bytes=64 * limits.KIB, **options)
+        for node_id in range(1, count + 1):
+            await group.start(node_id)
+        await group.until(lambda: group.is_ready)
+        return group
+
+    # --- lives ---
+
+    async def start(self, node_id: int, sink: Sink | None = None, conf: bytes | None = None) -> NodeStore:
+        member = self.members.setdefault(node_id, Member(node_id, self.conf if conf is None else conf))
+        member.lives += 1
+        member.sink = sink or InlineSink()
+        randomness = SeededRandomness(1000 * node_id + member.lives)
+        opened = await open_on(
+            member.disk, self.clock, randomness, member.sink, self.options, lambda name: InlineOffload()
+        )
+        if opened.identity is None:
+            opened.log.plan.identity = Identity(node_id, CLUSTER, member.first_conf)
+            opened.identity = opened.log.plan.identity
+        return self._start(member, opened, randomness)
+
+    def _start(self, member: Member, opened: OpenedMetadata, randomness: SeededRandomness) -> NodeStore:
+        def core(*given: Any) -> Core:
+            return RaftCore(randomness, *given)
+
+        member.store = opened.start(core)
+        member.store.node.send = partial(self._send, member.id)
+        member.store.forward = partial(self._forward, member.id)
+        return member.store
+
+    async def kill(self, node_id: int, *, power_loss: bool = False) -> None:
+        member = self.members[node_id]
+        store, member.store = member.up, None
+        store.node.send = lambda _: None
+        store.node.on_leading = lambda _: None
+        store.node._stop(errors.LogStopped("killed"))
+        await store.node.tasks.stop()
+        if power_loss:
+            member.disk.power_loss()
+        else:
+            member.disk.kill()
+
+    # --- network ---
+
+    def _send(self, sender: int, messages: list[Message]) -> None:
+        self.network += [(sender, message) for message in messages]
+        self.sent += [(sender, message) for message in messages]
+
+    def is_cut(self, sender: int, to: int) -> bool:
+        return bool({(sender, to), (0, to), (sender, 0)} & self.cuts)
+
+    async def _deliver(self) -> None:
+        bag, self.network = self.network, []
+        for sender, message in bag:
+            if self.hold(sender, message):
+                self.network.append((sender, message))
+                continue
+            target = self.members.get(message.to)
+            if target is None or target.store is None or self.is_cut(sender, message.to):
+                self._lost(sender, message)
+                continue
+            if message.is_snapshot:
+                succeeded = False
+                try:
+                    await self._copy_snapshot(sender, target)
+                    succeeded = True
+                finally:
+                    self.members[sender].up.node.snapshot_sent(target.id, succeeded=succeeded)
+            target.up.node.receive([message.data])
+
+    def _lost(self, sender: int, message: Message) -> None:
+        source = self.members[sender].store
+        if source is not None:
+            source.node.unreachable(message.to)
+            if message.is_snapshot:
+                source.node.snapshot_sent(message.to, succeeded=False)
+
+    async def _copy_snapshot(self, sender: int, target: Member) -> None:
+        source = self.members[sender].up
+        stored = source.node._log.snapshots[0]
+        data = self.members[sender].disk.content(stored.name)[512:]
+        log = target.up.node._log
+        head = SnapshotHead(stored.head.index, stored.head.term, log.log_id, stored.head.conf)
+        writer = await log.begin_received(head)
+        await log.add_received(writer, bytes(data))
+        received = await log.finish_received(writer)
+        assert received.name.endswith(snapshot_of(stored.descriptor)[0][-64:])
+
+    async def _forward(self, sender: int, leader: int, envelope: bytes) -> cmd.Answer:
+        self.forwarded += 1
+        target = self.members[leader].store
+        if target is None or self.is_cut(sender, leader):
+            raise errors.ConnectionLost("cut")
+        asked = cmd.decode_envelope(envelope)
+        answer = await target.propose(asked.command, asked.client, asked.sequence)
+        if self.is_cut(leader, sender) or self.lose_answers > 0:
+            self.lose_answers -= 1
+            raise errors.ConnectionLost("cut on the way back")
+        return answer
+
+    # --- time ---
+
+    @property
+    def stores(self) -> dict[int, NodeStore]:
+        return {node_id: member.store for node_id, member in self.members.items() if member.store is not None}
+
+    @property
+    def leader(self) -> NodeStore | None:
+        leading = [store for store in self.stores.values() if store.node.leads]
+        return max(leading, key=lambda store: store.node._term) if leading else None
+
+    @property
+    def led(self) -> NodeStore:
+        assert self.leader is not None
+        return self.leader
+
+    @property
+    def followers(self) -> list[NodeStore]:
+        return [store for store in self.stores.values() if not store.node.leads]
+
+    @property
+    def is_ready(self) -> bool:
+        return self.leader is not None and all(store.is_ready for store in self.stores.values())
+
+    async def turn(self) -> None:
+        """What can happen without time."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await self._deliver()
+        for member in self.members.values():
+            if isinstance(member.sink, SteppedSink):
+                continue
+            if member.store is not None:
+                member.store.node._on_news()
+
+    async def tick(self, *, turns: int = 4) -> None:
+        self.clock.advance(limits.METADATA_TICK_SECONDS)
+        for store in self.stores.values():
+            store.node.tick()
+        for _ in range(turns):
+            await self.turn()
+
+    async def until(self, is_reached: Callable[[], bool]) -> None:
+        for _ in range(TURNS_MAX):
+            if is_reached():
+                return
+            await self.tick()
+        raise AssertionError("it never happened")
+
+    async def do(self, work: Awaitable[Any]) -> Any:
+        """The result of a call, while time passes."""
+        task = asyncio.ensure_future(work)
+        await self.until(task.done)
+        return task.result()
+
+    async def outcome(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await self.do(work)
+        except errors.IcestreamError as error:
+            return error
+
+    async def settle(self) -> None:
+        """Until all are equal."""
+        await self.until(lambda: len({store.node.applied_index for store in self.stores.values()}) == 1)
+
+    def states(self) -> set[bytes]:
+        return {encode_snapshot(store.node.machine) for store in self.stores.values()}
+
+    async def close(self) -> None:
+        for node_id in tuple(self.stores):
+            await self.kill(node_id)

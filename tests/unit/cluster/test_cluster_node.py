@@ -1,0 +1,122 @@
+"""Nodes that find each other, join, forward, catch up by a snapshot, go and come back: over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.metadata.raft_core import has_raft_core
+from icestream.metadata.snapshot import encode_snapshot
+from tests.support.cluster_nodes import SECONDS, ClusterNodes
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part"),
+]
+
+
+@pytest_asyncio.fixture
+async def three(tmp_path: Path) -> AsyncIterator[ClusterNodes]:
+    nodes = ClusterNodes(tmp_path, 3)
+    await nodes.start_all()
+    await nodes.until_voters(3)
+    yield nodes
+    await nodes.close()
+
+
+async def test_three_seed_nodes_form_one_cluster_with_the_lowest_id_as_its_founder(three: ClusterNodes) -> None:
+    infos = [node.info() for node in three.nodes.values()]
+    assert len({info.cluster for info in infos}) == 1
+    assert {info.founder for info in infos} == {min(info.node for info in infos)}
+    assert all(set(info.voters) == {one.node for one in infos} for info in infos)
+
+
+async def test_every_node_takes_writes_and_reads_what_the_others_wrote(three: ClusterNodes) -> None:
+    for number, node in three.nodes.items():
+        await node.running.put(f"/{number}", b"x")
+    for node in three.nodes.values():
+        assert [key for key, _ in await node.running.list("/0")] == ["/0"]
+        assert await node.running.get("/2") is not None
+
+
+async def test_the_loss_of_the_leader_is_survived_and_it_comes_back(three: ClusterNodes) -> None:
+    leader = next(number for number, node in three.nodes.items() if node.node.leads)
+    await three.nodes[leader].running.put("/before", b"")
+    await three.stop(leader)
+    left = next(iter(three.nodes.values()))
+    async with asyncio.timeout(SECONDS):
+        await left.running.put("/after", b"")
+        again = await three.start(leader)
+        await again.running.ready()
+        assert await again.running.get("/after") is not None
+
+
+async def test_a_node_that_was_away_for_long_gets_a_snapshot(
+    three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
+    monkeypatch.setattr(limits, "SNAPSHOT_CHUNK_BYTES", 1_000)
+    away = next(number for number, node in three.nodes.items() if not node.node.leads)
+    await three.stop(away)
+    leader = three.leader
+    await asyncio.gather(*(leader.running.put(f"/{number}", b"x" * 500) for number in range(100)))
+    await leader.running.snapshots.take_now()
+    async with asyncio.timeout(SECONDS):
+        again = await three.start(away)
+        await again.running.ready()
+        assert await again.running.get("/99") is not None
+        assert again.node.installs == 1
+        await again.node.until(lambda: again.node.applied_index >= three.leader.node.applied_index)
+    assert encode_snapshot(again.node.machine) == encode_snapshot(three.leader.node.machine)
+
+
+async def test_more_nodes_join_as_learners_and_two_of_them_make_five_voters(three: ClusterNodes) -> None:
+    more = ClusterNodes(three.folder / "more", 2)
+    try:
+        async with asyncio.timeout(SECONDS):
+            fourth = await more.start(0, join=three.seeds[0])
+            await fourth.running.ready()
+            await fourth.node.until(lambda: fourth.id in fourth.node.members.learners)
+            await fourth.running.put("/from a learner", b"")
+            fifth = await more.start(1, join=more.seeds[0])
+            await fifth.node.until(lambda: len(fifth.node.members.voters) == 5)
+            await fifth.running.ready()
+            assert await fifth.running.get("/from a learner") is not None
+    finally:
+        await more.close()
+
+
+async def test_a_node_of_another_cluster_is_refused(three: ClusterNodes, tmp_path: Path) -> None:
+    stranger = ClusterNodes(tmp_path / "stranger", 1)
+    async with asyncio.timeout(SECONDS):
+        alone = await stranger.start(0)
+        await alone.running.ready()
+        with pytest.raises(errors.ForeignCluster, match="is of cluster"):
+            await alone.peers.ask(three.seeds[0], "GetNodeInfo", {})
+    await stranger.close()
+
+
+async def test_a_removed_node_does_not_come_back_by_itself(three: ClusterNodes) -> None:
+    number, gone = next((number, node) for number, node in three.nodes.items() if not node.node.leads)
+    async with asyncio.timeout(SECONDS):
+        await three.leader.calls["Remove"]({"node": f"{gone.id:016x}"})
+        await three.leader.running.put("/without it", b"")
+        await three.stop(number)
+        again = await three.start(number)
+        with pytest.raises(errors.ForeignCluster, match="was removed"):
+            await again.running.ready()
+    assert gone.id not in three.leader.node.members.voters
+
+
+async def test_a_message_that_is_none_ends_its_connection_and_nothing_else(three: ClusterNodes) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 64):
+        reader, writer = await asyncio.open_connection("127.0.0.1", three.ports[0])
+        writer.write(data)
+        await asyncio.wait_for(reader.read(), SECONDS)
+        writer.close()
+    assert await three.nodes[0].running.put("/a", b"") > 0

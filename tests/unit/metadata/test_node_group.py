@@ -1,0 +1,417 @@
+"""The driver with several voters: the rules of its loop (node.py), forwarding, reads, snapshots, time, the lead."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.metadata import command as cmd
+from icestream.metadata import eraftpb
+from icestream.metadata.core import Role
+from icestream.metadata.eraftpb import Membership
+from icestream.metadata.node_store import NodeStore
+from icestream.metadata.raft_core import has_raft_core
+from icestream.metadata.store import Consistency
+from icestream.metadata.watch import Changes, Resync
+from icestream.runtime.simulated_disk import Crash
+from tests.support.node_group import NodeGroup
+from tests.support.stepped_sink import SteppedSink
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part"),
+]
+
+
+@pytest_asyncio.fixture
+async def group() -> AsyncIterator[NodeGroup]:
+    found = await NodeGroup.form(3)
+    yield found
+    await found.close()
+
+
+def kinds(group: NodeGroup, sender: int) -> list[int]:
+    return [eraftpb.message_kind(message.data) for source, message in group.sent if source == sender]
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+async def test_three_nodes_agree_and_every_one_of_them_takes_writes(group: NodeGroup) -> None:
+    for number, store in enumerate(group.stores.values()):
+        await group.do(store.put(f"/{number}", b"x"))
+    await group.settle()
+    assert len(group.states()) == 1
+    assert [key for key, _ in await group.do(group.followers[0].list("/"))] == ["/0", "/1", "/2"]
+
+
+async def test_rule_1_a_follower_answers_for_entries_when_they_are_synced() -> None:
+    group = NodeGroup(Membership((1, 2, 3)))
+    sink = SteppedSink()
+    await group.start(1)
+    await group.start(2)
+    await group.start(3, sink)
+    await group.until(lambda: group.leader is not None)
+    assert group.led.node.id != 3, "it cannot even vote"
+    group.cuts = {(0, 3 - group.led.node.id)}  # of two voters only the slow one is left
+    group.sent.clear()
+    answer = asyncio.ensure_future(group.led.put("/a", b""))
+    for _ in range(5):
+        await group.tick()
+    assert not answer.done()
+    assert 4 not in kinds(group, 3), "no answer to entries that are not on its disk"
+    assert 9 in kinds(group, 3), "a heartbeat is answered at once: it depends on no write"
+    await stepping(group, group.members[3].up, sink, answer.done)
+    assert answer.result() == 1
+    await group.close()
+
+
+async def test_rule_1_a_leader_sends_entries_while_it_writes_them(group: NodeGroup) -> None:
+    leader = group.led.node.id
+    await group.kill(leader)
+    await group.until(lambda: group.leader is not None)
+    sink = SteppedSink()
+    store = await group.start(leader, sink)
+    await stepping(group, store, sink, lambda: store.is_ready)
+    group.led.node._core.transfer_leader(leader)
+    await stepping(group, store, sink, lambda: store.node.leads)
+    group.sent.clear()
+    answer = asyncio.ensure_future(store.put("/a", b""))
+    for _ in range(4):
+        await group.tick()
+    assert 3 in kinds(group, leader), "the entries are under way, although its own disk stands still"
+    assert not answer.done(), "and it is applied here when it is synced here (rule 2)"
+    await stepping(group, store, sink, answer.done)
+    assert answer.result() == 1
+
+
+async def stepping(group: NodeGroup, store: NodeStore, sink: SteppedSink, is_reached: Callable[[], bool]) -> None:
+    """Lets a disk work that works only when it is told to."""
+    for _ in range(500):
+        if is_reached():
+            return
+        sink.step()
+        store.node._on_news()
+        await group.tick()
+    raise AssertionError("it never happened")
+
+
+async def test_rule_3_all_reads_of_a_turn_are_one_read_index(group: NodeGroup) -> None:
+    follower = group.followers[0]
+    group.sent.clear()
+    await group.do(asyncio.gather(*(follower.get(f"/{number}") for number in range(50))))
+    assert kinds(group, follower.node.id).count(15) == 1
+
+
+async def test_rule_4_a_follower_does_not_write_the_commit_index(group: NodeGroup) -> None:
+    await group.do(group.led.put("/a", b""))
+    await group.settle()
+    disk = group.members[group.followers[0].node.id].disk
+    disk.operations.clear()
+    for _ in range(20):
+        await group.tick()
+    assert disk.operations == [], "heartbeats of an idle cluster write nothing"
+
+
+async def test_rule_5_a_disk_that_fails_stops_that_node_and_the_others_go_on(group: NodeGroup) -> None:
+    leader = group.led
+    group.members[leader.node.id].disk.fail("sync", errno.EIO)
+    outcome = await group.outcome(leader.put("/a", b""))
+    assert isinstance(outcome, errors.OutcomeUnknown | errors.LogStopped)
+    assert isinstance(leader.stopped, errors.LogStopped)
+    del group.members[leader.node.id]
+    await group.until(lambda: group.leader is not None)
+    assert await group.do(group.led.put("/b", b"")) > 0
+
+
+async def test_rule_6_garbage_from_the_network_stops_nobody(group: NodeGroup) -> None:
+    group.led.node.receive([b"", b"garbage", bytes(100)])
+    assert group.led.stopped is None
+    assert await group.do(group.led.put("/a", b"")) == 1
+
+
+async def test_a_follower_whose_file_is_full_waits_for_the_next_one(group: NodeGroup) -> None:
+    await group.do(asyncio.gather(*(group.led.put(f"/{number}", bytes(3000)) for number in range(60))))
+    await group.settle()
+    assert len(group.states()) == 1
+    assert all(len([n for n in m.disk.names() if n.startswith("log-")]) > 3 for m in group.members.values())
+
+
+async def test_everything_comes_back_after_all_of_them_lost_power(group: NodeGroup) -> None:
+    for number in range(20):
+        await group.do(group.led.put(f"/{number}", b"x"))
+    for node_id in tuple(group.stores):
+        await group.kill(node_id, power_loss=True)
+    for node_id in tuple(group.members):
+        await group.start(node_id)
+    await group.until(lambda: group.is_ready)
+    await group.settle()
+    assert len(await group.do(group.led.list("/"))) == 20
+    assert len(group.states()) == 1
+
+
+# --- writes -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_forwarded_write_is_read_by_whoever_wrote_it(group: NodeGroup) -> None:
+    follower = group.followers[0]
+    revision = await group.do(follower.put("/a", b"1"))
+    assert group.forwarded == 1
+    assert follower.node.machine.revision >= revision, "the state here has it before the answer"
+    found = await follower.get("/a", Consistency.SESSION)
+    assert found is not None
+
+
+async def test_trap_11_a_write_whose_answer_was_lost_is_carried_out_once(group: NodeGroup) -> None:
+    group.lose_answers = 3
+    first = await group.do(group.followers[0].allocate_id("x"))
+    assert (first, group.forwarded) == (1, 4)
+    assert await group.do(group.led.allocate_id("x")) == 2, "four tries, one number"
+
+
+async def test_a_write_survives_the_loss_of_the_leader_under_way(group: NodeGroup) -> None:
+    leader, follower = group.led, group.followers[0]
+    others = [store.node.id for store in group.stores.values() if store is not leader]
+    group.cuts = {(leader.node.id, other) for other in others}  # its entries reach nobody
+    answer = asyncio.ensure_future(follower.allocate_id("x"))
+    for _ in range(3):
+        await group.tick()
+    await group.kill(leader.node.id)
+    group.cuts = set()
+    assert await group.do(answer) == 1
+    assert await group.do(follower.allocate_id("x")) == 2
+
+
+async def test_a_leader_without_a_majority_steps_down_and_says_unknown_not_failed(
+    group: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "METADATA_REMOTE_SECONDS_MAX", 1.0)
+    leader = group.led
+    group.cuts = {(leader.node.id, 0), (0, leader.node.id)}
+    outcome = await group.outcome(leader.put("/a", b"lost"))
+    assert isinstance(outcome, errors.OutcomeUnknown)
+    assert not leader.node.leads
+    await group.until(lambda: group.leader is not None)
+    assert isinstance(await group.outcome(leader.put("/b", b"")), errors.NotReady), "it never left this node"
+    group.cuts = set()
+    await group.do(group.led.put("/c", b""))
+    await group.settle()
+    assert len(group.states()) == 1
+
+
+async def test_a_refusal_of_the_leader_is_the_answer(group: NodeGroup) -> None:
+    with pytest.raises(errors.MessageTooLarge):
+        await group.do(group.led.put("/a", bytes(63_000)))
+    with pytest.raises(errors.InvalidInput):
+        await group.do(group.followers[0].put("", b""))
+
+
+# --- reads ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_read_never_misses_what_was_answered_elsewhere(group: NodeGroup) -> None:
+    for number in range(10):
+        await group.do(group.led.put("/a", b"%d" % number))
+        found = await group.do(group.followers[number % 2].get("/a"))
+        assert found.value == b"%d" % number
+
+
+async def test_a_deposed_leader_answers_stale_reads_and_no_others(group: NodeGroup) -> None:
+    await group.do(group.led.put("/a", b"old"))
+    old = group.led
+    group.cuts = {(old.node.id, 0), (0, old.node.id)}
+    others = [store for store in group.stores.values() if store is not old]
+    await group.until(lambda: any(store.node.leads for store in others))
+    await group.do(others[0].put("/a", b"new"))
+    stale = await old.get("/a", Consistency.STALE)
+    assert stale is not None
+    assert stale.value == b"old"
+    read = asyncio.ensure_future(old.get("/a"))
+    for _ in range(limits.METADATA_READ_TICKS_MAX + 20):
+        await group.tick()
+    assert isinstance(read.exception(), errors.NotReady)
+    group.cuts = set()
+    found = await group.do(old.get("/a"))
+    assert found.value == b"new"
+
+
+async def test_trap_12_a_read_that_got_no_answer_is_asked_again_under_another_name(group: NodeGroup) -> None:
+    follower = group.followers[0]
+    lost: list[bytes] = []
+    group.cuts = {(follower.node.id, group.led.node.id)}
+    read = asyncio.ensure_future(follower.get("/a"))
+    for _ in range(limits.METADATA_READ_PATIENCE_TICKS + 1):
+        await group.tick()
+        lost += [m.data for source, m in group.sent if source == follower.node.id and m.data[1] == 15]
+        group.sent.clear()
+    group.cuts = set()
+    assert await group.do(read) is None
+    lost += [m.data for source, m in group.sent if source == follower.node.id and m.data[1] == 15]
+    assert len(lost) == len(set(lost)) >= 2
+
+
+# --- watches ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_on_a_follower_sees_every_change_in_order(group: NodeGroup) -> None:
+    watch = group.followers[0].watch("/w/", 0)
+    for number in range(20):
+        await group.do(group.led.put(f"/w/{number}", b""))
+    await group.settle()
+    seen = [await anext(watch) for _ in range(20)]
+    assert [change.revision for change in seen if isinstance(change, Changes)] == list(range(1, 21))
+
+
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+async def far_behind(group: NodeGroup) -> int:
+    """A follower that misses more than the leader keeps; its id."""
+    follower = group.followers[0].node.id
+    watch = group.stores[follower].watch("/", 0)
+    await group.do(group.led.put("/seen", b""))
+    await group.settle()
+    assert isinstance(await anext(watch), Changes)
+    group.cuts = {(0, follower), (follower, 0)}
+    for number in range(40):
+        await group.do(group.led.put(f"/{number}", b"x" * 100))
+    await group.led.snapshots.take()
+    group.cuts = set()
+    await group.settle()
+    assert isinstance(await anext(watch), Resync), "it missed changes, and is told"
+    return follower
+
+
+async def test_a_follower_that_is_far_behind_gets_a_snapshot(group: NodeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
+    follower = await far_behind(group)
+    assert group.stores[follower].node.installs == 1
+    assert len(group.states()) == 1
+    await group.do(group.stores[follower].put("/after", b""))
+    await group.settle()
+    await group.kill(follower, power_loss=True)
+    await group.start(follower)
+    await group.until(lambda: group.is_ready)
+    await group.settle()
+    assert len(group.states()) == 1
+    assert group.stores[follower].report.snapshot_index > 0
+
+
+async def test_an_installed_snapshot_survives_a_crash_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever reached the disk, the next start is in order and the node catches up again."""
+    monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
+    group = await NodeGroup.form(3)
+    follower = group.followers[0].node.id
+    await group.do(group.led.put("/seen", b""))
+    await group.settle()
+    group.cuts = {(0, follower), (follower, 0)}
+    for number in range(30):
+        await group.do(group.led.put(f"/{number}", b"x" * 100))
+    await group.led.snapshots.take()
+    group.cuts = set()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+    crashes, store = 0, group.stores[follower]
+    for step in range(1, 60):
+        group.members[follower].disk.crash_after(step)
+        crashed = await crashes_while_it_catches_up(group, store)
+        group.members[follower].disk.crash_after(10**9)
+        await group.kill(follower, power_loss=step % 2 == 0)
+        store = await group.start(follower)
+        crashes += crashed
+        if not crashed:
+            break
+    assert crashes > 5
+    assert store.report.snapshot_index > 30, "it came by a snapshot, not by entries"
+    await group.until(lambda: group.is_ready)
+    await group.settle()
+    assert len(group.states()) == 1
+    await group.close()
+
+
+async def crashes_while_it_catches_up(group: NodeGroup, store: NodeStore) -> bool:
+    for _ in range(60):
+        try:
+            await group.tick()
+        except Crash:
+            return True
+        if store.stopped is not None:
+            return True
+    return False
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+async def test_only_the_leader_lets_keys_expire_and_a_new_one_does_it_too(group: NodeGroup) -> None:
+    await group.do(group.led.put_with_ttl("/short", b"", 1_000))
+    await group.do(group.led.put_with_ttl("/long", b"", 5_000))
+    for _ in range(30):
+        await group.tick()
+    await group.settle()
+    revisions = {store.node.machine.revision for store in group.stores.values()}
+    assert revisions == {3}, "two puts and one expiry"
+    await group.kill(group.led.node.id)
+    await group.until(lambda: group.leader is not None)
+    assert group.led.node.machine.get("/long") is not None
+    for _ in range(100):
+        await group.tick()
+    assert group.led.node.machine.get("/long") is None
+
+
+async def test_a_new_leader_whose_clock_is_ahead_expires_nothing_early(group: NodeGroup) -> None:
+    await group.do(group.led.put_with_ttl("/lease", b"", 10_000))
+    await group.settle()
+    group.clock.step(3_600)  # every other clock of the cluster is an hour ahead
+    start_ns = group.clock.monotonic_ns()
+    await group.kill(group.led.node.id)
+    await group.until(lambda: group.leader is not None)
+    await group.do(group.led.put("/now", b""))
+    while group.led.node.machine.get("/lease") is not None:
+        await group.tick()
+    lived_ms = (group.clock.monotonic_ns() - start_ns) / 1e6
+    assert lived_ms + 500 >= 10_000
+    assert lived_ms < 12_000
+
+
+# --- the lead ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_leader_that_closes_hands_over_at_once(group: NodeGroup) -> None:
+    leader = group.led
+    start_ns = group.clock.monotonic_ns()
+    handing = asyncio.ensure_future(leader.leadership.hand_over())
+    while not handing.done():
+        await group.turn()
+    others = [store for store in group.stores.values() if store is not leader]
+    while not any(store.node.leads for store in others):
+        await group.turn()
+    assert group.clock.monotonic_ns() == start_ns, "no election timeout had to pass"
+    assert leader.node._role == Role.FOLLOWER
+
+
+async def test_members_come_and_go(group: NodeGroup) -> None:
+    await group.do(group.led.put("/a", b"1"))
+    await group.start(4)
+    await group.do(group.led.node.change_members([(2, 4)]))
+    await group.settle()
+    assert group.led.node.members == Membership((1, 2, 3), (4,))
+    assert len(group.states()) == 1
+    gone = min(store.node.id for store in group.followers)
+    await group.do(group.led.node.change_members([(0, 4), (1, gone)]))
+    await group.until(lambda: not group.led.node.members.voters_outgoing)
+    assert set(group.led.node.members.voters) == {1, 2, 3, 4} - {gone}
+    await group.do(group.led.put("/b", b"2"))
+
+
+async def test_a_second_change_while_one_is_under_way_is_refused(group: NodeGroup) -> None:
+    await group.start(4)
+    first = group.led.node.change_members([(2, 4)])
+    second = group.led.node.change_members([(1, 4)])
+    assert isinstance(await group.outcome(second), errors.NotReady)
+    assert isinstance(await group.do(first), cmd.Done)
+    assert isinstance(await group.outcome(group.followers[0].node.change_members([(1, 4)])), errors.NotReady)
