@@ -106,8 +106,11 @@ def test_every_command_of_the_page_and_what_it_says(lake: Lake) -> None:
     assert {one["table"] for one in told("tables", "shop")} >= {"orders", "invoices", "copy", "old_orders"}
     described = told("describe", "shop.orders")
     assert (described["topic"]["topic"], described["topic"]["runs"][0]["next"]) == ("/default/orders", 6)
-    assert [one["snapshot"] for one in told("snapshots", "shop.orders")] == [1, 2]
+    shown = told("snapshots", "shop.orders")
+    assert [one["snapshot"] for one in shown] == [1, 2]
+    assert shown[0]["time_ms"] == described["metadata"]["snapshots"][0]["timestamp-ms"]
     lake.roll_back()
+    assert {type(one["time_ms"]) for one in told("history", "shop.orders")} == {int}
     assert [one["now"] for one in told("history", "shop.orders")] == ["in main", "rolled back", "in main"]
     assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.orders")] == ["1.parquet"]
     assert "all of these" in icestream("lake", "describe", "shop.orders").out
@@ -186,6 +189,10 @@ def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
             assert "its table stays: shop.again. `icestream lake drop shop.again --purge`" in ran.err
         else:
             assert ran.document == {"deleted": "/default/bare", "table": None}
+    assert icestream("topic", "create", "/default/over_http", *local).code == 0
+    told("recreate", "/default/over_http", "--table", "shop.over_http", "--yes")
+    answer = lake("DELETE", "/api/v1/namespaces/default/topics/over_http")
+    assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"]}
 
 
 def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
@@ -200,10 +207,22 @@ def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
     described = told("describe", "shop.elsewhere", *there)
     assert (described["topic"], described["metadata"]["table-uuid"] != "") == (None, True)
     assert (told("snapshots", "shop.elsewhere", *there), told("history", "shop.elsewhere", *there)) == ([], [])
-    for command in (("files", "shop.elsewhere"), ("detach", "shop.elsewhere", "--yes")):
-        assert "done in the embedded catalog" in refused(*command, *there).err
+    assert told("files", "shop.elsewhere", *there) == []
+    lake.append("elsewhere", 1)
+    assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.elsewhere", *there)] == ["1.parquet"]
+    assert "no snapshot 99" in refused("files", "shop.elsewhere", "--snapshot", "99", *there).err
+    topic = "/default/orders"
+    for command in (
+        ("detach", "shop.elsewhere"),
+        ("bind", "shop.elsewhere", topic),
+        ("adopt", "shop.elsewhere", topic),
+        ("rewind", "shop.elsewhere"),
+        ("recreate", topic),
+    ):
+        said = f"`icestream lake {command[0]}` needs the embedded catalog, and the settings name one of type `rest`"
+        assert said in refused(*command, "--yes", *there).err
     assert told("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
-    for command in (("describe", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
+    for command in (("describe", "shop.elsewhere"), ("files", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
         err = refused(*command, *there).err
         assert ("Table does not exist" in err, "hint: `icestream lake tables shop` lists" in err) == (True, True), err
 

@@ -22,12 +22,14 @@ WAIT_SECONDS: Final = 60.0  # an operation writes a file and moves a pointer; an
 
 
 class LakeApi:
-    def __init__(self, settings: Settings) -> None:
-        """Raises InvalidInput where the tables are in another catalog."""
+    def __init__(self, settings: Settings, command: str = "") -> None:
+        """`command`: what needs it, for people. Raises InvalidInput where the tables are in another catalog."""
         if not settings.catalog_embedded:
             raise errors.InvalidInput(
-                "this is done in the embedded catalog, and the settings name another one",
-                hint="use that catalog's own tools, or the settings of a node with its own",
+                f"{command or 'this'} needs the embedded catalog, and the settings name one of type "
+                f"`{settings.catalog.type}`",
+                hint="only the catalog inside a node knows which topic a table belongs to; change a table elsewhere "
+                "with an engine, or give the settings of a node with its own catalog",
             )
         self._uri = settings.catalog.uri or ""
         self._token = own_token(settings)

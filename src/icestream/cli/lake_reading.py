@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +17,7 @@ from icestream.cli.table_name import CatalogNamespace, TableName, levels_of, sho
 from icestream.observability.words import size_text
 
 Metadata = dict[str, Any]
-_SNAPSHOT = ("snapshot", "time", "operation", "parent", "added_rows", "total_rows", "refs")
+_SNAPSHOT = ("operation", "parent", "added_rows", "total_rows", "refs")
 _FILE = ("path", "content", "records", "bytes", "first_offset", "last_offset", "snapshot_id")
 
 
@@ -71,13 +73,20 @@ def _loaded(table: str, config: Any, sets: Any) -> tuple[Any, Metadata, str | No
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
 
     settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
-    try:
+    with _looking_for(settings, table):
         found = ask_catalog(settings, lambda catalog: catalog.load(wanted))
+    return settings, found.metadata, found.metadata_location
+
+
+@contextmanager
+def _looking_for(settings: Any, table: str) -> Iterator[None]:
+    """Whoever finds no table is told what there is."""
+    try:
+        yield
     except errors.UnknownTable as error:
         _topic(settings, table)  # our own catalog knows more: a view may have that name
-        hint = f"`icestream lake tables {shown(wanted.namespace)}` lists those that there are"
+        hint = f"`icestream lake tables {shown(table_of(table)[0])}` lists those that there are"
         raise errors.UnknownTable(error.message, hint=hint) from None
-    return settings, found.metadata, found.metadata_location
 
 
 def _current(metadata: Metadata) -> int | None:
@@ -87,6 +96,11 @@ def _current(metadata: Metadata) -> int | None:
 
 def _time(milliseconds: int) -> Cell:
     return Cell(milliseconds, time_text(milliseconds * 1000) or str(milliseconds))
+
+
+def _time_column(answer: Output) -> str:
+    """People read a date; a number needs its unit."""
+    return "time" if answer.for_people else "time_ms"
 
 
 @app.command()
@@ -199,7 +213,8 @@ def snapshots(
                 Cell(names, ", ".join(names)),
             )
         )
-    Output(output).table(_SNAPSHOT, rows)
+    answer = Output(output)
+    answer.table(("snapshot", _time_column(answer), *_SNAPSHOT), rows)
 
 
 def _number(text: str | None) -> object:
@@ -228,7 +243,8 @@ def history(
         (_time(one["timestamp-ms"]), one["snapshot-id"], _is_there(one["snapshot-id"], parents, lineage))
         for one in metadata.get("snapshot-log") or ()
     ]
-    Output(output).table(("time", "snapshot", "now"), rows)
+    answer = Output(output)
+    answer.table((_time_column(answer), "snapshot", "now"), rows)
 
 
 def _is_there(snapshot: int, parents: Metadata | dict[int, Any], lineage: set[int]) -> str:
@@ -250,21 +266,17 @@ def files(
 
     Example: icestream lake files shop.orders --limit 20
     """
-    from icestream import limits
-    from icestream.cli.lake_http import LakeApi
+    from icestream.catalog.identifier import Identifier
     from icestream.cli.table_catalog import catalog_settings
+    from icestream.cli.table_files import foreign_files, own_files
 
-    api, (namespace, name) = LakeApi(catalog_settings(config, sets)), table_of(table)
-    found: list[Metadata] = []
-    after: str | None = ""
-    while after is not None and len(found) < limit:
-        size = min(limit - len(found), limits.API_PAGE_MAX)
-        page = api.get("files", namespace=namespace, table=name, snapshot=snapshot, after=after, limit=size)
-        found += page["items"]
-        after = page["next"]
+    settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
+    read = own_files if settings.catalog_embedded else foreign_files
+    with _looking_for(settings, table):
+        found, are_more = read(settings, wanted, snapshot, limit)
     answer = Output(output)
     answer.table(_FILE, [[_file_cell(one, column) for column in _FILE] for one in found])
-    if after is not None and answer.for_people:
+    if are_more and answer.for_people:
         say_aside(f"there are more; --limit {limit * 10} shows more of them")
 
 

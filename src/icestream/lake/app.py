@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from starlette.responses import PlainTextResponse
@@ -24,6 +24,7 @@ from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
 from icestream.lake.requests import Requests
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics
+from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check
@@ -53,7 +54,7 @@ def build_app(
     problems.install(app)
     routers = namespaces.router, topics.everywhere, topics.router, subscriptions.router, node.router, lake.router
     for router in routers:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(check_token)])
     counted = counted or Requests()
     app.middleware("http")(counted.count)
     _add_process_routes(app, keeper, counted)

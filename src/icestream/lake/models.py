@@ -119,6 +119,13 @@ class ShardOffsets(Shown):
     gaps: list[Gap] = Field(description="The newest ones.")
 
 
+class DeletedTopic(Shown):
+    deleted: str = Field(description="Its name.")
+    table: list[str] | None = Field(
+        description="The levels of the namespace and the name of the table that stays; null: it had none here."
+    )
+
+
 class Topic(TopicLine):
     incarnation: int
     created_ms: int

@@ -24,8 +24,8 @@ class LakeProcess(Section):
     )
     token_file: Annotated[Path, text.FILE] | None = Field(
         default=None,
-        description="File with the bearer tokens of the catalog, one in a line, each of at least "
-        f"{limits.CATALOG_TOKEN_CHARACTERS_MIN} characters; whoever asks it must send one of them. Without it "
+        description="File with the bearer tokens of the catalog and the API, one in a line, each of at least "
+        f"{limits.CATALOG_TOKEN_CHARACTERS_MIN} characters; whoever asks must send one of them. Without it "
         "everybody may ask who reaches the port, which is this machine unless `node.bind_host` says more. "
         "It is read when the process starts.",
     )

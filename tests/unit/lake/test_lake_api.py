@@ -220,14 +220,27 @@ async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
             assert (await lake.refused("GET", f"files?{QUERY}&{wrong}"))[0] == 400
 
 
-async def test_where_the_catalog_asks_for_tokens_so_does_this(tmp_path: Path) -> None:
+async def test_where_the_catalog_asks_for_tokens_so_does_the_whole_api(tmp_path: Path) -> None:
     token = "t" * 32
     async with lake_world(tmp_path, tokens=Tokens([token])) as lake:
         assert (await lake.refused("POST", "detach", NAMED))[:2] == (401, "unauthorized")
+        await check_guarded(lake)
         await lake.with_table()
         assert lake.ask is not None
         found = await lake.ask("GET", f"/api/v1/lake/tables?{QUERY}", None, {"authorization": f"Bearer {token}"})
         assert (found.status, found.json["namespace"]) == (200, [*NS])
+
+
+async def check_guarded(lake: LakeWorld) -> None:
+    """Every route but those that say how the process is, and what there is."""
+    assert lake.ask is not None
+    described = (await lake.ask("GET", "/api/v1/openapi.json")).json
+    for path, operations in described["paths"].items():
+        for method in operations:
+            answer = await lake.ask(method.upper(), path)
+            assert (path, method, answer.status) == (path, method, 401)
+    for path in ("/livez", "/readyz", "/metrics", "/", "/api/v1"):
+        assert (await lake.ask("GET", path)).status == 200
 
 
 async def test_a_node_whose_tables_are_elsewhere_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Response
 
 from icestream.lake.broker import PREFIX, Broker, Page
-from icestream.lake.models import Listing, NewTopic, Policies, Producer, Topic, TopicLine
+from icestream.lake.models import DeletedTopic, Listing, NewTopic, Policies, Producer, Topic, TopicLine
 
 everywhere = APIRouter(prefix=PREFIX, tags=["topics"])
 router = APIRouter(prefix=PREFIX + "/namespaces/{namespace}/topics", tags=["topics"])
@@ -38,9 +38,10 @@ async def inspect_topic(broker: Broker, namespace: str, topic: str) -> Any:
     return await broker("inspect_topic", topic=f"/{namespace}/{topic}")
 
 
-@router.delete("/{topic}", status_code=204, summary="Delete a topic, its messages and subscriptions")
-async def delete_topic(broker: Broker, namespace: str, topic: str) -> None:
-    await broker("delete_topic", topic=f"/{namespace}/{topic}")
+@router.delete("/{topic}", response_model=DeletedTopic, summary="Delete a topic, its messages and subscriptions")
+async def delete_topic(broker: Broker, namespace: str, topic: str) -> Any:
+    name = f"/{namespace}/{topic}"
+    return {"deleted": name, **await broker("delete_topic", topic=name)}
 
 
 @router.put("/{topic}/policies", response_model=Topic, summary="Set the policies of a topic")
