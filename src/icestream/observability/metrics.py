@@ -174,6 +174,13 @@ BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that fai
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
 WAL_WARM = Reading("icestream_wal_warm_bytes", "Of it: kept although nobody needs it; it counts as room.")
 WAL_LEASES = Reading("icestream_wal_leases", "Leases of the pipeline on log files.")
+WAL_BACKLOG = Reading("icestream_wal_backlog_messages", "Messages that are synced and in no table yet.")
+WAL_BACKLOG_BYTES = Reading(
+    "icestream_wal_backlog_bytes", "Bytes of messages in log files that are not in tables as a whole."
+)
+WAL_BACKLOG_SECONDS = Reading(
+    "icestream_wal_backlog_seconds", "How long the oldest message that is in no table waits, about; 0 for none."
+)
 WAL_QUOTA = Reading("icestream_wal_quota_bytes", "Bytes that it may take.")
 WAL_IN_FLIGHT = Reading("icestream_wal_in_flight_bytes", "Bytes that wait for the disk.")
 WAL_SYNCED_LSN = Reading("icestream_wal_synced_lsn", "The last record that is known to be on disk.")

@@ -89,7 +89,7 @@ class Surroundings:
         found.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
         found.append(metrics.CHILD_RESTARTS.family({(child.name,): child.restarts for child in self.children}))
         if node.log is not None:
-            found += readings.log_families(node.log)
+            found += await readings.log_families(node.log, self._clock.wall_us())
         if isinstance(node.store, NodeStore):
             found += readings.metadata_families(node.store.node.machine)
         return found

@@ -37,6 +37,14 @@ class Held(NamedTuple):
     is_cut: bool
 
 
+class Lag(NamedTuple):
+    """How much waits for its table, and since when the oldest of it does; None when nothing waits."""
+
+    messages: int
+    bytes: int
+    oldest_us: int | None
+
+
 class _Age(NamedTuple):
     """Since when the oldest message waits; up to which offset it was asked for last, and when."""
 
@@ -91,6 +99,19 @@ class BacklogReader:
         topics = [self._topic(self._state.topics[topic_id], waiting[topic_id], gathered) for topic_id in chosen]
         return Held(topics, files, is_cut or len(chosen) < len(waiting) or len(files) < len(gathered.files))
 
+    async def lag(self) -> Lag:
+        """For those who watch: it changes nothing. Bytes are those of messages in files that are not done with."""
+        messages = 0
+        ages_us: list[int] = []
+        for number, shard in enumerate(list(self._state.shards.values()), 1):
+            if shard.floor < shard.synced and (rows := _rows(self._frozen(shard))):
+                messages += rows
+                ages_us.append(self._oldest_us(shard))
+            if not number % limits.BACKLOG_SLICE_SHARDS:
+                await _turn()
+        held_bytes = sum(usage.held_bytes for usage in self._state.usage.values()) if messages else 0
+        return Lag(messages, held_bytes, min(ages_us, default=None))
+
     # --- shards ---
 
     async def _waiting(self) -> dict[int, int]:
@@ -108,13 +129,15 @@ class BacklogReader:
         return found
 
     def _age(self, shard: Shard, now_us: int) -> int:
-        known = self._ages.get(shard.key)
-        if known is None:
-            oldest_us = min(shard.append_time_us, now_us)
-        else:
-            oldest_us = known.asked_us if shard.floor >= known.end else known.oldest_us
+        oldest_us = min(self._oldest_us(shard), now_us)
         self._ages[shard.key] = _Age(oldest_us, shard.synced, now_us)
         return oldest_us
+
+    def _oldest_us(self, shard: Shard) -> int:
+        known = self._ages.get(shard.key)
+        if known is None:
+            return shard.append_time_us
+        return known.asked_us if shard.floor >= known.end else known.oldest_us
 
     def _shards_of(self, topic_id: int) -> Iterator[Shard]:
         number = 0

@@ -175,6 +175,14 @@ async def test_the_metrics_know_what_happened(connect: Connecting, node: Node) -
     assert after["icestream_wal_synced_lsn"] == 1
     assert 0 < after["icestream_wal_used_bytes"] < after["icestream_wal_quota_bytes"]
     assert after["icestream_metadata_keys"] > 3
+    assert (before["icestream_wal_backlog_messages"], after["icestream_wal_backlog_messages"]) == (0, 2)
+    assert before["icestream_wal_backlog_bytes"] == 0 < after["icestream_wal_backlog_bytes"]
+    assert before["icestream_wal_backlog_seconds"] == 0 < after["icestream_wal_backlog_seconds"]
+    assert (after["icestream_wal_warm_bytes"], after["icestream_wal_leases"]) == (0, 0)
+    assert node.log is not None
+    await node.log.advance_floor({ShardKey(producer.topic.record.id, 0): 2})
+    drained = numbers(await text(connect, node, "/metrics"))
+    assert drained["icestream_wal_backlog_messages"] == drained["icestream_wal_backlog_seconds"] == 0
 
 
 async def test_the_lag_of_each_subscription_is_there_for_those_that_lag_most(

@@ -12,7 +12,7 @@ from icestream import limits
 from icestream.model import ShardKey, SyncMode, Topic
 from icestream.model.backlog import LogFile, ShardBacklog
 from icestream.wal import format as wire
-from icestream.wal.backlog import Held
+from icestream.wal.backlog import Held, Lag
 from icestream.wal.log import Log
 from icestream.wal.log_file import log_name
 from icestream.wal.retention import Retention
@@ -196,6 +196,23 @@ async def test_the_oldest_message_is_about_as_old_as_it_is() -> None:
     machine.clock.advance(10)
     log = await machine.start()
     assert await age_seconds() == 11, "a start knows the time of its file"
+
+
+async def test_who_only_watches_changes_nothing() -> None:
+    machine = Machine()
+    log = await machine.start()
+    assert await log.backlog.lag() == Lag(0, 0, None)
+    began_us = machine.clock.wall_us()
+    await publish(log, A, b"1")
+    await log.backlog.take()
+    machine.clock.advance(3)
+    await publish(log, A, b"2")
+    for _ in range(2):
+        assert (await log.backlog.lag())._replace(bytes=0) == Lag(2, 0, began_us)
+    await log.advance_floor({A: 1})
+    assert (await log.backlog.lag())._replace(bytes=0) == Lag(1, 0, began_us), "it came behind the question of then"
+    await log.advance_floor({A: 2})
+    assert await log.backlog.lag() == Lag(0, 0, None)
 
 
 async def test_an_answer_is_bounded_and_the_oldest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,9 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
     ]
 
 
-def log_families(log: Log) -> list[GaugeMetricFamily]:
+async def log_families(log: Log, now_us: int) -> list[GaugeMetricFamily]:
+    lag = await log.backlog.lag()
+    waited_us = max(0, now_us - lag.oldest_us) if lag.oldest_us is not None else 0
     modes = {mode.value: float(mode is log.appender.mode) for mode in SyncMode}
     found = [
         metrics.WAL_SYNC_MODE.family(modes),
@@ -76,6 +78,9 @@ def log_families(log: Log) -> list[GaugeMetricFamily]:
         metrics.WAL_USED.family(log.upkeep.used_bytes),
         metrics.WAL_WARM.family(log.upkeep.warm.bytes),
         metrics.WAL_LEASES.family(len(log.upkeep.leases)),
+        metrics.WAL_BACKLOG.family(lag.messages),
+        metrics.WAL_BACKLOG_BYTES.family(lag.bytes),
+        metrics.WAL_BACKLOG_SECONDS.family(waited_us / 1e6),
         metrics.WAL_QUOTA.family(log.quota.node_bytes),
         metrics.WAL_IN_FLIGHT.family(log.in_flight_bytes),
         metrics.WAL_SYNCED_LSN.family(log.appender.synced_lsn),
