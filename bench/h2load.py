@@ -1,5 +1,6 @@
 """h2load, of nghttp2, as a client of gRPC: the same call again and again, so many at a time. It knows HTTP/2, and not
-what an answer means, so whoever uses it counts what arrived."""
+what an answer means: a call that is refused succeeds too, only without a message. So the bytes of all answers are
+counted, and whoever can looks at what arrived."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from bench.harness import MissingPeer, RunFailed
 
 SUCCEEDED = re.compile(r"requests: .* (\d+) succeeded")
 SECONDS = re.compile(r"finished in ([\d.]+)(us|ms|s)")
+DATA = re.compile(r"headers .*\((\d+)\) data")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -43,9 +45,17 @@ def program() -> str:
 
 
 def call(
-    address: str, pid: int, path: str, message: bytes, place: Path, count: int, connections: int, calls: int
+    address: str,
+    pid: int,
+    path: str,
+    message: bytes,
+    place: Path,
+    count: int,
+    connections: int,
+    calls: int,
+    answer_bytes: int,
 ) -> Calls:
-    """`calls`: under way at once on each connection."""
+    """`calls`: under way at once on each connection. `answer_bytes`: of the message in each answer."""
     body = place / "body.bin"
     body.write_bytes(b"\0" + struct.pack(">I", len(message)) + message)
     words = [program(), "-n", str(count), "-c", str(connections), "-m", str(calls), "-t", "1", "-d", str(body)]
@@ -57,4 +67,7 @@ def call(
     succeeded, took = SUCCEEDED.search(done.stdout), SECONDS.search(done.stdout)
     if done.returncode or succeeded is None or took is None or int(succeeded[1]) != count:
         raise RunFailed(f"h2load: {(done.stdout + done.stderr).strip()[-500:]}")
+    data = DATA.search(done.stdout)
+    if data is None or int(data[1]) != count * (5 + answer_bytes):
+        raise RunFailed(f"{path}: not every call was answered with a message: {done.stdout.strip()[-500:]}")
     return Calls(count, float(took[1]) * UNITS[took[2]], used)

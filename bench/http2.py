@@ -28,6 +28,10 @@ class Failed(Exception):
     """The peer closed the connection, or refused a call."""
 
 
+class Refused(Failed):
+    """The peer answered a call, with a status and no message."""
+
+
 class Came(NamedTuple):
     """What came for a call: a piece of its answer, or its end."""
 
@@ -108,7 +112,7 @@ class Connection:
                 found += came.data
                 if came.stream == stream and came.is_over:
                     if len(found) < 5:
-                        raise Failed(f"{path} was refused")
+                        raise Refused(f"{path} was refused")
                     return found[5:]
 
     def come(self) -> Iterator[Came]:

@@ -32,10 +32,6 @@ bootstrap_namespaces: [default]
 auto_create_topics: true
 auth:
   mode: none
-load_manager:
-  assignment_strategy: fair
-  load_report_interval_seconds: 30
-  rebalancing: {{enabled: false}}
 storage:
   mode: local
   local_wal_root: {path}/wal

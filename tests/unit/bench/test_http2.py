@@ -35,6 +35,7 @@ async def test_round_trips_are_what_the_broker_counts(danube: DanubeBroker) -> N
     (delivery,) = danube.broker.subscription(TopicName.parse(danube_round_trip.TOPIC), "s").deliveries
     acked = delivery.stream.visible - delivery.lag
     assert 0 < found["messages"] < acked, "the first one is not counted"
+    assert not found["out_of_order"]
     assert acked <= found["messages"] + 1 + 16, "what was under way at the end may be acked"
 
 
