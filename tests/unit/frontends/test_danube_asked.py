@@ -58,7 +58,17 @@ def test_what_is_no_start(text: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("start", "first"), [("earliest", b"0"), ("offset:2", b"2"), ("latest", b"new"), ("", b"new")])
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        ("earliest", b"0"),
+        ("offset:2", b"2"),
+        ("time:0", b"0"),
+        ("time:4000000000000", b"new"),
+        ("latest", b"new"),
+        ("", b"new"),
+    ],
+)
 async def test_a_new_subscription_starts_where_it_asks_to(table: DanubeTable, start: str, first: bytes) -> None:
     mine = await table.producer()
     for number in range(4):
