@@ -45,11 +45,13 @@
     │   │   └── NotReady           not_ready         yes   the metadata store still reads its log, or has no leader
     │   ├── OutcomeUnknown         unknown           yes   it may or may not be stored; retry with a sequence number
     │   ├── StorageUnavailable     storage_unavailable yes   a catalog or an object store does not answer
-    │   │   └── CircuitOpen        circuit_open      yes   it failed so often that it is not asked now
+    │   │   ├── CircuitOpen        circuit_open      yes   it failed so often that it is not asked now
+    │   │   └── LakeAway           lake_away         yes   the lake process, which reads tables, does not answer
     │   ├── AccessDenied           access_denied     no    a catalog or an object store refused the credentials
     │   ├── UnexpectedAnswer       unexpected_answer no    what answers is no catalog, or no object store
     │   ├── PositionGone           position_gone     no    the log no longer holds that offset
     │   ├── LeaseLost              lease_lost        no    a lease on log files ended, or a newer pipeline took over
+    │   ├── TableUnreadable        table_unreadable  no    a topic's table holds what we do not read, or lacks a file
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
     │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
     │   ├── MetadataFileDamaged    metadata_file_damaged no    the file that describes a table is not readable as one
@@ -289,6 +291,10 @@ class CircuitOpen(StorageUnavailable):
     code = "circuit_open"
 
 
+class LakeAway(StorageUnavailable):
+    code = "lake_away"
+
+
 class AccessDenied(PersistentStorageError):
     code = "access_denied"
 
@@ -303,6 +309,10 @@ class PositionGone(PersistentStorageError):
 
 class LeaseLost(PersistentStorageError):
     code = "lease_lost"
+
+
+class TableUnreadable(PersistentStorageError):
+    code = "table_unreadable"
 
 
 class MetadataDamaged(PersistentStorageError):
@@ -435,6 +445,7 @@ SAID: dict[type[IcestreamError], Said] = {
     UnexpectedAnswer: Said(http=502),
     PositionGone: Said(7, 410, grpc="OUT_OF_RANGE"),
     LeaseLost: Said(7, 410),
+    TableUnreadable: Said(http=422, grpc="FAILED_PRECONDITION"),
     MetadataDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
     MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),
     MetadataFileDamaged: Said(iceberg=(422, "UnprocessableEntityException")),

@@ -540,6 +540,7 @@ TOKEN_MARGIN_SECONDS: Final = 30.0
 # --- reads ----------------------------------------------------------------------------------------------------------
 # The newest sections of all shards in memory, so that consumers that are caught up need no disk.
 TAIL_BYTES_DEFAULT: Final = 64 * MIB
+TAIL_TTL_MS_MAX: Final = 86_400_000
 # What a section in that memory costs beside its bytes: 213 were measured.
 TAIL_CHUNK_BYTES: Final = 256
 # A read for a consumer that failed is tried again after this time: often enough for a disk that recovers.
@@ -552,6 +553,39 @@ READ_SECTIONS_MAX: Final = 256
 PIN_SECONDS_MAX: Final = 30.0
 # Reads run in this many threads of their own, off the loop (hazard 35).
 READ_THREADS: Final = 2
+# --- reads of tables (the lake process)
+# Questions of the broker that are with the lake process at a time; others wait in the broker. Threads that read.
+SCANS_IN_FLIGHT_MAX: Final = 16
+SCAN_THREADS: Final = 2
+# How long an answer may take: opening a table of many files in an object store, and decoding a row group of each.
+SCAN_SECONDS_MAX: Final = 60.0
+# How long a question waits for a lake process that is away: it starts again in about two seconds.
+SCAN_AWAY_SECONDS_MAX: Final = 10.0
+# An answer comes in parts of this size, so that it fits a call whatever the largest message is.
+SCAN_PART_BYTES: Final = 2 * MIB
+# What an answer may come to: what was asked for, and one message of the largest size with its section.
+SCAN_ANSWER_BYTES_MAX: Final = READ_BYTES_DEFAULT + MESSAGE_BYTES_MAX + MIB
+# A row group that decodes to more is read in batches of rows, again for each window of offsets (hazard 22).
+SCAN_GROUP_BYTES_MAX: Final = 64 * MIB
+SCAN_BATCH_ROWS: Final = 16_384
+# What a reader holds of files that overlap.
+SCAN_WINDOW_BYTES: Final = 64 * MIB
+# Windows without a row that one question goes through; then it is told how far there is none.
+SCAN_WINDOWS_MAX: Final = 64
+# How often a table is planned for one question: files that are gone were compacted or expired away, thrice at most.
+SCAN_PLANS_MAX: Final = 4
+# Rests of windows that wait for whoever goes on there.
+SCAN_KEPT_MAX: Final = 8
+# Footers of data files, lists of deleted rows and bounds of row groups: a few KiB each.
+SCAN_FOOTERS_MAX: Final = 512
+# Manifests that are held as lists of files, a few hundred bytes for each; and tables whose files are known.
+SCAN_MANIFESTS_MAX: Final = 4_096
+SCAN_VIEWS_MAX: Final = 1_024
+# Decoded row groups that were read lately: a minute of one topic at a hundred megabytes in a minute.
+GROUP_CACHE_BYTES_DEFAULT: Final = 128 * MIB
+GROUP_CACHE_TTL_MS_DEFAULT: Final = 60_000
+GROUP_CACHE_TTL_MS_MAX: Final = 86_400_000
+
 # A follower gets at most this many bytes of records per step.
 FOLLOW_BYTES_MAX: Final = 8 * MIB
 

@@ -69,7 +69,9 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         "warm_bytes": 23,
     }
     tree = settings(tmp_path, **chosen)
-    made = server.log_options(tree.model_copy(update={"broker": tree.broker.model_copy(update={"tail_bytes": 17})}))
+    made = server.log_options(
+        tree.model_copy(update={"broker": tree.broker.model_copy(update={"tail_bytes": 17, "tail_ttl_ms": 19})})
+    )
     assert made == LogOptions(
         mode=SyncMode.PERIODIC,
         sync_interval_ms=7,
@@ -86,6 +88,7 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         warm_ms=19,
         warm_bytes=23,
         tail_bytes=17,
+        tail_ttl_ms=19,
     )
     default = LogOptions()
     same = [one.name for one in dataclasses.fields(made) if getattr(made, one.name) == getattr(default, one.name)]

@@ -9,7 +9,7 @@ What waited is looked at again before it is sent: after a seek, an ack of somebo
 this consumer's any more. Credit for what does not come is given back.
 
 A read that fails takes the ranges of its shard aside, in order, and is tried again after a while: the other shards of
-the consumer go on.
+the consumer go on. A table that nobody here can read ends the consumer, with the reason (hazard 22).
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Consumer:
         self.key_patterns = key_patterns
         self.credit = Credit(id_)  # what may be decided for it
         self.on_credit: Callable[[], None] = lambda: None  # there is credit that nobody was told of
+        self.on_unreadable: Callable[[str], None] = lambda _: None  # what it wants cannot be read by anybody: why
         self.is_active = False  # failover: it was told that it gets the messages
         self.delivered_messages = 0
         self._loop = asyncio.get_running_loop()
@@ -205,6 +206,10 @@ class Consumer:
             pass  # the file was recycled under the read: the position is looked up again
         except errors.PositionGone as error:
             self._step_over_gone(outgoing, error)
+        except errors.TableUnreadable as error:
+            where = f"{outgoing.delivery.stream.key} offset {outgoing.start}"
+            _log.error("a reader stops", where=where, error=str(error))
+            self.on_unreadable(str(error))
         except (errors.IcestreamError, OSError) as error:
             self._set_aside(outgoing, error)
         finally:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 
 from icestream import errors
 from icestream.broker.cursors import CursorBook, read_stream
+from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.storage import CursorSource, Found, SubscriptionStream
+from icestream.broker.table_tier import TableTier
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.topic_name import TopicName
+from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
@@ -26,8 +29,13 @@ _log = get_logger("storage")
 
 
 class IcebergStorage:
-    def __init__(self, log: Log, store: MetadataStore, clock: Clock, cursor_flush_ms: int) -> None:
+    def __init__(
+        self, log: Log, store: MetadataStore, clock: Clock, cursor_flush_ms: int, desk: LakeDesk | None = None
+    ) -> None:
+        """`desk`: where to ask for what the log does not hold any more; None: nowhere."""
         self.log = log
+        self.desk = desk
+        self._clock = clock
         self._store = store
         self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
         self._streams: dict[ShardKey, LogShardStream] = {}  # of the topics that are there
@@ -45,7 +53,13 @@ class IcebergStorage:
         self.log.declare_topic(topic)
         for number in range(shards):
             shard = self.log.shard(topic.id, number)
-            self._streams.setdefault(shard.key, LogShardStream(self.log, shard))
+            if shard.key not in self._streams:
+                self._streams[shard.key] = LogShardStream(self.log, shard, self._clock, self._table(topic, shard))
+
+    def _table(self, topic: Topic, shard: Shard) -> TableTier | None:
+        if self.desk is None:
+            return None
+        return TableTier(self.desk, topic.name, shard.key, lambda: self.log.gaps(shard.key))
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         """Its messages are dropped from the log: every floor goes to the end."""
@@ -130,11 +144,18 @@ class IcebergStorage:
 
 
 class LogShardStream:
-    """One shard, read from the log: from memory while it is new, else from its files."""
+    """One shard, read from memory while it is new, else from the log's files, else from the topic's table.
 
-    def __init__(self, log: Log, shard: Shard) -> None:
+    A position belongs to whatever tier has it at that moment: a tier that lets go of it hands over by that alone, so
+    there is no seam. Nobody holds the log for a reader (hazard 33).
+    """
+
+    def __init__(self, log: Log, shard: Shard, clock: Clock, table: TableTier | None = None) -> None:
         self._log = log
+        self._clock = clock
+        self._table = table
         self.shard = shard
+        self._read_ns = clock.monotonic_ns()
         self._followers: list[Callable[[], None]] = []
 
     @property
@@ -153,21 +174,74 @@ class LogShardStream:
     def epoch(self) -> int:
         return self.shard.epoch
 
-    def earliest(self) -> int:
-        return self._log.reader.earliest(self.shard.key)
-
     def gaps(self) -> Sequence[Gap]:
         return self._log.gaps(self.shard.key)
 
+    # --- where it begins ---
+
+    def earliest(self) -> int:
+        return self._log.reader.earliest(self.shard.key)
+
+    def _is_all_held(self) -> bool:
+        """Below the log there is nothing but what it has declared as a gap."""
+        return self._log.state.step_over(self.shard.key, 0) >= self.earliest()
+
+    async def first(self) -> int:
+        found = None if self._table is None or self._is_all_held() else await self._table.first()
+        return self.earliest() if found is None else min(found, self.earliest())
+
+    async def offset_for_time(self, time_us: int) -> int:
+        """The table first: it has the lower offsets."""
+        if self._table is not None and not self._is_all_held():
+            found = await self._table.at_time(time_us)
+            if found is not None and found < self.earliest():
+                return found
+        return await self._log.reader.offset_for_time(self.shard.key, time_us)
+
+    async def offset_behind_snapshot(self, snapshot_id: int) -> int:
+        found = await self._table.behind_snapshot(snapshot_id) if self._table is not None else None
+        if found is None:
+            raise errors.InvalidInput(
+                f"topic {self.shard.topic.name} has no table, so it has no snapshot {snapshot_id}",
+                hint="start at an offset or at a time",
+            )
+        return found
+
+    # --- reading ---
+
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
-        return self._log.tail.read(self.shard.key, offset, self.shard.written, bytes_max)
+        found = self._log.tail.read(self.shard.key, offset, self.shard.written, bytes_max)
+        if found:
+            self._count("tail")
+        return found
 
     async def read(self, offset: int, bytes_max: int) -> Found:
+        try:
+            result = await self._log.reader.read(self.shard.key, offset, bytes_max)
+        except errors.PositionGone:
+            if self._table is None:
+                raise
+        else:
+            self._count("log")
+            return Found(result.sections, result.gaps, result.next_offset)
+        found = await self._table.read(offset, bytes_max)
+        if found is None:
+            return await self._read_again(offset, bytes_max)
+        self._count(found[1])
+        return found[0]
+
+    async def _read_again(self, offset: int, bytes_max: int) -> Found:
+        """The table does not have it: a table that was rewound, whose rows came into the log again, or nobody has."""
         result = await self._log.reader.read(self.shard.key, offset, bytes_max)
         return Found(result.sections, result.gaps, result.next_offset)
 
-    async def offset_for_time(self, time_us: int) -> int:
-        return await self._log.reader.offset_for_time(self.shard.key, time_us)
+    def _count(self, tier: str) -> None:
+        now_ns = self._clock.monotonic_ns()
+        metrics.READS.add(tier)
+        metrics.READ_PAUSES.add(tier, (now_ns - self._read_ns) / 1e9)
+        self._read_ns = now_ns
+
+    # --- news ---
 
     def follow(self, on_visible: Callable[[], None]) -> None:
         self._followers.append(on_visible)

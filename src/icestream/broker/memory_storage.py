@@ -29,6 +29,8 @@ from icestream.wal.tail import SectionRead
 
 
 class MemoryStorage:
+    desk = None
+
     def __init__(
         self,
         store: MetadataStore,
@@ -184,6 +186,9 @@ class MemoryShard:
     def earliest(self) -> int:
         return 0
 
+    async def first(self) -> int:
+        return 0
+
     def gaps(self) -> Sequence[Gap]:
         return ()
 
@@ -205,6 +210,11 @@ class MemoryShard:
     async def offset_for_time(self, time_us: int) -> int:
         later = (section.base_offset for section in self._sections if section.append_time_us >= time_us)
         return next(later, self.visible)
+
+    async def offset_behind_snapshot(self, snapshot_id: int) -> int:
+        raise errors.InvalidInput(
+            f"topics in memory have no tables, so there is no snapshot {snapshot_id}", hint="start at an offset"
+        )
 
     def follow(self, on_visible: Callable[[], None]) -> None:
         self._followers.append(on_visible)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.records import CursorRecord
 from icestream.metadata.command import Compare, Operation
 from icestream.model.block import BlockHead
@@ -53,7 +54,10 @@ class ShardStream(Protocol):
     def epoch(self) -> int: ...
 
     def earliest(self) -> int:
-        """The oldest message that can be read."""
+        """The oldest message that the log holds."""
+
+    async def first(self) -> int:
+        """The oldest message that can be read, in whatever tier."""
 
     def gaps(self) -> Sequence[Gap]: ...
 
@@ -61,9 +65,14 @@ class ShardStream(Protocol):
         """Sections from memory, at once; none when they are not there."""
 
     async def read(self, offset: int, bytes_max: int) -> Found:
-        """From wherever it is. Raises PositionGone below the earliest."""
+        """From wherever it is: memory, the log, the table. Raises PositionGone where none of them has it, LakeAway
+        while nobody can tell what the table has, TableUnreadable when nobody can read it."""
 
-    async def offset_for_time(self, time_us: int) -> int: ...
+    async def offset_for_time(self, time_us: int) -> int:
+        """The smallest offset whose append time is at least this, in whatever tier; the end when there is none."""
+
+    async def offset_behind_snapshot(self, snapshot_id: int) -> int:
+        """The first offset that was not in the table when it was made. Raises InvalidInput."""
 
     def follow(self, on_visible: Callable[[], None]) -> None:
         """Calls back, on the loop, when `visible` has moved."""
@@ -96,6 +105,10 @@ class SubscriptionStream(NamedTuple):
 
 
 class PersistentStorage(Protocol):
+    @property
+    def desk(self) -> LakeDesk | None:
+        """Where the lake process is asked about tables; None where there are none."""
+
     def declare_topic(self, topic: Topic, shards: int) -> None:
         """Makes the topic known, before it is used."""
 

@@ -72,7 +72,8 @@ class Subscribing:
             stream = await self._storage.create_subscription_stream(topic.name.namespace, topic.name.name, name)
             if None in stream.cursors:  # it begins anew rather than to step over messages that nobody acked
                 _log.error("a subscription has lost its cursor", topic=str(topic.name), subscription=name)
-            await self._serve(topic, name, record, stream, Start(StartAt.EARLIEST))
+            # from the very first offset: what there is of it is told by whoever reads, not known while a node starts
+            await self._serve(topic, name, record, stream, Start(StartAt.OFFSET))
 
     async def create(
         self, topic: Topic, name: str, kind: SubscriptionType, start: Start, failure: FailurePolicy | None
@@ -190,11 +191,13 @@ class Subscribing:
             case StartAt.LATEST:
                 wanted = stream.visible
             case StartAt.EARLIEST:
-                wanted = stream.earliest()
+                wanted = await stream.first()
             case StartAt.OFFSET:
                 wanted = start.value
             case StartAt.TIME:
                 wanted = await _offset_for_time(stream, start.value)
+            case StartAt.SNAPSHOT:
+                wanted = await stream.offset_behind_snapshot(start.value)
         return min(max(wanted, 0), stream.visible)
 
     async def seek(self, deliveries: Sequence[ShardDelivery], start: Start) -> None:

@@ -62,6 +62,7 @@ class Subscription:
             old.sink.event("closed", {"reason": f"consumer {consumer.name} connected again"})
         self.consumers[consumer.name] = consumer
         consumer.on_credit = partial(self._use_credit, consumer)
+        consumer.on_unreadable = partial(self._end, consumer)
         for delivery in self._deliveries_of(consumer):
             delivery.join(consumer)
         self._tell_active()
@@ -94,6 +95,9 @@ class Subscription:
                 f"subscription {self.name} has no consumer {consumer_name} that is connected",
                 hint="`icestream sub describe` shows those that are",
             )
+        self._end(consumer, reason)
+
+    def _end(self, consumer: Consumer, reason: str) -> None:
         self.leave(consumer)
         consumer.sink.event("closed", {"reason": reason})
 

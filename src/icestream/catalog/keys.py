@@ -31,6 +31,7 @@ from icestream.metadata.bounds import key_bytes
 ROOT: Final = "/catalog/"
 RELATIONS: Final = f"{ROOT}relations/"
 PURGES: Final = f"{ROOT}purges/"
+TOPICS: Final = f"{ROOT}topics/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
 LEASE: Final = "/pipeline/lease"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
@@ -73,7 +74,7 @@ def last_name(prefix: str, key: str) -> str:
 
 
 def topic_key(topic_id: int) -> str:
-    return f"{ROOT}topics/{topic_id}"
+    return f"{TOPICS}{topic_id}"
 
 
 def deleted_topic_key(topic_id: int) -> str:

@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table-root", action="append", default=[])
     parser.add_argument("--token-file", type=Path)
     parser.add_argument("--share-keys", action="store_true")
+    parser.add_argument("--cache-bytes", type=int, default=0)
+    parser.add_argument("--cache-ttl-ms", type=int, default=1)
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
     return _run(given)
@@ -38,7 +40,7 @@ def _run(given: argparse.Namespace) -> int:
     import asyncio
 
     from icestream import errors
-    from icestream.lake.options import LakeOptions, store_from
+    from icestream.lake.options import CacheOptions, LakeOptions, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.runtime.loop import loop_factory
@@ -54,6 +56,7 @@ def _run(given: argparse.Namespace) -> int:
         given.token_file,
         given.share_keys,
         store_from(os.environ),
+        CacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -24,17 +24,17 @@ class AvroManifests:
         self._offload = offload
 
     async def manifests(self, manifest_list: str) -> list[str]:
-        return await self._decoded(manifest_list, lambda records: [str(one["manifest_path"]) for one in records])
+        return await self.decoded(manifest_list, lambda records: [str(one["manifest_path"]) for one in records])
 
     async def files(self, manifest: str) -> list[str]:
         """Also those that the manifest says are deleted: it names them."""
-        return await self._decoded(manifest, lambda records: [str(one["data_file"]["file_path"]) for one in records])
+        return await self.decoded(manifest, lambda records: [str(one["data_file"]["file_path"]) for one in records])
 
     async def records(self, location: str) -> list[Record]:
         """Everything that it says."""
-        return await self._decoded(location, list)
+        return await self.decoded(location, list)
 
-    async def _decoded(self, location: str, taken: Callable[[Iterator[Record]], list[Any]]) -> list[Any]:
+    async def decoded(self, location: str, taken: Callable[[Iterator[Record]], list[Any]]) -> list[Any]:
         data = await self._files.read(normal(location))
 
         def decode() -> list[Any]:

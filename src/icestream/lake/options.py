@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from icestream import limits
 from icestream.warehouse.store_options import StoreOptions
 
 if TYPE_CHECKING:
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 # Keys of an object store go to the child in its environment, which only its own account can read: never in its command.
 STORE_VARIABLE: Final = "_ICESTREAM_LAKE_STORE"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Of row groups that were read lately."""
+
+    enabled: bool = True
+    max_bytes: int = limits.GROUP_CACHE_BYTES_DEFAULT
+    ttl_ms: int = limits.GROUP_CACHE_TTL_MS_DEFAULT
+
+    def arguments(self) -> Sequence[str]:
+        return ("--cache-bytes", str(self.max_bytes if self.enabled else 0), "--cache-ttl-ms", str(self.ttl_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,7 @@ class LakeOptions:
     token_file: Path | None = None  # with the bearer tokens of the catalog
     is_sharing_keys: bool = False  # clients that ask for the keys of the store get them
     store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
+    cache: CacheOptions = CacheOptions()
 
     @classmethod
     def of(cls, settings: Settings, socket: Path | None = None) -> LakeOptions:
@@ -44,6 +58,7 @@ class LakeOptions:
             token_file=lake.token_file.absolute() if lake.token_file is not None else None,
             is_sharing_keys=lake.share_keys,
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
+            cache=CacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
         )
 
     @property
@@ -64,6 +79,7 @@ class LakeOptions:
             "--warehouse", self.warehouse, *(part for root in self.table_roots for part in ("--table-root", root)),
             *(("--token-file", str(self.token_file)) if self.token_file is not None else ()),
             *(("--share-keys",) if self.is_sharing_keys else ()),
+            *self.cache.arguments(),
         ]  # fmt: skip
 
 

@@ -25,6 +25,8 @@ from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import LakeOptions
+from icestream.lake.scan.opening import Scans
+from icestream.lake.scan.worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import SystemClock
@@ -66,11 +68,15 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
     files = LocalFiles(open_local, disk) if options.is_local else open_files(options.store, disk=disk)
     tasks = [keeping]
+    scans: Scans | None = None
     try:
         catalog = built_catalog(keeper, options, files)
         manifests = AvroManifests(files, aside)
         if catalog is not None:
-            tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
+            scans = Scans(catalog, files, manifests, options.cache, SystemClock())
+            worker = ScanWorker(keeper, scans.answer, SystemClock())
+            work = (catalog.upkeep(manifests).run(), scans.tables.run(), worker.run())
+            tasks += [asyncio.create_task(one) for one in work]
         access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys)
         front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests, access)
         await _serve_http(front, options, stop, on_ready)
@@ -78,8 +84,9 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        disk.close()
-        aside.close()
+        for pool in (disk, aside, scans):
+            if pool is not None:
+                pool.close()
         if parent is not None:
             parent.close()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,11 +28,12 @@ class StartAt(Enum):
     EARLIEST = "earliest"
     OFFSET = "offset"
     TIME = "time"
+    SNAPSHOT = "snapshot"  # behind what a snapshot of the topic's table holds
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a new subscription begins. `value`: an offset, or microseconds since 1970."""
+    """Where a new subscription begins. `value`: an offset, microseconds since 1970, or the id of a snapshot."""
 
     at: StartAt = StartAt.LATEST
     value: int = 0
@@ -42,6 +43,8 @@ class Start:
             raise errors.InvalidInput(f"offset {self.value} is not between 0 and {limits.OFFSET_MAX}")
         if self.at is StartAt.TIME and not -(2**63) <= self.value < 2**63:
             raise errors.InvalidInput("the time does not fit microseconds since 1970 in 64 bits")
+        if self.at is StartAt.SNAPSHOT and not -(2**63) <= self.value < 2**63:
+            raise errors.InvalidInput("the id of a snapshot does not fit 64 bits")
 
 
 class Backoff(Enum):

@@ -32,11 +32,11 @@ class TickCounters(Collector):
         self.name = name
         self.text = text
         self.label = label
-        self.values: dict[str, int] = {}
+        self.values: dict[str, float] = {}
         REGISTRY.register(self)
 
-    def add(self, value: str) -> None:
-        self.values[value] = self.values.get(value, 0) + 1
+    def add(self, value: str, amount: float = 1) -> None:
+        self.values[value] = self.values.get(value, 0) + amount
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(self.name, self.text, labels=[self.label])
@@ -90,7 +90,26 @@ DELIVERY_STANDSTILLS = TickCounters(
     "Times that a subscription stood still although messages waited, by reason; once a minute and shard at most.",
     "reason",
 )
+READS = TickCounters("icestream_reader_polls_total", "Reads for subscriptions, by the tier that served them.", "tier")
+READ_PAUSES = TickCounters(
+    "icestream_reader_pause_seconds_total",
+    "Time between a read of a shard and the one before it, by the tier that served the later one.",
+    "tier",
+)
+READ_GAPS = TickCounter(
+    "icestream_reader_gaps_total", "Stretches of offsets that hold no message, told to readers of tables."
+)
+READ_GAP_OFFSETS = TickCounter("icestream_reader_gap_offsets_total", "Offsets in them.")
+READ_WAITS = TickCounter(
+    "icestream_reader_lake_waits_total", "Reads that were put off because the lake process was away or too slow."
+)
 CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written to the metadata store.")
+
+# --- reads of tables, in the lake process -----------------------------------------------------------------------------
+SCANS = Counter("icestream_scan_questions_total", "Questions of the broker about tables, by outcome.", ["outcome"])
+SCAN_SECONDS = Counter("icestream_scan_seconds_total", "Time that answers took.")
+GROUP_CACHE = Counter("icestream_scan_cache_total", "Row groups looked for in the cache, by hit or miss.", ["outcome"])
+READ_DOUBLED = Counter("icestream_scan_doubled_rows_total", "Rows left out because their offset was there before.")
 
 # --- catalogs and object stores elsewhere -----------------------------------------------------------------------------
 STORAGE_CALLS = Counter(

@@ -24,6 +24,7 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.ingest import Ingest, Place
+from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
@@ -155,7 +156,7 @@ class Node:
         except BaseException:
             await store.close()
             raise
-        storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms)
+        storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, LakeDesk())
         return cls(settings, store, storage, log, around)
 
     async def stop(self) -> None:

@@ -39,3 +39,11 @@ class BrokerSection(Section):
         description="Memory for the newest messages of all topics, from which consumers that are caught up are served "
         "without reading the disk.",
     )
+    tail_enabled: StrictBool = Field(
+        default=True,
+        description="Whether there is such memory. Without it every message is delivered from the log's files.",
+    )
+    tail_ttl_ms: Annotated[int, units.duration("ms", 0, limits.TAIL_TTL_MS_MAX)] = Field(
+        default=0,
+        description="How long a message stays there at most; 0: until the memory is needed for newer ones.",
+    )

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StrictBool
 
 from icestream import limits
-from icestream.settings import text
+from icestream.settings import text, units
 from icestream.settings.section import Broken, Section, derived
 
 
@@ -39,6 +39,20 @@ class LakeProcess(Section):
         default=(),
         description="Locations besides the warehouse in which the catalog lets clients place tables and register them. "
         "Empty, the default: the catalog touches nothing outside of the warehouse.",
+    )
+    cache_enabled: StrictBool = Field(
+        default=True,
+        description="Keep decoded row groups of tables that were read lately, for other readers of the same messages.",
+    )
+    cache_bytes: Annotated[int, units.size(limits.MIB)] = Field(
+        default=limits.GROUP_CACHE_BYTES_DEFAULT,
+        description="Memory of the lake process for them; the oldest go first. One row group is as large as a writer "
+        "of the table made it, and one that is larger than this is not kept.",
+    )
+    cache_ttl_ms: Annotated[int, units.duration("ms", 1, limits.GROUP_CACHE_TTL_MS_MAX)] = Field(
+        default=limits.GROUP_CACHE_TTL_MS_DEFAULT,
+        description="How long one is kept at most. Files never change, so an old one is as good as a new one: this "
+        "only gives memory back that nobody uses.",
     )
 
     def broken_rules(self) -> Iterator[Broken]:

@@ -67,7 +67,7 @@ class Log:
         self.log_id = recovered.log_id
         self.report = recovered.report
         self.state: LogState = recovered.state
-        self.tail = Tail(options.tail_bytes)
+        self.tail = Tail(options.tail_bytes, options.tail_ttl_ms)
         self.appender = Appender(self.state, options.mode, options.align_bytes, self.tail)
         self.upkeep = Upkeep(
             directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready

@@ -22,6 +22,7 @@ class LogOptions:
     spare_files: int = limits.SPARE_FILES_DEFAULT
     inline_sync_below_us: int = 1000
     tail_bytes: int = limits.TAIL_BYTES_DEFAULT
+    tail_ttl_ms: int = 0  # 0: a section stays until its memory is needed
     checkpoint_every_bytes: int = limits.CHECKPOINT_EVERY_BYTES
     retention_step_percent: int = limits.RETENTION_STEP_PERCENT_DEFAULT
     warm_ms: int = 0  # how long a file is kept that nobody needs, and how many bytes of them; 0: not at all

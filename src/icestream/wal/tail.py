@@ -1,7 +1,8 @@
 """The hot tail: the newest sections of every shard, in memory, so that a consumer that is caught up needs no disk.
 
 One chunk per shard and record, never one object per message. All shards share one budget in bytes, in which a chunk
-counts with what it costs beside its bytes; the oldest chunk of all goes first. A chunk is here from the moment its
+counts with what it costs beside its bytes; the oldest chunk of all goes first, and so does one that is older than it
+may be, when the next one comes. A chunk is here from the moment its
 offsets are assigned; whoever reads bounds himself by what may be seen (`Shard.written`), and what a failed write took
 back is forgotten with everything else (`clear`).
 """
@@ -66,10 +67,13 @@ class _ShardTail:
 
 
 class Tail:
-    def __init__(self, bytes_max: int = limits.TAIL_BYTES_DEFAULT) -> None:
+    def __init__(self, bytes_max: int = limits.TAIL_BYTES_DEFAULT, ttl_ms: int = 0) -> None:
+        """`ttl_ms`: 0: a chunk goes when its memory is needed, not before."""
         self._bytes_max = bytes_max
+        self._ttl_us = 1000 * ttl_ms
         self._shards: dict[ShardKey, _ShardTail] = {}
         self._order: deque[ShardKey] = deque()  # the shard of each chunk, oldest first
+        self._times: deque[int] = deque()  # and its append time
         self.held_bytes = 0
 
     def add(self, key: ShardKey, chunk: SectionRead) -> None:
@@ -78,12 +82,17 @@ class Tail:
             held = self._shards[key] = _ShardTail()
         held.add(chunk)
         self._order.append(key)
+        self._times.append(chunk.append_time_us)
         self.held_bytes += len(chunk.body) + limits.TAIL_CHUNK_BYTES
         while self.held_bytes > self._bytes_max:
             self._drop_oldest()
+        if self._ttl_us:
+            while self._times and self._times[0] < chunk.append_time_us - self._ttl_us:
+                self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         key = self._order.popleft()
+        self._times.popleft()
         held = self._shards[key]
         self.held_bytes -= len(held.drop_first().body) + limits.TAIL_CHUNK_BYTES
         if held.is_empty:
@@ -109,4 +118,5 @@ class Tail:
         """After a failed write: what is left is read from the files."""
         self._shards.clear()
         self._order.clear()
+        self._times.clear()
         self.held_bytes = 0

@@ -29,6 +29,8 @@ Answer = TypeVar("Answer")
 
 
 class Objects(Protocol):
+    def reader(self, name: str) -> Any: ...
+
     async def put_new(self, name: str, data: bytes) -> None: ...
 
     async def get(self, name: str, bytes_max: int) -> bytes | None: ...
@@ -48,6 +50,12 @@ class Bucket:
         self._store = store
         self._caller = caller
         self._place = place
+
+    def reader(self, name: str) -> Any:
+        """A file to be read in pieces, beside the loop."""
+        import obstore
+
+        return obstore.open_reader(self._store, name)
 
     async def put_new(self, name: str, data: bytes) -> None:
         import obstore

@@ -7,7 +7,7 @@ condition that there is none of its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog.files import TableFiles
@@ -43,6 +43,11 @@ class ObjectFiles:
         if key not in self._buckets:
             self._buckets[key] = self._open(*key)
         return self._buckets[key]
+
+    def reader(self, location: str) -> Any:
+        """A file of it for a library that reads pieces of it by itself; every read blocks. Raises FileNotFoundError."""
+        place = place_of(location)
+        return self._bucket(place).reader(place.name)
 
     async def create(self, location: str, pieces: Sequence[bytes]) -> None:
         place = place_of(location)
@@ -89,9 +94,12 @@ class ObjectFiles:
 class AnyFiles:
     """Local files and objects side by side, told apart by their locations."""
 
-    def __init__(self, local: TableFiles, objects: TableFiles) -> None:
+    def __init__(self, local: TableFiles, objects: ObjectFiles) -> None:
         self._local = local
         self._objects = objects
+
+    def reader(self, location: str) -> Any:
+        return self._objects.reader(location)
 
     def _of(self, location: str) -> TableFiles:
         return self._local if normal(location).startswith("file:") else self._objects

@@ -24,6 +24,7 @@ from icestream.frontends.native.calls import CALLS, Document, Offered, TopicAndS
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pages import Page, page_of
 from icestream.frontends.native.pipeline_calls import PipelineCalls
+from icestream.frontends.native.scan_calls import SCAN_CALLS
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.observability.health import Check
@@ -128,7 +129,8 @@ class Administration:
     def offered(self) -> Offered:
         """Everything that the local socket offers."""
         mine = {name: getattr(self, name) for name in METHODS}
-        return Offered({**CALLS, **METADATA_CALLS, **self._pipeline.calls(), **mine}, limits.LOCAL_CALL_BYTES_MAX)
+        shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls()}
+        return Offered({**shared, **mine}, limits.LOCAL_CALL_BYTES_MAX)
 
     def _topic(self, name: str) -> Topic:
         return self._broker.topics.get(TopicName.parse(name))

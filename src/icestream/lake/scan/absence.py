@@ -1,0 +1,77 @@
+"""Why offsets that were committed are no rows: pure. Readers say it in gap events, `verify` in its report.
+
+removed       an engine took rows away, and the catalog knows which (removals beside the pointer, hazard 21)
+taken over    between two runs of the shard: the log of a dead owner had them, or nobody (hazard 2)
+before        the table got the messages of its topic from a later offset on
+unexplained   none of these, as far as the catalog knows. The broker's own declared gaps are not known here
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from icestream.catalog.topic.binding import Binding
+from icestream.catalog.topic.removal import Removals
+from icestream.model.shard import GapState
+
+
+class Cause(StrEnum):
+    REMOVED = "removed"
+    TAKEN_OVER = "taken-over"
+    BEFORE = "before"
+    UNEXPLAINED = "unexplained"
+
+
+STATES: Final = {
+    Cause.REMOVED: GapState.DROPPED,
+    Cause.TAKEN_OVER: GapState.PENDING,
+    Cause.BEFORE: GapState.LOST,
+    Cause.UNEXPLAINED: GapState.LOST,
+}
+
+
+class Absence(NamedTuple):
+    start: int
+    end: int
+    cause: Cause
+    reason: str
+
+
+def explained(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[Absence]:
+    """The offsets [start, end) of a shard, cut where the reason is another one."""
+    known = _known(shard, binding, removals)
+    found: list[Absence] = []
+    at = start
+    while at < end:
+        covering = next((one for one in known if one.start <= at < one.end), None)
+        if covering is not None:
+            stop = min(covering.end, end)
+            found.append(covering._replace(start=at, end=stop))
+        else:
+            stop = min((one.start for one in known if at < one.start < end), default=end)
+            found.append(Absence(at, stop, Cause.UNEXPLAINED, "not in the table, and nothing says why"))
+        at = stop
+    return found
+
+
+def _known(shard: int, binding: Binding, removals: Removals) -> list[Absence]:
+    found = [
+        Absence(
+            *one.ranges[shard],
+            Cause.REMOVED,
+            f"removed from the table by {one.operation}" + (f", snapshot {one.snapshot_id}" if one.snapshot_id else ""),
+        )
+        for one in sorted(removals, key=lambda one: not one.is_exact)  # what is known exactly says more
+        if shard in one.ranges
+    ]
+    runs = binding.runs.get(shard, ())
+    found += [
+        Absence(one.next, after.start, Cause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
+        for one, after in pairwise(runs)
+        if one.next < after.start
+    ]
+    if runs and runs[0].start:
+        found.append(Absence(0, runs[0].start, Cause.BEFORE, f"the table begins at offset {runs[0].start}"))
+    return found

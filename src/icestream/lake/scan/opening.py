@@ -1,0 +1,70 @@
+"""Puts the readers of tables together. What reads Parquet is loaded with the first question: most starts of a lake
+process see none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from icestream import limits
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import TableFiles
+from icestream.catalog.location import normal
+from icestream.lake.manifests import AvroManifests
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.group_cache import open_cache
+from icestream.lake.scan.topic_tables import TopicTables
+from icestream.model.scan import Asked, Scanned
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import ThreadOffload
+from icestream.warehouse.object_files import AnyFiles
+
+if TYPE_CHECKING:
+    from icestream.lake.scan.scanner import Scanner
+
+
+class Scans:
+    def __init__(
+        self, catalog: Catalog, files: TableFiles, manifests: AvroManifests, cache: CacheOptions, clock: Clock
+    ) -> None:
+        self.tables = TopicTables(catalog, manifests, clock)
+        self._open = opener(files)
+        self._cache = cache
+        self._offload = ThreadOffload("scan", limits.SCAN_THREADS)
+        self._scanner: Scanner | None = None
+
+    async def answer(self, asked: Asked) -> Scanned:
+        if self._scanner is None:
+            await self._offload.run(_load)
+            self._scanner = self._scanner_now()
+        return await self._scanner.answer(asked)
+
+    def _scanner_now(self) -> Scanner:
+        if self._scanner is not None:  # somebody else was faster
+            return self._scanner
+        from icestream.lake.scan.parquet_files import ParquetFiles
+        from icestream.lake.scan.scanner import Scanner
+
+        return Scanner(self.tables, ParquetFiles(self._open, open_cache(self._cache)), self._offload)
+
+    def close(self) -> None:
+        self._offload.close()
+
+
+def _load() -> None:
+    import icestream.lake.scan.scanner  # noqa: F401
+
+
+def opener(files: TableFiles) -> Callable[[str], Any]:
+    """How pyarrow opens a data file. Raises FileNotFoundError."""
+
+    def open_file(location: str) -> Any:
+        import pyarrow as pa  # type: ignore[import-untyped]
+
+        place = normal(location)
+        if place.startswith("file:"):
+            return pa.OSFile(place.removeprefix("file:"), "rb")
+        assert isinstance(files, AnyFiles)  # only it has anything but local files
+        return pa.PythonFile(files.reader(place), "r")
+
+    return open_file

@@ -1,0 +1,164 @@
+"""Hazard 31: a message that comes from the table is the message that came from the tail, value for value, whatever it
+carries: of every kind of column, for any values, and through all four tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream.broker.storage import Found
+from icestream.lake.scan.sections import TYPES, to_sections
+from icestream.model import envelope
+from icestream.model.block import Block, Numbering, blocks_of, encode_block
+from icestream.model.envelope import COLUMNS, Column
+from icestream.model.shard import ShardKey
+from icestream.storage.block_check import check_block
+from tests.hazards.test_hazard_31_lossless_envelope import MESSAGE
+from tests.support.blocks import VALUES
+from tests.support.broker_machine import TOPIC, publish
+from tests.support.effort import HALF
+from tests.support.tiers import TieredMachine
+
+IN_TABLE = tuple(column for column in COLUMNS if column.in_table)
+Message = tuple[int, int, dict[str, Any]]
+
+
+def values(block: Block) -> Iterator[dict[str, Any]]:
+    """What each message has, as whoever gets it sees it: numbers of a batch are its messages' own."""
+    found = {column.name: block.values(column) for column in IN_TABLE}
+    for row in range(block.rows):
+        one = {name: column[row] for name, column in found.items()}
+        if block.numbering is not None:
+            one["producer_id"] = one["producer_id"] if one["producer_id"] is not None else block.numbering.producer_id
+            one["sequence"] = block.numbering.first_sequence + row
+        yield one
+
+
+def messages(sections: Any) -> list[Message]:
+    found: list[Message] = []
+    for section in sections:
+        rows = [one for block in blocks_of(section.body) for one in values(block)]
+        assert len(rows) == section.rows
+        found += [(section.base_offset + at, section.append_time_us, one) for at, one in enumerate(rows)]
+    return found
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[Message]:
+    """Rows of a shard in the order of their offsets: with holes, in ticks of any size."""
+    count = draw(st.integers(1, 40))
+    columns: dict[Column, list[Any]] = {}
+    for column in IN_TABLE:
+        value = st.one_of(st.none(), VALUES[column.kind])
+        shape = draw(st.integers(0, 3))
+        if shape == 1:
+            columns[column] = [draw(value)] * count
+        elif shape > 1:
+            some = value if shape == 2 else VALUES[column.kind]
+            columns[column] = draw(st.lists(some, min_size=count, max_size=count))
+    offset, time, made = draw(st.integers(0, 2**61)), draw(st.integers(-(2**62), 2**62)), []
+    for at in range(count):
+        offset += draw(st.sampled_from([1, 1, 1, 1, 2, 50]))
+        time += draw(st.sampled_from([0, 0, 0, 1, -1]))
+        known: dict[str, Any] = dict.fromkeys(column.name for column in IN_TABLE)
+        made.append((offset, time, known | {column.name: given[at] for column, given in columns.items()}))
+    return made
+
+
+def arrow(rows: list[Message]) -> pa.Table:
+    def column(name: str) -> pa.Array:
+        found = [one[2][name] for one in rows]
+        return pa.array([list(one.items()) if isinstance(one, dict) else one for one in found], TYPES[name])
+
+    names = [one.name for one in IN_TABLE if any(row[2][one.name] is not None for row in rows)]
+    return pa.table(
+        {
+            "offset": pa.array([one[0] for one in rows], pa.int64()),
+            "append_time": pa.array([one[1] for one in rows], TYPES["append_time"]),
+            **{name: column(name) for name in names},
+        }
+    )
+
+
+@HALF
+@given(tables(), st.integers(0, 39), st.integers(1, 5_000), st.integers(1, 6), st.integers(1, 40))
+def test_hazard_31_any_rows_become_the_messages_that_they_were(
+    rows: list[Message], first: int, bytes_max: int, sections_max: int, chunk: int
+) -> None:
+    first = min(first, len(rows) - 1)
+    table = arrow(rows)
+    parts = [table.slice(at, chunk) for at in range(0, len(rows), chunk)]
+    found = to_sections(pa.concat_tables(parts).slice(first), lambda offset: 3, bytes_max, sections_max)
+    told = messages(found)
+    assert told == rows[first : first + len(told)]
+    assert 1 <= len(found) <= sections_max
+    assert sum(section.rows for section in found[:-1]) == 0 or sum(len(one.body) for one in found) < 16 * bytes_max
+    for section in found:
+        assert section.epoch == 3
+        for block in blocks_of(section.body):
+            head, _ = check_block(bytes(block._data))  # whoever gets it finds a sound block
+            assert head.rows == block.rows
+
+
+def test_hazard_31_keys_that_another_engine_put_otherwise_rise_again() -> None:
+    rows = [(at, 0, {"headers": {"b": "1", "a": "2", "": "3"} if at % 2 else {"z": ""}}) for at in range(4)]
+    table = pa.table(
+        {
+            "offset": pa.array(range(4), pa.int64()),
+            "append_time": pa.array([0] * 4, TYPES["append_time"]),
+            "headers": pa.array([list(one[2]["headers"].items()) for one in rows], TYPES["headers"]),
+        }
+    )
+    (section,) = to_sections(table, lambda offset: 0, 1_000_000)
+    assert [one[2]["headers"] for one in messages([section])] == [one[2]["headers"] for one in rows]
+
+
+@pytest.mark.asyncio
+async def test_hazard_31_every_field_is_the_same_from_all_four_tiers(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path, tail_bytes=10_000_000)
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await machine.lake.bind()
+    key = ShardKey(1, 0)
+    plain = {column: value for column, value in MESSAGE.items() if column.in_table}
+    numbered = {one: [value] * 3 for one, value in plain.items() if one.name not in ("producer_id", "sequence")}
+    broker.storage.open_producer(9, 1)
+    for block in (
+        encode_block(1, {column: [value] for column, value in plain.items()}),
+        encode_block(3, numbered, Numbering(9, 1, 5)),
+        encode_block(2, {envelope.PAYLOAD: [b"", None], envelope.KEY: [None, b"\0"]}),
+    ):
+        machine.clock.advance(1.0)
+        await broker.storage.store_messages(key, block)
+    producer = await broker.open_producer(TOPIC, "p")
+    for _ in range(20):  # so that the file of the first is full
+        await publish(broker, producer, bytes(7_000))
+    assert machine.log is not None
+    stream = broker.storage.shard_stream(key)
+    tail = stream.read_hot(0, 1_000_000)
+    machine.log.tail.clear()
+    log = await stream.read(0, 1_000_000)
+    await machine.commit()
+    await machine.forget()
+    assert machine.log.reader.earliest(key) > 6
+    table = await until_six(stream, [])
+    cache = await until_six(stream, [])
+    assert machine.lake.parquet.groups_read == 1
+    assert messages(tail)[:6] == messages(log.sections)[:6] == table[:6] == cache[:6]
+    assert {name for _, _, one in table[:6] for name, value in one.items() if value is not None} == {
+        column.name for column in plain
+    }
+    await broker.shutdown()
+
+
+async def until_six(stream: Any, found: list[Message]) -> list[Message]:
+    while len(found) < 6:
+        read: Found = await stream.read(len(found), 1_000_000)
+        found += messages(read.sections)
+    return found

@@ -1,0 +1,134 @@
+"""A broker whose topic has a table: what is committed can leave the log, and is read from the table then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from icestream import errors
+from icestream.broker.iceberg_storage import IcebergStorage
+from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.storage import PersistentStorage
+from icestream.lake.options import CacheOptions
+from icestream.model import envelope
+from icestream.model.block import Block, blocks_of
+from icestream.model.scan import Asked
+from icestream.model.shard import ShardKey
+from icestream.wal.log import Log
+from icestream.wal.sink import Sink
+from tests.support.broker_machine import TOPIC, BrokerMachine, quiet
+from tests.support.topic_lake import Row, TopicLake
+
+
+class Attendant:
+    """The lake process at the desk, without a socket."""
+
+    def __init__(self, desk: LakeDesk, lake: TopicLake) -> None:
+        self.desk = desk
+        self.lake = lake
+        self.asked: list[Asked] = []
+        self.tell = self._tell  # one object: the desk knows him by it
+        desk.attend(self.tell)
+
+    def leave(self) -> None:
+        self.desk.leave(self.tell)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if event["event"] == "asked":
+            asked = msgspec.convert(event["asked"], Asked)
+            self.asked.append(asked)
+            self._task = asyncio.get_running_loop().create_task(self._answer(asked))
+
+    async def _answer(self, asked: Asked) -> None:
+        try:
+            data = msgspec.msgpack.encode(await self.lake.scanner.answer(asked))
+        except errors.IcestreamError as error:
+            self.desk.fail(asked.number, error)
+            return
+        half = len(data) // 2
+        self.desk.take(asked.number, data[:half], False)
+        self.desk.take(asked.number, data[half:], True)
+
+
+class TieredMachine(BrokerMachine):
+    def __init__(self, folder: Path, cache: CacheOptions | None = None, **options: Any) -> None:
+        super().__init__(**({"tail_bytes": 0} | options))
+        self.lake = TopicLake(folder, self.store, self.clock, cache, str(TOPIC), 1)
+        self.desk: LakeDesk | None = None
+        self.attendant: Attendant | None = None
+        self.committed: dict[int, int] = {}
+
+    async def open_storage(self, sink: Sink | None = None) -> PersistentStorage:
+        found = await super().open_storage(sink)
+        assert isinstance(found, IcebergStorage)
+        self.desk = found.desk = LakeDesk()
+        self.attendant = Attendant(self.desk, self.lake)
+        return found
+
+    async def commit(self, shards: int = 1, end: int | None = None, **more: Any) -> int:
+        assert self.log is not None
+        return await commit_log(self.lake, self.log, self.committed, shards, end, **more)
+
+    async def forget(self) -> None:
+        assert self.log is not None
+        await forget_committed(self.log, 1, self.committed)
+        await quiet()
+
+
+async def commit_log(
+    lake: TopicLake, log: Log, committed: dict[int, int], shards: int = 1, end: int | None = None, **more: Any
+) -> int:
+    """What is in the log and in no table becomes rows, as a round of the pipeline does it. The id of the snapshot."""
+    await log.sync()
+    made: list[Row] = []
+    ranges = []
+    for shard in range(shards):
+        key, start = ShardKey(lake.topic_id, shard), committed.get(shard, 0)
+        stop = min(log.shard(*key).synced, end if end is not None else 2**62)
+        if start < stop:
+            made += await rows_of_log(log, key, start, stop)
+            ranges.append((shard, start, stop))
+            committed[shard] = stop
+    entries = [await lake.write(made, **more)] if made else []
+    return await lake.round(*ranges, entries=entries)
+
+
+async def forget_committed(log: Log, topic_id: int, committed: dict[int, int]) -> None:
+    """The log lets go of every file that the table has."""
+    await log.advance_floor({ShardKey(topic_id, shard): end for shard, end in committed.items()})
+    await log.checkpoint()
+    await log.checkpoint()
+
+
+async def rows_of_log(log: Log, key: ShardKey, start: int, end: int) -> list[Row]:
+    found: list[Row] = []
+    at = start
+    while at < end:
+        result = await log.reader.read(key, at)
+        for section in result.sections:
+            offset = section.base_offset
+            for block in blocks_of(section.body):
+                for made in rows_of_block(block):
+                    if start <= offset < end:
+                        found.append(
+                            {**made, "shard": key.shard, "offset": offset, "append_time": section.append_time_us}
+                        )
+                    offset += 1
+        at = result.next_offset
+    return found
+
+
+def rows_of_block(block: Block) -> Iterator[dict[str, Any]]:
+    """Numbers of a batch are its messages' own."""
+    values = {column.name: block.values(column) for column in envelope.COLUMNS if column.in_table}
+    for number in range(block.rows):
+        made = {name: column[number] for name, column in values.items()}
+        if block.numbering is not None:
+            own = made["producer_id"]
+            made["producer_id"] = block.numbering.producer_id if own is None else own
+            made["sequence"] = block.numbering.first_sequence + number
+        yield made

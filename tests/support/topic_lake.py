@@ -1,0 +1,288 @@
+"""The table of a topic with real Parquet files, in this process: what the pipeline and other engines make of one."""
+
+from __future__ import annotations
+
+import io
+import struct
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icestream.catalog import keys, records
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import envelope as table_envelope
+from icestream.catalog.topic.commit import Request
+from icestream.lake.manifests import AvroManifests
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.group_cache import open_cache
+from icestream.lake.scan.opening import opener
+from icestream.lake.scan.parquet_files import ParquetFiles
+from icestream.lake.scan.scanner import Scanner
+from icestream.lake.scan.sections import TYPES
+from icestream.lake.scan.topic_tables import TopicTables
+from icestream.metadata.store import MemoryStore, MetadataStore
+from icestream.model import envelope
+from icestream.model.block import blocks_of
+from icestream.model.scan import Asked, Question, Scanned
+from icestream.runtime.clock import Clock, SimulatedClock
+from icestream.runtime.randomness import SeededRandomness
+from icestream.runtime.tasks import InlineOffload
+
+TOPIC, TOPIC_ID = "/default/orders", 12
+TABLE = Identifier(("default",), "orders")
+LEASE = 1
+Row = Mapping[str, Any]
+_PAIRS = {
+    "type": "array",
+    "items": {
+        "type": "record",
+        "name": "pair",
+        "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "bytes"}],
+    },
+    "logicalType": "map",
+}
+_FILE = {
+    "type": "record",
+    "name": "r2",
+    "fields": [
+        {"name": "content", "type": "int"},
+        {"name": "file_path", "type": "string"},
+        {"name": "file_format", "type": "string"},
+        {"name": "partition", "type": {"type": "record", "name": "r102", "fields": []}},
+        {"name": "record_count", "type": "long"},
+        {"name": "file_size_in_bytes", "type": "long"},
+        {"name": "lower_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "lower"}}]},
+        {"name": "upper_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "upper"}}]},
+    ],
+}
+MANIFEST = {
+    "type": "record",
+    "name": "manifest_entry",
+    "fields": [
+        {"name": "status", "type": "int"},
+        {"name": "snapshot_id", "type": ["null", "long"]},
+        {"name": "sequence_number", "type": ["null", "long"]},
+        {"name": "data_file", "type": _FILE},
+    ],
+}
+LIST = {
+    "type": "record",
+    "name": "manifest_file",
+    "fields": [
+        {"name": "manifest_path", "type": "string"},
+        {"name": "content", "type": "int"},
+        {"name": "sequence_number", "type": "long"},
+    ],
+}
+
+
+def row(offset: int, shard: int = 0, **values: Any) -> Row:
+    """A message of one tick for each ten offsets."""
+    known = {"append_time": 1_000 * (offset // 10), "payload": b"m%d" % offset}
+    return {"shard": shard, "offset": offset, **known, **values}
+
+
+def rows(start: int, end: int, shard: int = 0, **values: Any) -> list[Row]:
+    return [row(offset, shard, **values) for offset in range(start, end)]
+
+
+def remove(entry: Any) -> None:
+    """The data file of an entry, as an expiry does."""
+    Path(entry["data_file"]["file_path"].removeprefix("file:")).unlink()
+
+
+class TopicLake:
+    def __init__(
+        self,
+        folder: Path,
+        store: MetadataStore | None = None,
+        clock: Clock | None = None,
+        cache: CacheOptions | None = None,
+        topic: str = TOPIC,
+        topic_id: int = TOPIC_ID,
+    ) -> None:
+        self.topic, self.topic_id = topic, topic_id
+        self.clock = clock or SimulatedClock()
+        self.store = store or MemoryStore(self.clock)
+        self.files = LocalFiles(open_local, InlineOffload())
+        self.catalog = Catalog(self.store, self.files, self.clock, SeededRandomness(5), f"file:{folder}")
+        self.manifests = AvroManifests(self.files, InlineOffload())
+        self.tables = TopicTables(self.catalog, self.manifests, self.clock)
+        self.parquet = ParquetFiles(opener(self.files), open_cache(cache or CacheOptions()))
+        self.scanner = Scanner(self.tables, self.parquet, InlineOffload())
+        self.live: list[dict[str, Any]] = []  # entries of the current snapshot
+        self._numbers = count(1)
+        self._asked = count(1)
+
+    async def bind(self, shards: int = 1, start: int = 0) -> None:
+        await self.store.put(keys.LEASE, records.encode(records.LeaseRecord(LEASE)))
+        await self.catalog.namespaces.create(TABLE.namespace, {})
+        await self.catalog.tables.create(TABLE, {"name": TABLE.name, "schema": table_envelope.new_schema()})
+        await self.catalog.topics.bind(TABLE, self.topic, self.topic_id, dict.fromkeys(range(shards), (0, start)))
+
+    async def table(self) -> Table:
+        return (await self.catalog.commits.load(TABLE)).state.table
+
+    # --- files ---
+
+    async def write(self, given: Sequence[Row], groups: int = 1_000_000, *, ids: bool = True, **more: Any) -> Any:
+        """A data file of these rows, in this order; the entry of a manifest for it. `bounds=False`: without them."""
+        table = await self.table()
+        numbers = {field["name"]: field["id"] for field in table.current_schema["fields"]}
+        columns = [name for name in TYPES if any(one.get(name) is not None for one in given) or name == "offset"]
+        made = pa.table(
+            [pa.array([_arrow(one.get(name)) for one in given], TYPES[name]) for name in columns],
+            pa.schema(
+                [
+                    pa.field(
+                        name,
+                        TYPES[name],
+                        metadata={b"PARQUET:field_id": b"%d" % numbers[name]} if ids else None,
+                    )
+                    for name in columns
+                ]
+            ),
+        )
+        path = f"{table.location}/data/{uuid.uuid4()}.parquet"
+        self._write(path, made, groups, more.pop("statistics", True))
+        bounds = more.pop("bounds", True)
+        return self._entry(path, made, numbers if bounds else {}, **more)
+
+    def _write(self, location: str, made: Any, groups: int, statistics: bool) -> None:
+        local = Path(location.removeprefix("file:"))
+        local.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(made, local, row_group_size=groups, write_statistics=statistics, compression="zstd")
+
+    def _entry(self, path: str, made: Any, numbers: Mapping[str, int], content: int = 0, **more: Any) -> dict[str, Any]:
+        lower, upper = [], []
+        for name, form in (("shard", "<i"), ("offset", "<q"), ("append_time", "<q")):
+            if name in numbers and name in made.column_names:
+                values = made[name].cast(pa.int64()).to_pylist()
+                lower.append({"key": numbers[name], "value": struct.pack(form, min(values))})
+                upper.append({"key": numbers[name], "value": struct.pack(form, max(values))})
+        file = {
+            "content": content,
+            "file_path": path,
+            "file_format": "PARQUET",
+            "partition": {},
+            "record_count": len(made),
+            "file_size_in_bytes": Path(path.removeprefix("file:")).stat().st_size,
+            "lower_bounds": lower or None,
+            "upper_bounds": upper or None,
+        } | more
+        return {"status": 1, "snapshot_id": None, "sequence_number": None, "data_file": file}
+
+    async def write_deletes(self, entry: Any, positions: Iterable[int], content: int = 1) -> Any:
+        """A file that deletes rows of another by their places in it."""
+        path = entry["data_file"]["file_path"]
+        at = sorted(positions)
+        made = pa.table({"file_path": pa.array([path] * len(at)), "pos": pa.array(at, pa.int64())})
+        where = f"{(await self.table()).location}/data/{uuid.uuid4()}-deletes.parquet"
+        self._write(where, made, 1_000_000, True)
+        return self._entry(where, made, {}, content)
+
+    # --- commits ---
+
+    async def round(self, *ranges: tuple[int, int, int], entries: Sequence[Any] = (), epoch: int = 0) -> int:
+        """Commits files as the pipeline does; ranges are (shard, start, end). The id of the snapshot."""
+        number = next(self._numbers)
+        claim = {
+            "type": "assert-icestream-range",
+            "round-id": str(uuid.UUID(int=number)),
+            "topic-id": self.topic_id,
+            "pipeline-epoch": LEASE,
+            "ranges": [{"shard": shard, "epoch": epoch, "start": start, "end": end} for shard, start, end in ranges],
+        }
+        return await self._commit(number, [claim], [*self.live, *entries], "append")
+
+    async def replace(self, entries: Sequence[Any], operation: str = "replace", **summary: str) -> int:
+        """As another engine does: these are the files from now on."""
+        return await self._commit(next(self._numbers), [], entries, operation, **summary)
+
+    async def _commit(
+        self, number: int, claims: list[Any], entries: Sequence[Any], operation: str, **summary: str
+    ) -> int:
+        table = await self.table()
+        sequence = table.fields.get("last-sequence-number", 0) + 1
+        snapshot_id = 10_000 + number
+        where = f"{table.location}/metadata"
+        for entry in entries:
+            if entry["sequence_number"] is None:
+                entry["sequence_number"], entry["snapshot_id"] = sequence, snapshot_id
+        listed = []
+        for content in (0, 1):
+            some = [one for one in entries if bool(one["data_file"]["content"]) == bool(content)]
+            if some:
+                path = f"{where}/m{number}-{content}.avro"
+                await self.files.create(path, [_avro(MANIFEST, some)])
+                listed.append({"manifest_path": path, "content": content, "sequence_number": sequence})
+        await self.files.create(f"{where}/snap-{number}.avro", [_avro(LIST, listed)])
+        made = {
+            "snapshot-id": snapshot_id,
+            "sequence-number": sequence,
+            "timestamp-ms": self.clock.wall_us() // 1000 + number,
+            "manifest-list": f"{where}/snap-{number}.avro",
+            "summary": {"operation": operation, **{name.replace("_", "-"): text for name, text in summary.items()}},
+            "schema-id": 0,
+        }
+        if table.current_snapshot_id is not None:
+            made["parent-snapshot-id"] = table.current_snapshot_id
+        point = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+        updates = [{"action": "add-snapshot", "snapshot": made}, point]
+        await self.catalog.commits.commit(TABLE, Request(claims, updates))
+        self.live = list(entries)
+        return snapshot_id
+
+    # --- reading ---
+
+    async def ask(self, question: Question, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20) -> Scanned:
+        asked = Asked(next(self._asked), question, self.topic, self.topic_id, shard, value, bytes_max)
+        return await self.scanner.answer(asked)
+
+    async def read_all(
+        self, position: int = 0, shard: int = 0, bytes_max: int = 1 << 20
+    ) -> tuple[dict[int, bytes], list[tuple[int, int, str]]]:
+        """Payloads by offset, in the order in which they came, and what was missing."""
+        found: dict[int, bytes] = {}
+        gaps: list[tuple[int, int, str]] = []
+        while True:
+            scanned = await self.ask(Question.READ, position, shard, bytes_max)
+            assert scanned.end is not None
+            if position >= scanned.end:
+                return found, gaps
+            assert scanned.next_offset > position
+            pieces: list[tuple[int, int]] = []
+            for section in scanned.sections:
+                pieces.append((section.base_offset, section.base_offset + section.rows))
+                payloads = [value for one in blocks_of(section.body) for value in one.values(envelope.PAYLOAD)]
+                assert len(payloads) == section.rows
+                for at, payload in enumerate(payloads, section.base_offset):
+                    assert at not in found
+                    assert isinstance(payload, bytes)
+                    found[at] = payload
+            for one in scanned.missing:
+                pieces.append((one.start, one.end))
+                gaps.append((one.start, one.end, one.reason))
+            for start, end in sorted(pieces):  # without a hole, and nothing twice
+                assert start == position
+                position = end
+            assert position == scanned.next_offset
+
+
+def _avro(schema: Any, given: Sequence[Any]) -> bytes:
+    out = io.BytesIO()
+    fastavro.writer(out, fastavro.parse_schema(schema), list(given), codec="deflate")
+    return out.getvalue()
+
+
+def _arrow(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, dict) else value

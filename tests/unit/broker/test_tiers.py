@@ -1,0 +1,271 @@
+"""One reader over all tiers: memory, log, cache and table. No gap, no repeat, whatever lets go of what when."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from icestream import errors, limits
+from icestream.broker.service import Broker
+from icestream.lake.options import CacheOptions
+from icestream.model.scan import Question
+from icestream.model.shard import GapState, ShardKey
+from icestream.model.subscription import Start, StartAt, SubscriptionType
+from tests.support.broker_machine import EARLIEST, TOPIC, publish, quiet, subscribe
+from tests.support.tiers import Attendant, TieredMachine
+
+pytestmark = pytest.mark.asyncio
+BODY = bytes(4_000)
+
+
+async def with_history(machine: TieredMachine, count: int = 60, committed: int = 40) -> Broker:
+    """So many messages, the first of them in the table alone."""
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await machine.lake.bind()
+    producer = await broker.open_producer(TOPIC, "p")
+    for number in range(count):
+        if number == committed:
+            await machine.commit()
+            await machine.forget()
+        machine.clock.advance(1.0)
+        await publish(broker, producer, b"%d " % number + BODY, keys=[b"k%d" % number])
+    assert machine.log is not None
+    earliest = machine.log.reader.earliest(ShardKey(1, 0))
+    assert 10 < earliest <= committed, "a part of it is in no log file any more"
+    return broker
+
+
+def numbers(payloads: list[bytes]) -> list[int]:
+    return [int(payload.split()[0]) for payload in payloads]
+
+
+async def until(machine: TieredMachine, count: int, got: list[object]) -> None:
+    for _ in range(200):
+        await quiet()
+        if len(got) >= count:
+            return
+    raise AssertionError(f"{len(got)} of {count} came")
+
+
+@pytest.mark.parametrize("tail_bytes", [0, 100_000])
+@pytest.mark.parametrize("cache", [CacheOptions(), CacheOptions(enabled=False)])
+async def test_history_and_tail_have_no_seam(tmp_path: Path, tail_bytes: int, cache: CacheOptions) -> None:
+    machine = TieredMachine(tmp_path, cache, tail_bytes=tail_bytes)
+    broker = await with_history(machine)
+    reader = await subscribe(broker)
+    await until(machine, 60, reader.sink.got)
+    assert numbers(reader.sink.payloads) == list(range(60))
+    assert reader.sink.offsets == list(range(60))
+    assert not reader.sink.gaps
+    await broker.shutdown()
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_every_type_of_subscription_reads_history(tmp_path: Path, kind: SubscriptionType) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    reader = await subscribe(broker, kind=kind)
+    await until(machine, 60, reader.sink.got)
+    assert sorted(numbers(reader.sink.payloads)) == list(range(60))
+    await broker.shutdown()
+
+
+async def test_a_reader_whose_file_leaves_the_log_goes_on_in_the_table(tmp_path: Path) -> None:
+    """Hazard 33: nobody holds the log for it, and nothing is missing."""
+    machine = TieredMachine(tmp_path)
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await machine.lake.bind()
+    producer = await broker.open_producer(TOPIC, "p")
+    reader = await subscribe(broker, credit=0)
+    got = 0
+    for number in range(90):
+        await publish(broker, producer, b"%d " % number + BODY)
+        if number % 3 == 0:  # it takes a third of what comes, and falls behind
+            reader.credit(1)
+            await quiet()
+            got += 1
+        if number % 20 == 19:
+            await machine.commit()
+            await machine.forget()
+    assert machine.log is not None
+    assert machine.log.reader.earliest(ShardKey(1, 0)) > 40
+    reader.credit(100)
+    await until(machine, 90, reader.sink.got)
+    assert reader.sink.offsets == list(range(90))
+    assert not reader.sink.gaps
+    await broker.shutdown()
+
+
+async def test_rows_that_an_engine_deleted_are_gaps_with_their_reason(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    file = machine.lake.live[0]
+    deletes = await machine.lake.write_deletes(file, [3, 5, 7, 8])
+    await machine.lake.replace([file, deletes], "delete", added_position_deletes="4")
+    reader = await subscribe(broker)
+    await until(machine, 56, reader.sink.got)
+    assert reader.sink.offsets == [at for at in range(60) if at not in (3, 5, 7, 8)]
+    told = [(gap.start, gap.end, gap.state) for gap in reader.sink.gaps]
+    assert told == [(3, 4, GapState.DROPPED), (5, 6, GapState.DROPPED), (7, 9, GapState.DROPPED)]
+    assert "delete" in reader.sink.gaps[0].reason
+    assert reader.consumer.credit_messages == 1_000 - 56, "what does not come costs no credit"
+    reader.ack(*reader.sink.offsets)
+    assert reader.subscription.delivery(0).dispatcher.acked.position == 60
+    await broker.shutdown()
+
+
+async def test_a_start_below_the_first_row_is_told_and_jumps_there(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    file = machine.lake.live[0]
+    await machine.lake.replace(
+        [file, await machine.lake.write_deletes(file, range(6))], "delete", added_position_deletes="6"
+    )
+    early = await subscribe(broker, "early", start=Start(StartAt.OFFSET, 2))
+    await until(machine, 54, early.sink.got)
+    assert early.sink.offsets == list(range(6, 60))
+    assert [(gap.start, gap.end) for gap in early.sink.gaps] == [(2, 6)]
+    first = await subscribe(broker, "first")
+    await until(machine, 54, first.sink.got)
+    assert (first.sink.offsets, first.sink.gaps) == (list(range(6, 60)), [])
+    await broker.shutdown()
+
+
+async def test_hazard_32_a_start_at_a_time_finds_its_message_in_any_tier(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    stream = broker.storage.shard_stream(ShardKey(1, 0))
+    times: list[int] = []
+    at = 0
+    while at < 60:
+        found = await stream.read(at, 1)
+        times += [section.append_time_us for section in found.sections for _ in range(section.rows)]
+        at = found.next_offset
+    assert len(times) == 60
+    for wanted in (0, times[0], times[7], times[39], times[40] - 1, times[41], times[59], times[59] + 1):
+        oracle = next((offset for offset, time in enumerate(times) if time >= wanted), 60)
+        assert await stream.offset_for_time(wanted) == oracle
+    await broker.shutdown()
+
+
+async def test_hazard_32_times_in_the_table_need_not_rise(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    await machine.open_broker()
+    lake = machine.lake
+    await lake.bind()
+    times = [50, 40, 90, 10, 20, 95, 30, 96]
+    made = [{"shard": 0, "offset": at, "append_time": time, "payload": b""} for at, time in enumerate(times)]
+    await lake.round((0, 0, 4), entries=[await lake.write(made[:4], groups=2)])
+    await lake.round((0, 4, 8), entries=[await lake.write(made[4:])])
+    for wanted in range(100):
+        oracle = next((offset for offset, time in enumerate(times) if time >= wanted), None)
+        assert (await lake.ask(Question.TIME, wanted)).offset == oracle
+
+
+async def test_a_start_at_a_snapshot_is_behind_what_it_holds(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await machine.lake.bind()
+    producer = await broker.open_producer(TOPIC, "p")
+    snapshots = []
+    for number in range(30):
+        await publish(broker, producer, b"%d " % number + BODY)
+        if number % 10 == 4:
+            snapshots.append(await machine.commit())
+    compacted = await machine.lake.replace(machine.lake.live)
+    for snapshot, first in ((snapshots[0], 5), (snapshots[1], 15), (compacted, 25)):
+        reader = await subscribe(broker, f"s{snapshot}", start=Start(StartAt.SNAPSHOT, snapshot))
+        await until(machine, 30 - first, reader.sink.got)
+        assert reader.sink.offsets == list(range(first, 30))
+    with pytest.raises(errors.InvalidInput, match="no snapshot 77"):
+        await subscribe(broker, "none", start=Start(StartAt.SNAPSHOT, 77))
+    await broker.shutdown()
+
+
+async def test_a_lake_process_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCAN_AWAY_SECONDS_MAX", 0.01)
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.attendant is not None
+    assert machine.desk is not None
+    machine.attendant.leave()
+    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    with pytest.raises(errors.LakeAway):
+        await subscribe(broker, "other", start=EARLIEST)  # it waited as long as the reader, and began behind it
+    await quiet()
+    assert not reader.sink.got
+    assert not reader.sink.gaps, "nothing is stepped over"
+    machine.attendant = Attendant(machine.desk, machine.lake)
+    await machine.pass_time(limits.READ_RETRY_MS / 1000)
+    await until(machine, 60, reader.sink.got)
+    assert reader.sink.offsets == list(range(60))
+    await broker.shutdown()
+
+
+async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    file = machine.lake.live[0]
+    deletes = await machine.lake.write_deletes(file, [1], content=2)
+    await machine.lake.replace([file, deletes], "delete", added_equality_deletes="1")
+    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    await quiet()
+    assert reader.sink.events == ["closed"]
+    live = await subscribe(broker, "live", start=Start(StartAt.OFFSET, 55))
+    await until(machine, 5, live.sink.got)
+    assert live.sink.offsets == list(range(55, 60))
+    await broker.shutdown()
+
+
+async def test_what_neither_log_nor_table_has_is_a_gap(tmp_path: Path) -> None:
+    """The table was made anew, and the log had let go of what was in the old one."""
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.log is not None
+    earliest = machine.log.reader.earliest(ShardKey(1, 0))
+    await machine.lake.store.delete("/catalog/topics/1")
+    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    await until(machine, 60 - earliest, reader.sink.got)
+    assert reader.sink.offsets == list(range(earliest, 60))
+    assert [(gap.start, gap.end, gap.state) for gap in reader.sink.gaps] == [(0, earliest, GapState.LOST)]
+    await broker.shutdown()
+
+
+async def test_questions_are_bounded_and_go_to_whoever_comes_next(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.attendant is not None
+    assert machine.desk is not None
+    machine.attendant.leave()
+    told: list[int] = []
+    machine.desk.attend(lambda event: told.append(event["asked"][0]))
+    asking = [
+        asyncio.create_task(machine.desk.ask(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
+        for _ in range(2 * limits.SCANS_IN_FLIGHT_MAX)
+    ]
+    await quiet()
+    assert len(told) == limits.SCANS_IN_FLIGHT_MAX
+    machine.attendant = Attendant(machine.desk, machine.lake)  # the first one never answered
+    assert [one.offset for one in await asyncio.gather(*asking)] == [0] * len(asking)
+    await broker.shutdown()
+
+
+async def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.attendant is not None
+    assert machine.desk is not None
+    events: list[str] = []
+    machine.desk.attend(lambda event: events.append(event["event"]))
+    asking = asyncio.create_task(machine.desk.ask(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
+    await quiet()
+    asking.cancel()
+    await quiet()
+    assert events == ["asked", "dropped"]
+    machine.desk.take(machine.desk._number, b"\x80", True)
+    await broker.shutdown()

@@ -1,0 +1,128 @@
+"""The lake process at the broker's desk, over the local socket: a real node, its log, a real client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from icestream import connect, errors
+from icestream.lake.scan.worker import ScanWorker
+from icestream.metadata.remote_store import RemoteStore
+from icestream.model.scan import Asked, Question, Scanned, Section
+from icestream.model.shard import ShardKey
+from icestream.model.topic_name import TopicName
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.link_keeper import LinkKeeper
+from icestream.runtime.randomness import SystemRandomness
+from icestream.server.node import Node
+from tests.support.local_broker import kept_link
+from tests.support.node_settings import node_settings
+from tests.support.tiers import commit_log, forget_committed
+from tests.support.topic_lake import TopicLake
+
+pytestmark = pytest.mark.asyncio
+TOPIC = "/default/orders"
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Node]:
+    node = await Node.start(node_settings(folder, broker={"tail_bytes": 0}, wal={"warm_ms": 0}))
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+@contextlib.asynccontextmanager
+async def working(keeper: LinkKeeper, answer: object) -> AsyncIterator[ScanWorker]:
+    worker = ScanWorker(keeper, answer, SystemClock())  # type: ignore[arg-type]
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_client_reads_what_only_the_table_has(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "data") as node,
+        kept_link(node.settings.local_socket) as keeper,
+        connect(f"icestream://127.0.0.1:{node.native.port}") as client,
+    ):
+        store = RemoteStore(keeper, SystemClock(), SystemRandomness())
+        async with client.producer(TOPIC, name="p") as producer:
+            for number in range(60):
+                await producer.send(b"%d " % number + bytes(4_000))
+        topic_id = node.broker.topics.get(TopicName.parse(TOPIC)).record.id
+        lake = TopicLake(tmp_path / "warehouse", store, SystemClock(), topic=TOPIC, topic_id=topic_id)
+        await lake.bind()
+        assert node.log is not None
+        committed: dict[int, int] = {}
+        await commit_log(lake, node.log, committed)
+        await forget_committed(node.log, topic_id, committed)
+        assert node.log.reader.earliest(ShardKey(topic_id, 0)) > 10
+        watching = asyncio.create_task(lake.tables.run())
+        async with (
+            working(keeper, lake.scanner.answer),
+            client.subscribe(TOPIC, "s", start="earliest") as subscription,
+        ):
+            got = []
+            async for one in subscription:
+                got.append(one)
+                if len(got) == 60:
+                    break
+            assert [int(one.payload.split()[0]) for one in got] == list(range(60))
+            assert [one.offset for one in got] == list(range(60))
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await store.close()
+
+
+async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_path: Path) -> None:
+    body = bytes(5_000_000)
+
+    async def answer(asked: Asked) -> Scanned:
+        if asked.value == 0:
+            return Scanned(9, sections=[Section(0, 1, 2, 3, body)], next_offset=1)
+        if asked.value == 1:
+            raise errors.TableUnreadable("no", hint="because")
+        raise ValueError("a mistake of ours")
+
+    async with running(tmp_path) as node, kept_link(node.settings.local_socket) as keeper:
+        desk = node.broker.storage.desk
+        assert desk is not None
+        async with working(keeper, answer):
+            found = await desk.ask(Question.READ, TOPIC, ShardKey(1, 0), 0)
+            assert (found.end, found.sections[0].body == body, found.next_offset) == (9, True, 1)
+            with pytest.raises(errors.TableUnreadable) as unreadable:
+                await desk.ask(Question.READ, TOPIC, ShardKey(1, 0), 1)
+            assert (unreadable.value.message, unreadable.value.hint) == ("no", "because")
+            with pytest.raises(errors.PersistentStorageError, match="a mistake of ours"):
+                await desk.ask(Question.READ, TOPIC, ShardKey(1, 0), 2)
+
+
+async def test_a_question_outlives_the_lake_process_that_it_was_asked(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def never(asked: Asked) -> Scanned:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def answer(asked: Asked) -> Scanned:
+        return Scanned(7)
+
+    async with running(tmp_path) as node:
+        desk = node.broker.storage.desk
+        assert desk is not None
+        asking = asyncio.create_task(desk.ask(Question.READ, TOPIC, ShardKey(1, 0)))
+        async with kept_link(node.settings.local_socket) as keeper, working(keeper, never):
+            await begun.wait()
+        assert not asking.done()
+        async with kept_link(node.settings.local_socket) as keeper, working(keeper, answer):
+            assert (await asking).end == 7
