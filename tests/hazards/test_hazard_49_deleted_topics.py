@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from icestream.broker import records
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.catalog import keys
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.consequence import ShardLog, TopicLog
+from icestream.metadata.command import Operation, Put
+from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
+from icestream.observability.metrics import WAL_DELETED
+from tests.support.broker_machine import TOPIC as A
+from tests.support.broker_machine import BrokerMachine, publish
 from tests.support.topic_tables import ENVELOPE
 from tests.support.warehouse import NS, TABLE, World
 
@@ -129,4 +137,38 @@ async def test_hazard_49_the_lake_process_wakes_for_it() -> None:
     assert await world.left() == []
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    await broker.shutdown()
+
+
+async def test_hazard_49_what_is_in_no_table_is_dropped_and_said_in_the_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = BrokerMachine()
+    broker = await machine.open_broker()
+    assert machine.log is not None
+    await broker.create_topic(A, shards=2)
+    producer = await broker.open_producer(A, "p")
+    for shard, count in ((0, 5), (1, 2)):
+        for _ in range(count):
+            await publish(broker, producer, b"x", shard=shard)
+    topic_id = broker.topics.get(A).record.id
+    await machine.log.advance_floor({ShardKey(topic_id, 0): 3, ShardKey(topic_id, 1): 2})
+    decided: list[records.DeletedTopic] = []
+    txn = machine.store.txn
+
+    async def seen(compare: Any, then: Sequence[Operation], *others: Any) -> Any:
+        key = records.deleted_topic_key(topic_id)
+        decided.extend(
+            records.decode(records.DeletedTopic, key, one.value)
+            for one in then
+            if isinstance(one, Put) and one.key == key
+        )
+        return await txn(compare, then, *others)
+
+    monkeypatch.setattr(machine.store, "txn", seen)
+    before = WAL_DELETED._value.get()
+    await broker.delete_topic(A)
+    assert [one.dropped for one in decided] == [[(0, 2)]]
+    assert WAL_DELETED._value.get() - before == 2
+    assert machine.log.shard(topic_id, 0).floor == 5
     await broker.shutdown()

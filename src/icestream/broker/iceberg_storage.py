@@ -61,14 +61,22 @@ class IcebergStorage:
             return None
         return TableTier(self.desk, topic.name, shard.key, lambda: self.log.gaps(shard.key))
 
+    def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
+        waiting = ((number, self.log.backlog.waiting(ShardKey(topic_id, number))) for number in range(shards))
+        return [(number, messages) for number, messages in waiting if messages]
+
     async def forget_topic(self, topic_id: int, shards: int) -> None:
-        """Its messages are dropped from the log: every floor goes to the end."""
+        """Its messages are dropped from the log: every floor goes to the end. What is in no table is said (49)."""
         self.log.retainer.set(topic_id, shards, Retention())
         keys = [ShardKey(topic_id, number) for number in range(shards)]
         for key in keys:
             self._streams.pop(key, None)
         await self.log.sync()
         known = self.log.state.shards
+        dropped = sum(messages for _, messages in self.uncommitted(topic_id, shards))
+        if dropped:
+            metrics.WAL_DELETED.inc(dropped)
+            _log.warning("a topic was deleted with messages that were in no table", topic_id=topic_id, messages=dropped)
         await self.log.advance_floor({key: known[key].synced for key in keys if key in known})
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:

@@ -60,6 +60,10 @@ class MemoryStorage:
         for number in range(shards):
             self._shards.setdefault(ShardKey(topic.id, number), MemoryShard(topic, number))
 
+    def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
+        """Nothing of it was ever to become a row."""
+        return []
+
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         for number in range(shards):
             self._shards.pop(ShardKey(topic_id, number), None)

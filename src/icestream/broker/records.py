@@ -200,6 +200,7 @@ class DeletedTopic(msgspec.Struct, frozen=True):
     name: str
     shards: int
     is_partitioned: bool = False
+    dropped: list[tuple[int, int]] = []  # (shard, messages) that were in no table at the decision, and go with it
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

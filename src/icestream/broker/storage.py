@@ -112,6 +112,9 @@ class PersistentStorage(Protocol):
     def declare_topic(self, topic: Topic, shards: int) -> None:
         """Makes the topic known, before it is used."""
 
+    def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
+        """(shard, messages) that are in no table, and go with the topic when it is deleted; none where nothing is."""
+
     async def forget_topic(self, topic_id: int, shards: int) -> None:
         """The topic is deleted: nothing is stored in it from now on, and what it holds in the log may go."""
 

@@ -1,7 +1,8 @@
 """Deletes a topic for good, in steps that a crash may end anywhere (hazard 49).
 
     1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction. Its table stays, as a table
-                        like any other; that is written down there too, and the lake process parts them
+                        like any other; that is written down there too, and the lake process parts them. Messages that
+                        are in no table are dropped: how many, by shard, stands in the decision
     2  the rest         cursors, then subscriptions, consumers and producers; then what the log holds of it
     3  the end          the DeletedTopic goes
 
@@ -30,7 +31,10 @@ class TopicDeletion:
 
     async def decide(self, name: TopicName, record: records.TopicRecord) -> list[str] | None:
         """The name of the table that stays behind, level by level; None where the topic has none."""
-        deleted = records.DeletedTopic(record.id, name.namespace, name.name, record.shards, record.is_partitioned)
+        dropped = self._storage.uncommitted(record.id, record.shards)
+        deleted = records.DeletedTopic(
+            record.id, name.namespace, name.name, record.shards, record.is_partitioned, dropped
+        )
         key = records.deleted_topic_key(record.id)
         operations: list[Operation] = [
             Delete(records.topic_key(name)),

@@ -58,6 +58,9 @@ WAL_MAINTENANCE_FAILURES = Counter(
 WAL_RETENTION_DROPPED = Counter(
     "icestream_wal_retention_dropped_messages_total", "Messages that a retention dropped from the log."
 )
+WAL_DELETED = Counter(
+    "icestream_wal_deleted_messages_total", "Messages that were in no table when their topic was deleted."
+)
 MESSAGES_DROPPED = Counter(
     "icestream_delivery_dropped_messages_total", "Messages that a subscription gave up, by reason.", ["reason"]
 )

@@ -112,6 +112,11 @@ class BacklogReader:
         held_bytes = sum(usage.held_bytes for usage in self._state.usage.values()) if messages else 0
         return Lag(messages, held_bytes, min(ages_us, default=None))
 
+    def waiting(self, key: ShardKey) -> int:
+        """Messages of one shard that are in no table."""
+        shard = self._state.shards.get(key)
+        return _rows(self._frozen(shard)) if shard is not None else 0
+
     # --- shards ---
 
     async def _waiting(self) -> dict[int, int]:
