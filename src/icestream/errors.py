@@ -55,6 +55,7 @@
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
     │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
     │   ├── MetadataFileDamaged    metadata_file_damaged no    the file that describes a table is not readable as one
+    │   ├── EngineFailed           engine_failed     yes   Spark, or a job of it, died: nothing of the round counts
     │   └── LogError               log               no
     │       ├── LogLocked          log_locked        no    another process has this log open
     │       ├── LogClosed          log_closed        no
@@ -325,6 +326,11 @@ class MetadataFileMissing(PersistentStorageError):
 
 class MetadataFileDamaged(PersistentStorageError):
     code = "metadata_file_damaged"
+
+
+class EngineFailed(PersistentStorageError):
+    code = "engine_failed"
+    retryable = True
 
 
 class LogError(PersistentStorageError):

@@ -683,6 +683,8 @@ DATA_FILE_UPLOADS: Final = 8
 # A task asks a broker for the log in pieces of this size, and waits so long for each.
 LOG_PIECE_BYTES: Final = 4 * MIB
 LOG_PIECE_SECONDS_MAX: Final = 30
+# Java ends by itself when its input ends, after it has written the archive of its classes; then it is killed.
+SPARK_END_SECONDS_MAX: Final = 60
 # Iceberg's own default of `write.target-file-size-bytes`.
 DATA_FILE_BYTES_TARGET: Final = 512 * MIB
 

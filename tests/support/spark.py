@@ -18,8 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from icestream.model.written import TopicWritten
 from icestream.pipeline import pins
 from icestream.pipeline.engine import Engine, Machine, set_up
+from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.task.job import decode_written
 from icestream.settings import load
 from tests.tidy.tree import ROOT
 
@@ -32,6 +37,8 @@ SMALL = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.python.daemon.module": "icestream.pipeline.spark.daemon",
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -100,6 +107,10 @@ class Spark:
             yield
         finally:
             self._ask("unset", key)
+
+    def round(self, plan: RoundPlan) -> list[TopicWritten]:
+        """What the pipeline's own session does, in this one."""
+        return [decode_written(data) for data in self._ask("round", msgspec.msgpack.encode(plan))]
 
     def _ask(self, *question: Any) -> Any:
         if not self._is_up:

@@ -11,6 +11,11 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
+
+from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.spark.writer import run_round
+
 
 def main(number: int, settings: dict[str, str]) -> None:
     from pyspark.sql import SparkSession
@@ -41,6 +46,8 @@ def answer(session: Any, kind: str, given: list[Any]) -> Any:
             return session.conf.set(key, value)
         case "unset", [key]:
             return session.conf.unset(key)
+        case "round", [plan]:
+            return run_round(session.sparkContext, msgspec.msgpack.decode(plan, type=RoundPlan))
     raise ValueError(kind)
 
 

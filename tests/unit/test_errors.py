@@ -93,7 +93,12 @@ def test_a_row_says_something_and_nothing_twice() -> None:
 
 def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:
     later = (
-        errors.Refused | errors.OutcomeUnknown | errors.StorageUnavailable | errors.StaleRead | errors.ConnectionLost
+        errors.Refused
+        | errors.OutcomeUnknown
+        | errors.StorageUnavailable
+        | errors.EngineFailed
+        | errors.StaleRead
+        | errors.ConnectionLost
     )
     for kind in KINDS:
         if issubclass(kind, later):

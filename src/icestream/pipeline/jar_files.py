@@ -113,7 +113,7 @@ def _settle(jar: Jar, path: Path, origin: JarOrigin, cache: Path) -> Path:
 @contextmanager
 def _workplace(cache: Path) -> Iterator[Path]:
     cache.mkdir(parents=True, exist_ok=True)
-    _forget_old(cache)
+    forget_old(cache, f"{_WORK}*")
     work = Path(tempfile.mkdtemp(prefix=_WORK, dir=cache))
     try:
         yield work
@@ -121,13 +121,15 @@ def _workplace(cache: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _forget_old(cache: Path) -> None:
-    """What an interrupted fetch left behind. Nobody fetches for a day, so nobody's work is disturbed."""
+def forget_old(folder: Path, names: str) -> None:
+    """What somebody who was interrupted left behind. Nobody works for a day, so nobody's work is disturbed."""
     old = time.time() - limits.FETCH_FORGOTTEN_SECONDS
-    for one in cache.glob(f"{_WORK}*"):
+    for one in folder.glob(names):
         try:
             is_old = one.stat().st_mtime < old
         except FileNotFoundError:
             continue
-        if is_old:
+        if is_old and one.is_dir():
             shutil.rmtree(one, ignore_errors=True)
+        elif is_old:
+            one.unlink(missing_ok=True)

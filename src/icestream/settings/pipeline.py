@@ -14,6 +14,20 @@ from icestream.settings.section import Section, derived
 _TAGS = units.duration("ms", 0, limits.TAGS_MS_MAX)
 
 
+class Spark(Section):
+    """The Spark that writes the tables."""
+
+    master: Annotated[str, text.SPARK_MASTER] = Field(
+        default="local[*]",
+        description="Where Spark runs: in this machine, with a task for each core, or on a cluster.",
+    )
+    conf: tuple[Annotated[str, text.SPARK_CONF], ...] = Field(
+        default=(),
+        description="More settings of Spark, such as `spark.executor.memory=2g`. Those that a round needs stay as they "
+        "are.",
+    )
+
+
 class Pipeline(Section):
     """The pipeline, and what it runs on; `icestream pipeline setup` installs what is missing."""
 
@@ -47,3 +61,4 @@ class Pipeline(Section):
         description="Directory of what was fetched. Without it: `icestream` below `XDG_CACHE_HOME`, else below "
         "`~/.cache`, so that all brokers of a user share it.",
     )
+    spark: Spark = Spark()

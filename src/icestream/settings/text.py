@@ -136,3 +136,11 @@ RELATIVE: Final = Text(
 # An empty path is the working directory: hardly what an unset variable in a start script was meant to say.
 DIRECTORY: Final = Text("a directory", lambda text: text.strip() != "" and _CONTROL.search(text) is None)
 FILE: Final = Text("a file", DIRECTORY.accepts)
+SPARK_MASTER: Final = Text(
+    "a master of Spark, such as `local[*]`, `spark://host:7077`, `yarn` or `k8s://https://host:6443`",
+    lambda text: re.fullmatch(r"local(\[[0-9*, ]{1,12}\])?|yarn|(spark|k8s)://[!-~]{1,1000}", text) is not None,
+)
+SPARK_CONF: Final = Text(
+    "a setting of Spark, such as `spark.executor.memory=2g`",
+    lambda text: re.fullmatch(r"spark\.[A-Za-z0-9_.-]{1,200}=[^\x00-\x1f]{0,4096}", text) is not None,
+)

@@ -11,8 +11,11 @@ from icestream.model.written import TopicWritten
 from icestream.observability.log import get_logger
 from icestream.pipeline import packages
 from icestream.pipeline.driver.driver import RoundWriter
-from icestream.pipeline.engine import JAVA_HINT, Machine, examine
+from icestream.pipeline.engine import JAVA_HINT, Machine, examine, set_up
 from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.spark.class_archive import ClassArchive
+from icestream.pipeline.spark.options import SparkOptions
+from icestream.pipeline.spark.writer import SparkWriter
 from icestream.settings import Settings
 
 _log = get_logger("pipeline")
@@ -48,8 +51,17 @@ def check_machine(settings: Settings) -> None:
 @contextlib.contextmanager
 def open_writer(settings: Settings) -> Iterator[RoundWriter]:
     check_machine(settings)
+    options = SparkOptions.of(settings)
+    begun: list[SparkWriter] = []
 
     def begin() -> RoundWriter:
-        raise MissingPart("Spark's side of the pipeline is not here yet", hint="messages stay in the log until it is")
+        machine = Machine.of(settings, os.environ)
+        engine = set_up(machine, say=_log.info)
+        begun.append(SparkWriter(engine, options, ClassArchive(engine, machine.cache)))
+        return begun[0]
 
-    yield LateWriter("local[*]", os.cpu_count() or 1, begin)
+    try:
+        yield LateWriter(options.master, options.tasks_max, begin)
+    finally:
+        for writer in begun:
+            writer.close()

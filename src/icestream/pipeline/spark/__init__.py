@@ -1,0 +1,1 @@
+"""Spark as the engine of rounds: its session, its Python workers, and a round as one job."""

@@ -1,0 +1,157 @@
+"""A round as one Spark job. `write` blocks; it is called from one thread at a time.
+
+The session begins with the first round. When Java or the job dies, the round fails with EngineFailed, what is left of
+the session is ended, and the next round begins a new one: nothing of a round is kept in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from icestream import errors, limits
+from icestream.model.written import TopicWritten
+from icestream.pipeline.engine import Engine
+from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.spark import stages
+from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
+from icestream.pipeline.spark.options import SparkOptions, spark_conf
+from icestream.pipeline.task import job as jobs
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+class SparkWriter:
+    def __init__(self, engine: Engine, options: SparkOptions, archive: ClassArchive | None = None) -> None:
+        self.master = options.master
+        self.tasks_max = options.tasks_max
+        self._engine = engine
+        self._options = options
+        self._archive = archive
+        self._context: SparkContext | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begins the session, if there is none. It takes seconds."""
+        with self._lock:
+            self._started()
+
+    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+        with self._lock:
+            context = self._started()
+            try:
+                told = run_round(context, plan)
+            except Exception as error:  # noqa: BLE001  # the job, Java, or the way to it: its words say which
+                self._end()
+                raise _failed(error) from None
+        return [jobs.decode_written(one) for one in told]
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _started(self) -> SparkContext:
+        if self._context is None:
+            try:
+                self._context = self._begin()
+            except errors.IcestreamError:
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever PySpark raises when Java does not come up
+                self._end()
+                raise _failed(error) from None
+        return self._context
+
+    def _begin(self) -> SparkContext:
+        os.environ.update(
+            JAVA_HOME=str(self._engine.java_home),
+            SPARK_HOME=str(self._engine.spark_home),
+            PYSPARK_PYTHON=sys.executable,
+        )
+        if self._options.is_local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        from pyspark import SparkConf, SparkContext
+
+        for logger in (logging.getLogger(), logging.getLogger("py4j")):  # pages about a Java that is gone
+            logger.addFilter(_is_not_py4j)
+        java_options = PLAIN_OPTIONS if self._archive is None else self._archive.java_options()
+        conf = SparkConf(loadDefaults=False)
+        for key, value in spark_conf(self._options, java_options).items():
+            conf.set(key, value)
+        return SparkContext(conf=conf)
+
+    def _end(self) -> None:
+        """Also what died already. The next session gets a Java of its own."""
+        from pyspark import SparkContext
+
+        context, self._context = self._context, None
+        gateway: Any = SparkContext._gateway
+        process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+        if context is not None:
+            with contextlib.suppress(Exception):
+                context.stop()
+        for end in (getattr(gateway, "shutdown", None), getattr(getattr(process, "stdin", None), "close", None)):
+            if end is not None:
+                _quietly(end)
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = SparkContext._jvm = None
+        ended = _waited(process)
+        if self._archive is not None:
+            self._archive.keep(is_whole=ended)
+
+
+def run_round(context: SparkContext, plan: RoundPlan) -> list[bytes]:
+    """Bundles are partitions as they are: nothing is distributed anew."""
+    reading = [jobs.encode(one) for one in jobs.read_jobs(plan)]
+    if not reading:
+        return []
+    writing = [(number, jobs.encode(one)) for number, one in enumerate(jobs.write_jobs(plan))]
+    given = [(job, writing[number :: len(reading)]) for number, job in enumerate(reading)]
+    rows: Any = context.parallelize(given, len(given))
+    if not writing:
+        found: list[bytes] = rows.mapPartitions(stages.read_only).collect()
+        return found
+    sent = rows.mapPartitions(stages.read).partitionBy(len(writing), stages.place_of)
+    found = sent.mapPartitions(stages.write).collect()
+    return found
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
+
+
+def _failed(error: Exception) -> errors.EngineFailed:
+    java = getattr(error, "java_exception", None)
+    try:
+        said = str(error) if java is None else str(java.toString())
+    except Exception:  # noqa: BLE001  # Java that is gone cannot say more
+        said = type(error).__name__
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return errors.EngineFailed(
+        f"Spark did not finish the round: {' / '.join(lines[:3])[:500] or type(error).__name__}",
+        hint="the next round begins a new session; nothing was committed",
+    )
+
+
+def _quietly(end: Callable[[], object]) -> None:
+    with contextlib.suppress(Exception):
+        end()
+
+
+def _waited(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether Java has ended by itself. It does when its input ends; one that does not is killed."""
+    if process is None:
+        return False
+    try:
+        process.wait(limits.SPARK_END_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return process.returncode == 0
