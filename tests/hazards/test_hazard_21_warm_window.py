@@ -96,6 +96,17 @@ async def test_hazard_21_warm_files_are_room() -> None:
     assert most <= 10 * 65536
 
 
+async def test_hazard_21_nobody_is_slowed_because_of_warm_files_that_somebody_still_holds() -> None:
+    machine = Machine(**WARM, quota_bytes=10 * 65536, topic_quota_bytes=20 * 65536)
+    log = await machine.start()
+    await fill(log, 180)
+    assert log.submit([batch(log, A, b"x")]).pause_ms > 0, "the quota is near"
+    log.upkeep.leases.hold("round", 1, [log.upkeep.files[0].number], 60_000)
+    await log.advance_floor({A: 180})
+    assert log.upkeep.used_bytes > log.quota.slow_node_bytes
+    assert log.submit([batch(log, A, b"x")]).pause_ms == 0
+
+
 async def test_hazard_21_what_is_held_is_refused_at_the_quota_all_the_same() -> None:
     machine = Machine(**WARM, quota_bytes=10 * 65536, topic_quota_bytes=20 * 65536)
     log = await machine.start()

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
+from icestream.broker.ingest import Ingest, Place
 from icestream.model.backlog import Backlog, LogFile
 from icestream.runtime.tasks import InlineOffload
 from icestream.wal.format import RECORDS_START
@@ -150,3 +151,25 @@ async def test_hazard_29_a_file_that_is_used_again_under_a_read_gives_nothing() 
     held.let_go()
     with pytest.raises(errors.StaleRead):
         await reading
+
+
+async def test_hazard_29_a_lease_that_ends_during_a_read_gives_nothing() -> None:
+    machine = Machine()
+    held = HeldOffload()
+    machine.offload = lambda name, count: held if name == "wal-reads" else InlineOffload()
+    log = await machine.start()
+    await publish(log, A, bytes(3000))
+    ingest = Ingest(log, machine.clock, Place("", "", ""))
+    (file,) = (await ingest.backlog()).files
+    for newcomer in (False, True):
+        ingest.lease("r", 1, [file.number], 1000)
+        held.hold_results()
+        reading = asyncio.ensure_future(ingest.copy("r", file.number, RECORDS_START, file.end))
+        await held.until_waiting()
+        if newcomer:
+            ingest.lease("of another", 2, [file.number], 1000)
+        else:
+            machine.clock.advance(1)
+        held.let_go()
+        with pytest.raises(errors.LeaseLost):
+            await reading
