@@ -32,6 +32,7 @@ ROOT: Final = "/catalog/"
 RELATIONS: Final = f"{ROOT}relations/"
 PURGES: Final = f"{ROOT}purges/"
 TOPICS: Final = f"{ROOT}topics/"
+BOUND: Final = f"{ROOT}bound/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
 LEASE: Final = "/pipeline/lease"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
@@ -86,7 +87,7 @@ def parted_key(topic_id: int) -> str:
 
 
 def bound_key(uuid: str) -> str:
-    return f"{ROOT}bound/{uuid.lower()}"
+    return f"{BOUND}{uuid.lower()}"
 
 
 def request_key(request_id: str) -> str:

@@ -38,6 +38,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Broker": {
         "serve": "Start a broker in the foreground.",
         "doctor": "Check this machine, the data and the running broker.",
+        "verify": "Check that tables hold every committed message once.",
         "top": "Show what the broker is doing, topic by topic.",
         "bench": "Publish and consume for some seconds: how fast is it here?",
         "config": "Show, check, explain and change the settings.",

@@ -23,7 +23,7 @@ from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
 from icestream.lake.requests import Requests
-from icestream.lake.routes import lake, namespaces, node, subscriptions, topics
+from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
 from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
@@ -52,7 +52,15 @@ def build_app(
     app.state.broker = BrokerCalls(keeper)
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
     problems.install(app)
-    routers = namespaces.router, topics.everywhere, topics.router, subscriptions.router, node.router, lake.router
+    routers = (
+        namespaces.router,
+        topics.everywhere,
+        topics.router,
+        subscriptions.router,
+        node.router,
+        lake.router,
+        verify.router,
+    )
     for router in routers:
         app.include_router(router, dependencies=[Depends(check_token)])
     counted = counted or Requests()

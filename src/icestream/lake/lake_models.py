@@ -133,3 +133,30 @@ class PurgeShown(Shown):
     metadata_file: str
     due_ms: int
     is_begun: bool
+
+
+class BoundTopic(Shown):
+    topic: str
+    topic_id: int
+
+
+class VerifyFinding(Shown):
+    check: Literal["files", "property", "bounds", "dense", "unique", "log"]
+    weight: Literal["wrong", "known", "bounds-only"] = Field(
+        description="`known`: offsets without a row, and the reason is known. `bounds-only`: manifests cannot tell."
+    )
+    text: str
+    shard: int | None
+    start: int = Field(description="Offsets [start, end), where it is about some.")
+    end: int
+
+
+class VerifyReport(Shown):
+    topic: str
+    table: str
+    snapshot_id: int | None
+    is_deep: bool
+    is_good: bool = Field(description="Nothing is `wrong`.")
+    files: int
+    findings: list[VerifyFinding] = Field(description="The first of them.")
+    finding_count: int

@@ -23,6 +23,10 @@ class AvroManifests:
         self._files = files
         self._offload = offload
 
+    @property
+    def table_files(self) -> TableFiles:
+        return self._files
+
     async def manifests(self, manifest_list: str) -> list[str]:
         return await self.decoded(manifest_list, lambda records: [str(one["manifest_path"]) for one in records])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect, errors
+from icestream.lake.app import build_app
 from icestream.lake.scan.worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.scan import Asked, Question, Scanned, Section
@@ -19,10 +20,11 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server.node import Node
+from tests.support.asgi import Asker
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 from tests.support.tiers import commit_log, forget_committed
-from tests.support.topic_lake import TopicLake
+from tests.support.topic_lake import TopicLake, remove
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
@@ -80,6 +82,33 @@ async def test_a_client_reads_what_only_the_table_has(tmp_path: Path) -> None:
             assert [one.offset for one in got] == list(range(60))
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        await store.close()
+
+
+async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "data") as node,
+        kept_link(node.settings.local_socket) as keeper,
+        connect(f"icestream://127.0.0.1:{node.native.port}") as client,
+    ):
+        async with client.producer(TOPIC, name="p") as producer:
+            for number in range(10):
+                await producer.send(b"%d" % number)
+        store = RemoteStore(keeper, SystemClock(), SystemRandomness())
+        topic_id = node.broker.topics.get(TopicName.parse(TOPIC)).record.id
+        lake = TopicLake(tmp_path / "warehouse", store, SystemClock(), topic=TOPIC, topic_id=topic_id)
+        ask = Asker(build_app(keeper, "127.0.0.1", None, lake.catalog, lake.manifests))
+        asked = f"/api/v1/lake/verify?topic={TOPIC}&deep=true"
+        assert (await ask("GET", asked)).status == 404
+        await lake.bind()
+        assert node.log is not None
+        await commit_log(lake, node.log, {}, end=7)
+        assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [{"topic": TOPIC, "topic_id": topic_id}]
+        good = (await ask("GET", asked)).json
+        assert (good["is_good"], good["findings"], good["files"], good["is_deep"]) == (True, [], 1, True)
+        remove(lake.live[0])
+        bad = (await ask("GET", asked)).json
+        assert (bad["is_good"], [one["check"] for one in bad["findings"]]) == (False, ["files", "dense"])
         await store.close()
 
 

@@ -102,8 +102,10 @@ class ParquetFiles:
         footer = self._footer(group.file, ids)
         return self._read(group.file, footer, group.number, [*names])
 
-    def deleted(self, group: Group, deletes: tuple[DeleteFile, ...]) -> int:
-        return len(self._positions(group, deletes))
+    def offsets(self, group: Group, ids: Mapping[str, int], shard: int, deletes: tuple[DeleteFile, ...]) -> Any:
+        """Of the rows of one shard that are not deleted, in the order in which they stand."""
+        rows = _without(self.columns(group, ids, SHARD, OFFSET), group.first_row, self._positions(group, deletes))
+        return _of_shard(rows, shard)[OFFSET]
 
     def _decoded(self, group: Group, ids: Mapping[str, int]) -> Any:
         key = GroupKey(group.file.path, group.number)

@@ -1,0 +1,34 @@
+"""What `icestream verify` found of one topic. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Weight(StrEnum):
+    WRONG = "wrong"  # it must not be
+    KNOWN = "known"  # offsets without a row, and the reason is known
+    BOUNDS_ONLY = "bounds-only"  # manifests cannot tell; `--deep` can
+
+
+class Finding(NamedTuple):
+    check: str  # files, property, bounds, dense, unique, log
+    weight: Weight
+    text: str
+    shard: int | None = None
+    start: int = 0  # offsets [start, end), where it is about some
+    end: int = 0
+
+
+class Report(NamedTuple):
+    topic: str
+    table: str
+    snapshot_id: int | None
+    is_deep: bool
+    files: int
+    findings: list[Finding]
+
+    @property
+    def is_good(self) -> bool:
+        return not any(one.weight is Weight.WRONG for one in self.findings)
