@@ -680,8 +680,7 @@ ROUND_PARTITIONS_MAX: Final = 1_000
 # Syncs of data files that one task has under way, and uploads to an object store.
 DATA_FILE_SYNC_THREADS: Final = 8
 DATA_FILE_UPLOADS: Final = 8
-# A task asks a broker for the log in pieces of this size, and waits so long for each.
-LOG_PIECE_BYTES: Final = 4 * MIB
+# A task that asks a broker for a piece of its log waits so long for it.
 LOG_PIECE_SECONDS_MAX: Final = 30
 # Java ends by itself when its input ends, after it has written the archive of its classes; then it is killed.
 SPARK_END_SECONDS_MAX: Final = 60

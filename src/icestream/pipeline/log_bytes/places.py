@@ -85,7 +85,7 @@ def _read(file: int, start: int, size: int) -> bytes:
 
 
 class LogOwner:
-    def __init__(self, source: LogSource, piece_bytes: int = limits.LOG_PIECE_BYTES) -> None:
+    def __init__(self, source: LogSource, piece_bytes: int = limits.LOG_RANGE_BYTES_MAX) -> None:
         self._source = source
         self._piece_bytes = piece_bytes
         self._connection: http.client.HTTPConnection | None = None
