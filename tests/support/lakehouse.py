@@ -72,15 +72,18 @@ def duckdb_with_iceberg() -> Iterator[DuckDBPyConnection]:
 
     with duckdb.connect(config={"threads": 1}) as found:
         for name in ("avro", "httpfs", "iceberg"):
-            found.load_extension(str(_extension(name, duckdb.__version__)))
+            found.load_extension(str(extension(name)))
         yield found
 
 
-def _extension(name: str, version: str) -> Path:
+def extension(name: str) -> Path:
+    """Of DuckDB, from a Python package."""
+    import duckdb
+
     package = find_spec(f"duckdb_extension_{name}")
     assert package is not None
     assert package.origin is not None
-    return Path(package.origin).parent / "extensions" / f"v{version}" / f"{name}.duckdb_extension"
+    return Path(package.origin).parent / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
 
 
 def new_name(prefix: str = "ns") -> str:

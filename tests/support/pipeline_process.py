@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.support.lake_run import LakeRun, get, until
+from tests.support.serve_process import COMMAND
 
 
 class PipelineRun:
@@ -29,6 +29,20 @@ class PipelineRun:
     def uri(self) -> str:
         return f"http://127.0.0.1:{self._run.lake_port}"
 
+    def produce(self, topic: str, count: int) -> None:
+        """Payloads 0, 1, …"""
+        found = re.search(r"native (127\.0\.0\.1:\d+)", self._run.said)
+        assert found is not None, self._run.said
+        lines = "".join(f"{number}\n" for number in range(count))
+        done = subprocess.run(
+            [*COMMAND, "produce", topic, "--address", found[1]],
+            input=lines,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
     def health(self) -> str:
         return self._run.health()
 
@@ -39,7 +53,7 @@ class PipelineRun:
     def icestream(self, *arguments: str) -> Any:
         """What a command answers in JSON."""
         done = subprocess.run(
-            [sys.executable, "-m", "icestream.cli.main", *arguments, "--socket", str(self.data_dir / "broker.sock")],
+            [*COMMAND, *arguments, "--output", "json", "--socket", str(self.data_dir / "broker.sock")],
             capture_output=True,
             text=True,
             check=False,

@@ -18,6 +18,7 @@ from icestream.wal.recovery import RecoveryReport
 
 GAPS_SHOWN = 10
 TOPIC = "/default/hello"
+TABLE = "default.hello"
 DEFAULT_ADDRESS = "127.0.0.1:6651"  # where a command looks when nobody says where
 
 
@@ -102,7 +103,7 @@ def _url(host: str, port: int) -> str:
 
 
 def commands(node: Node) -> Iterator[str]:
-    """Three that work as they stand, whatever the settings."""
+    """Some that work as they stand, whatever the settings."""
     settings = node.settings
     address = _address(settings.node.bind_host, node.native.port)
     at = "" if address == DEFAULT_ADDRESS else f" --address {address}"
@@ -110,6 +111,8 @@ def commands(node: Node) -> Iterator[str]:
     yield f"echo hello | {program} produce {TOPIC}{at}"
     yield f"{program} consume {TOPIC}{at}"
     yield f"{program} topic describe {TOPIC}{at if node.around.local is None else _socket_option(settings)}"
+    if node.around.pipeline is not None and node.around.local is not None:
+        yield f"{program} lake commit-now{_socket_option(settings)}   # the same message as a row: {TABLE}"
 
 
 def _socket_option(settings: Settings) -> str:

@@ -49,8 +49,13 @@ _log = get_logger("pipeline")
 class RoundWriter(Protocol):
     """Blocking: it is called in a thread of its own."""
 
-    master: str  # where Spark runs
-    tasks_max: int  # that run at the same time
+    @property
+    def master(self) -> str:
+        """Where Spark runs."""
+
+    @property
+    def tasks_max(self) -> int:
+        """That run at the same time."""
 
     def write(self, plan: RoundPlan) -> list[TopicWritten]: ...
 
@@ -246,7 +251,8 @@ class Driver:
     def _judge_results(self, rounds: Sequence[TopicRound], found: dict[int, Result], made: RoundReport) -> None:
         for one in rounds:
             match found.get(one.table.topic_id):
-                case Committed():
+                case Committed(snapshot_id, _):
+                    self._tell_first(one, snapshot_id)
                     made.committed += 1
                     made.rows += one.rows
                     made.files += len(one.files)
@@ -257,6 +263,12 @@ class Driver:
                     metrics.PIPELINE_COMMIT_RETRIES.inc()
                     _log.warning("a topic's part of a round was not committed", topic=one.table.topic, reason=reason)
                     self._topics.doubt([one.table.topic_id])
+
+    def _tell_first(self, one: TopicRound, snapshot_id: int) -> None:
+        """A topic's first rows, so that whoever has just started a broker sees where they are."""
+        if len(one.table.table.snapshots) == 1:
+            name = str(one.table.identifier)
+            _log.info("a topic has its first snapshot", topic=one.table.topic, table=name, snapshot_id=snapshot_id)
 
     def _tell_errors(self, one: Judged) -> None:
         for error in one.errors:

@@ -1,8 +1,8 @@
 """Everything a round does to the world, by name and in order (docs/adr/0025). Fault tests are made from this list: a
 driver is stopped before and after each of them, and nothing may be lost or doubled.
 
-`ICESTREAM_PIPELINE_FAULT=before:commit:kill` ends the process by SIGKILL before its first commit is sent, `…:stop` lets
-it stand still by SIGSTOP; `after:…` behind it; `before:commit:kill:3` at the third one. For tests alone.
+`_ICESTREAM_PIPELINE_FAULT=before:commit:kill` ends the process by SIGKILL before its first commit is sent, `…:stop`
+lets it stand still by SIGSTOP; `after:…` behind it; `before:commit:kill:3` at the third one. For tests alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors
 
-VARIABLE: Final = "ICESTREAM_PIPELINE_FAULT"
+VARIABLE: Final = "_ICESTREAM_PIPELINE_FAULT"
 
 
 class Effect(StrEnum):
