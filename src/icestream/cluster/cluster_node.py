@@ -274,7 +274,7 @@ class ClusterNode:
 
     async def _become_known(self) -> None:
         """Until the cluster has this node as a member, under this address."""
-        while not self._is_known():
+        while self.node.stopped is None and not self._is_known():
             try:
                 await self._ask_to_join()
             except errors.ForeignCluster as error:

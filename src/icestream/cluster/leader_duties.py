@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from icestream import errors, limits
 from icestream.cluster.members import promotions, voters_wanted
 from icestream.metadata.node_store import NodeStore
@@ -17,11 +19,12 @@ class LeaderDuties:
         self._clock = clock
 
     async def run(self) -> None:
-        """Sleeps until this node leads and voters are missing; then looks at how far the learners are."""
-        while True:
-            await self._node.until(self._are_voters_missing)
-            await self._look()
-            await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
+        """Until the node is closed or has stopped. Sleeps while this node does not lead or no voters are missing."""
+        with contextlib.suppress(errors.IcestreamError):
+            while True:
+                await self._node.until(self._are_voters_missing)
+                await self._look()
+                await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _are_voters_missing(self) -> bool:
         members = self._node.members

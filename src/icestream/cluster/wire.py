@@ -1,4 +1,4 @@
-"""What nodes of a cluster say to each other. This page is the contract; docs/cluster-protocol.md shows it to people.
+"""What nodes of a cluster say to each other. This page is the contract.
 
 Frames as in the native protocol (protocol/frame.py), never compressed, at most PEER_FRAME_BYTES_MAX. A node dials every
 other one; messages go the way of the connection, calls are answered on it. A snapshot has a connection of its own.
@@ -27,6 +27,7 @@ What is not valid ends the connection, and nothing else.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,7 @@ from icestream.protocol import document
 from icestream.protocol.frame import encode_frame
 
 MAGIC: Final = b"ICESRAFT"
+_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 VERSION: Final = 1
 
 
@@ -147,10 +149,7 @@ def id_of(found: dict[str, Any], key: str) -> int:
 
 def parse_id(text: str) -> int:
     """Raises DecodeError for what is no id of a node."""
-    try:
-        node_id = int(text, 16) if 0 < len(text) <= 16 and text.isalnum() else 0
-    except ValueError:
-        node_id = 0
+    node_id = int(text, 16) if _ID.fullmatch(text) else 0
     if not node_id:
         raise errors.DecodeError(f"{text[:40]!r} is no id of a node", hint="16 hex digits, as `cluster status` shows")
     return node_id

@@ -93,6 +93,7 @@ class Node:
         self.request_snapshot: Callable[[], None] = lambda: None
         self._term = core.status()["term"]
         self._role: int = Role.FOLLOWER
+        self._new_term_write = 0  # the ready that brought the present term, while it is not synced
         self._proposals = Proposals(command_bytes_max)
         self._reads = Reads(name)
         self._writes = Writes(log, BATCH_BYTES_MAX)
@@ -155,11 +156,6 @@ class Node:
             raise self._closing
         if not self.is_ready:
             raise errors.NotReady("the metadata store still reads its log", hint="it serves when that is done")
-
-    async def until_ready(self) -> None:
-        if self._closing is not None:
-            raise self._closing
-        await self.until(lambda: self.is_ready)
 
     # --- reads, messages, time ---
 
@@ -257,9 +253,14 @@ class Node:
 
     def _handle(self, ready: Ready) -> None:
         if ready.hard_state is not None:
+            if ready.hard_state.term != self._term:
+                self._new_term_write = ready.number
             self._term = ready.hard_state.term
         if ready.soft_state is not None:
             self._take_role(ready.soft_state)
+        if self._new_term_write:
+            # the only voter leads before its term is synced; nobody may hear of it until then
+            ready = ready._replace(send_now=[], send_after=ready.send_now + ready.send_after)
         self.send(ready.send_now)
         base = self._begin_install(ready.snapshot) if ready.snapshot is not None else None
         needs_disk = ready.must_sync or base is not None
@@ -339,6 +340,8 @@ class Node:
             self._bases_unsynced -= write.is_install
         if done:
             self._core.persisted(done[-1].number)
+            if done[-1].number >= self._new_term_write:
+                self._new_term_write = 0
 
     def _apply_slice(self, work: int) -> None:
         """Applies what is committed, up to this many commands or changes; a transaction is never cut."""
@@ -428,8 +431,6 @@ class Node:
             _log.warning("no further log file for the metadata store", error=str(error))
             self._retry_file_ns = self._clock.monotonic_ns() + int(limits.METADATA_RETRY_SECONDS * 1e9)
         self._plan_turn()
-
-    # --- failures ---
 
     def _disk_failed(self, error: SinkError) -> None:
         self._log.note_failed_sync()

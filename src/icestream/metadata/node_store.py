@@ -76,7 +76,9 @@ class NodeStore(MetadataStore):
         return self.node.stopped
 
     async def ready(self) -> None:
-        await self.node.until_ready()
+        if self._closed:
+            raise errors.LogClosed("the metadata store is closed", hint="the broker is shutting down")
+        await self.node.until(lambda: self.node.is_ready)
 
     # --- commands ---
 

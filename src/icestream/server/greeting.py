@@ -26,6 +26,8 @@ def greeting(node: Node) -> Iterator[str]:
     settings, log = node.settings, node.log
     where = "in memory" if log is None else str(settings.wal.base_path)
     yield f"Icestream: the broker is ready ({where}), sync mode {settings.wal.sync_mode}"
+    if settings.meta_store.seed_nodes:
+        yield "  meta_store.seed_nodes is not used yet: this node is on its own, and knows nothing of the others"
     if native is None:
         yield "  without the native part: syncs run on the event loop, encoding and scanning in Python (slower)"
     if log is not None:

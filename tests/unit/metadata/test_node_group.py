@@ -71,6 +71,22 @@ async def test_rule_1_a_follower_answers_for_entries_when_they_are_synced() -> N
     await group.close()
 
 
+async def test_rule_1_nobody_hears_of_a_term_before_it_is_synced() -> None:
+    """The only voter needs no vote of others: it leads at once, and could lead in the same term again after a crash."""
+    group = NodeGroup(Membership((1,), (2,)))
+    await group.start(2)
+    sink = SteppedSink()
+    store = await group.start(1, sink)
+    for _ in range(5):
+        await group.tick()
+    assert store.node._role == Role.LEADER
+    assert [message for sender, message in group.sent if sender == 1] == []
+    await stepping(group, store, sink, lambda: store.node.leads)
+    await group.tick()
+    assert 3 in kinds(group, 1)
+    await group.close()
+
+
 async def test_rule_1_a_leader_sends_entries_while_it_writes_them(group: NodeGroup) -> None:
     leader = group.led.node.id
     await group.kill(leader)
