@@ -24,6 +24,7 @@ NOT_RUN = (
     "pipeline run",
     "pipeline status",
     "wal repair",
+    "verify",  # needs the lake process: tests/process
     "--install-completion",
     "--show-completion",
     "doctor",
