@@ -1,4 +1,5 @@
-"""Places in a topic, in the words of the command line: earliest, latest, an offset, a time.
+"""Places in a topic, in the words of the command line: earliest, latest, an offset, a time, a snapshot of its table
+(`snapshot:ID`).
 
 A time is ISO 8601 (`2026-07-01`, `2026-07-01T12:00+02:00`; without a zone it is the one of this machine), or how long
 ago it was: `-30s`, `-10m`, `-2h`, `-7d`.
@@ -12,11 +13,14 @@ from typing import Final
 
 from icestream import errors
 from icestream.client.instant import instant
-from icestream.client.whence import Whence
+from icestream.client.whence import Whence, start_of
 
 _AGO: Final = re.compile(r"-(?P<count>\d{1,9}(?:\.\d{1,9})?)(?P<unit>ms|s|m|h|d)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-HINT: Final = "earliest, latest, an offset such as 1200, a time such as 2026-07-01T12:00, or how long ago, such as -10m"
+HINT: Final = (
+    "earliest, latest, an offset such as 1200, a time such as 2026-07-01T12:00, how long ago, such as -10m, or "
+    "snapshot:ID"
+)
 
 
 def place_of(text: str, now: datetime | None = None) -> Whence:
@@ -25,6 +29,9 @@ def place_of(text: str, now: datetime | None = None) -> Whence:
         return "earliest" if text == "earliest" else "latest"
     if text.isascii() and text.isdigit():
         return int(text)
+    if text.startswith("snapshot:"):
+        start_of(text)
+        return text
     try:
         if match := _AGO.fullmatch(text):
             ago = timedelta(**{_UNITS[match["unit"]]: float(match["count"])})

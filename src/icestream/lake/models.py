@@ -18,7 +18,7 @@ Milliseconds = Annotated[int, Field(ge=0, le=limits.FAILURE_POLICY_VALUE_MAX)]
 Name = Annotated[str, Field(min_length=1, max_length=limits.NAME_BYTES_MAX)]
 SubscriptionKind = Literal["exclusive", "shared", "failover", "key-shared"]
 DispatchKind = Literal["reliable", "non-reliable"]
-StartKind = Literal["latest", "earliest", "offset", "time"]
+StartKind = Literal["latest", "earliest", "offset", "time", "snapshot"]
 
 
 class Given(BaseModel):
@@ -155,7 +155,7 @@ class NewSubscription(Given):
     subscription: Name
     type: SubscriptionKind = "exclusive"
     start: StartKind = "latest"
-    start_value: Number = Field(default=0, description="An offset, or microseconds since 1970.")
+    start_value: Number = Field(default=0, description="An offset, microseconds since 1970, or a snapshot.")
     failure: Failure | None = None
 
 
@@ -168,7 +168,7 @@ class SubscriptionChange(Given):
 
 class Seek(Given):
     start: StartKind
-    start_value: Number = Field(default=0, description="An offset, or microseconds since 1970.")
+    start_value: Number = Field(default=0, description="An offset, microseconds since 1970, or a snapshot.")
     shard: Annotated[int, Field(ge=0, lt=limits.SHARDS_PER_TOPIC_MAX)] | None = Field(
         default=None, description="null: all of them."
     )

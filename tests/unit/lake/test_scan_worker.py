@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect, errors
+from icestream.cli.places import place_of
 from icestream.lake.app import build_app
 from icestream.lake.scan.worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
@@ -102,7 +103,13 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
         assert (await ask("GET", asked)).status == 404
         await lake.bind()
         assert node.log is not None
-        await commit_log(lake, node.log, {}, end=7)
+        snapshot = await commit_log(lake, node.log, {}, end=7)
+        async with working(keeper, lake.scanner.answer):
+            start = place_of(f"snapshot:{snapshot}")
+            async with client.subscribe(TOPIC, "behind", start=start) as subscription:
+                assert [(await anext(subscription)).offset for _ in range(3)] == [7, 8, 9]
+        with pytest.raises(errors.InvalidInput, match="not a place to start"):
+            place_of("snapshot:x")
         assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [{"topic": TOPIC, "topic_id": topic_id}]
         good = (await ask("GET", asked)).json
         assert (good["is_good"], good["findings"], good["files"], good["is_deep"]) == (True, [], 1, True)
