@@ -61,7 +61,7 @@ format: $(STAMPS)/dev  ## format the code and mend what can be mended by itself
 	@$(BIN)/ruff format
 
 .PHONY: bench
-bench: $(STAMPS)/package $(STAMPS)/bench native byte-code  ## measure speed on this machine (ARGS="--help" shows its options)
+bench: $(STAMPS)/package $(STAMPS)/bench native byte-code engine-tried  ## measure speed on this machine (ARGS="--help" shows its options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
 .PHONY: chaos

@@ -15,7 +15,7 @@ PARTS = {
         "inline",
     ),
     "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint", "danube"),
-    "lake": ("catalog",),
+    "lake": ("catalog", "pipeline"),
 }  # fmt: skip
 NAMES = tuple(name for names in PARTS.values() for name in names)
 
