@@ -716,6 +716,8 @@ SEED_NODES_MAX: Final = 32
 # The largest message to and from a Danube client: its Python client takes 4 MiB, and a stream that brings more ends, is
 # opened again at once and gets the same message again.
 DANUBE_MESSAGE_BYTES_MAX_DEFAULT: Final = 4 * MIB - 64 * KIB
+# What a message may grow by between its producer and its consumer: names of topic, broker and subscription, numbers.
+DANUBE_DELIVERY_BYTES_EXTRA: Final = 4 * KIB
 # What gRPC itself refuses, in a way that makes clients try for ever: so far above the bound that nobody gets there.
 DANUBE_CALL_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
 # Calls under way, the streams of consumers too. Each has a task.

@@ -15,7 +15,7 @@ from danube.producer import Producer
 
 from tests.support.danube_broker import DanubeBroker, danube_broker
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("wire")]
 BOTH = pytest.mark.parametrize("kind", [SubType.EXCLUSIVE, SubType.SHARED])
 
 

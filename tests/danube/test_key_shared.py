@@ -16,7 +16,7 @@ from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, Received, danube_broker
 from tests.support.until import until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("wire")]
 TOPIC = TopicName("default", "t")
 
 

@@ -17,6 +17,8 @@ from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from icestream import limits
 from icestream.broker import records
+from icestream.frontends.danube.calls import Call, OutStream
+from icestream.frontends.danube.consumers import Consumers
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, Received, danube_broker
 from tests.support.serve_process import ServeProcess
@@ -74,6 +76,7 @@ async def test_dispatch_rate_limit_loses_nothing(danube: DanubeBroker) -> None:
     assert await received.payloads(40) == [b"%d" % number for number in range(40)]
 
 
+@pytest.mark.usefixtures("wire")
 async def test_oversize_messages_are_refused_once_and_for_all(tmp_path: Path) -> None:
     wal = {"max_file_size": "64MiB", "max_message_bytes": 8_000_000}
     async with danube_broker(tmp_path, wal=wal) as danube:
@@ -90,8 +93,46 @@ async def test_oversize_messages_are_refused_once_and_for_all(tmp_path: Path) ->
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_standalone_restart_serves_old_topics_under_a_live_client(tmp_path: Path) -> None:
-    """Topics, offsets, producer and consumer are what they were; nobody makes anything anew."""
+class Opened:
+    """How often a client has opened a stream, as the broker sees it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        real = Consumers.receive
+
+        async def receive(consumers: Consumers, raw: bytes, call: Call, stream: OutStream) -> None:
+            self.count += 1
+            await real(consumers, raw, call, stream)
+
+        monkeypatch.setattr(Consumers, "receive", receive)
+
+
+async def test_a_consumer_whose_subscription_is_deleted_comes_again_and_does_not_spin(
+    danube: DanubeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client opens the stream again without a pause until it is told that it is closed: 800 times in a second."""
+    monkeypatch.setattr("danube.health_check.HEALTH_CHECK_INTERVAL_SECS", 1)
+    opened = Opened(monkeypatch)
+    await danube.stop()
+    await danube.start()
+    producer = await danube.producer("/default/t")
+    received = await danube.consumer("/default/t")
+    await producer.send(b"before")
+    assert await received.payloads(1) == [b"before"]
+    old = received.consumer._consumers["/default/t"].consumer_id
+    await danube.broker.delete_subscription(TOPIC, "s")
+    await until(lambda: received.consumer._consumers["/default/t"].consumer_id != old)
+    await producer.send(b"after")
+    assert await received.payloads(1) == [b"after"]
+    assert opened.count <= 10
+
+
+@pytest.mark.usefixtures("wire")
+async def test_standalone_restart_serves_old_topics_under_a_live_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Topics, offsets, producer and consumer are what they were; nobody makes anything anew, and nobody spins."""
+    opened = Opened(monkeypatch)
     async with danube_broker(tmp_path, "iceberg") as danube:
         producer = await danube.producer("/default/t", partitions=2)
         received = await danube.consumer("/default/t", kind=SubType.EXCLUSIVE)
@@ -107,6 +148,7 @@ async def test_standalone_restart_serves_old_topics_under_a_live_client(tmp_path
         assert ids == [one.producer_id for one in producer._producers]
         offsets = [(one.msg_id.topic_name, one.msg_id.topic_offset) for one in [*before, *after]]
         assert len(set(offsets)) == 12
+        assert opened.count <= 8, "two partitions, twice"
 
 
 async def send_all(producer: object, numbers: range) -> None:

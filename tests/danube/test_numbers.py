@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.danube_broker import DanubeBroker, danube_broker
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("wire")]
 
 
 async def send(producer: Any, incarnation: str, *numbers: int) -> None:

@@ -16,7 +16,7 @@ from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import WAIT_SECONDS, DanubeBroker, Received, danube_broker
 from tests.support.until import until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("wire")]
 TOPIC = TopicName("default", "t")
 BOTH = pytest.mark.parametrize("kind", [SubType.EXCLUSIVE, SubType.SHARED])
 AT_ONCE = FailurePolicy(1, 30_000, 0, 0, Backoff.FIXED, Poison.DROP)

@@ -18,7 +18,7 @@ from danube.schema import CompatibilityMode
 from icestream.frontends.danube.wire import registry_pb2 as pb
 from tests.support.danube_broker import DanubeBroker, danube_broker
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("wire")]
 JSON = SchemaType.JSON_SCHEMA
 V1 = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 V2 = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}, "required": ["id"]}

@@ -19,10 +19,12 @@ pytestmark = pytest.mark.asyncio
 class Certificates:
     def __init__(self, folder: Path) -> None:
         self.ca, self.server, self.client = folder / "ca.pem", folder / "server.pem", folder / "client.pem"
-        authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
+        self.stranger = folder / "stranger.pem"
+        authority, other = (trustme.CA(key_type=trustme.KeyType.ECDSA) for _ in range(2))
         authority.cert_pem.write_to_path(self.ca)
-        for path, name in ((self.server, "127.0.0.1"), (self.client, "client.test")):
-            found = authority.issue_cert(name, key_type=trustme.KeyType.ECDSA)
+        wanted = (self.server, "127.0.0.1", authority), (self.client, "client.test", authority)
+        for path, name, signs in (*wanted, (self.stranger, "client.test", other)):
+            found = signs.issue_cert(name, key_type=trustme.KeyType.ECDSA)
             found.cert_chain_pems[0].write_to_path(path)
             found.private_key_pem.write_to_path(path.with_suffix(".key"))
 
@@ -30,7 +32,14 @@ class Certificates:
         found = {"enable": True, "tls_certificate": self.server, "tls_key": self.server.with_suffix(".key")}
         return found | ({"tls_client_ca": self.ca} if with_clients else {})
 
+    def credentials(self, certificate: Path | None) -> grpc.ChannelCredentials:
+        if certificate is None:
+            return grpc.ssl_channel_credentials(self.ca.read_bytes())
+        key = certificate.with_suffix(".key")
+        return grpc.ssl_channel_credentials(self.ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
 
+
+@pytest.mark.usefixtures("wire")
 @pytest.mark.parametrize("with_clients", [False, True])
 async def test_tls_and_client_certificates(tmp_path: Path, with_clients: bool) -> None:
     pem = Certificates(tmp_path)
@@ -39,19 +48,33 @@ async def test_tls_and_client_certificates(tmp_path: Path, with_clients: bool) -
     try:
         url = node.danube.url
         assert url.startswith("https://127.0.0.1:")
-        built = DanubeClientBuilder().service_url(url)
-        with_certificate = await built.with_mtls(
-            str(pem.ca), str(pem.client), str(pem.client.with_suffix(".key"))
-        ).build()
-        await sends(with_certificate)
-        without = await DanubeClientBuilder().service_url(url).with_tls(str(pem.ca)).build()
-        if with_clients:
-            await is_kept_out(without)
-        else:
-            await sends(without)
+        await sends(await client_of(url, pem, pem.client))
+        for certificate in (None, pem.stranger):
+            client = await client_of(url, pem, certificate)
+            await (is_kept_out(client) if with_clients else sends(client))
         await is_kept_out(await DanubeClientBuilder().service_url(url).build())
+        port = node.danube.admin_port
+        assert await operator_gets(port, pem, pem.client) == "OK"
+        for certificate in (None, pem.stranger):
+            assert await operator_gets(port, pem, certificate) == ("UNAVAILABLE" if with_clients else "OK")
     finally:
         await node.stop()
+
+
+async def client_of(url: str, pem: Certificates, certificate: Path | None) -> DanubeClient:
+    built = DanubeClientBuilder().service_url(url)
+    if certificate is None:
+        return await built.with_tls(str(pem.ca)).build()
+    return await built.with_mtls(str(pem.ca), str(certificate), str(certificate.with_suffix(".key"))).build()
+
+
+async def operator_gets(port: int, pem: Certificates, certificate: Path | None) -> str:
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", pem.credentials(certificate)) as channel:
+        try:
+            await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+    return "OK"
 
 
 async def sends(client: DanubeClient) -> None:

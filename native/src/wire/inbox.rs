@@ -5,7 +5,7 @@
 
 use super::columns::{Columns, Echoes, Layout};
 use super::push::Queue;
-use super::status::{self, Call, Failure, INTERNAL, UNAVAILABLE};
+use super::status::{self, Call, Failure, INVALID_ARGUMENT, UNAVAILABLE};
 use crate::event::Event;
 use bytes::Bytes;
 use http::HeaderMap;
@@ -180,7 +180,7 @@ impl Inbox {
         if open.columns.add(layout, &request.body).is_err() {
             drop(state);
             self.dismiss(request.body.len());
-            return status::fail(&mut call, &Failure::new(INTERNAL, "the request cannot be decoded"));
+            return status::fail(&mut call, &Failure::new(INVALID_ARGUMENT, "the request cannot be decoded"));
         }
         open.connections.push(request.connection);
         open.metadata.push(request.metadata);

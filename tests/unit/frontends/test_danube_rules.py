@@ -226,6 +226,31 @@ async def test_a_topic_is_plain_or_partitioned_and_not_both(table: DanubeTable) 
     assert await table.partitions("/default/parts") == ["/default/parts-part-0"]
 
 
+async def status_of_call(call: object) -> str:
+    try:
+        await call  # type: ignore[misc]
+    except Refusal as refusal:
+        return refusal.status
+    return "OK"
+
+
+async def test_neither_a_producer_nor_a_consumer_already_exists(table: DanubeTable) -> None:
+    """With ALREADY_EXISTS a client gives up for good. Whatever is there already is said in other ways."""
+    producers = [("/default/t", "p"), ("/default/t", "p"), ("/default/p-part-1", "p"), ("/default/p-part-1", "p")]
+    created = await asyncio.gather(*(status_of_call(table.producer(*one)) for one in producers))
+    assert created == ["OK"] * 4
+    assert await status_of_call(table.producer("/default/t", "p", producer_access_mode=pb.Exclusive)) == "OK"
+    assert await status_of_call(table.producer("/default/t-part-0")) == "FAILED_PRECONDITION"
+    assert await status_of_call(table.producer("/default/p")) == "FAILED_PRECONDITION"
+    both = await asyncio.gather(*(status_of_call(table.subscribe(subscription_type=EXCLUSIVE)) for _ in range(2)))
+    assert both == ["OK", "OK"]
+    others = {"d": EXCLUSIVE, "c": SHARED, "e": FAILOVER, "f": KEY_SHARED}
+    found = {name: await status_of_call(table.subscribe(name=name, subscription_type=others[name])) for name in others}
+    assert "ALREADY_EXISTS" not in found.values()
+    assert found["d"] == "PERMISSION_DENIED"
+    assert {found[name] for name in "cef"} == {"INVALID_ARGUMENT"}
+
+
 async def test_a_partition_beyond_the_bound_is_refused(table: DanubeTable) -> None:
     name = f"/default/t-part-{limits.SHARDS_PER_TOPIC_MAX}"
     assert await refused(table.producer(name)) == "INVALID_ARGUMENT"

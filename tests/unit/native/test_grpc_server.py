@@ -133,7 +133,7 @@ async def test_a_request_that_cannot_be_decoded_is_refused_alone(server: Server)
     async with connected(server) as channel:
         bad = channel.unary_unary(SEND)(b"\x1a\x7f")
         good = channel.unary_unary(SEND)(request(5))
-        assert (await status_of(bad))[0] == "INTERNAL"
+        assert (await status_of(bad))[0] == "INVALID_ARGUMENT"
         assert await good == b"\x08\x05"
 
 

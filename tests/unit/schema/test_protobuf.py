@@ -89,6 +89,17 @@ def test_fields_are_known_by_their_numbers(reader: str, writer: str, is_fine: bo
     assert reads(message(reader), message(writer)) == is_fine
 
 
+@pytest.mark.parametrize(
+    "around",
+    ["N n = 1; message N {{ {} }}", "repeated N n = 1; message N {{ {} }}", "map<string, N> n = 1; message N {{ {} }}",
+     "oneof o {{ N n = 1; }} message N {{ {} }}", "N n = 1; message N {{ O o = 1; message O {{ {} }} }}"],
+)  # fmt: skip
+def test_messages_within_messages_are_looked_at_too(around: str) -> None:
+    last, wider, other = (message(around.format(f"{kind} x = 1;")) for kind in ("int32", "int64", "string"))
+    assert reads(wider, last)
+    assert not reads(other, last)
+
+
 def test_a_message_that_is_gone() -> None:
     assert not reads("message A { int32 x = 1; }", "message A { int32 x = 1; } message B { int32 y = 1; }")
 

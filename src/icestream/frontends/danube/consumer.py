@@ -51,7 +51,7 @@ class DanubeConsumer:
         self._suffix = subscription_field(subscription)
         self._wire_name = wire_name(place.topic, place.shard)
         self._address = address
-        self._message_bytes_max = message_bytes_max
+        self._message_bytes_max = message_bytes_max + limits.DANUBE_DELIVERY_BYTES_EXTRA
         self._loop = asyncio.get_running_loop()
         self._subscription: Subscription | None = None
         self._consumer: Consumer | None = None

@@ -62,11 +62,7 @@ class Fields(NamedTuple):
     schema_id: int | None
     schema_version: int | None
     routing_key: str | None
-
-    @property
-    def size(self) -> int:
-        """About the bytes of the message: nothing else in it is long."""
-        return len(self.payload) + sum(len(key) + len(text) for key, text in self.attributes.items())
+    size: int = 0  # of a row of a batch: its bytes but for numbers, tags and lengths
 
 
 def fields_of(message: pb.StreamMessage) -> Fields:
@@ -93,7 +89,9 @@ COLUMNS: Final = (
     (0, 1, INTEGER), (2, 1, INTEGER), (2, 2, TEXT), (2, 3, TEXT), (0, 3, BYTES), (0, 4, INTEGER), (0, 5, TEXT),
     (0, 6, TEXT), (0, 7, REPEATED), (0, 8, INTEGER), (0, 9, INTEGER), (0, 10, TEXT),
 )  # fmt: skip
+_PAYLOAD: Final = 4
 _ATTRIBUTES, _SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = range(8, 12)
+_TEXTS: Final = tuple(index for index, (_, _, kind) in enumerate(COLUMNS) if kind == TEXT)
 
 
 def fields_of_batch(batch: Batch) -> Iterator[Fields | None]:
@@ -113,7 +111,12 @@ def fields_of_batch(batch: Batch) -> Iterator[Fields | None]:
         schema_id, schema_version, key = (
             row[index] if present & 1 << index else None for index in (_SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY)
         )
-        yield Fields._make((*row[:_ATTRIBUTES], attributes, schema_id, schema_version, key))
+        size = len(row[_PAYLOAD]) + len(row[_ATTRIBUTES]) + sum(_bytes(row[index]) for index in _TEXTS)
+        yield Fields._make((*row[:_ATTRIBUTES], attributes, schema_id, schema_version, key, size))
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def row_of(fields: Fields) -> Row:

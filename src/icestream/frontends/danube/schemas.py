@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.broker.registry import Registered
+from icestream.broker.schema_records import Version
 from icestream.broker.service import Broker
 from icestream.frontends.danube.calls import Call, Table, decode
 from icestream.frontends.danube.places import base_name
@@ -49,7 +50,7 @@ class Schemas:
             schema_id=found.subject.id,
             version=found.version.version,
             is_new_version=found.is_new,
-            fingerprint=found.version.fingerprint,
+            fingerprint=_fingerprint(found.version),
         ).SerializeToString()
 
     async def get(self, raw: bytes, call: Call) -> bytes:
@@ -73,7 +74,7 @@ class Schemas:
             created_at=version.created_ms,
             created_by=version.created_by,
             tags=version.tags,
-            fingerprint=version.fingerprint,
+            fingerprint=_fingerprint(version),
             compatibility_mode=found.subject.compatibility.value,
         ).SerializeToString()
 
@@ -86,7 +87,7 @@ class Schemas:
                 created_at=one.created_ms,
                 created_by=one.created_by,
                 description=one.description,
-                fingerprint=one.fingerprint,
+                fingerprint=_fingerprint(one),
                 schema_id=subject.id,
             )
             for one in subject.versions
@@ -159,6 +160,11 @@ class Schemas:
             enable_payload_validation=found.checks_payload,
             schema_id=found.schema_id,
         ).SerializeToString()
+
+
+def _fingerprint(version: Version) -> str:
+    """As Danube writes it."""
+    return f"sha256:{version.fingerprint}"
 
 
 def _done(message: str) -> bytes:
