@@ -21,7 +21,7 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()
-    daemon.manager()  # type: ignore[no-untyped-call]
+    daemon.manager()
 
 
 if __name__ == "__main__":
