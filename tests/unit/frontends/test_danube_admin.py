@@ -260,6 +260,26 @@ async def test_the_window_of_a_subscription_counts_at_once(operator: Operator) -
     assert await operator.refused("TopicAdmin/SetSubscriptionDispatchConfig", asked) == "INVALID_ARGUMENT"
 
 
+async def test_the_subscriptions_of_a_topic_are_listed(operator: Operator) -> None:
+    await operator.clients.producer("/default/t-part-1")
+    for name in ("b", "a"):
+        await operator.clients.subscribe("/default/t-part-1", subscription=name)
+    for topic in ("/default/t", "/default/t-part-0"):
+        asked = pb.TopicRequest(name=topic)
+        found = await operator.call("TopicAdmin/ListSubscriptions", asked, pb.SubscriptionListResponse)
+        assert sorted(found.subscriptions) == ["a", "b"]
+
+
+CLUSTER = "ClusterStatus AddNode PromoteNode RemoveNode"
+BROKER = "UnloadBroker ActivateBroker GetClusterBalance TriggerRebalance"
+SECURITY = "CreateRole GetRole ListRoles DeleteRole CreateBinding GetBinding ListBindings DeleteBinding ListAllBindings"
+
+
+async def test_every_call_of_a_cluster_or_of_security_is_named() -> None:
+    expected = {"ClusterAdmin": CLUSTER, "BrokerAdmin": BROKER, "SecurityAdmin": SECURITY, "TopicAdmin": "UnloadTopic"}
+    assert {service: " ".join(names) for service, names in NOT_YET.items()} == expected
+
+
 @pytest.mark.parametrize("method", [f"{service}/{name}" for service, names in NOT_YET.items() for name in names])
 async def test_what_concerns_a_cluster_or_security_does_not_exist_yet(operator: Operator, method: str) -> None:
     assert await operator.refused(method, pb.Empty()) == "UNIMPLEMENTED"
