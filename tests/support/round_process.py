@@ -85,7 +85,7 @@ def round_process(folder: Path, master: str, *conf: str) -> Iterator[RoundProces
 
 def main(number: int, folder: Path, master: str, conf: dict[str, str]) -> None:
     options = SparkOptions(master, conf, scratch=folder / "scratch")
-    writer = SparkWriter(engine(), options, ClassArchive(engine(), folder / "cache"))
+    writer = SparkWriter(engine(), options, ClassArchive(engine(), folder / "cache", is_making=True))
     asked = Connection(number)
     while True:
         try:

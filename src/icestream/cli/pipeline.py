@@ -101,7 +101,7 @@ def setup(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Find Java, PySpark and Iceberg's jar; install Java and fetch the jar where they are missing.
+    """Find Java, PySpark and Iceberg's jar; install Java and fetch the jar where they are missing; try Spark once.
 
     It may be called again at any time: what is there is checked and kept.
 
@@ -110,10 +110,12 @@ def setup(
     """
     from icestream.pipeline import pins
     from icestream.pipeline.engine import Machine, set_up
+    from icestream.pipeline.spark.first_session import archive_classes
 
     machine = Machine.of(load_settings(config, sets).settings, os.environ)
     jars = (pins.ICEBERG_SPARK, pins.ICEBERG_AWS) if s3 else (pins.ICEBERG_SPARK,)
     engine = set_up(machine, *jars, say=say_aside)
+    archive_classes(engine, machine.cache, say_aside)
     rows = [
         ("java", engine.java.version, str(engine.java_home)),
         ("pyspark", engine.pyspark, str(engine.spark_home)),

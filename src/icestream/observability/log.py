@@ -19,6 +19,7 @@ Logger = structlog.typing.FilteringBoundLogger
 
 Form = Literal["console", "json"]
 _OURS: Final = "icestream"  # our name in Python's logging
+_TALKATIVE: Final = ("httpx2", "httpcore2", "py4j")  # a line for each request: only for those who look for a fault
 _forward: logging.Handler | None = None  # there is one since this process was set up
 
 
@@ -29,6 +30,8 @@ def set_up_logging(level: str, form: Form) -> None:
         _forward = _Forward()
         logging.getLogger().addHandler(_forward)
     logging.getLogger().setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(level.upper() if level.upper() == "DEBUG" else "WARNING")
     _configure(level, form)
 
 

@@ -54,6 +54,12 @@ def test_what_libraries_say_has_the_same_form() -> None:
     assert "too small" not in err
 
 
+def test_a_line_for_each_request_is_for_those_who_look_for_a_fault() -> None:
+    library = "import logging; logging.getLogger('httpx2').info('GET /v1/config')"
+    assert "/v1/config" not in said(f"set_up_logging('info', 'json'); {library}")[1]
+    assert "/v1/config" in said(f"set_up_logging('debug', 'json'); {library}")[1]
+
+
 def test_the_level_changes_while_the_process_runs() -> None:
     change = "from icestream.observability.log import change_log_level as change"
     _, err = said(f"{change}; set_up_logging('info', 'json'); change('debug', 'json')")

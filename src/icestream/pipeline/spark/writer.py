@@ -43,15 +43,21 @@ class SparkWriter:
         with self._lock:
             self._started()
 
+    def try_out(self) -> None:
+        """The smallest job there is, through Java and Python."""
+        self._run(lambda context: context.parallelize([0], 1).mapPartitions(list).collect())
+
     def write(self, plan: RoundPlan) -> list[TopicWritten]:
+        return [jobs.decode_written(one) for one in self._run(lambda context: run_round(context, plan))]
+
+    def _run(self, job: Callable[[SparkContext], list[Any]]) -> list[Any]:
         with self._lock:
             context = self._started()
             try:
-                told = run_round(context, plan)
+                return job(context)
             except Exception as error:  # noqa: BLE001  # the job, Java, or the way to it: its words say which
                 self._end()
                 raise _failed(error) from None
-        return [jobs.decode_written(one) for one in told]
 
     def close(self) -> None:
         with self._lock:

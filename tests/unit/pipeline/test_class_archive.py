@@ -1,0 +1,62 @@
+"""The archive of Spark's classes: made by one session at the set-up, used by all others, never waited for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from icestream import limits
+from icestream.pipeline.engine import Engine
+from icestream.pipeline.java import Java, Origin
+from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
+
+HOME = Path("java")
+
+
+def engine(spark: str = "spark", *, is_whole: bool = True) -> Engine:
+    return Engine(Java(HOME, next(iter(Origin)), "17", is_whole), HOME, "4.1.4", Path(spark), {})
+
+
+def made(cache: Path, spark: str = "spark") -> ClassArchive:
+    """By a session that ended well."""
+    archive = ClassArchive(engine(spark), cache, is_making=True)
+    written = archive.java_options().partition("-XX:ArchiveClassesAtExit=")[2]
+    Path(written).write_bytes(b"classes")
+    archive.keep(is_whole=True)
+    return archive
+
+
+def test_a_session_with_other_work_writes_no_archive(tmp_path: Path) -> None:
+    archive = ClassArchive(engine(), tmp_path)
+    assert (archive.java_options(), archive.is_missing) == (PLAIN_OPTIONS, True)
+
+
+def test_what_the_set_up_made_is_used(tmp_path: Path) -> None:
+    made(tmp_path)
+    archive = ClassArchive(engine(), tmp_path)
+    assert not archive.is_missing
+    assert "-XX:SharedArchiveFile=" in archive.java_options()
+    assert ClassArchive(engine("elsewhere"), tmp_path).is_missing  # Java compares the places of jars
+
+
+def test_half_an_archive_is_none(tmp_path: Path) -> None:
+    archive = ClassArchive(engine(), tmp_path, is_making=True)
+    Path(archive.java_options().partition("-XX:ArchiveClassesAtExit=")[2]).write_bytes(b"half")
+    archive.keep(is_whole=False)
+    assert archive.is_missing
+    assert not [*(tmp_path / "classes").iterdir()]
+
+
+def test_a_java_that_cannot_is_not_asked(tmp_path: Path) -> None:
+    archive = ClassArchive(engine(is_whole=False), tmp_path, is_making=True)
+    assert (archive.java_options(), archive.is_missing) == (PLAIN_OPTIONS, False)
+
+
+def test_old_ones_go(tmp_path: Path) -> None:
+    for number in range(limits.CLASS_ARCHIVES_KEPT):
+        made(tmp_path, f"spark{number}")
+    for path in (tmp_path / "classes").iterdir():
+        os.utime(path, (1, 1))
+    newest = made(tmp_path, "newest")
+    assert len([*(tmp_path / "classes").iterdir()]) == limits.CLASS_ARCHIVES_KEPT
+    assert not newest.is_missing
