@@ -91,3 +91,37 @@ async def test_the_next_child_of_a_broker_need_not_wait() -> None:
     assert await holder(store) == second.epoch
     await second.give_up()
     await store.close()
+
+
+async def test_the_epoch_is_above_that_of_whoever_had_it_meanwhile() -> None:
+    """Else the broker and the catalog would refuse what its holder does, for ever."""
+    clock = SimulatedClock()
+    store = MemoryStore(clock)
+    first, second, third = (DriverLease(store, clock) for _ in range(3))
+    await first.take()
+    waiting = asyncio.create_task(second.take())
+    await pass_time(clock, 1)
+    await first.give_up()
+    await third.take()
+    await third.give_up()
+    await pass_time(clock, TTL)
+    await waiting
+    assert second.epoch > third.epoch > first.epoch
+    await second.give_up()
+    await store.close()
+
+
+async def test_who_is_cut_off_while_he_gives_it_up_can_do_it_again() -> None:
+    clock = SimulatedClock()
+    store = MemoryStore(clock)
+    lease = DriverLease(store, clock)
+    await lease.take()
+    giving = asyncio.create_task(lease.give_up())
+    await asyncio.sleep(0)
+    giving.cancel()
+    await asyncio.gather(giving, return_exceptions=True)
+    assert not lease.is_held
+    assert await holder(store) is not None
+    await lease.give_up()
+    assert await holder(store) is None
+    await store.close()

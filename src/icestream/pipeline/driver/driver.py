@@ -105,6 +105,7 @@ class Driver:
                 failures = 0
             except errors.LeaseLost as error:
                 _log.warning("this pipeline does not commit any more", reason=error.message)
+                await self._lease.give_up()  # what is refused under this epoch is refused for ever
                 self._topics.forget()
             except errors.IcestreamError as error:
                 failures += 1
@@ -148,8 +149,8 @@ class Driver:
     async def _wait_until(self, due_us: int | None) -> None:
         """When the next topic is due, or somebody cannot wait. Large backlogs are looked at more often: they are due by
         their size."""
-        if due_us is None:
-            seconds = limits.TOPIC_HALT_SECONDS
+        if due_us is None:  # somebody must decide; or another driver wrote it all while we waited for the lease
+            seconds = limits.TOPIC_HALT_SECONDS if self._topics.halted else limits.PIPELINE_RETRY_SECONDS_MIN
         else:
             seconds = min(max((due_us - self._clock.wall_us()) / 1e6, 0.001), limits.PIPELINE_LOOK_SECONDS)
         waking = asyncio.ensure_future(self._hurry.wait())
@@ -170,18 +171,25 @@ class Driver:
         self.report.epoch = self._lease.epoch
         made = RoundReport(self._clock.wall_us() // 1000, 0)
         with self._timed(made, "tables"):
-            tables = await self._topics.ready(backlog.topics)
-        await self._catch_up(backlog, tables)
-        budget = self._budget(is_hurried)
-        positions, targets = self._topics.positions(tables), self._topics.targets(tables)
-        plan = plan_round(backlog, positions, targets, budget, self._clock.wall_us())
+            plan = await self._planned(backlog, is_hurried)
+            if plan.left_out:  # by what we remember: others may have gone on
+                self._topics.doubt(one.topic_id for one in plan.left_out)
+                plan = await self._planned(backlog, is_hurried)
         self.report.age_limit_ms = plan.age_limit_ms
+        planned = {one.topic_id for one in plan.topics}
         for one in plan.left_out:
-            self._topics.halt(one.topic_id, one.name, Stopped(one.reason, LEFT_OUT))
+            if one.topic_id not in planned:  # else some of its shards go on
+                self._topics.halt(one.topic_id, one.name, Stopped(one.reason, LEFT_OUT))
         if plan.topics:
             made.topics = len(plan.topics)
             await self._carry_out(plan, made)
         return plan
+
+    async def _planned(self, backlog: Backlog, is_hurried: bool) -> RoundPlan:
+        tables = await self._topics.ready(backlog.topics)
+        await self._catch_up(backlog, tables)
+        positions, targets = self._topics.positions(tables), self._topics.targets(tables)
+        return plan_round(backlog, positions, targets, self._budget(is_hurried), self._clock.wall_us())
 
     def _budget(self, is_hurried: bool) -> Budget:
         budget = self._options.budget

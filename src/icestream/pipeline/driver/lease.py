@@ -16,6 +16,7 @@ the key is gone, unless the holder was the same child of the same broker: that o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
@@ -59,30 +60,36 @@ class DriverLease:
         """Waits until it is ours. Nothing happens when it is."""
         if self.is_held:
             return
-        await self._forget()
-        epoch = await self._store.allocate_id(COUNTER)
-        value = records.encode(LeaseRecord(epoch, self._owner))
+        await self.give_up()
         waited = False
-        while True:
-            sent_ns = self._clock.monotonic_ns()
-            if await self._put(await self._free_or_ours(), value):
-                break
+        while not await self._taken():
             if not waited:
                 _log.info("another pipeline has the lease: waiting for it")
                 waited = True
             await self._clock.sleep(self._ttl_ms / 3000)
+
+    async def _taken(self) -> bool:
+        """The epoch is new with each try: whoever had the lease while we waited had a lower one."""
+        compare = await self._free_or_ours()
+        if compare is None:
+            return False
+        epoch = await self._store.allocate_id(COUNTER)
+        value = records.encode(LeaseRecord(epoch, self._owner))
+        sent_ns = self._clock.monotonic_ns()
+        if not await self._put(compare, value):
+            return False
         self.epoch, self._value = epoch, value
         self._until_ns = sent_ns + self._ttl_ms * 1_000_000
         self._renewing = asyncio.create_task(self._renew(value))
+        return True
 
-    async def _free_or_ours(self) -> cmd.Compare:
-        """What must hold for us to take it."""
+    async def _free_or_ours(self) -> cmd.Compare | None:
+        """What must hold for us to take it. None: another one has it."""
         entry = await self._store.get(keys.LEASE)
-        if entry is not None and self._owner:
-            held = records.decode(LeaseRecord, keys.LEASE, entry)
-            if held.owner == self._owner:
-                return cmd.HasValue(keys.LEASE, entry.value)
-        return cmd.Absent(keys.LEASE)
+        if entry is None:
+            return cmd.Absent(keys.LEASE)
+        is_ours = bool(self._owner) and records.decode(LeaseRecord, keys.LEASE, entry).owner == self._owner
+        return cmd.HasValue(keys.LEASE, entry.value) if is_ours else None
 
     async def _put(self, compare: cmd.Compare, value: bytes) -> bool:
         try:
@@ -111,18 +118,13 @@ class DriverLease:
             self._until_ns = sent_ns + self._ttl_ms * 1_000_000
 
     async def give_up(self) -> None:
-        """So that the next one need not wait. A lease that is not ours stays."""
-        value = self._value
-        await self._forget()
-        if value:
-            try:
-                await self._store.txn([cmd.HasValue(keys.LEASE, value)], [cmd.Delete(keys.LEASE)])
-            except errors.IcestreamError:
-                return  # it ends by itself
-
-    async def _forget(self) -> None:
-        self._value, self._until_ns = b"", 0
+        """So that the next one need not wait. A lease that is not ours stays. Cut off, it can be called again."""
+        self._until_ns = 0
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
             self._renewing = None
+        if self._value:
+            with contextlib.suppress(errors.IcestreamError):  # it ends by itself
+                await self._store.txn([cmd.HasValue(keys.LEASE, self._value)], [cmd.Delete(keys.LEASE)])
+        self._value = b""

@@ -1,0 +1,150 @@
+"""A driver of the pipeline that can be cut off or made to stand still at everything it does: what kill -9 and SIGSTOP
+do to its process, in this one.
+
+Everything it reaches the world by is watched. When its life is over nothing goes through any more, not even what it
+does on its way out: a dead process releases nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from icestream.metadata.store import MetadataStore
+from icestream.model.written import TopicWritten
+from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.commit.committer import Committer
+from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.pipeline.driver.broker import Broker
+from icestream.pipeline.driver.driver import Driver
+from icestream.pipeline.driver.effects import Effects, Fault
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.options import DriverOptions
+from icestream.pipeline.driver.report import Report
+from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.round_plan import Budget, RoundPlan
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import InlineOffload
+from icestream.warehouse.catalog import TableCatalog
+from tests.support.pipeline_round import write_here
+
+# Long enough that nobody loses it by himself, short enough to wait for.
+LEASE_MS = 3_000
+
+
+class Struck(BaseException):
+    """The process ended here."""
+
+
+class Stop(NamedTuple):
+    """Where it stands still: before or after the so-many-th call of this name."""
+
+    is_before: bool
+    call: str
+    number: int = 1
+
+
+class Life:
+    def __init__(self, stop: Stop | None = None) -> None:
+        self.is_over = False
+        self._stop = stop
+        self._calls: Counter[str] = Counter()
+        self.stands_still = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    def strike(self, number: int) -> None:
+        """Instead of a signal."""
+        self.is_over = True
+        raise Struck
+
+    async def meet(self, call: str, *, is_before: bool) -> None:
+        if self.is_over:
+            raise Struck
+        self._calls[call] += is_before
+        if self._stop == (is_before, call, self._calls[call]):
+            self.stands_still.set()
+            await self.goes_on.wait()
+
+
+class Watched:
+    """Any part that a driver reaches the world by."""
+
+    def __init__(self, inner: object, life: Life) -> None:
+        self._inner = inner
+        self._life = life
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*given: Any, **named: Any) -> Any:
+            await self._life.meet(name, is_before=True)
+            answer = await found(*given, **named)
+            await self._life.meet(name, is_before=False)
+            return answer
+
+        return call
+
+
+class TaskWriter:
+    """The tasks of a round, in this process."""
+
+    master = "here"
+    tasks_max = 2
+
+    def write(self, plan: RoundPlan) -> list[TopicWritten]:
+        return write_here(plan)
+
+
+class Outside(NamedTuple):
+    """What all drivers of a world share."""
+
+    store: MetadataStore
+    broker: Broker
+    books: Callable[[TableCatalog], Books]
+    files: Any
+    reader: Callable[[], ManifestReader]
+
+
+class DriverLife:
+    """As pipeline/driver/serving.py puts one together."""
+
+    def __init__(
+        self,
+        outside: Outside,
+        catalog: TableCatalog,
+        fault: Fault | None = None,
+        stop: Stop | None = None,
+        owner: str = "node/child",
+    ) -> None:
+        life = self.life = Life(stop)
+        clock, effects = SystemClock(), Effects(fault, life.strike)
+        watched: Any = Watched(catalog, life)
+        books: Any = Watched(outside.books(watched), life)
+        files: Any = Watched(outside.files, life)
+        store: Any = Watched(outside.store, life)
+        broker: Any = Watched(outside.broker, life)
+        offload: Any = Watched(InlineOffload(), life)
+        self.broker: Any = outside.broker
+        self.effects = effects
+        self.topics = Topics(books, watched, effects, clock, {})
+        committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), History())
+        self.lease = DriverLease(store, clock, owner, LEASE_MS)
+        options = DriverOptions(Budget(age_due_ms=0), wait_ms=0)
+        report = Report("here", 1, 1)
+        self.driver = Driver(
+            broker, self.lease, books, self.topics, committer, TaskWriter(), offload, effects, clock, options, report
+        )
+
+    async def end(self) -> None:
+        """Whatever it still has under way ends with it."""
+        self.life.is_over = True
+        if (renewing := self.lease._renewing) is not None:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)

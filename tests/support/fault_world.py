@@ -1,0 +1,203 @@
+"""A real log, our own catalog or one like another's on a real disk, and drivers one after the other or at once. What
+was published is remembered; `check` compares it with what any reader of the tables finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyiceberg.table import StaticTable
+
+from icestream.broker.ingest import Ingest, Place
+from icestream.catalog import keys
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.identifier import Identifier
+from icestream.lake.manifests import AvroManifests
+from icestream.metadata.store import MemoryStore
+from icestream.model import ShardKey, Topic, envelope
+from icestream.model.backlog import Backlog
+from icestream.model.block import encode_block
+from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.pipeline.driver.effects import Fault
+from icestream.pipeline.tables.foreign_books import ForeignBooks
+from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.files import open_directory
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import InlineOffload
+from icestream.wal.appender import Placed
+from icestream.wal.log import Log
+from icestream.wal.open import open_log_on
+from icestream.wal.options import LogOptions
+from icestream.wal.sink import InlineSink
+from icestream.warehouse.catalog import TableCatalog
+from icestream.warehouse.embedded import EmbeddedCatalog
+from tests.support.driver_life import DriverLife, Outside, Stop
+from tests.support.machine import SMALL
+
+# Only what waits for ever takes so long.
+HANGS_SECONDS = 30.0
+Wrap = Callable[[TableCatalog], Any]
+
+
+class LogBroker:
+    """The broker's side of the pipeline without a socket. Nobody waits here: who finds nothing to do is told so."""
+
+    def __init__(self, world: FaultWorld) -> None:
+        self._world = world
+        self._ingest = world.ingest
+        self.on_empty: Callable[[], None] = lambda: None
+
+    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+        found = await self._ingest.backlog()
+        if not found.topics:
+            self.on_empty()
+        topics = [
+            msgspec.structs.replace(one, policy=self._world.policies.get(one.topic_id, {})) for one in found.topics
+        ]
+        return msgspec.structs.replace(found, topics=topics)
+
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+        self._ingest.lease(lease, epoch, files, ttl_ms)
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        """No floor goes beyond what is in the table. Log files that nobody needs any more are used again at once."""
+        told = list(positions)
+        for topic_id, shard, offset in told:
+            rows = await self._world.rows(topic_id)
+            held = {at for at, _ in rows.get(shard, ())}
+            wanted = {at for at in self._world.published.get(ShardKey(topic_id, shard), {}) if at < offset}
+            assert wanted <= held | self._world.forgone.get(ShardKey(topic_id, shard), set()), "a floor beyond the rows"
+        await self._ingest.committed(told)
+        await self._ingest.log.checkpoint()
+
+    async def tell(self, state: dict[str, Any]) -> None:
+        self._ingest.tell(state)
+
+
+class FaultWorld:
+    def __init__(self, folder: Path, log: Log, is_foreign: bool = False) -> None:
+        self.folder = folder
+        self.is_foreign = is_foreign
+        clock = SystemClock()
+        self.store = MemoryStore(clock)
+        self.files = LocalFiles(open_local, InlineOffload())
+        self.avro = AvroManifests(self.files, InlineOffload())
+        self.making = Catalog(self.store, self.files, clock, SystemRandomness(), f"file:{folder}/warehouse")
+        self.catalog = EmbeddedCatalog(self.making)
+        self.log = log
+        self.ingest = Ingest(log, clock, Place(str(folder / "log"), "", ""))
+        self.policies: dict[int, dict[str, str]] = {}
+        self.published: dict[ShardKey, dict[int, bytes]] = {}
+        self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
+        self._lives: list[DriverLife] = []
+        self._count = 0
+
+    @classmethod
+    async def open(cls, folder: Path, is_foreign: bool = False) -> FaultWorld:
+        (folder / "log").mkdir(parents=True)
+        options = LogOptions(**SMALL)
+        directory = open_directory(folder / "log")
+        log = await open_log_on(directory, options, {}, SystemClock(), SystemRandomness(), InlineSink())
+        for topic_id in (1, 2):
+            log.declare_topic(Topic(topic_id, f"/default/t{topic_id}"))
+        return cls(folder, log, is_foreign)
+
+    async def close(self) -> None:
+        for one in self._lives:
+            await one.end()
+        await self.log.close()
+
+    # --- messages ---
+
+    async def publish(self, topic_id: int, rows: int, shard: int = 0) -> None:
+        """Large enough that a few of them fill a log file."""
+        payloads = [b"message %d " % (self._count + number) + b"x" * 700 for number in range(rows)]
+        self._count += rows
+        batch = self.log.batch(self.log.shard(topic_id, shard), encode_block(rows, {envelope.PAYLOAD: payloads}))
+        (placed,) = await self.log.append([batch])
+        assert isinstance(placed, Placed)
+        self.published.setdefault(ShardKey(topic_id, shard), {}).update(enumerate(payloads, placed.base_offset))
+
+    async def publish_some(self) -> None:
+        await self.publish(1, 9)
+        await self.publish(2, 4)
+        await self.publish(1, 5, shard=1)
+
+    # --- drivers ---
+
+    def driver(
+        self,
+        fault: Fault | None = None,
+        stop: Stop | None = None,
+        wrap: Wrap | None = None,
+        owner: str = "node/child",
+    ) -> DriverLife:
+        """Those of the same owner are the one child of the broker: the next one takes over at once."""
+        outside = Outside(self.store, LogBroker(self), self._books, self.files, lambda: ManifestReader(self.avro))
+        found = DriverLife(outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner)
+        self._lives.append(found)
+        return found
+
+    async def end_lease(self) -> None:
+        """It was not renewed in time."""
+        await self.store.delete(keys.LEASE)
+
+    def _books(self, catalog: TableCatalog) -> Books:
+        if self.is_foreign:
+            return ForeignBooks(self.store, catalog, self.avro, None)
+        return OwnBooks(self.store, catalog, self.making, None)
+
+    async def drain(self, one: DriverLife) -> None:
+        """Runs it until nothing is in the log that is in no table."""
+        stop = asyncio.Event()
+        one.broker.on_empty = stop.set
+        async with asyncio.timeout(HANGS_SECONDS):
+            await one.driver.run(stop)
+        assert (await self.ingest.backlog()).topics == []
+
+    # --- what is there ---
+
+    async def rows(self, topic_id: int) -> dict[int, list[tuple[int, bytes]]]:
+        """As another reader finds them in main: per shard, offset and payload."""
+        loaded = await self.catalog.load(name_of(topic_id))
+        scan = StaticTable.from_metadata(loaded.metadata_location or "").scan(
+            selected_fields=("shard", "offset", "payload")
+        )
+        found: dict[int, list[tuple[int, bytes]]] = {}
+        for row in scan.to_arrow().to_pylist():
+            found.setdefault(row["shard"], []).append((row["offset"], row["payload"]))
+        return {shard: sorted(rows) for shard, rows in found.items()}
+
+    async def check(self) -> None:
+        """Every message is a row once, unless somebody took it out; every file that a table names is there."""
+        for topic_id in {key.topic_id for key in self.published}:
+            found = await self.rows(topic_id)
+            for key, messages in self.published.items():
+                if key.topic_id == topic_id:
+                    gone = self.forgone.get(key, set())
+                    expected = sorted((at, payload) for at, payload in messages.items() if at not in gone)
+                    assert found.get(key.shard, []) == expected, f"{key}"
+                    assert self.log.shard(*key).floor == max(messages) + 1
+            await self._check_paths(topic_id)
+
+    async def _check_paths(self, topic_id: int) -> None:
+        loaded = await self.catalog.load(name_of(topic_id))
+        for snapshot in loaded.metadata.get("snapshots", ()):
+            for manifest in await self.avro.manifests(snapshot["manifest-list"]):
+                for path in await self.avro.files(manifest):
+                    assert is_there(path), f"{path} of snapshot {snapshot['snapshot-id']}"
+
+
+def name_of(topic_id: int) -> Identifier:
+    return Identifier(("default",), f"t{topic_id}")
+
+
+def is_there(location: str) -> bool:
+    return Path(location.removeprefix("file:")).is_file()

@@ -1,0 +1,235 @@
+"""Rounds of the pipeline with faults at each of their effects, over a real log, a real catalog and the tasks' own code.
+The cases follow from the list of effects (pipeline/driver/effects.py): one without a case fails here.
+
+After each: everything that was published is a row exactly once, every file that a table names is there, and no floor
+went beyond the rows (`FaultWorld`). The same on real processes: tests/process/test_pipeline.py, `make chaos`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors
+from icestream.catalog.identifier import Identifier
+from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange, Unknown
+from tests.support.driver_life import DriverLife, Stop, Struck
+from tests.support.fault_world import HANGS_SECONDS, FaultWorld
+
+pytestmark = pytest.mark.asyncio
+# Nobody does it yet: the rule stands (pipeline/commit/clean_up.py), and files that nobody needs stay.
+NOT_DONE = {Effect.CLEAN_UP}
+SIDES = pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+
+ROUNDS = 3
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[FaultWorld]:
+    found = await FaultWorld.open(tmp_path)
+    yield found
+    await found.close()
+
+
+@pytest_asyncio.fixture(params=[False, True], ids=["own", "foreign"])
+async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FaultWorld]:
+    """With our own catalog, and with one that knows nothing of topics."""
+    found = await FaultWorld.open(tmp_path, is_foreign=request.param)
+    yield found
+    await found.close()
+
+
+async def rounds(world: FaultWorld, one: DriverLife) -> None:
+    """Every effect happens in them, and most of them more than once."""
+    for number in range(ROUNDS):
+        await world.publish_some()
+        if number == 1:
+            world.policies[1] = {"partitioning": "day"}
+        await world.drain(one)
+
+
+# --- kill -9 ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_rounds_here_have_every_effect(world: FaultWorld) -> None:
+    one = world.driver()
+    await rounds(world, one)
+    assert {effect for effect, count in one.effects.counts.items() if not count} == NOT_DONE
+    await world.check()
+
+
+@SIDES
+@pytest.mark.parametrize("effect", [one for one in Effect if one not in NOT_DONE])
+async def test_a_driver_that_is_killed_is_followed_by_one_that_finishes(
+    either: FaultWorld, effect: Effect, is_before: bool
+) -> None:
+    """At the second time: something is in the tables already."""
+    number = 1 if effect is Effect.EVOLVE_TABLE else 2
+    first = either.driver(Fault(is_before, effect, signal.SIGKILL, number))
+    with pytest.raises(Struck):
+        await rounds(either, first)
+    await first.end()
+    await either.publish_some()
+    await either.drain(either.driver())
+    await either.check()
+
+
+@SIDES
+async def test_drivers_that_are_killed_one_after_the_other(either: FaultWorld, is_before: bool) -> None:
+    """Each gets a little further than the one before; the last one finishes."""
+    await either.publish_some()
+    for effect in [one for one in Effect if one not in {*NOT_DONE, Effect.EVOLVE_TABLE}]:
+        one = either.driver(Fault(is_before, effect, signal.SIGKILL, 1))
+        try:
+            await either.drain(one)
+        except Struck:
+            await either.publish_some()
+        await one.end()
+    await either.drain(either.driver())
+    await either.check()
+
+
+# --- SIGSTOP: two drivers at once (hazard 1) --------------------------------------------------------------------------
+
+# By which call an effect reaches the world, for one that stands still there while another takes over.
+CALLS = {
+    Effect.ASK: Stop(True, "backlog"),
+    Effect.TAKE_LEASE: Stop(True, "compare_and_swap"),
+    Effect.MAKE_TABLE: Stop(True, "open"),
+    Effect.EVOLVE_TABLE: Stop(True, "commit"),
+    Effect.HOLD_FILES: Stop(True, "hold"),
+    Effect.WRITE: Stop(True, "run"),
+    Effect.COMMIT: Stop(True, "commit_all"),
+    Effect.NOTE: Stop(True, "note"),
+    Effect.ADVANCE: Stop(True, "advance"),
+    Effect.RELEASE_FILES: Stop(True, "hold", 2),
+}
+
+
+async def test_every_effect_has_a_call() -> None:
+    assert {*CALLS, *NOT_DONE} == {*Effect}
+
+
+@SIDES
+@pytest.mark.parametrize("effect", CALLS)
+async def test_a_driver_that_stands_still_while_another_takes_over(
+    either: FaultWorld, effect: Effect, is_before: bool
+) -> None:
+    if effect is Effect.EVOLVE_TABLE:
+        await either.publish_some()
+        maker = either.driver()
+        await either.drain(maker)
+        await maker.lease.give_up()
+        either.policies = {1: {"partitioning": "day"}}
+    call = CALLS[effect]
+    if either.is_foreign and effect is Effect.COMMIT:
+        call = Stop(True, "commit")
+    await either.publish_some()
+    old = either.driver(stop=call._replace(is_before=is_before), owner="old")
+    stopped = asyncio.create_task(either.drain(old))
+    async with asyncio.timeout(HANGS_SECONDS):
+        await old.life.stands_still.wait()
+    await either.publish_some()
+    await either.end_lease()
+    new = either.driver(owner="new")
+    await either.drain(new)
+    await either.check()
+    await either.publish_some()
+    await new.lease.give_up()
+    old.life.goes_on.set()
+    await stopped
+    await either.check()
+
+
+# --- a catalog that fails, and others who change tables ---------------------------------------------------------------
+
+
+class Moody:
+    """Its next answers to the rounds' commits are chosen; what comes late comes with the commit behind it."""
+
+    def __init__(self, inner: TableCatalog, *moods: str) -> None:
+        self._inner = inner
+        self.moods = list(moods)
+        self._late: list[Mapping[Identifier, TableChange]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+        return (await self.commit_all({identifier: change}))[identifier]
+
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+        for late in self._late:
+            await self._landed(late)
+        self._late.clear()
+        mood = self.moods.pop(0) if self.moods else ""
+        unknown: dict[Identifier, Outcome] = dict.fromkeys(changes, Unknown(mood))
+        match mood:
+            case "away":
+                raise errors.StorageUnavailable("503")
+            case "fails after success":
+                await self._landed(changes)
+                raise errors.StorageUnavailable("500 by somebody on the way")
+            case "lost":
+                await self._landed(changes)
+                return unknown
+            case "never sent":
+                return unknown
+            case "late":
+                self._late.append(changes)
+                return unknown
+            case "twice":
+                await self._landed(changes)
+            case "twice, the second one late":
+                self._late.append(changes)
+            case "read back":
+                found = await self._landed(changes)
+                return {
+                    one: Done(outcome.table, was_read_back=True) if isinstance(outcome, Done) else outcome
+                    for one, outcome in found.items()
+                }
+        return await self._landed(changes)
+
+    async def _landed(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+        return {one: await self._inner.commit(one, change) for one, change in changes.items()}
+
+
+MOODS = (
+    "away", "fails after success", "lost", "never sent", "late", "twice", "twice, the second one late", "read back",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mood", MOODS)
+async def test_a_catalog_that_fails(either: FaultWorld, mood: str) -> None:
+    await either.publish_some()
+    one = either.driver(wrap=lambda inner: Moody(inner, "", "", mood, mood))
+    await either.drain(one)
+    for _ in range(2):
+        await either.publish_some()
+        await either.drain(one)
+    await either.check()
+
+
+@pytest.mark.parametrize("mood", MOODS[2:])
+async def test_a_catalog_that_fails_and_a_driver_that_is_killed_by_its_answer(either: FaultWorld, mood: str) -> None:
+    """What is late lands when the next driver is at work already."""
+    moody: list[Moody] = []
+
+    def wrap(inner: TableCatalog) -> Moody:
+        moody.append(Moody(inner, "", mood, mood, mood) if not moody else moody[0])
+        return moody[-1]
+
+    first = either.driver(Fault(False, Effect.COMMIT, signal.SIGKILL, 2), wrap=wrap)
+    with pytest.raises(Struck):
+        await rounds(either, first)
+    await first.end()
+    await either.publish_some()
+    await either.drain(either.driver(wrap=wrap))
+    await either.check()
