@@ -688,6 +688,9 @@ SPARK_END_SECONDS_MAX: Final = 60
 CLASS_ARCHIVES_KEPT: Final = 4
 # Iceberg's own default of `write.target-file-size-bytes`.
 DATA_FILE_BYTES_TARGET: Final = 512 * MIB
+# What a topic's policy may ask for: smaller files cost more to plan than to read, and a task holds one in memory.
+TARGET_FILE_BYTES_MIN: Final = 64 * KIB
+TARGET_FILE_BYTES_MAX: Final = 4 * GIB
 
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.

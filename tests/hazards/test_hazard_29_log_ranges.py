@@ -159,7 +159,7 @@ async def test_hazard_29_a_lease_that_ends_during_a_read_gives_nothing() -> None
     machine.offload = lambda name, count: held if name == "wal-reads" else InlineOffload()
     log = await machine.start()
     await publish(log, A, bytes(3000))
-    ingest = Ingest(log, machine.clock, Place("", "", ""))
+    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
     (file,) = (await ingest.backlog()).files
     for newcomer in (False, True):
         ingest.lease("r", 1, [file.number], 1000)

@@ -7,11 +7,13 @@ The driver asks over the local socket (frontends/native/pipeline_calls.py), its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from icestream import errors, limits
-from icestream.model.backlog import Backlog
+from icestream.model.backlog import Backlog, TopicBacklog
 from icestream.model.shard import ShardKey
 from icestream.observability.health import Check
 from icestream.protocol import document
@@ -30,10 +32,14 @@ class Place(NamedTuple):
 
 
 class Ingest:
-    def __init__(self, log: Log, clock: Clock, place: Place) -> None:
+    def __init__(
+        self, log: Log, clock: Clock, place: Place, table_policy: Callable[[str, int], dict[str, str]]
+    ) -> None:
+        """`table_policy`: what the topic of this name and id says of its table, for the log does not know it."""
         self.log = log
         self.place = place
         self._clock = clock
+        self._table_policy = table_policy
         self._state: Document | None = None
         self._told_ns = 0
 
@@ -53,8 +59,13 @@ class Ingest:
             if is_late or lsn > after_lsn:
                 found = await self.log.backlog.take(files_max)
                 if found.topics or is_late:
-                    return Backlog(self.log.log_id.hex(), *self.place, *found, lsn)
+                    topics = [self._with_policy(topic) for topic in found.topics]
+                    return Backlog(self.log.log_id.hex(), *self.place, topics, found.files, found.is_cut, lsn)
             await self._wait(max(lsn, after_lsn) + 1, until_ns, leaving)
+
+    def _with_policy(self, topic: TopicBacklog) -> TopicBacklog:
+        said = self._table_policy(topic.name, topic.topic_id)
+        return msgspec.structs.replace(topic, policy=said) if said else topic
 
     async def _wait(self, lsn: int, until_ns: int, leaving: asyncio.Event | None) -> None:
         """Costs nothing meanwhile: the log's own news end it."""

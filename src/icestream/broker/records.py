@@ -27,6 +27,7 @@ from typing import TypeVar
 import msgspec
 
 from icestream import errors
+from icestream.model import table_layout
 from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
 from icestream.model.topic_name import TopicName
 
@@ -41,7 +42,10 @@ DELETED_TOPICS = "/deleted_topics/"
 
 
 class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound."""
+    """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound.
+
+    The last three say how its table is laid out (model/table_layout.py). None: the namespace's, else the table's own.
+    """
 
     max_producers: int | None = None
     max_subscriptions: int | None = None
@@ -52,17 +56,32 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     max_message_bytes: int | None = None
     retention_bytes: int | None = None  # of the topic in the log; what is older is dropped, as a declared gap
     retention_ms: int | None = None  # of a message in the log
+    partitioning: str | None = None
+    compression: str | None = None
+    target_file_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if isinstance(value, int) and value < 0:
                 raise errors.InvalidInput(f"{name} {value} is below 0", hint="0 means no bound")
+        if self.partitioning is not None:
+            table_layout.check_partitioning(self.partitioning)
+        if self.compression is not None:
+            table_layout.check_compression(self.compression)
+        if self.target_file_bytes is not None:
+            table_layout.check_target_file_bytes(self.target_file_bytes)
 
     def over(self, other: Policies) -> Policies:
         """These, and the other's where these say nothing."""
         mine = {name: getattr(self, name) for name in self.__struct_fields__}
         return Policies(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
+
+    @property
+    def of_table(self) -> dict[str, str]:
+        """What is said of the table's layout, as the pipeline is told."""
+        said = {name: getattr(self, name) for name in table_layout.NAMES}
+        return {name: str(value) for name, value in said.items() if value is not None}
 
 
 class Namespace(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -51,6 +51,11 @@ class Topics:
             raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
         return topic
 
+    def table_policy(self, name: str, topic_id: int) -> dict[str, str]:
+        """How the table of a topic is to be laid out. One that is gone says nothing, nor does its successor for it."""
+        topic = self._topics.get(TopicName.parse(name))
+        return topic.policies.of_table if topic is not None and topic.record.id == topic_id else {}
+
     # --- start ---
 
     async def load(self) -> None:

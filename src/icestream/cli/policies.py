@@ -1,4 +1,7 @@
-"""Policies as the command line writes them: `key=value …`, where `none` takes a value back."""
+"""Policies as the command line writes them: `key=value …`, where `none`, or nothing, takes a value back.
+
+Of `partitioning`, `none` is a value: a table without partitions. Nothing takes it back.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ Document = dict[str, Any]
 TOPIC_KEYS: tuple[str, ...] = Policies.__struct_fields__
 FAILURE_KEYS: tuple[str, ...] = FailurePolicyRecord.__struct_fields__
 DISPATCH_RATE = "max_dispatch_rate"
-_WORDS = ("backoff", "poison", "dead_letter_topic")  # the others are numbers
+PARTITIONING = "partitioning"
+_WORDS = ("backoff", "poison", "dead_letter_topic", PARTITIONING, "compression")  # the others are numbers
 
 PolicyOption = Annotated[
     list[str] | None,
@@ -44,7 +48,7 @@ def changes_of(given: Iterable[str], keys: Sequence[str]) -> Document:
 
 
 def _value(key: str, text: str) -> str | int | None:
-    if text == "none":
+    if not text or (text == "none" and key != PARTITIONING):
         return None
     if key in _WORDS:
         return text

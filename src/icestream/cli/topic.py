@@ -198,5 +198,5 @@ def policy(
     Output(output).table(("policy", "topic", "effective"), rows)
 
 
-def _policy_cell(value: int | None) -> Cell:
+def _policy_cell(value: int | str | None) -> Cell:
     return Cell(value, "-" if value is None else "no bound" if value == 0 else str(value))

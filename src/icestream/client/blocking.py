@@ -130,7 +130,7 @@ class BlockingClient:
         *,
         shards: int = 1,
         dispatch: Literal["reliable", "non-reliable"] = "reliable",
-        **policies: int,
+        **policies: int | str,
     ) -> TopicInfo:
         thread, client = self._here()
         return thread.run(client.create_topic(topic, shards=shards, dispatch=dispatch, **policies))

@@ -81,9 +81,9 @@ class Client:
         *,
         shards: int = 1,
         dispatch: Literal["reliable", "non-reliable"] = "reliable",
-        **policies: int,
+        **policies: int | str,
     ) -> TopicInfo:
-        """Raises AlreadyExists. `policies`: for example `max_message_bytes=1_000_000`."""
+        """Raises AlreadyExists. `policies`: for example `max_message_bytes=1_000_000`, `partitioning="day"`."""
         arguments = {"topic": topic, "shards": shards, "dispatch": dispatch, "policies": policies}
         return topic_info(await self.call("create_topic", arguments))
 

@@ -55,7 +55,7 @@ class Problem(Shown):
 
 
 class Policies(Given):
-    """null: the namespace's, else no bound. 0: no bound."""
+    """null: the namespace's, else no bound, else what the table says. 0: no bound."""
 
     max_producers: Number | None = None
     max_subscriptions: Number | None = None
@@ -68,6 +68,16 @@ class Policies(Given):
         default=None, description="Of the topic in the log; the oldest beyond it are dropped, as a declared gap."
     )
     retention_ms: Number | None = Field(default=None, description="Of a message in the log; older ones are dropped.")
+    partitioning: Name | None = Field(
+        default=None,
+        description="Of its table: none; hour, day or month of append_time; key, or bucket[16] of the key.",
+    )
+    compression: Name | None = Field(
+        default=None, description="Of its data files: zstd, gzip, snappy, lz4 or uncompressed; zstd:9 names a level."
+    )
+    target_file_bytes: Number | None = Field(
+        default=None, description="How large its data files become where there is enough."
+    )
 
 
 class NewNamespace(Given):

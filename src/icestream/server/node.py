@@ -94,8 +94,9 @@ class Node:
         self.around = around or Surroundings(settings)
         self.store = store
         self.log = log
-        self.ingest = Ingest(log, clock, self._place()) if log is not None else None
         self.broker = Broker(broker_options(settings), store, storage, clock)
+        policy = self.broker.topics.table_policy
+        self.ingest = Ingest(log, clock, self._place(), policy) if log is not None else None
         welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
         self.native = NativeListener(self.broker, welcome)
         self.danube = DanubeListeners(settings)

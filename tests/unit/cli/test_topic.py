@@ -105,6 +105,19 @@ def test_only_what_is_named_of_the_policies_changes(local: tuple[str, str], name
     assert ["max_producers", "-", "-"] in [line.split() for line in ran.out.splitlines()]
 
 
+def test_no_partitions_is_a_value_that_only_nothing_takes_back(local: tuple[str, str], name: str) -> None:
+    def found() -> dict[str, object]:
+        rows = icestream("topic", "policy", name, *local, "--output", "json").document
+        return {row["policy"]: row["topic"] for row in rows if row["topic"] is not None}
+
+    icestream("topic", "create", name, "--policy", "partitioning=day", "--policy", "compression=zstd:9", *local)
+    assert found() == {"partitioning": "day", "compression": "zstd:9"}
+    icestream("topic", "policy", name, "partitioning=none", "compression=none", "target_file_bytes=100000", *local)
+    assert found() == {"partitioning": "none", "target_file_bytes": 100_000}
+    icestream("topic", "policy", name, "partitioning=", "target_file_bytes=none", *local)
+    assert found() == {}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -113,6 +126,9 @@ def test_only_what_is_named_of_the_policies_changes(local: tuple[str, str], name
         ("xyz=1", "there are max_producers"),
         ("max_producers=many", "is not a number"),
         ("max_producers=-1", "is below 0"),
+        ("partitioning=week", "partitioning is one of none, hour, day, month, key, bucket[16]"),
+        ("compression=zstd:23", "zstd:1 to zstd:22"),
+        ("target_file_bytes=1", "are allowed"),
     ],
 )
 def test_a_wrong_policy_changes_nothing(local: tuple[str, str], name: str, change: str, said: str) -> None:

@@ -48,6 +48,23 @@ async def test_the_driver_learns_what_to_write_and_tells_what_it_wrote(ask: Oper
     await ask("pipeline_lease", lease="r1", epoch=1, files=[])
 
 
+async def test_the_driver_learns_how_a_topic_wants_its_table(ask: Operator) -> None:
+    async def told() -> dict[str, str]:
+        (topic,) = (await backlog_of(ask)).topics
+        return topic.policy
+
+    await ask("create_topic", topic="/default/orders", policies={"partitioning": "hour", "max_producers": 3})
+    await ask.publish(1)
+    assert await told() == {"partitioning": "hour"}
+    await ask("set_namespace_policies", namespace="default", policies={"partitioning": "day", "compression": "gzip:6"})
+    assert await told() == {"partitioning": "hour", "compression": "gzip:6"}
+    await ask("set_topic_policies", topic="/default/orders", policies={"target_file_bytes": 100_000})
+    assert await told() == {"partitioning": "day", "compression": "gzip:6", "target_file_bytes": "100000"}
+    wrong = {"partitioning": "week"}
+    await ask.refused(errors.InvalidInput, "set_topic_policies", topic="/default/orders", policies=wrong)
+    assert (await told())["partitioning"] == "day"
+
+
 async def test_a_driver_waits_until_there_is_something(ask: Operator) -> None:
     await ask("create_topic", topic="/default/orders")
     waiting = asyncio.ensure_future(backlog_of(ask, wait_ms=60_000))

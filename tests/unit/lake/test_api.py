@@ -74,6 +74,11 @@ async def test_topics(api: Api) -> None:
     assert (await api("GET", f"{TOPICS}/orders"))["id"] == made.json["id"]
     changed = await api("PUT", f"{TOPICS}/orders/policies", {"max_message_bytes": 10})
     assert changed["effective_policies"]["max_message_bytes"] == 10
+    layout = {"partitioning": "bucket[4]", "compression": "gzip:6", "target_file_bytes": 100_000}
+    changed = await api("PUT", f"{TOPICS}/orders/policies", layout)
+    assert {name: changed["policies"][name] for name in layout} == layout
+    refused = await api.problem("PUT", f"{TOPICS}/orders/policies", {"partitioning": "week"})
+    assert (refused["status"], "one of none, hour, day, month, key, bucket[16]" in refused["hint"]) == (400, True)
     assert [one["topic"] for one in (await api("GET", "/topics"))["items"]] == ["/default/orders"]
     assert [one["topic"] for one in (await api("GET", TOPICS))["items"]] == ["/default/orders"]
     assert (await api.problem("POST", TOPICS, {"name": "orders"}))["status"] == 409

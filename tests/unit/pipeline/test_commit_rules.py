@@ -296,5 +296,15 @@ def test_what_a_topic_says_goes_before_what_its_table_says() -> None:
     made = commit_to(table(schema=ENVELOPE), {"action": "set-properties", "updates": properties})
     plain = table_policy.target_of(made, {}, {})
     assert (plain.codec, plain.codec_level, plain.target_bytes) == ("zstd", 3, 1000)
-    own = table_policy.target_of(made, {"compression": "snappy", "target_file_bytes": "5"}, {})
+    policy = {"compression": "snappy", "target_file_bytes": "5"}
+    own = table_policy.target_of(made, policy, {})
     assert (own.codec, own.codec_level, own.target_bytes) == ("snappy", None, 5)
+    followed = commit_to(made, *table_policy.evolution(made, policy))
+    told = {table_policy.CODEC: "snappy", table_policy.TARGET: "5"}
+    assert {name: value for name, value in followed.properties.items() if name in properties} == told
+    assert table_policy.evolution(followed, policy) == []
+    again = commit_to(followed, *table_policy.evolution(followed, {"compression": "gzip:6"}))
+    assert {name: again.properties[name] for name in properties} == {
+        table_policy.CODEC: "gzip", table_policy.LEVEL: "6", table_policy.TARGET: "5",
+    }  # fmt: skip
+    assert table_policy.evolution(again, {}) == [], "what is taken back stays as it was"

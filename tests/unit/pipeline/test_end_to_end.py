@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
+from icestream.broker.records import Policies
 from icestream.catalog.identifier import Identifier
 from icestream.client.connect import connect
 from icestream.metadata.remote_store import RemoteStore
+from icestream.model.topic_name import TopicName
 from icestream.model.written import TopicWritten
 from icestream.pipeline.driver.broker import BrokerLink
 from icestream.pipeline.round_plan import RoundPlan
@@ -31,30 +36,80 @@ class TaskWriter:
         return write_here(plan)
 
 
-@pytest.mark.asyncio
-async def test_what_is_published_is_a_row(tmp_path: Path) -> None:
-    settings = node_settings(tmp_path / "data")
+@asynccontextmanager
+async def running(path: Path) -> AsyncIterator[tuple[Node, PaperPipeline]]:
+    settings = node_settings(path / "data")
     node = await Node.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
     keeping = asyncio.create_task(keeper.run())
     await keeper.until_here(10)
     try:
-        async with connect(f"icestream://127.0.0.1:{node.native.port}") as client:
-            producer = await client.producer("/default/orders")
-            for number in range(10):
-                await producer.send(b"payload %d" % number, key=b"k", headers={"n": str(number)})
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
-        pipeline = PaperPipeline(tmp_path / "warehouse", broker=BrokerLink(keeper), store=store)  # type: ignore[arg-type]
+        pipeline = PaperPipeline(path / "warehouse", broker=BrokerLink(keeper), store=store)  # type: ignore[arg-type]
         pipeline.driver._writer = TaskWriter()
-        await pipeline.round()
-        loaded = await pipeline.world.catalog.load(Identifier(("default",), "orders"))
-        rows = StaticTable.from_metadata(loaded.metadata_location or "").scan().to_arrow().sort_by("offset").to_pylist()
-        assert [row["payload"] for row in rows] == [b"payload %d" % number for number in range(10)]
-        assert [row["offset"] for row in rows] == list(range(10))
-        assert rows[3]["headers"] == [("n", "3")]
-        assert (await pipeline.broker.backlog(0, 0)).topics == []
+        yield node, pipeline
         await pipeline.close()
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await node.stop()
+
+
+async def table_of(pipeline: PaperPipeline) -> StaticTable:
+    loaded = await pipeline.world.catalog.load(Identifier(("default",), "orders"))
+    return StaticTable.from_metadata(loaded.metadata_location or "")
+
+
+@pytest.mark.asyncio
+async def test_what_is_published_is_a_row(tmp_path: Path) -> None:
+    async with running(tmp_path) as (node, pipeline):
+        async with connect(f"icestream://127.0.0.1:{node.native.port}") as client:
+            producer = await client.producer("/default/orders")
+            for number in range(10):
+                await producer.send(b"payload %d" % number, key=b"k", headers={"n": str(number)})
+        await pipeline.round()
+        rows = (await table_of(pipeline)).scan().to_arrow().sort_by("offset").to_pylist()
+        assert [row["payload"] for row in rows] == [b"payload %d" % number for number in range(10)]
+        assert [row["offset"] for row in rows] == list(range(10))
+        assert rows[3]["headers"] == [("n", "3")]
+        assert (await pipeline.broker.backlog(0, 0)).topics == []
+
+
+@pytest.mark.asyncio
+async def test_a_table_is_laid_out_as_its_topic_says_now(tmp_path: Path) -> None:
+    """Each layout with messages of its own; files that are there keep theirs."""
+    layouts = [
+        ({"partitioning": "key", "compression": "gzip:6"}, "identity", "GZIP", 2),
+        ({"partitioning": "bucket[4]", "compression": "zstd:9"}, "bucket[4]", "ZSTD", 2),
+        ({"partitioning": "day", "compression": "snappy"}, "day", "SNAPPY", 1),
+        (
+            {"partitioning": "none", "compression": "uncompressed", "target_file_bytes": 100_000},
+            None,
+            "UNCOMPRESSED",
+            1,
+        ),
+    ]
+    known: set[str] = set()
+    async with (
+        running(tmp_path) as (node, pipeline),
+        connect(f"icestream://127.0.0.1:{node.native.port}") as client,
+    ):
+        await client.create_topic("/default/orders", **layouts[0][0])  # type: ignore[arg-type]
+        producer = await client.producer("/default/orders")
+        for number, (policies, transform, codec, files) in enumerate(layouts):
+            if number:
+                await node.broker.set_topic_policies(TopicName.parse("/default/orders"), Policies(**policies))  # type: ignore[arg-type]
+            for key in (b"a", b"d"):
+                await producer.send(b"payload %d" % number, key=key)
+            await pipeline.round()
+            table = await table_of(pipeline)
+            assert [str(field.transform) for field in table.spec().fields] == ([transform] if transform else [])
+            paths = {one["file_path"] for one in table.inspect.files().to_pylist()}
+            assert known < paths
+            written = [path.removeprefix("file://") for path in paths - known]
+            assert [pq.ParquetFile(one).metadata.row_group(0).column(0).compression for one in written] == [
+                codec
+            ] * files
+            known = paths
+        assert table.properties["write.target-file-size-bytes"] == "100000"
+        assert table.scan().to_arrow()["offset"].sort().to_pylist() == list(range(2 * len(layouts)))

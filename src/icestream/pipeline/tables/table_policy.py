@@ -1,74 +1,66 @@
 """How the table of a topic is laid out: partitions, compression, size of files. Pure.
 
-    partitioning        none, hour, day or month (of append_time), key, bucket[16] (of key)
-    compression         zstd, zstd:3, snappy, …
-    target_file_bytes   how large files become where there is enough
-
-A topic's policy says what it says; what it leaves open, the table says itself (`write.parquet.compression-codec`,
-`write.target-file-size-bytes`, its default partition spec), so that other engines may change it too. Partitions can be
-changed at any time: files that are there keep theirs.
+The words are those of model/table_layout.py. What a topic's policy says is written into its table, so that engines that
+compact it do the same; what it leaves open, the table says itself (`write.parquet.compression-codec`,
+`write.target-file-size-bytes`, its default partition spec), so that other engines may change it too. All of it can be
+changed at any time: files that are there keep what they have.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from icestream import errors, limits
+from icestream import limits
 from icestream.catalog.document.values import Object
 from icestream.catalog.table import partition_spec
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
+from icestream.model import table_layout
 from icestream.pipeline.round_plan import TableTarget
 
 CODEC: Final = "write.parquet.compression-codec"
 LEVEL: Final = "write.parquet.compression-level"
 TARGET: Final = "write.target-file-size-bytes"
-_BUCKET: Final = re.compile(r"bucket\[([1-9][0-9]{0,5})\]")
-_OF_TIME: Final = ("hour", "day", "month")
-HINT: Final = "partitioning is one of none, hour, day, month, key, bucket[16]"
 # Of every table that we make: at a commit every five seconds old metadata files would fill the disk.
 _PROPERTIES: Final = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
 
 
 def new_layout(policy: Mapping[str, str]) -> Object:
     """Of a table that is made: what goes with the envelope's schema."""
-    codec, level = _compression(policy.get("compression", ""))
-    chosen = {CODEC: codec, LEVEL: level, TARGET: policy.get("target_file_bytes")}
-    properties = _PROPERTIES | {name: value for name, value in chosen.items() if value}
+    properties = _PROPERTIES | _chosen(policy)
     spec = partition(policy.get("partitioning", "none"), envelope.new_schema())
     return {"partition-spec": spec, "properties": properties}
 
 
+def _chosen(policy: Mapping[str, str]) -> dict[str, str]:
+    """The properties that say the same."""
+    codec, level = table_layout.codec_and_level(policy.get("compression", ""))
+    said = {CODEC: codec, LEVEL: level, TARGET: policy.get("target_file_bytes", "")}
+    return {name: value for name, value in said.items() if value}
+
+
 def partition(name: str, schema: Object) -> Object:
-    """The spec that makes such partitions, for a table of this schema."""
+    """The spec that makes such partitions, for a table of this schema. Raises InvalidInput when there are none such."""
+    table_layout.check_partitioning(name)
     ids = {field["name"]: field["id"] for field in schema["fields"]}
     if name == "none":
         return {"spec-id": 0, "fields": []}
-    if name in _OF_TIME:
+    if name in table_layout.OF_TIME:
         field = {"source-id": ids["append_time"], "name": f"append_time_{name}", "transform": name}
     elif name == "key":
         field = {"source-id": ids["key"], "name": "key", "transform": "identity"}
-    elif _BUCKET.fullmatch(name):
-        field = {"source-id": ids["key"], "name": "key_bucket", "transform": name}
     else:
-        raise errors.InvalidInput(f"{name!r} is no partitioning", hint=HINT)
+        field = {"source-id": ids["key"], "name": "key_bucket", "transform": name}
     return {"spec-id": 0, "fields": [field]}
-
-
-def _compression(text: str) -> tuple[str, str]:
-    """The codec and its level; each may be empty."""
-    codec, _, level = text.partition(":")
-    return codec, level
 
 
 # --- a table that is there --------------------------------------------------------------------------------------------
 
 
 def evolution(table: Table, policy: Mapping[str, str]) -> list[Object]:
-    """The updates that bring a table in line: columns that a newer release has, partitions as the policy says. Nothing
-    is taken away, and no column changes its id."""
+    """The updates that bring a table in line: columns that a newer release has, partitions and properties as the
+    policy says. No column is taken away, and none changes its id."""
     schema = table.current_schema
     found = {field["name"] for field in schema["fields"]}
     updates: list[Object] = []
@@ -80,6 +72,16 @@ def evolution(table: Table, policy: Mapping[str, str]) -> list[Object]:
         current = default_spec(table)
         if not partition_spec.same(spec, current):
             updates += [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
+    return updates + _properties(table.properties, policy)
+
+
+def _properties(found: Mapping[str, str], policy: Mapping[str, str]) -> list[Object]:
+    wanted = _chosen(policy)
+    updates: list[Object] = []
+    if changed := {name: value for name, value in wanted.items() if found.get(name) != value}:
+        updates.append({"action": "set-properties", "updates": changed})
+    if CODEC in wanted and LEVEL not in wanted and LEVEL in found:  # it was of another codec, or another policy
+        updates.append({"action": "remove-properties", "removals": [LEVEL]})
     return updates
 
 
@@ -110,7 +112,7 @@ def default_spec(table: Table) -> Object:
 
 
 def target_of(table: Table, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
-    codec, level = _compression(policy.get("compression", ""))
+    codec, level = table_layout.codec_and_level(policy.get("compression", ""))
     properties = table.properties
     codec = codec or properties.get(CODEC) or "zstd"
     level = level or ("" if policy.get("compression") else properties.get(LEVEL, ""))
