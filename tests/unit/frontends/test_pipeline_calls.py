@@ -65,6 +65,18 @@ async def test_the_driver_learns_how_a_topic_wants_its_table(ask: Operator) -> N
     assert (await told())["partitioning"] == "day"
 
 
+async def test_the_driver_learns_of_settings_that_were_changed_and_of_no_others(ask: Operator) -> None:
+    assert (await backlog_of(ask)).changed_settings == {}
+    section = "storage.iceberg_config"
+    await ask("set_setting", key=f"{section}.writer_flush_interval_ms", value="1s")
+    await ask("set_setting", key=f"{section}.writer_max_memory_bytes", value="2MiB")
+    await ask("set_setting", key=f"{section}.wal.warm_ms", value="1s")
+    told = {"writer_flush_interval_ms": 1000, "writer_max_memory_bytes": 2 * limits.MIB}
+    assert (await backlog_of(ask)).changed_settings == told
+    await ask("unset_setting", key=f"{section}.writer_flush_interval_ms")
+    assert (await backlog_of(ask)).changed_settings == {"writer_max_memory_bytes": 2 * limits.MIB}
+
+
 async def test_a_driver_waits_until_there_is_something(ask: Operator) -> None:
     await ask("create_topic", topic="/default/orders")
     waiting = asyncio.ensure_future(backlog_of(ask, wait_ms=60_000))

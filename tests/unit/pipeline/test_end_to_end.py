@@ -18,7 +18,8 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.model.topic_name import TopicName
 from icestream.model.written import TopicWritten
 from icestream.pipeline.driver.broker import BrokerLink
-from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.driver.options import DriverOptions
+from icestream.pipeline.round_plan import Budget, RoundPlan
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
@@ -113,3 +114,27 @@ async def test_a_table_is_laid_out_as_its_topic_says_now(tmp_path: Path) -> None
             known = paths
         assert table.properties["write.target-file-size-bytes"] == "100000"
         assert table.scan().to_arrow()["offset"].sort().to_pylist() == list(range(2 * len(layouts)))
+
+
+@pytest.mark.asyncio
+async def test_a_driver_follows_the_settings_while_it_runs(tmp_path: Path) -> None:
+    section = "storage.iceberg_config"
+    async with running(tmp_path) as (node, pipeline):
+        async with connect(f"icestream://127.0.0.1:{node.native.port}") as client:
+            producer = await client.producer("/default/orders")
+            for _ in range(3):
+                await producer.send(b"payload")
+        online = node.around.online
+        assert online is not None
+        await online.set(f"{section}.writer_flush_interval_ms", "1d")
+        for rows, is_due in ((4, False), (3, True)):
+            await online.set(f"{section}.writer_batch_size", rows)
+            plan = await pipeline.driver.round(await pipeline.broker.backlog(0, 0))
+            assert (plan.age_limit_ms, bool(plan.topics)) == (86_400_000, is_due)
+
+
+def test_what_the_broker_says_goes_before_what_the_driver_started_with() -> None:
+    own = DriverOptions(Budget(rows_due=1, bytes_due=2, age_due_ms=3, tasks_max=4))
+    assert own.budget_now({}) == own.budget
+    changed = {"writer_batch_size": 10, "writer_max_memory_bytes": 20, "writer_flush_interval_ms": 30, "of_later": 5}
+    assert own.budget_now(changed) == Budget(rows_due=10, bytes_due=20, age_due_ms=30, tasks_max=4)

@@ -16,6 +16,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.broker.ingest import Ingest
+from icestream.broker.online_settings import OnlineSettings
 from icestream.frontends.native.calls import Call, Document, arguments_of
 from icestream.model.backlog import encode_backlog
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from icestream.frontends.native.connection import NativeConnection
 
 PIPELINE_METHODS: Final = ("pipeline_backlog", "pipeline_lease", "pipeline_committed", "pipeline_state")
+
+# What the driver follows while it runs, by the last part of its path.
+_FOLLOWED: Final = ("writer_batch_size", "writer_flush_interval_ms", "writer_max_memory_bytes")
+_SECTION: Final = "storage.iceberg_config."
 
 
 class AskBacklog(msgspec.Struct):
@@ -49,8 +54,9 @@ class Told(msgspec.Struct):
 class PipelineCalls:
     """`ingest` is None for a broker in memory. Its methods have the names of PIPELINE_METHODS."""
 
-    def __init__(self, ingest: Ingest | None) -> None:
+    def __init__(self, ingest: Ingest | None, online: OnlineSettings | None = None) -> None:
         self._found = ingest
+        self._online = online
 
     def calls(self) -> dict[str, Call]:
         return {name: getattr(self, name) for name in PIPELINE_METHODS}
@@ -67,7 +73,15 @@ class PipelineCalls:
     async def pipeline_backlog(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(AskBacklog, given)
         found = await self._ingest.backlog(asked.wait_ms, asked.files_max, asked.after_lsn, connection.leaving)
-        return {"backlog": encode_backlog(found)}
+        return {"backlog": encode_backlog(msgspec.structs.replace(found, changed_settings=self._changed_settings()))}
+
+    def _changed_settings(self) -> dict[str, int]:
+        """Only what was changed on purpose: a driver with a configuration of its own keeps the rest of it."""
+        online = self._online
+        if online is None:
+            return {}
+        changed = [name for name in _FOLLOWED if _SECTION + name in online.stored]
+        return {name: getattr(online.current.storage.iceberg_config, name) for name in changed}
 
     async def pipeline_lease(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(Lease, given)

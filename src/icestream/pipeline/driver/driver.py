@@ -189,10 +189,11 @@ class Driver:
         tables = await self._topics.ready(backlog.topics)
         await self._catch_up(backlog, tables)
         positions, targets = self._topics.positions(tables), self._topics.targets(tables)
-        return plan_round(backlog, positions, targets, self._budget(is_hurried), self._clock.wall_us())
+        budget = self._budget(backlog, is_hurried)
+        return plan_round(backlog, positions, targets, budget, self._clock.wall_us())
 
-    def _budget(self, is_hurried: bool) -> Budget:
-        budget = self._options.budget
+    def _budget(self, backlog: Backlog, is_hurried: bool) -> Budget:
+        budget = self._options.budget_now(backlog.changed_settings)
         return msgspec.structs.replace(budget, age_due_ms=0) if is_hurried else budget
 
     async def _carry_out(self, plan: RoundPlan, made: RoundReport) -> None:

@@ -1,14 +1,22 @@
-"""What a driver is told at its start, from the settings."""
+"""What a driver is told at its start, from the settings; and what of it the broker's changes replace while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from icestream import limits
 from icestream.pipeline.round_plan import Budget
 from icestream.settings import Settings
+
+_BUDGET_OF: Final = {
+    "writer_batch_size": "rows_due",
+    "writer_max_memory_bytes": "bytes_due",
+    "writer_flush_interval_ms": "age_due_ms",
+}
 
 
 @dataclass(frozen=True)
@@ -28,3 +36,8 @@ class DriverOptions:
             tasks_max=tasks_max,
         )
         return cls(budget, storage=storage or {})
+
+    def budget_now(self, changed_settings: Mapping[str, int]) -> Budget:
+        """Names that a newer broker may have are passed over."""
+        changes = {_BUDGET_OF[name]: value for name, value in changed_settings.items() if name in _BUDGET_OF}
+        return msgspec.structs.replace(self.budget, **changes)
