@@ -7,13 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import NoSuchTableError
 
-from icestream.pipeline.driver.effects import VARIABLE, Effect
 from tests.support.lake_run import until
 from tests.support.lakehouse import extension
 from tests.support.pipeline_process import PipelineRun
@@ -54,27 +51,3 @@ def test_the_page_reads_what_was_published(run: PipelineRun) -> None:
         here = program.replace("http://127.0.0.1:8181", run.uri)
         done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False)
         assert done.stdout.strip() == said, done.stderr
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("effect", [one for one in Effect if one not in (Effect.EVOLVE_TABLE, Effect.CLEAN_UP)])
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_a_driver_that_is_killed_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: Effect, side: str
-) -> None:
-    """Every life of it ends at its second such effect, and is followed by another one; each offset comes once."""
-    monkeypatch.setenv(VARIABLE, f"{side}:{effect}:kill:2")
-    with PipelineRun(tmp_path / "data") as run, closing(RestCatalog("ice", uri=run.uri)) as catalog:
-        for number in range(1, 4):
-            run.produce("/default/orders", 5)
-            until(lambda number=number: len(offsets(catalog)) >= 5 * number, 180)  # type: ignore[misc]
-            assert offsets(catalog) == list(range(5 * number))
-
-
-def offsets(catalog: RestCatalog) -> list[int]:
-    try:
-        rows = catalog.load_table("default.orders").scan(selected_fields=("offset",)).to_arrow()
-    except NoSuchTableError:
-        return []
-    return sorted(rows["offset"].to_pylist())

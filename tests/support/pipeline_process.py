@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.lake_run import LakeRun, get, until
-from tests.support.serve_process import COMMAND
+from tests.support.lake_run import LakeRun, children_of, get, until
+from tests.support.serve_process import COMMAND, SMALL
 
 
 class PipelineRun:
@@ -61,8 +64,33 @@ class PipelineRun:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def stopped_drivers(self) -> list[int]:
+        """Those of the broker's children that stand still."""
+        return [pid for pid in children_of(self._run.process.pid) if _state(pid) == "T"]
+
+    @contextlib.contextmanager
+    def second_driver(self) -> Iterator[None]:
+        """Another pipeline for the same broker, started by hand."""
+        sets = (
+            "--set", f"data_dir={self.data_dir}",
+            "--set", "storage.iceberg_config.writer_flush_interval_ms=100ms",
+            *SMALL,
+            "--set", f"ports.lake={self._run.lake_port}",
+        )  # fmt: skip
+        running = subprocess.Popen([*COMMAND, "pipeline", "run", *sets], cwd=self.data_dir.parent)
+        try:
+            yield
+        finally:
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(60) == 0
+
     def __enter__(self) -> PipelineRun:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._run.__exit__()
+
+
+def _state(pid: int) -> str:
+    """One letter of the kernel's, behind the name in brackets."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
+from icestream.pipeline.driver.effects import VARIABLE as FAULT
 from tests.support.nursery import NurseryProcess, nursery
 
 WAIT_SECONDS = 30.0
@@ -40,7 +41,9 @@ class ServeProcess:
     def __init__(self, data_dir: Path, *arguments: str, is_fork: bool = False) -> None:
         """`is_fork`: of a process that has imported everything, for those that start many (nursery.py)."""
         given = ("serve", "--set", f"data_dir={data_dir}", *SMALL, *arguments)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_") or name == FAULT
+        }
         environment["PYTHONFAULTHANDLER"] = "1"  # the nursery's forks have it
         self._process: subprocess.Popen[str] | NurseryProcess
         if is_fork:

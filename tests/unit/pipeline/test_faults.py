@@ -2,7 +2,7 @@
 The cases follow from the list of effects (pipeline/driver/effects.py): one without a case fails here.
 
 After each: everything that was published is a row exactly once, every file that a table names is there, and no floor
-went beyond the rows (`FaultWorld`). The same on real processes: tests/process/test_pipeline.py, `make chaos`.
+went beyond the rows (`FaultWorld`). The same on real processes: tests/process/test_pipeline_faults.py.
 """
 
 from __future__ import annotations
