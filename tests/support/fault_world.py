@@ -92,7 +92,7 @@ class FaultWorld:
         self.making = Catalog(self.store, self.files, clock, SystemRandomness(), f"file:{folder}/warehouse")
         self.catalog = EmbeddedCatalog(self.making)
         self.log = log
-        self.ingest = Ingest(log, clock, Place(str(folder / "log"), "", ""))
+        self.ingest = Ingest(log, clock, Place(str(folder / "log"), "", ""), lambda name, topic_id: {})
         self.policies: dict[int, dict[str, str]] = {}
         self.published: dict[ShardKey, dict[int, bytes]] = {}
         self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
