@@ -102,6 +102,22 @@ async def test_whatever_is_answered_each_offset_comes_once(run: Run, mood: str) 
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("mood", ["lost", "unknown", "conflict"])
+async def test_a_layout_that_was_refused_once_is_asked_for_again(run: Run, mood: str) -> None:
+    run.broker.publish(1, 5)
+    await run.pipeline.round()
+    run.broker.policies[1] = {"partitioning": "day", "compression": "gzip:6"}
+    run.catalog.moods = [mood]
+    for _ in range(2):
+        run.broker.publish(1, 5)
+        await run.pipeline.round()
+    table = StaticTable.from_metadata((await run.catalog.load(NAME)).metadata_location or "")
+    assert [str(field.transform) for field in table.spec().fields] == ["day"]
+    assert table.properties["write.parquet.compression-codec"] == "gzip"
+    assert await run.rows() == list(range(15))
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("mood", ["lost", "bystanders", "all by", "away", "wrong"])
 async def test_tables_that_go_together_are_judged_one_by_one(tmp_path: Path, mood: str) -> None:
     run = Run(tmp_path / "w", is_foreign=False)

@@ -79,7 +79,6 @@ class ForeignBooks:
         mirror = await self._mirror(known.topic_id)
         table = tables.load(loaded.metadata)
         found = await self._standing(known.topic_id, known.topic, known.identifier, table, mirror)
-        found.policy = known.policy
         known.__dict__.update(found.__dict__)
         return known
 

@@ -36,6 +36,7 @@ class TopicTable:
     positions: dict[int, Position]
     manifests: list[ManifestFile] | None = None  # of the current snapshot, the newest first; None: not read yet
     is_stale: bool = False  # it must be looked at again before anything is planned
+    # What its document was brought in line with. A look forgets it: others may have changed the table, or refused ours.
     policy: Mapping[str, str] = field(default_factory=dict)
 
     @property
