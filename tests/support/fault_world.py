@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyiceberg.table import StaticTable
 
 from icestream.broker.ingest import Ingest, Place
@@ -58,10 +57,7 @@ class LogBroker:
         found = await self._ingest.backlog()
         if not found.topics:
             self.on_empty()
-        topics = [
-            msgspec.structs.replace(one, policy=self._world.policies.get(one.topic_id, {})) for one in found.topics
-        ]
-        return msgspec.structs.replace(found, topics=topics)
+        return found
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         self._ingest.lease(lease, epoch, files, ttl_ms)
@@ -92,8 +88,9 @@ class FaultWorld:
         self.making = Catalog(self.store, self.files, clock, SystemRandomness(), f"file:{folder}/warehouse")
         self.catalog = EmbeddedCatalog(self.making)
         self.log = log
-        self.ingest = Ingest(log, clock, Place(str(folder / "log"), "", ""), lambda name, topic_id: {})
         self.policies: dict[int, dict[str, str]] = {}
+        place = Place(str(folder / "log"), "", "")
+        self.ingest = Ingest(log, clock, place, lambda name, topic_id: self.policies.get(topic_id, {}))
         self.published: dict[ShardKey, dict[int, bytes]] = {}
         self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
         self._lives: list[DriverLife] = []

@@ -22,6 +22,7 @@ from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange, Unknown
 from tests.support.driver_life import DriverLife, Stop, Struck
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
+from tests.support.meddler import Meddler
 
 pytestmark = pytest.mark.asyncio
 # Nobody does it yet: the rule stands (pipeline/commit/clean_up.py), and files that nobody needs stay.
@@ -233,3 +234,20 @@ async def test_a_catalog_that_fails_and_a_driver_that_is_killed_by_its_answer(ei
     await either.publish_some()
     await either.drain(either.driver(wrap=wrap))
     await either.check()
+
+
+@pytest.mark.parametrize("deed", ["append", "compaction", "rollback"])
+async def test_others_who_change_a_table_between_two_attempts(world: FaultWorld, deed: str) -> None:
+    """What a rollback takes out of main stays out until somebody decides; everything else is there once."""
+    found: list[Meddler] = []
+
+    def wrap(inner: TableCatalog) -> Meddler:
+        found.append(Meddler(inner, world, deed, 3))
+        return found[-1]
+
+    one = world.driver(wrap=wrap)
+    for _ in range(4):
+        await world.publish_some()
+        await world.drain(one)
+    assert found[0].is_done
+    await world.check()
