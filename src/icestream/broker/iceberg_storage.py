@@ -1,4 +1,4 @@
-"""Messages in the write-ahead log (and, with the pipeline, in Iceberg tables); cursors in the metadata store."""
+"""Messages in the write-ahead log and, behind it, in Iceberg tables; cursors in the metadata store."""
 
 from __future__ import annotations
 

@@ -70,7 +70,11 @@ def commit_now(
     rows = ask(Target(None, socket, config, sets), lambda broker: _committed(broker, topic, wait))
     answer = Output(output)
     if answer.for_people:
-        say_aside(f"{counted(rows, 'message')} became rows" if rows else "everything was in its table")
+        say_aside(
+            f"{counted(rows, 'message')} became {'a row' if rows == 1 else 'rows'}"
+            if rows
+            else "everything was in its table"
+        )
     else:
         answer.record({"committed_messages": rows})
 

@@ -43,16 +43,10 @@ def pyarrow() -> Any:
 
 @cache
 def _types() -> dict[ColumnKind, Any]:
-    pa = pyarrow()
-    return {
-        ColumnKind.INT32: pa.int32(),
-        ColumnKind.INT64: pa.int64(),
-        ColumnKind.TIMESTAMP_US: pa.timestamp("us", tz="UTC"),
-        ColumnKind.BOOLEAN: pa.bool_(),
-        ColumnKind.BINARY: pa.binary(),
-        ColumnKind.STRING: pa.utf8(),
-        ColumnKind.HEADERS: pa.map_(pa.utf8(), pa.utf8()),
-    }
+    pyarrow()  # or its error, which names the fix
+    from icestream.model.arrow_types import ARROW_TYPES
+
+    return ARROW_TYPES
 
 
 @cache

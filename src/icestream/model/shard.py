@@ -57,7 +57,7 @@ class GapState(IntEnum):
     LOST = 2  # held messages that are gone, on an operator's word (`icestream wal repair`)
     PENDING = 3  # a dead owner's tail that may come back (hazard 2)
     MERGED = 4  # that tail came back and was appended at new offsets
-    DROPPED = 5  # held messages that are gone, because a retention of the topic says so (hazard 33)
+    DROPPED = 5  # held messages that are gone: a retention of the topic (33), or an engine that removed rows (21)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from icestream import limits
 from icestream.model import envelope
+from icestream.model.arrow_types import ARROW_TYPES
 from icestream.model.block import COLUMN, CONSTANT, FIXED, HEAD, NOT_NUMBERED, NULLS, VARIABLE, padded
 from icestream.model.envelope import Column, ColumnKind
 from icestream.model.scan import Section
@@ -27,20 +28,11 @@ from icestream.model.scan import Section
 OFFSET: Final = "offset"
 APPEND_TIME: Final = "append_time"
 SHARD: Final = "shard"
-_TYPES: Final[dict[ColumnKind, Any]] = {
-    ColumnKind.INT32: pa.int32(),
-    ColumnKind.INT64: pa.int64(),
-    ColumnKind.TIMESTAMP_US: pa.timestamp("us", tz="UTC"),
-    ColumnKind.BOOLEAN: pa.bool_(),
-    ColumnKind.BINARY: pa.binary(),
-    ColumnKind.STRING: pa.utf8(),
-    ColumnKind.HEADERS: pa.map_(pa.utf8(), pa.utf8()),
-}
 TYPES: Final[dict[str, Any]] = {
     SHARD: pa.int32(),
     OFFSET: pa.int64(),
     APPEND_TIME: pa.timestamp("us", tz="UTC"),
-    **{column.name: _TYPES[column.kind] for column in envelope.COLUMNS if column.in_table},
+    **{column.name: ARROW_TYPES[column.kind] for column in envelope.COLUMNS if column.in_table},
 }
 _WIDTHS: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
 _ZEROS: Final = bytes(8)

@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import errors
 from icestream.model import envelope
+from icestream.model.arrow_types import ARROW_TYPES
 from icestream.model.block import FIXED, NOT_NUMBERED, VARIABLE
 from icestream.model.envelope import COLUMN_BY_ID, Column, ColumnKind
 from icestream.pipeline.rows.blocks import Blocks, Stored
@@ -22,15 +23,6 @@ from icestream.pipeline.rows.headers import header_maps
 from icestream.pipeline.rows.large_blocks import bytes_copied, is_large, numbers_copied
 from icestream.pipeline.rows.sections import Ints, Sections, places_of
 
-TYPES: Final = {
-    ColumnKind.INT32: pa.int32(),
-    ColumnKind.INT64: pa.int64(),
-    ColumnKind.TIMESTAMP_US: pa.timestamp("us", tz="UTC"),
-    ColumnKind.BOOLEAN: pa.bool_(),
-    ColumnKind.BINARY: pa.binary(),
-    ColumnKind.STRING: pa.utf8(),
-    ColumnKind.HEADERS: pa.map_(pa.utf8(), pa.utf8()),
-}
 _WIDTHS: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
 _NUMBERS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
@@ -98,7 +90,7 @@ def _columns(sections: Sections, blocks: Blocks, order: Ints | None) -> dict[str
     found: dict[str, Any] = {
         "shard": pa.array(repeated(sections.shard[blocks.section]).astype(np.int32)),
         "offset": pa.array(placed(np.repeat(blocks.base, blocks.rows) + number)),
-        "append_time": pa.array(repeated(sections.time_us[blocks.section]), TYPES[ColumnKind.TIMESTAMP_US]),
+        "append_time": pa.array(repeated(sections.time_us[blocks.section]), ARROW_TYPES[ColumnKind.TIMESTAMP_US]),
     }
     for column_id, stored in blocks.columns.items():
         column = COLUMN_BY_ID.get(column_id)
@@ -133,13 +125,13 @@ def _column(blocks: Blocks, column: Column, stored: Stored, order: Ints | None) 
 def _large_column(blocks: Blocks, column: Column, stored: Stored, width: int | None) -> Any:
     if width is not None:
         return _numbers(column, numbers_copied(blocks, stored, width))
-    found = bytes_copied(blocks, stored, TYPES[column.kind])
+    found = bytes_copied(blocks, stored, ARROW_TYPES[column.kind])
     return found if found is None or column.kind is ColumnKind.BINARY else found.dictionary_encode()
 
 
 def _numbers(column: Column, values: Any, is_null: Any = None) -> Any:
     return pa.array(
-        values.astype(bool) if column.kind is ColumnKind.BOOLEAN else values, TYPES[column.kind], mask=is_null
+        values.astype(bool) if column.kind is ColumnKind.BOOLEAN else values, ARROW_TYPES[column.kind], mask=is_null
     )
 
 
