@@ -22,6 +22,18 @@ def test_a_broker_that_is_forked_finds_everything_loaded(tmp_path: Path) -> None
     assert json.loads(said.splitlines()[-1]) == []
 
 
+def test_a_process_that_has_ended_unheard_can_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nursery has seen its end already, so nobody has that number any more; its word is still on the way."""
+    process = nursery().start("builtins:dict", [], tmp_path)
+    process.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "poll", lambda: None)
+        process.kill_group()
+    process.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
 @pytest.mark.parametrize("is_fork", [True, False])
 def test_a_broker_that_does_not_get_ready_ends_with_what_it_waits_for(tmp_path: Path, *, is_fork: bool) -> None:
     """Its settings are a pipe to which nobody writes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -82,7 +81,7 @@ class ChildProcess:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill_group()
             self._process.wait()
         self._selector.close()
         self._process.close()

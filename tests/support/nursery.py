@@ -12,6 +12,7 @@ The socket between them keeps messages whole.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import importlib
@@ -141,10 +142,17 @@ class NurseryProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the nursery's word is on its way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def kill_group(self) -> None:
+        """SIGKILL for it and for all that it has started; its own first: it may not have made its group yet."""
+        self.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float = WAIT_SECONDS) -> tuple[str, str]:
         """All that it still says, and its end."""

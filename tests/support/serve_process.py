@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -104,5 +105,7 @@ class ServeProcess:
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended since, and the nursery has seen it
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate(timeout=WAIT_SECONDS)
