@@ -221,6 +221,7 @@ def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
     ):
         said = f"`icestream lake {command[0]}` needs the embedded catalog, and the settings name one of type `rest`"
         assert said in refused(*command, "--yes", *there).err
+    assert "--force has nothing to overcome" in refused("drop", "shop.elsewhere", "--force", "--yes", *there).err
     assert told("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
     for command in (("describe", "shop.elsewhere"), ("files", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
         err = refused(*command, *there).err

@@ -10,7 +10,8 @@ begins with bytes from the client, its answer with the next bytes from the serve
     silence         the server carries it out; the client hears nothing until it gives up
     500, 502, …     that answer instead, and the server never sees the request
     500-after, …    that answer instead, though the server carried it out
-    twice           the server gets it twice; the second answer arrives (as with gateways that try again)
+    twice           the server gets it twice; the second answer arrives, whole (as with gateways that try again); of
+                    HTTP alone
 """
 
 from __future__ import annotations
@@ -72,13 +73,14 @@ class FaultProxy:
         self._late, self._held = [], []
 
     async def _exchange(self, request: bytes) -> bytes:
+        """With the whole answer: half of one would be another fault."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(request)
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(5):
-                answer = await reader.read(65536)
-        writer.close()
-        return answer
+        try:
+            writer.write(request)
+            async with asyncio.timeout(30):
+                return await whole_answer(reader)
+        finally:
+            writer.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -88,7 +90,7 @@ class FaultProxy:
         try:
             there_reader, there = await asyncio.open_connection(self._host, self._port)
             await self._relay(reader, writer, there_reader, there)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass  # it ends here, whoever ended it
         finally:
             self._tasks.discard(task)
@@ -190,6 +192,22 @@ async def _whole(reader: asyncio.StreamReader, data: bytes) -> bytes:
         if missing > 0:
             data += await reader.readexactly(missing)
     return data
+
+
+async def whole_answer(reader: asyncio.StreamReader) -> bytes:
+    """Of an HTTP server that keeps the connection: by the length that it says, or piece by piece up to an empty one."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if (length := re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)) is not None:
+        return head + await reader.readexactly(int(length[1]))
+    if re.search(rb"(?i)\r\ntransfer-encoding: *chunked", head) is None:
+        return head  # no body: 204, 304
+    found = head
+    while True:
+        line = await reader.readuntil(b"\r\n")
+        size = int(line.split(b";")[0], 16)
+        found += line + await reader.readexactly(size + 2)
+        if size == 0:
+            return found
 
 
 @asynccontextmanager

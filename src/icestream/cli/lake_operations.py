@@ -163,6 +163,11 @@ def drop(
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
 
     settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
+    if force and not settings.catalog_embedded:
+        raise errors.InvalidInput(
+            f"--force has nothing to overcome: a catalog of type `{settings.catalog.type}` guards no table of a topic",
+            hint="leave it out. A topic whose table is dropped stops alone; `icestream lake recreate` gives it another",
+        )
     confirm(f"drop {table}{' with its files' if purge else ''}", is_sure=yes)
     if settings.catalog_embedded:
         try:

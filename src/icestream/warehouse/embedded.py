@@ -54,6 +54,8 @@ class EmbeddedCatalog:
         return Done(_loaded(made), repeated=made.repeated)
 
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+        if len(changes) == 1:  # a refusal speaks of the one table, without its name
+            return {one: await self.commit(one, change) for one, change in changes.items()}
         asked = {one: Request(change.requirements, change.updates) for one, change in changes.items()}
         try:
             made = await self._catalog.commits.commit_all(asked)
@@ -62,7 +64,7 @@ class EmbeddedCatalog:
             return {
                 one: Conflict(
                     str(named.get(str(one), {}).get("message") or error.message),
-                    details=named.get(str(one), {}),
+                    details=named.get(str(one), {}) if named else error.details,
                     is_bystander=bool(named) and str(one) not in named,
                 )
                 for one in changes

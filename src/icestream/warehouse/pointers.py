@@ -35,6 +35,7 @@ from icestream.catalog.table.table import Table
 from icestream.runtime.randomness import Randomness
 from icestream.warehouse.caller import Caller
 from icestream.warehouse.catalog import Conflict, Done, LoadedTable, Outcome, TableChange, Unknown
+from icestream.warehouse.in_turn import in_turn
 from icestream.warehouse.settlement import settled
 
 
@@ -219,7 +220,7 @@ class PointerCatalog:
     # --- commits ---
 
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
-        return {identifier: await self.commit(identifier, change) for identifier, change in changes.items()}
+        return await in_turn(changes, self.commit)
 
     async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
         commit.check_size(change.requirements, change.updates)

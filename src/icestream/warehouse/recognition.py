@@ -1,6 +1,7 @@
 """Is a commit of ours in a table that was read back? Pure.
 
     there        one of its snapshots is in the table; a commit without snapshots: once more, it would change nothing
+    elsewhere    another table has the name by now: the one that it was made for was dropped or renamed, perhaps with it
     impossible   it is not, and what it requires no longer holds: it cannot come later either
     open         it is not, but a copy that is still on its way would be taken
 
@@ -50,11 +51,14 @@ _SAME_TWICE: Final = frozenset(
 
 class Sight(Enum):
     THERE = auto()
+    ELSEWHERE = auto()
     IMPOSSIBLE = auto()
     OPEN = auto()
 
 
 def sight(metadata: Object, change: TableChange) -> Sight:
+    if _is_another(metadata, change):
+        return Sight.ELSEWHERE
     added = set(_added_snapshots(change))
     if added:
         if added & _snapshots(metadata):
@@ -71,6 +75,13 @@ def may_be_sent_again(change: TableChange) -> bool:
         return True  # our own catalog knows the round
     compared = {one.get("ref") for one in change.requirements if one.get("type") == "assert-ref-snapshot-id"}
     return any(one.get("action") == "set-snapshot-ref" and one.get("ref-name") in compared for one in change.updates)
+
+
+def _is_another(metadata: Object, change: TableChange) -> bool:
+    """Only of a commit that names its table by its uuid: another one is made for whatever has the name."""
+    wanted = {str(one.get("uuid")) for one in change.requirements if one.get("type") == "assert-table-uuid"}
+    found = metadata.get("table-uuid")
+    return bool(wanted) and isinstance(found, str) and found.lower() not in {one.lower() for one in wanted}
 
 
 def _added_snapshots(change: TableChange) -> Iterator[int]:

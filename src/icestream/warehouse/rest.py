@@ -19,6 +19,7 @@ from icestream.runtime.randomness import Randomness
 from icestream.warehouse import creation
 from icestream.warehouse.caller import Caller
 from icestream.warehouse.catalog import Done, LoadedTable, Outcome, TableChange
+from icestream.warehouse.in_turn import in_turn
 from icestream.warehouse.rest_answer import Expected, said
 from icestream.warehouse.rest_client import RestClient
 from icestream.warehouse.settlement import Settlement, settled
@@ -131,7 +132,7 @@ class RestCatalog:
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
         config = await self._connected()
         if len(changes) == 1 or _TRANSACTIONS not in (config.get("endpoints") or ()):
-            return {identifier: await self.commit(identifier, change) for identifier, change in changes.items()}
+            return await in_turn(changes, self.commit)
         body = {"table-changes": [{"identifier": _named(one), **_changes(change)} for one, change in changes.items()]}
         headers = await self._request_name()
 

@@ -5,8 +5,10 @@ that cannot count twice.
     done                          Done
     conflict, any refusal         read: there (somebody on the way sent it twice): Done. Else Conflict or that error,
                                   unless an earlier copy may still come
-    cut off, 5xx, no answer       read: there: Done. Impossible: Conflict. Open: the same commit again, with pauses,
-                                  until the deadline; then Unknown. Cannot be read: read again, nothing is sent before
+    cut off, 5xx, no answer       read: there: Done. Impossible: Conflict. Another table has the name: Unknown, because
+                                  ours may have been renamed with the commit in it. Open: the same commit again, with
+                                  pauses, until the deadline; then Unknown. Cannot be read: read again, nothing is sent
+                                  before
     not reached at all            the caller has repeated it; the error is handed on
 """
 
@@ -118,6 +120,8 @@ class Settlement:
         seen = sight(found.metadata, self._change)
         if seen is Sight.THERE:
             return Done(found, was_read_back=True)
+        if self._may_come and seen is Sight.ELSEWHERE:
+            return Unknown(f"{self._what}: no clear answer, and another table has the name by now")
         if self._may_come and seen is Sight.OPEN:
             return None
         if isinstance(refusal, errors.CommitConflict):

@@ -157,7 +157,7 @@ def keys(options: StoreOptions) -> dict[str, str]:
 
 
 def file_io(options: StoreOptions) -> dict[str, str]:
-    """Secrets included: for engines that we start, never for people. Environment: `file_io_environment`."""
+    """Secrets included: for engines that we start, never for people."""
     found = told(options) | keys(options)
     if options.kind == "s3" and options.role_arn is not None:
         found |= {
@@ -167,17 +167,4 @@ def file_io(options: StoreOptions) -> dict[str, str]:
         }
         if "client.region" in found:
             found["client.assume-role.region"] = found["client.region"]
-    return found
-
-
-def file_io_environment(options: StoreOptions) -> dict[str, str]:
-    """What those engines find in no property: the file of a service account has a variable, in every library."""
-    found = {}
-    if options.kind == "gcs" and options.credentials_file is not None:
-        found["GOOGLE_APPLICATION_CREDENTIALS"] = options.credentials_file
-    if options.kind == "s3" and options.role_arn is not None and options.access_key_id is not None:
-        found["AWS_ACCESS_KEY_ID"] = options.access_key_id
-        found["AWS_SECRET_ACCESS_KEY"] = options.secret_access_key or ""
-        if options.session_token is not None:
-            found["AWS_SESSION_TOKEN"] = options.session_token
     return found

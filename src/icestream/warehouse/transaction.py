@@ -85,7 +85,7 @@ class Transaction:
         return {
             one: Conflict(
                 str(named.get(str(one), {}).get("message") or error.message),
-                details=named.get(str(one), {}),
+                details=named.get(str(one), {}) if named else error.details,
                 is_bystander=bool(named) and str(one) not in named,
             )
             for one in self._changes
@@ -112,6 +112,8 @@ def _outcome(seen: Sight, table: LoadedTable, is_taken: bool) -> Outcome:
     """`is_taken`: another table of the request has it."""
     if seen is Sight.THERE:
         return Done(table, was_read_back=True)
+    if seen is Sight.ELSEWHERE:
+        return Unknown("another table has its name by now; it may be in the one that it was made for")
     if seen is Sight.OPEN and is_taken:
         return Unknown("other tables of the request were changed; this one may follow")
     reason = (

@@ -46,7 +46,9 @@ def test_what_is_not_there_may_come_until_others_have_moved_the_branch() -> None
 
 def test_a_table_of_the_same_name_is_another_table() -> None:
     other = BASE.as_json() | {"table-uuid": "00000000-0000-4000-8000-000000000000"}
-    assert sight(other, appending()) is Sight.IMPOSSIBLE
+    assert sight(other, appending()) is Sight.ELSEWHERE
+    named = TableChange([{"type": "assert-table-uuid", "uuid": (BASE.uuid or "").upper()}], setting(a="1").updates)
+    assert seen(BASE, named) is Sight.OPEN, "the same, in capitals"
 
 
 def test_a_round_of_another_driver_is_not_ours() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
+from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
 from icestream.runtime.randomness import SeededRandomness
 from icestream.warehouse.breaker import Breaker
@@ -160,6 +161,78 @@ def test_a_table_that_is_gone_may_have_got_it_before() -> None:
         assert isinstance(await settlement.settle(), Unknown)
         with pytest.raises(errors.UnknownTable):
             await Settlement(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["lost-before", "lost-after"])
+def test_a_table_that_was_renamed_and_made_anew_may_have_it_under_its_other_name(fault: str) -> None:
+    async def run() -> None:
+        world = World()
+        name = await world.with_table()
+        catalog = EmbeddedCatalog(world.catalog)
+        wire = Wire(world, name, [fault], [])
+        change = wire.change()
+        uuid = (await catalog.load(name)).uuid
+        change = TableChange([*change.requirements, {"type": "assert-table-uuid", "uuid": uuid}], change.updates)
+        new = Identifier(name.namespace, "renamed")
+
+        async def send() -> LoadedTable:
+            try:
+                return await wire.send()
+            finally:
+                await catalog.rename(name, new)
+                await world.with_table(name.name)
+
+        outcome = await Settlement(a_caller(), "commit", change, send, wire.look).settle()
+        assert isinstance(outcome, Unknown), outcome
+        assert wire.sent == 1
+        found = [one["snapshot-id"] for one in (await catalog.load(new)).metadata["snapshots"]]
+        assert (OURS in found) == (fault == "lost-after"), "either may be true"
+
+    asyncio.run(run())
+
+
+def test_one_of_several_tables_that_was_renamed_and_made_anew_may_have_it_too() -> None:
+    async def run() -> None:
+        world = World()
+        names = [await world.with_table(name) for name in ("a", "b")]
+        catalog = EmbeddedCatalog(world.catalog)
+        changes = {}
+        for name in names:
+            change = Wire(world, name, [], []).change()
+            need = {"type": "assert-table-uuid", "uuid": (await catalog.load(name)).uuid}
+            changes[name] = TableChange([*change.requirements, need], change.updates)
+
+        async def send() -> dict[str, Any]:
+            await catalog.commit_all(changes)
+            await catalog.rename(names[1], Identifier(names[1].namespace, "renamed"))
+            await world.with_table("b")
+            raise errors.StorageUnavailable("cut", is_ambiguous=True)
+
+        first, second = (await Transaction(a_caller(), changes, send, catalog.load).settle()).values()
+        assert isinstance(first, Done)
+        assert isinstance(second, Unknown)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_our_own_catalog_says_why_it_refused_one_table_or_several(names: list[str]) -> None:
+    async def run() -> None:
+        world = World()
+        tables = [await world.with_table(name) for name in names]
+        need = {
+            "type": "assert-icestream-range",
+            "topic-id": 1,
+            "round-id": "00000000-0000-4000-8000-000000000000",
+            "pipeline-epoch": 1,
+            "ranges": [{"shard": 0, "epoch": 0, "start": 0, "end": 1}],
+        }
+        found = await EmbeddedCatalog(world.catalog).commit_all({one: TableChange([need], []) for one in tables})
+        for outcome in found.values():
+            assert isinstance(outcome, Conflict)
+            assert outcome.details["reason"] == "not_bound"
 
     asyncio.run(run())
 
