@@ -147,6 +147,30 @@ async def test_a_publish_rate_holds_over_the_wire(door: Door) -> None:
     assert door.stored == found.count("OK")
 
 
+async def test_messages_that_come_together_are_refused_alone(door: Door) -> None:
+    """The others are of one producer and simple: without the bad one nobody would look at each."""
+    strange = pb.MsgID(producer_id=door.where.producer_id, topic_name="/default/other")
+    refused: list[tuple[dict[str, object], str]] = [
+        ({"payload": bytes(MOST + 1)}, "INVALID_ARGUMENT"),
+        ({"request_id": 2**63}, "INVALID_ARGUMENT"),
+        ({"msg_id": strange}, "NOT_FOUND"),
+    ]
+    for bad, code in refused:
+        before = door.stored
+        found = await asyncio.gather(*(door.send(**(bad if number == 7 else {})) for number in range(20)))
+        assert found[7] == code, bad
+        assert [*found[:7], *found[8:]] == ["OK"] * 19
+        assert door.stored == before + 19
+
+
+async def test_messages_that_come_together_are_delivered_as_they_were_sent(door: Door) -> None:
+    sent = {b"%d" % number: f"k{number % 3}" for number in range(200)}
+    found = await asyncio.gather(*(door.send(payload=payload, routing_key=key) for payload, key in sent.items()))
+    assert set(found) == {"OK"}
+    received = [await door.received.next() for _ in sent]
+    assert {one.payload: one.routing_key for one in received} == sent
+
+
 async def test_a_row_of_a_batch_that_has_to_wait_is_answered_later() -> None:
     answered: list[int] = []
     batch = Batch(2, bytes(8), (), lambda rows, failures: answered.extend(rows))

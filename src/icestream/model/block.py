@@ -65,7 +65,14 @@ class Constant(NamedTuple):
     value: Value
 
 
-Values = Sequence[Value] | Constant
+class Encoded(NamedTuple):
+    """A column without nulls whose data is there as it is stored: from one who got its values side by side."""
+
+    encoding: int  # FIXED or VARIABLE
+    data: bytes
+
+
+Values = Sequence[Value] | Constant | Encoded
 
 
 class Numbering(NamedTuple):
@@ -90,7 +97,7 @@ def encode_block(rows: int, columns: Mapping[Column, Values], numbering: Numberi
         raise errors.InvalidInput(f"a batch has {rows} messages", hint=f"1 to {limits.BLOCK_ROWS_MAX} are allowed")
     if numbering is not None and not _fits(numbering, rows):
         raise errors.InvalidInput(f"{numbering} does not fit a batch of {rows}", hint="ids and sequences are signed")
-    if rows == 1:
+    if rows == 1 and not any(isinstance(values, Encoded) for values in columns.values()):
         return _encode_message(columns, numbering or _NOBODY)
     directory: list[bytes] = []
     data: list[bytes] = []
@@ -138,6 +145,8 @@ def _encode_column(column: Column, values: Values, rows: int) -> tuple[int, int,
     """Encoding (0: null in every row, leave it out), flags and data."""
     if isinstance(values, Constant):
         return (0, 0, b"") if values.value is None else (CONSTANT, 0, _encode_value(column, values.value))
+    if isinstance(values, Encoded):
+        return values.encoding, 0, values.data
     if len(values) != rows:
         raise errors.InvalidInput(f"column {column.name} has {len(values)} values for {rows} messages")
     if column.kind is ColumnKind.BINARY and set(map(type, values)) == _ONLY_BYTES:

@@ -11,10 +11,12 @@ known in the same turn of the loop go back together.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from operator import sub
 from typing import Any, NamedTuple
 
-Answer = Callable[[list[int], Mapping[int, tuple[int, str]]], None]
+Answer = Callable[[list[int] | None, Mapping[int, tuple[int, str]]], None]  # None: all rows
 
 
 class BatchedMethod(NamedTuple):
@@ -33,7 +35,6 @@ class Batch:
         self._answer = answer
         self._done: list[int] = []
         self._failures: dict[int, tuple[int, str]] = {}
-        self._loop = asyncio.get_running_loop()
 
     def integers(self, column: int) -> memoryview:
         return memoryview(self._columns[column]).cast("Q")
@@ -51,9 +52,50 @@ class Batch:
         """Each was checked to be UTF-8. Most columns of text say the same in every row."""
         return [str(value, "utf-8") for value in self.values(column)]
 
+    def joined(self, column: int) -> tuple[bytes, bytes]:
+        """The values of all rows side by side, and where each ends: u32, in the order of this machine."""
+        joined, ends = self._columns[column]
+        return joined, ends
+
+    def largest(self, column: int) -> int:
+        """The bytes of the largest value."""
+        ends = memoryview(self.joined(column)[1]).cast("I").tolist()
+        return int(max(map(sub, ends, [0, *ends])))
+
+    # --- where all rows say the same ---
+
+    def constant_shape(self, columns: int) -> int | None:
+        """Which of these columns every row has, bits as in `present`; None where they differ in that."""
+        found = {present & columns for present in self.present}
+        return found.pop() if len(found) == 1 else None
+
+    def constant_integer(self, column: int) -> int | None:
+        """What every row has there; None where they differ."""
+        values = self.integers(column).tolist()
+        return int(values[0]) if values.count(values[0]) == self.count else None
+
+    def constant_value(self, column: int) -> bytes | None:
+        joined, ends = self.joined(column)
+        size, rest = divmod(len(joined), self.count)
+        first = joined[:size]
+        if rest or joined != first * self.count:
+            return None
+        # aa|a|aaa repeats a value of two bytes, too
+        is_even = not size or array("I", range(size, len(joined) + 1, size)).tobytes() == ends
+        return first if is_even else None
+
+    # --- answers ---
+
+    def succeed_all(self) -> None:
+        """For a batch of which no row was answered yet."""
+        self._answer(None, {})
+
+    def fail_all(self, status: tuple[int, str]) -> None:
+        self._answer(None, dict.fromkeys(range(self.count), status))
+
     def succeed(self, row: int) -> None:
         if not self._done:
-            self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._done.append(row)
 
     def fail(self, row: int, status: tuple[int, str]) -> None:

@@ -89,8 +89,10 @@ COLUMNS: Final = (
     (0, 1, INTEGER), (2, 1, INTEGER), (2, 2, TEXT), (2, 3, TEXT), (0, 3, BYTES), (0, 4, INTEGER), (0, 5, TEXT),
     (0, 6, TEXT), (0, 7, REPEATED), (0, 8, INTEGER), (0, 9, INTEGER), (0, 10, TEXT),
 )  # fmt: skip
-_PAYLOAD: Final = 4
-_ATTRIBUTES, _SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = range(8, 12)
+(
+    REQUEST_ID, PRODUCER_ID, TOPIC_NAME, BROKER_ADDR, PAYLOAD, PUBLISH_TIME, PRODUCER_NAME, SUBSCRIPTION_NAME,
+    ATTRIBUTES, SCHEMA_ID, SCHEMA_VERSION, ROUTING_KEY,
+) = range(len(COLUMNS))  # fmt: skip
 _TEXTS: Final = tuple(index for index, (_, _, kind) in enumerate(COLUMNS) if kind == TEXT)
 
 
@@ -102,17 +104,17 @@ def fields_of_batch(batch: Batch) -> Iterator[Fields | None]:
     ]
     for present, row in zip(batch.present, zip(*columns, strict=True), strict=True):
         attributes: Mapping[str, str] = {}
-        if row[_ATTRIBUTES]:
+        if row[ATTRIBUTES]:
             try:
-                attributes = pb.StreamMessage.FromString(row[_ATTRIBUTES]).attributes
+                attributes = pb.StreamMessage.FromString(row[ATTRIBUTES]).attributes
             except DecodeError:
                 yield None
                 continue
         schema_id, schema_version, key = (
-            row[index] if present & 1 << index else None for index in (_SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY)
+            row[index] if present & 1 << index else None for index in (SCHEMA_ID, SCHEMA_VERSION, ROUTING_KEY)
         )
-        size = len(row[_PAYLOAD]) + len(row[_ATTRIBUTES]) + sum(_bytes(row[index]) for index in _TEXTS)
-        yield Fields._make((*row[:_ATTRIBUTES], attributes, schema_id, schema_version, key, size))
+        size = len(row[PAYLOAD]) + len(row[ATTRIBUTES]) + sum(_bytes(row[index]) for index in _TEXTS)
+        yield Fields._make((*row[:ATTRIBUTES], attributes, schema_id, schema_version, key, size))
 
 
 def _bytes(text: str) -> int:

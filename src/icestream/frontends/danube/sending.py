@@ -11,7 +11,7 @@ A refusal holds nobody back: each call knows its own outcome (compare hazard 37,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
@@ -23,6 +23,7 @@ from icestream.frontends.danube.calls import Call, decode, not_a, status_number
 from icestream.frontends.danube.messages import Fields, Row, fields_of, fields_of_batch, row_of
 from icestream.frontends.danube.places import find_place
 from icestream.frontends.danube.producers import DanubeProducer, Producers
+from icestream.frontends.danube.uniform import uniform_batch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.block import Numbering, Value, encode_block
 from icestream.model.envelope import Column
@@ -120,7 +121,27 @@ class Sending:
     # --- many at once ---
 
     def send_batch(self, batch: Batch) -> None:
-        """The same for requests that came together, without a task for each."""
+        """The same for requests that came together: no task for each, and no look at each where one does for all."""
+        if not self._send_uniform(batch):
+            self._send_rows(batch)
+
+    def _send_uniform(self, batch: Batch) -> bool:
+        """False: nothing is stored of it, and its rows have to be looked at."""
+        found = uniform_batch(batch)
+        producer = None if found is None else self._producers.find(found.producer_id)
+        if found is None or producer is None or found.message_bytes > self._message_bytes_max:
+            return False
+        try:
+            shard = self._shard_of(producer, found.topic_name)
+            block = encode_block(batch.count, found.columns)
+            if len(block) > self._broker.storage.batch_bytes_max or not self._broker.storage.has_room(len(block)):
+                return False
+            self._publish(producer.plain, shard, block, lambda receipt: _tell_batch(batch, receipt))
+        except errors.IcestreamError:
+            return False  # one of them may be what is wrong with all
+        return True
+
+    def _send_rows(self, batch: Batch) -> None:
         ready = []
         for index, fields in enumerate(fields_of_batch(batch)):
             outcome = RowOutcome(batch, index, status_number)
@@ -186,7 +207,7 @@ class Sending:
         try:
             block = encode_block(len(group), _columns(group), numbering)
             if self._broker.storage.has_room(len(block)):
-                self._publish(group, block)
+                self._publish(first.producer, first.shard, block, lambda receipt: _tell(group, receipt))
             else:
                 self._tasks.start(self._publish_later(group, block), "danube-room")
         except errors.IcestreamError as error:
@@ -195,16 +216,14 @@ class Sending:
     async def _publish_later(self, group: list[Sent], block: bytes) -> None:
         try:
             await self._broker.storage.wait_for_room(len(block))
-            self._publish(group, block)
+            self._publish(group[0].producer, group[0].shard, block, lambda receipt: _tell(group, receipt))
         except errors.IcestreamError as error:
             self._refuse(group, error)
 
-    def _publish(self, group: list[Sent], block: bytes) -> None:
-        producer, shard = group[0].producer, group[0].shard
+    def _publish(self, producer: Producer, shard: int, block: bytes, tell: Callable[[Receipt], None]) -> None:
         if producer.pipe(shard).is_refused:
             self._broker.reset_producer(producer, shard)
-        receipt = self._broker.publish(producer, shard, block)
-        receipt.add_done_callback(lambda done: _tell(group, done))
+        self._broker.publish(producer, shard, block).add_done_callback(tell)
 
     def _refuse(self, group: list[Sent], error: errors.IcestreamError) -> None:
         """Each alone, where one of them may be what is wrong with all."""
@@ -217,11 +236,26 @@ class Sending:
                 one.outcome.set_exception(error)
 
 
-def _tell(group: list[Sent], receipt: Receipt) -> None:
+def _failure(receipt: Receipt) -> errors.IcestreamError | None:
     error = receipt.exception()
     if error is None:
         (result,) = receipt.result()
         error = result if isinstance(result, errors.IcestreamError) else None
+    return error
+
+
+def _tell_batch(batch: Batch, receipt: Receipt) -> None:
+    error = _failure(receipt)
+    if error is not None:
+        batch.fail_all(status_number(error))
+    elif receipt.pause_ms:
+        asyncio.get_running_loop().call_later(receipt.pause_ms / 1000, batch.succeed_all)
+    else:
+        batch.succeed_all()
+
+
+def _tell(group: list[Sent], receipt: Receipt) -> None:
+    error = _failure(receipt)
     for one in group:
         if one.outcome.done():
             continue  # its client is gone
