@@ -36,7 +36,7 @@ help:  ## list these targets
 
 .PHONY: run
 run: $(STAMPS)/package native byte-code engine-tried  ## set up what is missing and start a broker (ARGS="--help" shows its options)
-	@exec $(BIN)/icestream serve $(ARGS)
+	@exec $(BIN)/icestream serve --demo $(ARGS)
 
 .PHONY: test
 test: lint $(STAMPS)/package native-tested byte-code $(STAMPS)/engine  ## check the code and run all tests (ARGS="-k recovery" runs some)

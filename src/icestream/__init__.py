@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from icestream.client.message import Message
     from icestream.client.producer import Producer
     from icestream.client.subscription import Subscription
-    from icestream.client.topic_info import TopicInfo
+    from icestream.client.topic_info import TopicInfo, TopicPolicies
 
     __version__: str
 
@@ -36,6 +36,7 @@ __all__ = [
     "connect_sync",
     "Client",
     "TopicInfo",
+    "TopicPolicies",
     "Producer",
     "MessageId",
     "Subscription",

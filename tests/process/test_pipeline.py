@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from tests.support.lake_run import until
+from icestream.pipeline import pins
+from tests.support.lake_run import LakeRun, get, until
 from tests.support.lakehouse import extension
 from tests.support.pipeline_process import PipelineRun
 from tests.tidy.tree import read
@@ -20,8 +23,40 @@ from tests.tidy.tree import read
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineRun]:
     """Spark takes its seconds once."""
-    with PipelineRun(tmp_path_factory.mktemp("pipeline") / "data") as found:
+    with PipelineRun(tmp_path_factory.mktemp("pipeline") / "data", "--demo") as found:
         yield found
+
+
+@pytest.mark.timeout(180)
+def test_a_first_start_shows_its_first_snapshot(run: PipelineRun) -> None:
+    """And what it tells somebody to type prints the rows, as it stands there."""
+    begun, told, own, by_pyiceberg, by_duckdb, by_spark, _ = run.says("  What each of them needs")
+    assert begun.startswith("Demo: 3 messages are in the log, in /default/demo.")
+    with closing(RestCatalog("ice", uri=run.uri)) as catalog:
+        first = catalog.load_table("default.demo").snapshots()[0].snapshot_id
+    assert told == f"Demo: /default/demo is the Iceberg table default.demo; its first snapshot, {first}, has 3 rows."
+    assert run.uri.rpartition(":")[2] == own.rpartition("--set ports.lake=")[2]
+    assert "lake describe default.demo" in own
+    words = shlex.split(by_pyiceberg.removeprefix("  PyIceberg:"))
+    assert words[:2] == ["python", "-c"]
+    assert printed(words[2]) == "[b'hello', b'from', b'icestream']"
+    assert (
+        printed(with_duckdb(by_duckdb.removeprefix("  DuckDB:"))) == "[(0, b'hello'), (1, b'from'), (2, b'icestream')]"
+    )
+    assert pins.ICEBERG_SPARK.coordinates in shlex.split(by_spark.removeprefix("  Spark:"))
+
+
+def printed(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def with_duckdb(statements: str) -> str:
+    """A program that runs them and prints what the last one finds."""
+    load = "; ".join(f"db.load_extension({str(extension(name))!r})" for name in ("avro", "httpfs", "iceberg"))
+    attach, select = (one.strip() for one in statements.strip().rstrip(";").split("; "))
+    return f"import duckdb\ndb = duckdb.connect()\n{load}\ndb.sql({attach!r})\nprint(db.sql({select!r}).fetchall())"
 
 
 @pytest.mark.timeout(180)
@@ -51,3 +86,15 @@ def test_the_page_reads_what_was_published(run: PipelineRun) -> None:
         here = program.replace("http://127.0.0.1:8181", run.uri)
         done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False)
         assert done.stdout.strip() == said, done.stderr
+
+
+def test_a_machine_without_java_is_said_once_and_the_broker_serves(tmp_path: Path) -> None:
+    """The child itself says what is missing, and is not started again and again."""
+    (tmp_path / "no-java").mkdir()
+    sets = ("lake.managed=false", "pipeline.managed=true", f"pipeline.java_home={tmp_path / 'no-java'}")
+    with LakeRun(tmp_path / "data", *(word for one in sets for word in ("--set", one))) as run:
+        reason = until(lambda: re.search(r"\[!\] pipeline: (?!it is being started)(.*)", run.health()))[1]
+        assert "no-java" in reason
+        assert "started again" not in reason
+        status, metrics = get(run.http_port, "/metrics")
+        assert (status, 'icestream_child_restarts_total{process="pipeline"} 0.0' in metrics) == (200, True)

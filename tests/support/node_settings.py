@@ -10,9 +10,10 @@ from icestream.settings import Settings
 
 def node_settings(data_dir: Path, storage: str = "iceberg", *, managed: bool = False, **sections: Any) -> Settings:
     wal = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0}
+    iceberg = {"wal": wal | sections.pop("wal", {}), **sections.pop("iceberg", {})}
     tree: dict[str, Any] = {
         "data_dir": str(data_dir),
-        "storage": {"type": storage, "iceberg_config": {"wal": wal | sections.pop("wal", {})}},
+        "storage": {"type": storage, "iceberg_config": iceberg},
         "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0},
         "lake": {"managed": managed},
         "pipeline": {"managed": False},

@@ -49,6 +49,10 @@ class PipelineRun:
     def health(self) -> str:
         return self._run.health()
 
+    def says(self, last: str) -> list[str]:
+        """What it says after its greeting, up to the line that begins so."""
+        return self._run.process.greeting(120.0, last)
+
     def metrics(self) -> str:
         found = until(lambda: re.search(r"\[\+\] pipeline: listens on port (\d+)", self.health()))
         return get(int(found[1]), "/metrics")[1]

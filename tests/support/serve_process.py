@@ -64,15 +64,16 @@ class ServeProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def greeting(self, silent_seconds: float = SILENT_SECONDS) -> list[str]:
-        """Everything that it says until it is ready. Whoever takes too long ends with the stacks of its threads."""
+    def greeting(self, silent_seconds: float = SILENT_SECONDS, last: str = READY) -> list[str]:
+        """Everything that it says until it is ready, or until a line begins with `last`. Whoever takes too long ends
+        with the stacks of its threads."""
         lines = []
         ending = threading.Timer(silent_seconds, os.kill, (self._process.pid, signal.SIGABRT))
         ending.start()
         try:
             for line in self._pipe(self._process.stdout):
                 lines.append(line.rstrip("\n"))
-                if lines[-1] == READY:
+                if lines[-1].startswith(last):
                     return lines
         finally:
             ending.cancel()

@@ -42,6 +42,7 @@ class Ingest:
         self._table_policy = table_policy
         self._state: Document | None = None
         self._told_ns = 0
+        self.on_told: Callable[[], None] | None = None  # somebody waits for news of the driver
 
     # --- what is to be written ---
 
@@ -121,6 +122,8 @@ class Ingest:
         document.encode(state, limits.PIPELINE_STATE_BYTES_MAX)
         self._state = state
         self._told_ns = self._clock.monotonic_ns()
+        if self.on_told is not None:
+            self.on_told()
 
     @property
     def state(self) -> Document:

@@ -21,7 +21,7 @@ may add some. No part of a key can contain `/` (model/topic_name.py), so exact n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -76,6 +76,14 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
         """These, and the other's where these say nothing."""
         mine = {name: getattr(self, name) for name in self.__struct_fields__}
         return Policies(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
+
+    def changed(self, changes: Mapping[str, object]) -> Policies:
+        """With other values; None takes one back. Raises InvalidInput."""
+        mine = {name: getattr(self, name) for name in self.__struct_fields__}
+        try:
+            return msgspec.convert({**mine, **changes}, Policies)
+        except msgspec.ValidationError as error:
+            raise errors.InvalidInput(f"the policies do not fit: {error}", hint="docs/protocol.md has them") from None
 
     @property
     def of_table(self) -> dict[str, str]:

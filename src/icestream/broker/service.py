@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from icestream import errors
 from icestream.broker import records
@@ -119,6 +119,16 @@ class Broker:
 
     async def set_topic_policies(self, name: TopicName, policies: records.Policies) -> None:
         await self._changes.make(lambda: self.topics.set_policies(name, policies))
+
+    async def change_topic_policies(self, name: TopicName, changes: Mapping[str, object]) -> Topic:
+        """What is left out stays as it is, also when two change others at the same time."""
+
+        async def change() -> Topic:
+            topic = self.topics.get(name)
+            await self.topics.set_policies(name, topic.record.policies.changed(changes))
+            return topic
+
+        return await self._changes.make(change)
 
     # --- producers ---
 

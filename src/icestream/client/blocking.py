@@ -20,7 +20,7 @@ from icestream.client.loop_thread import LoopThread
 from icestream.client.options import ClientOptions
 from icestream.client.producer import Producer
 from icestream.client.subscription import Subscription
-from icestream.client.topic_info import TopicInfo
+from icestream.client.topic_info import TopicInfo, TopicPolicies
 from icestream.client.whence import Whence
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -142,6 +142,14 @@ class BlockingClient:
     def describe_topic(self, topic: str) -> TopicInfo:
         thread, client = self._here()
         return thread.run(client.describe_topic(topic))
+
+    def topic_policies(self, topic: str) -> TopicPolicies:
+        thread, client = self._here()
+        return thread.run(client.topic_policies(topic))
+
+    def change_topic_policies(self, topic: str, **changes: int | str | None) -> TopicPolicies:
+        thread, client = self._here()
+        return thread.run(client.change_topic_policies(topic, **changes))
 
     def list_topics(self) -> list[str]:
         thread, client = self._here()

@@ -14,7 +14,7 @@ from icestream.client.producer import Producer
 from icestream.client.questions import Document
 from icestream.client.session import Session
 from icestream.client.subscription import Subscription
-from icestream.client.topic_info import TopicInfo, topic_info
+from icestream.client.topic_info import TopicInfo, TopicPolicies, topic_info, topic_policies
 from icestream.client.whence import Whence
 from icestream.protocol import document
 from icestream.runtime.clock import Clock
@@ -93,6 +93,15 @@ class Client:
 
     async def describe_topic(self, topic: str) -> TopicInfo:
         return topic_info(await self.call("describe_topic", {"topic": topic}, repeats=True))
+
+    async def topic_policies(self, topic: str) -> TopicPolicies:
+        """The topic's own, and what holds: the namespace's count where it has none."""
+        return topic_policies(await self.call("topic_policies", {"topic": topic}, repeats=True))
+
+    async def change_topic_policies(self, topic: str, **changes: int | str | None) -> TopicPolicies:
+        """They count from now on: `max_publish_rate=1000`; None takes one back. Those that are left out stay."""
+        asked = {"topic": topic, "policies": changes}
+        return topic_policies(await self.call("topic_policies", asked, repeats=True))
 
     async def list_topics(self) -> list[str]:
         """In the order of their names."""

@@ -12,6 +12,7 @@ _HOMES: Final = {
     "connect_sync": "connect",
     "Client": "client",
     "TopicInfo": "topic_info",
+    "TopicPolicies": "topic_info",
     "Producer": "producer",
     "MessageId": "batch",
     "Subscription": "subscription",

@@ -1,10 +1,10 @@
-"""A topic, as `Client.describe_topic` tells of it."""
+"""A topic, as `Client.describe_topic` and `Client.topic_policies` tell of it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.client.questions import Document
 from icestream.protocol import document
 
@@ -15,6 +15,25 @@ class TopicInfo(NamedTuple):
     dispatch: str
     producers: int
     subscriptions: list[str]
+
+
+class TopicPolicies(NamedTuple):
+    """By name; None: nothing is said."""
+
+    policies: dict[str, int | str | None]
+    effective: dict[str, int | str | None]
+
+
+def topic_policies(found: Document) -> TopicPolicies:
+    """Of an answer. Raises DecodeError."""
+    return TopicPolicies(_policies(found, "policies"), _policies(found, "effective_policies"))
+
+
+def _policies(found: Document, name: str) -> dict[str, int | str | None]:
+    said = found.get(name)
+    if not isinstance(said, dict) or not all(isinstance(one, int | str | None) for one in said.values()):
+        raise errors.DecodeError(f"{name} of an answer are no policies")
+    return said
 
 
 def topic_info(found: Document) -> TopicInfo:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
+from icestream.pipeline.tables.table_name import fixed_namespace, table_of
 from icestream.server.node import Node
+from icestream.server.program import program
 from icestream.settings import Settings
 from icestream.settings.derive import DATA_DIR_DEFAULT
 from icestream.storage.native import native
 from icestream.wal.recovery import RecoveryReport
 
 GAPS_SHOWN = 10
-TOPIC = "/default/hello"
-TABLE = "default.hello"
+TOPIC = TopicName("default", "hello")
 DEFAULT_ADDRESS = "127.0.0.1:6651"  # where a command looks when nobody says where
 
 
@@ -61,6 +60,13 @@ def _of_the_lake(node: Node) -> Iterator[str]:
     yield f"  API, in a moment: {url}/api/v1 (the lake process)"
     if settings.catalog_embedded:
         yield f"  catalog (Iceberg REST), there too: {url}"
+
+
+def catalog_url(node: Node) -> str:
+    """Of the embedded catalog; empty where there is none, or its port is not known yet."""
+    settings, lake = node.settings, node.around.lake
+    port = settings.ports.lake or (lake.port if lake is not None else 0)
+    return _url(settings.node.bind_host, port) if settings.catalog_embedded and port else ""
 
 
 def announcement(node: Node) -> dict[str, object]:
@@ -109,12 +115,13 @@ def commands(node: Node) -> Iterator[str]:
     settings = node.settings
     address = _address(settings.node.bind_host, node.native.port)
     at = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    program = shlex.quote(_program())
-    yield f"echo hello | {program} produce {TOPIC}{at}"
-    yield f"{program} consume {TOPIC}{at}"
-    yield f"{program} topic describe {TOPIC}{at if node.around.local is None else _socket_option(settings)}"
+    called = shlex.quote(program())
+    yield f"echo hello | {called} produce {TOPIC}{at}"
+    yield f"{called} consume {TOPIC}{at}"
+    yield f"{called} topic describe {TOPIC}{at if node.around.local is None else _socket_option(settings)}"
     if node.around.pipeline is not None and node.around.local is not None:
-        yield f"{program} lake commit-now{_socket_option(settings)}   # the same message as a row: {TABLE}"
+        table = table_of(TOPIC, fixed_namespace(settings))
+        yield f"{called} lake commit-now{_socket_option(settings)}   # the same message as a row: {table}"
 
 
 def _socket_option(settings: Settings) -> str:
@@ -122,15 +129,6 @@ def _socket_option(settings: Settings) -> str:
     if str(settings.data_dir) == DATA_DIR_DEFAULT:
         return ""
     return f" --socket {shlex.quote(str(settings.local_socket.absolute()))}"
-
-
-def _program() -> str:
-    """How the command line is called here: by its name, in the folder of a checkout, or where Python is."""
-    if shutil.which("icestream") is not None:
-        return "icestream"
-    if Path(".venv/bin/icestream").exists():
-        return ".venv/bin/icestream"
-    return str(Path(sys.executable).with_name("icestream"))
 
 
 def recovery_lines(report: RecoveryReport) -> Iterator[str]:

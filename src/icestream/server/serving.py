@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
 
+from icestream import errors
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.observability.log import get_logger
 from icestream.runtime.garbage import calm_collector
+from icestream.server import demo
 from icestream.server.greeting import announcement, greeting
 from icestream.server.node import Node
 from icestream.settings import Origin, Settings
@@ -23,10 +27,12 @@ async def serve(
     origins: Mapping[str, Origin] | None = None,
     *,
     to_a_program: bool = False,
+    has_demo: bool = False,
 ) -> None:
     """Runs until SIGTERM or SIGINT, or until the log stops because its disk cannot be trusted any more.
 
-    `say` gets sentences; or, when a program listens, one line of JSON as soon as the broker is ready.
+    `say` gets sentences; or, when a program listens, one line of JSON as soon as the broker is ready. `has_demo`: a
+    broker without topics shows what it does (demo.py).
     """
     if settings.lake.managed:
         read_tokens(settings.lake.token_file)  # else the child would end with it again and again, and nobody would see
@@ -41,12 +47,32 @@ async def serve(
         _log.info("broker ready", topics=len(node.broker.topics), native_port=node.native.port)
         for line in [json.dumps(announcement(node))] if to_a_program else greeting(node):
             say(line)
-        await run(node, stop)
+        is_shown = has_demo and not to_a_program and demo.is_wanted(node)
+        async with _beside(demo.show(node, say) if is_shown else None):
+            await run(node, stop)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     if not to_a_program:
         say("stopped in order: the next start needs no recovery" if settings.storage.type != "memory" else "stopped")
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None] | None) -> AsyncIterator[None]:
+    """What does not matter enough to stop anything by its failure."""
+    if work is None:
+        yield
+        return
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(ended, errors.IcestreamError):
+            _log.warning("the demo failed", reason=str(ended))
+        elif isinstance(ended, Exception):
+            raise ended
 
 
 def _ask_to_stop(stop: asyncio.Future[None]) -> None:

@@ -83,6 +83,8 @@ def test_topics_are_made_shown_and_deleted(client: icestream.BlockingClient) -> 
     with client.subscribe(TOPIC, "s"):
         assert client.describe_topic(TOPIC).subscriptions == ["s"]
     client.delete_subscription(TOPIC, "s")
+    assert client.change_topic_policies(TOPIC, max_producers=2) == client.topic_policies(TOPIC)
+    assert client.topic_policies(TOPIC).effective["max_producers"] == 2
     client.delete_topic(TOPIC)
     assert client.list_topics() == []
 

@@ -89,6 +89,51 @@ async def test_all_topics_are_listed_in_pages(client: icestream.Client, monkeypa
     assert await client.list_topics() == names
 
 
+@pytest.mark.asyncio
+async def test_policies_of_a_topic_are_changed_while_it_is_in_use(client: icestream.Client) -> None:
+    await client.create_topic(TOPIC, max_message_bytes=100, partitioning="day")
+    async with client.producer(TOPIC) as producer:
+        with pytest.raises(errors.MessageTooLarge):
+            await producer.send(bytes(200))
+    changed = await client.change_topic_policies(TOPIC, max_message_bytes=1000, partitioning=None, max_producers=5)
+    assert changed == await client.topic_policies(TOPIC)
+    said = {name: value for name, value in changed.policies.items() if value is not None}
+    assert said == {"max_message_bytes": 1000, "max_producers": 5}
+    assert changed.effective["max_message_bytes"] == 1000
+    async with client.producer(TOPIC) as producer:
+        assert (await producer.send(bytes(200))).offset == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_mesage_bytes": 1}, "max_mesage_bytes"),
+        ({"max_message_bytes": "many"}, "max_message_bytes"),
+        ({"max_message_bytes": -1}, "below 0"),
+        ({"partitioning": "week"}, "week"),
+    ],
+)
+async def test_policies_that_do_not_fit_change_nothing(
+    client: icestream.Client, changes: dict[str, Any], says: str
+) -> None:
+    await client.create_topic(TOPIC, max_message_bytes=100)
+    with pytest.raises(errors.InvalidInput, match=says):
+        await client.change_topic_policies(TOPIC, **{"max_producers": 5, **changes})
+    found = await client.topic_policies(TOPIC)
+    assert (found.policies["max_message_bytes"], found.policies["max_producers"]) == (100, None)
+
+
+@pytest.mark.asyncio
+async def test_two_who_change_others_at_once_both_have_their_way(client: icestream.Client) -> None:
+    await client.create_topic(TOPIC)
+    await asyncio.gather(
+        client.change_topic_policies(TOPIC, max_producers=5), client.change_topic_policies(TOPIC, retention_ms=60_000)
+    )
+    found = (await client.topic_policies(TOPIC)).policies
+    assert (found["max_producers"], found["retention_ms"]) == (5, 60_000)
+
+
 # --- what users do wrong ----------------------------------------------------------------------------------------------
 
 

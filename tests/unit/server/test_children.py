@@ -141,6 +141,20 @@ def test_a_program_that_is_not_there_is_said_and_tried_again() -> None:
     asyncio.run(lived(child, look()))
 
 
+def test_one_that_cannot_run_here_is_not_started_again() -> None:
+    """It says what is missing and ends: whoever asks is told that, and nobody waits for a restart."""
+    said = r"""print('{"missing": "no Java was found"}'); raise SystemExit(3)"""
+    child = Child("pipeline", python(said), SimulatedClock())
+
+    async def run() -> None:
+        async with asyncio.timeout(HANGS_SECONDS):
+            await child.run()
+
+    asyncio.run(run())
+    assert child.check() == ("pipeline", False, "no Java was found", False)
+    assert (child.restarts, child.pid) == (0, None)
+
+
 @pytest.mark.parametrize("said", ["print('hello', flush=True)", "print('x' * 300000, flush=True)", "pass"])
 def test_one_that_says_something_else_is_not_up_and_does_not_block(said: str) -> None:
     child = Child("lake", python(f"{said}; import sys; sys.stdin.read()"), SimulatedClock())

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from icestream.server.greeting import greeting
+from icestream.runtime.clock import SystemClock
+from icestream.server import demo
+from icestream.server.children import Child
+from icestream.server.greeting import commands, greeting
 from icestream.server.node import Node
+from icestream.server.reading import statements
 from tests.support.node_settings import node_settings
 
 
@@ -21,3 +27,64 @@ async def test_seed_nodes_that_nobody_asks_are_said_to_be_so(
         assert sum("seed_nodes is not used yet" in line for line in greeting(node)) == count
     finally:
         await node.stop()
+
+
+def with_pipeline(node: Node) -> Node:
+    """One that is not started: what is said of it is of interest here."""
+    node.around.pipeline = Child("pipeline", ["false"], SystemClock())
+    return node
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("namespace", "table"), [(None, "default.hello"), ("danube", "danube.hello")])
+async def test_the_table_of_the_greeting_is_the_one_that_is_made(
+    tmp_path: Path, namespace: str | None, table: str
+) -> None:
+    settings = node_settings(tmp_path, iceberg={"namespace": namespace} if namespace else {})
+    node = with_pipeline(await Node.start(settings))
+    try:
+        assert [line.rpartition(": ")[2] for line in commands(node) if "commit-now" in line] == [table]
+    finally:
+        node.around.pipeline = None
+        await node.stop()
+
+
+@pytest.mark.asyncio
+async def test_the_demo_is_shown_when_the_driver_tells_of_its_first_snapshot(tmp_path: Path) -> None:
+    node = with_pipeline(await Node.start(node_settings(tmp_path)))
+    said: list[str] = []
+    try:
+        assert node.ingest is not None
+        assert demo.is_wanted(node)
+        showing = asyncio.create_task(demo.show(node, said.append))
+        async with asyncio.timeout(30):
+            while node.ingest.on_told is None:  # noqa: ASYNC110 (it publishes first)
+                await asyncio.sleep(0.001)
+        first = {"topic": "/default/demo", "table": ["default", "demo"], "snapshot_id": 7}
+        other = {"topic": "/default/other", "table": ["default", "other"], "snapshot_id": 6}
+        for snapshots in ([], [other], [other, first]):
+            assert len(said) == 1
+            node.ingest.tell({"first_snapshots": snapshots})
+            await asyncio.sleep(0)
+        await asyncio.wait_for(showing, 30)
+        assert "table default.demo; its first snapshot, 7, has 3 rows" in said[1]
+        assert not demo.is_wanted(node)  # a later start has a topic
+        shard = node.broker.topics.get(demo.TOPIC).shard_key(0)
+        assert node.broker.storage.stream(shard).visible == 3  # type: ignore[attr-defined]  # the one on disk has it
+    finally:
+        node.around.pipeline = None
+        await node.stop()
+
+
+@pytest.mark.parametrize("state", [None, {}, {"first_snapshots": []}])
+def test_a_driver_that_says_nothing_of_it_has_not_come_so_far(state: dict[str, Any] | None) -> None:
+    assert demo.first_snapshot(state) is None
+
+
+def test_what_reads_a_table_quotes_its_levels() -> None:
+    own, by_pyiceberg, by_duckdb, by_spark, _ = statements(["default", "demo"], "http://127.0.0.1:8181")
+    assert own.endswith("icestream lake describe default.demo")
+    assert 'uri="http://127.0.0.1:8181"' in by_pyiceberg
+    assert 'FROM ice."default"."demo";' in by_duckdb
+    assert "FROM ice.`default`.`demo`" in by_spark
+    assert len(list(statements(["default", "demo"], ""))) == 1

@@ -12,6 +12,7 @@ import msgspec
 from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.topic import Producer, Topic
+from icestream.frontends.native import descriptions
 from icestream.frontends.native.consuming import NativeConsumer
 from icestream.model.subscription import Dispatch, Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName
@@ -65,6 +66,11 @@ class CreateTopic(msgspec.Struct):
     shards: int = 1
     dispatch: Dispatch = Dispatch.RELIABLE
     policies: records.Policies = records.Policies()
+
+
+class TopicPolicies(msgspec.Struct):
+    topic: str
+    policies: dict[str, Any] = {}
 
 
 class ListTopics(msgspec.Struct):
@@ -223,6 +229,19 @@ async def describe_topic(connection: NativeConnection, given: Document) -> Docum
     return describe(connection.broker.topics.get(TopicName.parse(arguments_of(TopicOnly, given).topic)))
 
 
+async def topic_policies(connection: NativeConnection, given: Document) -> Document:
+    """Changes those that are named, nil takes one back; without any it only tells."""
+    asked = arguments_of(TopicPolicies, given)
+    name = TopicName.parse(asked.topic)
+    if asked.policies:
+        await connection.broker.change_topic_policies(name, asked.policies)
+    topic = connection.broker.topics.get(name)
+    return {
+        "policies": descriptions.policies(topic.record.policies),
+        "effective_policies": descriptions.policies(topic.policies),
+    }
+
+
 async def list_topics(connection: NativeConnection, given: Document) -> Document:
     """A page of them, in the order of their names; `next` is the last one, and nil when there are no more."""
     after = arguments_of(ListTopics, given).after
@@ -254,7 +273,7 @@ CALLS: Final[dict[Any, Call]] = {
     call.__name__: call
     for call in (
         open_producer, close_producer, reset_producer, subscribe, close_consumer, seek, create_topic, delete_topic,
-        describe_topic, list_topics, delete_subscription,
+        describe_topic, topic_policies, list_topics, delete_subscription,
     )
 }  # fmt: skip
 

@@ -277,6 +277,7 @@ class Driver:
         """A topic's first rows, so that whoever has just started a broker sees where they are."""
         if len(one.table.table.snapshots) == 1:
             name = str(one.table.identifier)
+            self.report.begun(one.table.topic, one.table.identifier, snapshot_id)
             _log.info("a topic has its first snapshot", topic=one.table.topic, table=name, snapshot_id=snapshot_id)
 
     def _tell_errors(self, one: Judged) -> None:

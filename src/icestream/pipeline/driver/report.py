@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from icestream import limits
+from icestream.catalog.identifier import Identifier
 from icestream.model.backlog import Backlog
 from icestream.observability import metrics
 
@@ -46,6 +48,7 @@ class Report:
         self.last: RoundReport | None = None
         self.age_limit_ms = 0
         self.halted: Mapping[int, Any] = {}
+        self._first_snapshots: deque[dict[str, Any]] = deque(maxlen=limits.REPORTED_TOPICS_MAX)
 
     def waiting(self, backlog: Backlog, now_us: int) -> None:
         rows = sum(topic.rows for topic in backlog.topics)
@@ -53,6 +56,11 @@ class Report:
         metrics.PIPELINE_BACKLOG_ROWS.set(rows)
         metrics.PIPELINE_BACKLOG_BYTES.set(sum(topic.bytes for topic in backlog.topics))
         metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - oldest) / 1e6 if backlog.topics else 0)
+
+    def begun(self, topic: str, table: Identifier, snapshot_id: int) -> None:
+        """A topic has its first rows."""
+        said = {"topic": topic, "table": [*table.namespace, table.name], "snapshot_id": snapshot_id}
+        self._first_snapshots.append(said)
 
     def done(self, one: RoundReport) -> None:
         self.rounds += 1
@@ -81,6 +89,7 @@ class Report:
             "age_limit_ms": self.age_limit_ms,
             "last_round": self.last.as_document() if self.last else None,
             "stopped_topics": stopped,
+            "first_snapshots": list(self._first_snapshots),
         }
 
     @staticmethod
