@@ -9,7 +9,7 @@ Whoever has several of them at once calls `settle` with all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -49,7 +49,24 @@ class Acknowledging:
         return pb.AckResponse(request_id=asked.request_id).SerializeToString()
 
     def ack_batch(self, batch: Batch) -> None:
-        """Many acks at once."""
+        """Many acks at once. Those of one consumer, which are the rule, need no look at each."""
+        topic_name, subscription = batch.constant_value(TOPIC_NAME), batch.constant_value(SUBSCRIPTION)
+        if topic_name is None or subscription is None:
+            self._ack_rows(batch)
+            return
+        try:
+            self._ack_all(str(topic_name, "utf-8"), str(subscription, "utf-8"), batch.integers(OFFSET))
+        except errors.IcestreamError as error:
+            batch.fail_all(status_number(_failure(error)))
+        else:
+            batch.succeed_all()
+
+    def _ack_all(self, topic_name: str, subscription: str, offsets: Sequence[int]) -> None:
+        where, delivery = self._delivery(topic_name, subscription)
+        delivery.ack(ranges_of(offsets), delivery.generation)
+        self._consumers.acked(where, len(offsets))
+
+    def _ack_rows(self, batch: Batch) -> None:
         asked = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
         for row, error in enumerate(self.settle([Settled(*one) for one in asked])):
             if error is None:
@@ -71,12 +88,12 @@ class Acknowledging:
         acks: dict[Where, tuple[ShardDelivery, list[tuple[int, int]]]] = {}
         for one in batch:
             try:
-                where, delivery = self._delivery(one)
+                where, delivery = self._delivery(one.topic_name, one.subscription)
             except errors.IcestreamError as error:
                 outcomes.append(error)
                 continue
             outcomes.append(None)
-            ranges = [(one.offset, one.offset + 1)] if one.offset < limits.OFFSET_MAX else []
+            ranges = ranges_of([one.offset])
             if one.nack_delay_ms is None:
                 acks.setdefault(where, (delivery, []))[1].extend(ranges)
             else:
@@ -87,13 +104,28 @@ class Acknowledging:
             self._consumers.acked(where, len(ranges))
         return outcomes
 
-    def _delivery(self, one: Settled) -> tuple[Where, ShardDelivery]:
-        topic, part = find_place(self._broker.topics, one.topic_name)
-        found = topic.subscriptions.get(one.subscription)
+    def _delivery(self, topic_name: str, subscription: str) -> tuple[Where, ShardDelivery]:
+        topic, part = find_place(self._broker.topics, topic_name)
+        found = topic.subscriptions.get(subscription)
         if found is None:
-            raise unknown_subscription(topic.name, one.subscription)
+            raise unknown_subscription(topic.name, subscription)
         shard = part or 0
-        return (topic.record.id, shard, one.subscription), found.delivery(shard)
+        return (topic.record.id, shard, subscription), found.delivery(shard)
+
+
+def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Clients ack in the order in which they get their messages: many offsets are few ranges."""
+    found: list[tuple[int, int]] = []
+    start = end = -1
+    for offset in sorted(offsets):
+        if offset > end:
+            if start < end:
+                found.append((start, end))
+            start = offset
+        end = offset + 1
+    if start < end:
+        found.append((start, end))
+    return [(start, min(end, limits.OFFSET_MAX)) for start, end in found if start < limits.OFFSET_MAX]
 
 
 def _check(outcomes: list[errors.IcestreamError | None]) -> None:

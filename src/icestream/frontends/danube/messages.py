@@ -172,9 +172,10 @@ def messages_of(
     """Offset and bytes of the messages from `first_row` on."""
     offset = section.base_offset + first_row
     body = section.body if not first_row and rows == section.rows else select_rows(section.body, first_row, rows)
+    form = _Form(topic_name, address)
     for block in blocks_of(body):
         for row in _rows(block):
-            yield offset, _encode(row, offset, topic_name, address)
+            yield offset, form.encode(row, offset)
             offset += 1
 
 
@@ -191,25 +192,46 @@ def _rows(block: Block) -> Iterator[tuple[Value, ...]]:
     return zip(*columns, strict=True)
 
 
-def _encode(row: tuple[Any, ...], offset: int, topic_name: str, address: str) -> bytes:
-    payload, request_id, producer_id, publish_us, producer_name, key, schema_id, schema_version, headers = row
-    message = pb.StreamMessage(
-        request_id=max(request_id or 0, 0),
-        msg_id=pb.MsgID(
-            producer_id=max(producer_id or 0, 0), topic_name=topic_name, broker_addr=address, topic_offset=offset
-        ),
-        payload=payload or b"",
-        publish_time=max((publish_us or 0) // 1000, 0),
-        producer_name=producer_name or "",
-        attributes=headers or {},
-    )
-    if key is not None:
-        _put_key(message, key)
-    if schema_id is not None and schema_id >= 0:
-        message.schema_id = schema_id
-    if schema_version is not None and schema_version >= 0:
-        message.schema_version = schema_version
-    return message.SerializeToString()
+class _Form:
+    """The message that is filled in anew for each row: what it says again is not set again."""
+
+    def __init__(self, topic_name: str, address: str) -> None:
+        self._message = pb.StreamMessage(msg_id=pb.MsgID(topic_name=topic_name, broker_addr=address))
+        self._where = self._message.msg_id
+        self._producer: tuple[int | None, str | None] = (None, None)
+        self._is_plain = True
+
+    def encode(self, row: tuple[Any, ...], offset: int) -> bytes:
+        payload, request_id, producer_id, publish_us, producer_name, key, schema_id, schema_version, headers = row
+        message = self._message
+        message.request_id = max(request_id or 0, 0)
+        message.payload = payload or b""
+        message.publish_time = max((publish_us or 0) // 1000, 0)
+        self._where.topic_offset = offset
+        if self._producer != (producer_id, producer_name):
+            self._producer = (producer_id, producer_name)
+            self._where.producer_id = max(producer_id or 0, 0)
+            message.producer_name = producer_name or ""
+        is_plain = key is None and schema_id is None and schema_version is None and not headers
+        if not (is_plain and self._is_plain):
+            self._put_rest(key, schema_id, schema_version, headers or {})
+            self._is_plain = is_plain
+        return message.SerializeToString()
+
+    def _put_rest(
+        self, key: bytes | None, schema_id: int | None, schema_version: int | None, headers: Mapping[str, str]
+    ) -> None:
+        """What few messages have; and who has nothing of it must not have that of the one before."""
+        message = self._message
+        for name in ("routing_key", "schema_id", "schema_version", "attributes"):
+            message.ClearField(name)
+        message.attributes.update(headers)
+        if key is not None:
+            _put_key(message, key)
+        if schema_id is not None and schema_id >= 0:
+            message.schema_id = schema_id
+        if schema_version is not None and schema_version >= 0:
+            message.schema_version = schema_version
 
 
 def _put_key(message: pb.StreamMessage, key: bytes) -> None:
