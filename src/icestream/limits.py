@@ -331,6 +331,9 @@ SNAPSHOT_CHUNK_BYTES: Final = 256 * KIB
 SNAPSHOT_CHUNKS_WAITING_MAX: Final = 8
 # A learner that misses at most so many entries becomes a voter.
 LEARNER_BEHIND_MAX: Final = 1_000
+# Places of the log whose state hashes are remembered until all nodes have told theirs; nodes that are heard for each.
+STATE_HASHES_KEPT: Final = 16
+STATE_HASH_NODES_MAX: Final = 64
 # Between two looks of the leader at who should be a voter, and of a node at the others before there is a cluster.
 MEMBERSHIP_LOOK_SECONDS: Final = 0.2
 

@@ -6,7 +6,7 @@ Whatever changes something is done by the leader; another node that is asked pas
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from icestream.cluster.cluster_node import ClusterNode
 
 Document = dict[str, Any]
+DIGEST_BYTES: Final = 32
 
 
 class Calls:
@@ -28,6 +29,7 @@ class Calls:
         self.table = {
             "GetNodeInfo": self.get_node_info,
             "ClientWrite": self.client_write,
+            "StateHash": self.state_hash,
             "Join": self._by_leader("Join", self.join),
             "Promote": self._by_leader("Promote", self.promote),
             "Remove": self._by_leader("Remove", self.remove),
@@ -59,6 +61,13 @@ class Calls:
             raise errors.NotReady("this node does not lead", hint="ask the node that does")
         answer = await store.propose(asked.command, asked.client, asked.sequence)
         return {"answer": msgspec.msgpack.encode(answer)}
+
+    async def state_hash(self, given: Document) -> Document:
+        digest, index = given.get("hash"), given.get("index")
+        if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES or not isinstance(index, int):
+            raise errors.DecodeError("a StateHash without an index or a hash")
+        self._host.comparison.heard(wire.id_of(given, "node"), index, digest)
+        return {}
 
     # --- members ---
 

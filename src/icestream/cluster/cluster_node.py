@@ -27,6 +27,7 @@ from icestream.cluster.members import NodeRecord, decode_record, encode_record, 
 from icestream.cluster.node_info import ROLES, NodeInfo, from_document
 from icestream.cluster.peers import Peers
 from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
+from icestream.cluster.state_comparison import StateComparison
 from icestream.cluster.wire import Hello, Welcome
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb
@@ -78,6 +79,7 @@ class ClusterNode:
         self.open_calls = frozenset({"GetNodeInfo"})
         self.ticker: Ticker | None = None
         self._sender: SnapshotSender | None = None
+        self._comparison: StateComparison | None = None
         self._tasks = Tasks(self._task_failed)
         self._said = ""
 
@@ -128,6 +130,12 @@ class ClusterNode:
     @property
     def node(self) -> Node:
         return self.running.node
+
+    @property
+    def comparison(self) -> StateComparison:
+        if self._comparison is None:
+            raise errors.NotReady("this node is of no cluster yet", hint="it waits for the other seed nodes")
+        return self._comparison
 
     def info(self) -> NodeInfo:
         founder = eraftpb.decode_conf(self.identity.conf).voters
@@ -258,6 +266,8 @@ class ClusterNode:
         self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
         node.send, store.forward = self._send, self._forward
         node.on_members = self._members_changed
+        self._comparison = StateComparison(node, self.peers)
+        store.snapshots.on_taken = self._comparison.taken
         store.before_close, store.after_close = self._leave, self._end
         self.ticker = Ticker(self._clock, node.tick)
         node.tasks.start(self.ticker.run(), "metadata-ticks")

@@ -28,6 +28,8 @@ def refusal(command: cmd.Command) -> cmd.Rejected | None:
             reason = _compare(compare) or _write(cmd.PutWithTtl(compare.key, value, ttl_ms or 1))
         case cmd.AllocateMonotonicId(counter, count):
             reason = _allocate(counter, count)
+        case cmd.TakeSnapshot():
+            return None
         case cmd.ExpireTtlKeys(keys):
             reason = _expire(keys)
         case _:

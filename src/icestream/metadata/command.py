@@ -5,8 +5,9 @@ when the command is proposed; `client` and `sequence` make a repeat harmless, fo
 way at a time. A version that is not known is never skipped: the node stops, because the others may understand it.
 
 Seed 004's commands are Put, PutWithTTL, Delete, DeletePrefix, CompareAndSwap, AllocateMonotonicId and ExpireTTLKeys.
-Txn (hazard 10) is ours: all of `then` when every comparison holds, else all of `otherwise`; one revision, one batch of
-events. Its operations see those before them. bounds.py says which commands have a meaning at all.
+Txn (hazard 10) and TakeSnapshot are ours. A Txn is all of `then` when every comparison holds, else all of `otherwise`;
+one revision, one batch of events. Its operations see those before them. bounds.py says which commands have a meaning at
+all.
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class ExpireTtlKeys(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     keys: list[tuple[str, int]]
 
 
+class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="snapshot"):
+    """Changes nothing. Every node takes a snapshot of the state right here, so that their SHA-256 can be compared."""
+
+
 Operation = Put | PutWithTtl | Delete | DeletePrefix
 
 
@@ -97,7 +102,9 @@ class Txn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     otherwise: list[Operation] = []
 
 
-Command = Put | PutWithTtl | Delete | DeletePrefix | CompareAndSwap | AllocateMonotonicId | ExpireTtlKeys | Txn
+Command = (
+    Put | PutWithTtl | Delete | DeletePrefix | CompareAndSwap | AllocateMonotonicId | ExpireTtlKeys | Txn | TakeSnapshot
+)
 
 COUNTERS: Final = "/counters/"
 

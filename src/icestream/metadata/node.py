@@ -91,6 +91,7 @@ class Node:
         self.on_leading: Callable[[bool], None] = lambda _: None
         self.on_members: Callable[[], None] = lambda: None
         self.request_snapshot: Callable[[], None] = lambda: None
+        self.on_snapshot_mark: Callable[[], None] = lambda: None  # the state is that of a TakeSnapshot
         self._term = core.status()["term"]
         self._role: int = Role.FOLLOWER
         self._new_term_write = 0  # the ready that brought the present term, while it is not synced
@@ -279,8 +280,6 @@ class Node:
     def _send_free(self, messages: list[Message]) -> list[Message]:
         """What depends on no write does not wait for a slow disk (trap 3); the others are left."""
         free = [message for message in messages if eraftpb.depends_on_no_write(message.data)]
-        if not free:
-            return messages
         self.send(free)
         return [message for message in messages if message not in free]
 
@@ -367,10 +366,13 @@ class Node:
             self._set_conf(self._core.apply_conf(entry.kind, entry.data))
             answer = cmd.Done(self.machine.revision)
         elif entry.data:
-            answer, events = self.machine.apply(cmd.decode_envelope(entry.data))
+            envelope = cmd.decode_envelope(entry.data)
+            answer, events = self.machine.apply(envelope)
             self.hub.publish(events)
             work = len(events) or 1
         self.applied_index, self.applied_term = entry.index, entry.term
+        if entry.data and entry.kind == eraftpb.NORMAL and isinstance(envelope.command, cmd.TakeSnapshot):
+            self.on_snapshot_mark()
         self._proposals.applied(entry, answer)
         if not self.leads and self._role == Role.LEADER and entry.term == self._term:
             # everything before it is applied too
@@ -447,10 +449,8 @@ class Node:
             self._stop(error)
 
     def _failed(self, error: BaseException) -> None:
-        if isinstance(error, errors.IcestreamError):
-            self._stop(error)
-        else:
-            self._stop(errors.LogStopped(f"the metadata store stops: {error!r}", hint="start the node again"))
+        stopped = errors.LogStopped(f"the metadata store stops: {error!r}", hint="start the node again")
+        self._stop(error if isinstance(error, errors.IcestreamError) else stopped)
 
     def _task_failed(self, error: BaseException) -> None:
         self._loop.call_exception_handler({"message": "a task of the metadata store failed", "exception": error})

@@ -66,6 +66,8 @@ class NodeStore(MetadataStore):
         node.on_applied = self._applied
         node.on_leading = self._lead
         node.request_snapshot = snapshots.request
+        node.on_snapshot_mark = snapshots.begin_at_mark
+        snapshots.propose = self.propose
 
     @property
     def is_ready(self) -> bool:

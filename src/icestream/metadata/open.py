@@ -16,7 +16,7 @@ from icestream.metadata.log_recovery import RecoveredLog, recover
 from icestream.metadata.log_store import LogStore
 from icestream.metadata.node import Node
 from icestream.metadata.node_store import NodeStore
-from icestream.metadata.snapshot_task import SnapshotTask
+from icestream.metadata.snapshot_task import Every, SnapshotTask
 from icestream.metadata.solo_core import SoloCore
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory
@@ -35,6 +35,7 @@ class MetadataOptions:
     node_id: int = 1  # of a new log; later the log knows it
     log_file_bytes: int = limits.METADATA_LOG_FILE_BYTES
     snapshot_every_bytes: int = limits.METADATA_SNAPSHOT_EVERY_BYTES_MIN
+    snapshot_every_entries: int = 0  # 0: by size alone
     inline_sync_below_us: int = limits.INLINE_SYNC_BELOW_US_DEFAULT
 
     @property
@@ -76,7 +77,9 @@ class OpenedMetadata:
         core = make_core(recovered, identity.node_id, conf, core_factory)
         name = self._randomness.token(16)
         node = Node(recovered.machine, core, self.log, self._clock, self._options.command_bytes_max, conf, name)
-        snapshots = SnapshotTask(node, core, self.log, self._held[0], self._options.snapshot_every_bytes)
+        options = self._options
+        every = Every(options.snapshot_every_bytes, options.snapshot_every_entries)
+        snapshots = SnapshotTask(node, core, self.log, self._held[0], every)
         store = NodeStore(node, snapshots, self._clock, identity, recovered.report, self._held, name)
         node.start()
         return store

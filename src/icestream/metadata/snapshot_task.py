@@ -1,5 +1,9 @@
 """Takes snapshots when the log has grown enough, a slice at a time, while commands go on being applied (hazard 28).
 
+Nodes of a cluster take theirs at the same place of the log, where the leader has put a TakeSnapshot, so that they can
+compare the SHA-256 of their states (cluster/state_hashes.py). A node that hears of none takes its own when the log is
+twice as long as it should be.
+
 A snapshot that fails (a full disk) costs nothing but its attempt: the log stays as long as it is, and the next attempt
 comes when it has grown further.
 """
@@ -7,30 +11,51 @@ comes when it has grown further.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 from icestream import errors, limits
+from icestream.metadata import command as cmd
 from icestream.metadata.core import Core
-from icestream.metadata.log_store import LogStore
+from icestream.metadata.log_store import LogMark, LogStore
 from icestream.metadata.node import Node
 from icestream.metadata.snapshot import Frozen
-from icestream.metadata.snapshot_file import SnapshotHead, SnapshotWriter
+from icestream.metadata.snapshot_file import SnapshotHead, SnapshotWriter, snapshot_digest
 from icestream.observability.log import get_logger
 from icestream.runtime.tasks import Offload
 
 _log = get_logger("metadata")
 
 
+class Every(NamedTuple):
+    """When a snapshot is due: what the log has grown by. Zero entries: by bytes alone."""
+
+    size_bytes: int
+    entries: int = 0
+
+
+class Moment(NamedTuple):
+    """The state of one index, held still."""
+
+    frozen: Frozen
+    head: SnapshotHead
+    mark: LogMark
+    installs: int
+
+
 class SnapshotTask:
-    def __init__(self, node: Node, core: Core, log: LogStore, offload: Offload, every_bytes: int) -> None:
+    def __init__(self, node: Node, core: Core, log: LogStore, offload: Offload, every: Every) -> None:
         self._node = node
         self._core = core
         self._log = log
         self._offload = offload
-        self._every_bytes = every_bytes
+        self._every = every
         self._next_try_bytes = 0
-        self._running = self._wanted = False
+        self._running = self._wanted = self._asking = False
         self._task: asyncio.Task[None] | None = None
+        self.propose: Callable[[cmd.Command], Awaitable[cmd.Answer]] = _nobody
+        self.on_taken: Callable[[int, bytes], None] = lambda index, digest: None
 
     def request(self) -> None:
         """As soon as one can be begun, whatever the size of the log."""
@@ -39,19 +64,51 @@ class SnapshotTask:
 
     def look(self) -> None:
         """Called after each slice of applied commands."""
-        if self._running or not self._node.is_ready or self._log.plan.planned_bytes < self._next_try_bytes:
+        node = self._node
+        if self._running or not node.is_ready or self._log.plan.planned_bytes < self._next_try_bytes:
             return
-        is_due = self._wanted or self._log.is_snapshot_due(self._every_bytes)
-        if is_due and self._node.applied_index > self._log.covered_index:
-            self._running, self._wanted = True, False
-            self._task = self._node.tasks.start(self._run(), "metadata-snapshot")
+        if node.applied_index == self._log.covered_index:
+            return
+        if self._wanted or self._is_due(1 if node.is_alone else 2):
+            self._wanted = False
+            self._begin()
+        elif node.leads and not self._asking and self._is_due(1):
+            self._asking = True
+            node.tasks.start(self._ask(), "metadata-snapshot-mark")
 
-    async def _run(self) -> None:
+    def _is_due(self, times: int) -> bool:
+        entries = self._node.applied_index - self._log.covered_index
+        if self._every.entries and entries >= times * self._every.entries:
+            return True
+        return self._log.is_snapshot_due(times * self._every.size_bytes)
+
+    async def _ask(self) -> None:
+        """All nodes, this one too, begin theirs when they apply it."""
         try:
-            await self.take()
+            await self.propose(cmd.TakeSnapshot())
+        except errors.IcestreamError as error:
+            _log.debug("a common snapshot was not asked for", error=str(error))
+        finally:
+            self._asking = False
+
+    def begin_at_mark(self) -> None:
+        """The state is that of a TakeSnapshot. One that is met while the log is read again is history."""
+        if not self._running and self._node.is_ready:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._running = True
+        moment = self._freeze()
+        self._task = self._node.tasks.start(self._run(moment), "metadata-snapshot")
+        # also when it was cancelled before its first step
+        self._task.add_done_callback(lambda _: moment.frozen.end())
+
+    async def _run(self, moment: Moment) -> None:
+        try:
+            await self._take(moment)
         except OSError as error:
             _log.warning("a snapshot of the metadata store failed", error=str(error))
-            self._next_try_bytes = self._log.plan.planned_bytes + self._every_bytes // 4
+            self._next_try_bytes = self._log.plan.planned_bytes + self._every.size_bytes // 4
         finally:
             self._running = False
 
@@ -70,10 +127,16 @@ class SnapshotTask:
 
     async def take(self) -> None:
         """A snapshot of the state as it is now."""
+        await self._take(self._freeze())
+
+    def _freeze(self) -> Moment:
         node = self._node
-        index, conf, mark, installs = node.applied_index, node.conf, self._log.mark(), node.installs
-        head = SnapshotHead(index, node.applied_term, self._log.log_id, conf)
-        frozen = Frozen(node.machine)
+        head = SnapshotHead(node.applied_index, node.applied_term, self._log.log_id, node.conf)
+        return Moment(Frozen(node.machine), head, self._log.mark(), node.installs)
+
+    async def _take(self, moment: Moment) -> None:
+        frozen, head, mark, installs = moment
+        node = self._node
         try:
             writer = await self._log.begin_snapshot(head)
             try:
@@ -90,11 +153,16 @@ class SnapshotTask:
         finally:
             frozen.end()
         if node.installs == installs:
-            self._core.snapshot(index, conf, self._log.snapshots[0].descriptor)
-            self._core.compact(index if node.is_alone else max(index - limits.METADATA_TRAIL_ENTRIES, 0))
+            self._core.snapshot(head.index, head.conf, self._log.snapshots[0].descriptor)
+            self._core.compact(head.index if node.is_alone else max(head.index - limits.METADATA_TRAIL_ENTRIES, 0))
+            self.on_taken(head.index, snapshot_digest(self._log.snapshots[0].name))
 
     async def _write(self, frozen: Frozen, writer: SnapshotWriter) -> None:
         for data in frozen.slices():
             if data:
                 await self._offload.run(partial(writer.add, data))
             await asyncio.sleep(0)
+
+
+async def _nobody(command: cmd.Command) -> cmd.Answer:
+    raise errors.NotReady("nobody takes proposals yet")

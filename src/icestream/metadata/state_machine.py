@@ -105,6 +105,8 @@ class StateMachine:
                 return self._allocate(cmd.COUNTERS + counter, count)
             case cmd.ExpireTtlKeys(keys):
                 return self._change([cmd.Delete(key) for key, revision in keys if self._is_due(key, revision)])
+            case cmd.TakeSnapshot():
+                return self._change([])
             case _:
                 return self._change([command])
 

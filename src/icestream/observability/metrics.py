@@ -215,6 +215,8 @@ RAFT_MESSAGES = TickCounters(
 )
 RAFT_DROPPED = TickCounter("icestream_raft_dropped_messages_total", "Messages to nodes that were away or too slow.")
 RAFT_SNAPSHOT_BYTES = TickCounter("icestream_raft_snapshot_sent_bytes_total", "Bytes of snapshots sent to others.")
+RAFT_STATES_COMPARED = TickCounter("icestream_raft_states_compared_total", "State hashes compared with other nodes.")
+RAFT_STATES_DIFFERENT = TickCounter("icestream_raft_states_different_total", "Comparisons that found a difference.")
 METADATA_REVISION = Reading("icestream_metadata_revision", "The revision of the metadata store.")
 METADATA_KEYS = Reading("icestream_metadata_keys", "Keys in the metadata store.")
 METADATA_BYTES = Reading("icestream_metadata_bytes", "Bytes of keys and values in the metadata store.")

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
+from icestream.metadata import command as cmd
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.snapshot import encode_snapshot
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
@@ -73,6 +75,38 @@ async def test_a_node_that_was_away_for_long_gets_a_snapshot(
         assert again.node.installs == 1
         await again.node.until(lambda: again.node.applied_index >= three.leader.node.applied_index)
     assert encode_snapshot(again.node.machine) == encode_snapshot(three.leader.node.machine)
+
+
+async def test_nodes_take_their_snapshots_at_one_place_and_compare_them(three: ClusterNodes) -> None:
+    await three.leader.running.put("/a", b"x")
+    async with asyncio.timeout(SECONDS):
+        await three.leader.running.submit(cmd.TakeSnapshot())
+        for node in three.nodes.values():
+            await node.node.until(lambda node=node: node.comparison.hashes.compared >= 1)  # type: ignore[misc]
+    infos = [node.info() for node in three.nodes.values()]
+    assert len({(info.snapshot_index, info.snapshot_digest) for info in infos}) == 1
+    assert infos[0].snapshot_digest
+    assert all(node.running.stopped is None for node in three.nodes.values())
+
+
+async def test_a_node_with_another_state_than_the_majority_stops_and_the_others_go_on(three: ClusterNodes) -> None:
+    wrong = three.followers[0]
+    await three.leader.running.put("/a", b"x")
+    await wrong.node.until(lambda: wrong.node.machine.get("/a") is not None)
+    entries = wrong.node.machine.entries
+    entries["/a"] = msgspec.structs.replace(entries["/a"], value=b"y")
+    async with asyncio.timeout(SECONDS):
+        await three.leader.running.submit(cmd.TakeSnapshot())
+        with pytest.raises(errors.LogStopped, match="is not the one of the other nodes"):
+            await wrong.node.until(lambda: False)
+        assert await three.leader.running.put("/b", b"") > 0
+    assert sum(node.running.stopped is None for node in three.nodes.values()) == 2
+
+
+async def test_a_hash_that_is_none_is_refused(three: ClusterNodes) -> None:
+    for given in ({}, {"index": 1, "hash": b"short"}, {"index": "1", "hash": bytes(32)}, {"index": 1, "hash": "text"}):
+        with pytest.raises(errors.DecodeError, match="StateHash"):
+            await three.leader.calls["StateHash"]({"node": "1", **given})
 
 
 async def test_more_nodes_join_as_learners_and_two_of_them_make_five_voters(three: ClusterNodes) -> None:
