@@ -28,6 +28,7 @@ class PaperBroker:
         self.names: dict[int, str] = {}
         self.synced: dict[tuple[int, int], int] = {}
         self.floors: dict[tuple[int, int], int] = {}
+        self.begins: dict[tuple[int, int], int] = {}  # the first offset that the log still has
         self.gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.policies: dict[int, dict[str, str]] = {}
         self.held: dict[str, list[int]] = {}
@@ -45,10 +46,10 @@ class PaperBroker:
         topics = [self._topic(topic_id) for topic_id in self.names]
         waiting = [topic for topic in topics if topic.rows]
         stretches = [
-            Stretch(topic.topic_id, one.shard, one.epoch, 0, one.synced, 100 * one.synced, 4096)
+            Stretch(topic.topic_id, one.shard, one.epoch, begin, one.synced, 100 * one.synced, 4096)
             for topic in waiting
             for one in topic.shards
-            if one.synced
+            if (begin := self.begins.get((topic.topic_id, one.shard), 0)) < one.synced
         ]
         files = [LogFile(1, 100_000, [(4096, 1)], stretches)] if waiting else []
         return Backlog("paper", "/nowhere", "", "", waiting, files, lsn=1)

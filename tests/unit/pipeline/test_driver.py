@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 from pyiceberg.table import StaticTable
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
+from icestream.runtime.clock import SimulatedClock
 from tests.support.paper_pipeline import PaperPipeline
 
 pytestmark = pytest.mark.asyncio
@@ -104,6 +105,28 @@ async def test_a_topic_whose_table_was_taken_away_stops_alone(pipeline: PaperPip
     (stopped,) = pipeline.driver.report.as_document()["stopped_topics"]
     assert stopped["topic"] == "/default/t1"
     assert "icestream lake adopt" in stopped["hint"]
+
+
+async def test_a_shard_that_cannot_go_on_does_not_hold_up_the_others_of_its_topic(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    pipeline = PaperPipeline(tmp_path / "warehouse", clock=clock)
+    for shard in (0, 1):
+        pipeline.broker.publish(1, 3, shard)
+    await pipeline.round()
+    for shard in (0, 1):
+        pipeline.broker.publish(1, 4, shard)
+    pipeline.broker.begins[1, 1] = 5  # the table ends at 3
+    await pipeline.round()
+    assert pipeline.broker.floors == {(1, 0): 7, (1, 1): 3}
+    assert await offsets(pipeline, "t1") == upto(7) + upto(3, 1)
+    await pipeline.round()
+    (stopped,) = pipeline.driver.report.as_document()["stopped_topics"]
+    assert "shard 1: the table ends at 3, the log goes on at 5" in stopped["reason"], "nothing else of it waits"
+    del pipeline.broker.begins[1, 1]
+    clock.advance(limits.TOPIC_HALT_SECONDS)
+    await pipeline.round()
+    assert await offsets(pipeline, "t1") == upto(7) + upto(7, 1)
+    await pipeline.close()
 
 
 async def test_partitions_follow_the_policy(pipeline: PaperPipeline) -> None:
