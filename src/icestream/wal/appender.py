@@ -28,7 +28,7 @@ from icestream.model.shard import Gap
 from icestream.model.sync_mode import SyncMode
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.index import FileIndex
+from icestream.wal.index import MARK_BYTES, FileIndex
 from icestream.wal.log_file import SEAL_POSITION, Seal, encode_seal
 from icestream.wal.producers import Duplicate
 from icestream.wal.state import LogState, Shard
@@ -83,7 +83,6 @@ class OpenFile:
     capacity: int
     first_lsn: int = 0
     position: int = wire.RECORDS_START
-    mark_due: int = wire.RECORDS_START  # the next record at or behind this position becomes a mark
     index: FileIndex = field(default_factory=FileIndex)
 
     @property
@@ -116,6 +115,8 @@ class _InFlight:
 # What a section costs beside its blocks: its entry, padding, and at most one new shard and one new point in the footer.
 _SECTION_COST = wire.ENTRY_BYTES + wire.ALIGN + wire.ENTRY_BYTES + 32 + 24
 _RECORD_COST = wire.HEADER_BYTES
+# A record may become the first mark of the footer.
+_MARK_COST = wire.ENTRY_BYTES + MARK_BYTES
 # A shard adds at most its messages, its topic's name and a promise to a record, and two sections to the footer, which
 # is a record too: so a file is full when its footer could not hold another record's shards.
 _SHARDS_MAX = limits.RECORD_SECTIONS_MAX // 8
@@ -275,12 +276,12 @@ class Appender:
         return self._section_cost + 2 * (wire.ENTRY_BYTES + wire.ALIGN + 8 + limits.TOPIC_NAME_BYTES_MAX)
 
     def _record_limit(self) -> int:
-        room = 0 if self.file is None else self.file.room - _RECORD_COST - self._align
+        room = 0 if self.file is None else self.file.room - _RECORD_COST - _MARK_COST - self._align
         return min(limits.RECORD_BYTES_TARGET - _RECORD_COST - self._align, room)
 
     def _make_room(self, cost: int) -> bool:
         """Whether the present file has room for a record of one batch, after a rotation if need be."""
-        needed = cost + _RECORD_COST + self._align
+        needed = cost + _RECORD_COST + _MARK_COST + self._align
         if self.file is not None and self.file.room >= needed:
             return True
         if self.next_file is None or self.next_file.room < needed:
@@ -309,9 +310,8 @@ class Appender:
         )
         self.state.lsn = lsn
         ticket = self._plan(file.number, file.position, data, sync=needs_sync)
-        if file.position >= file.mark_due:
-            file.index.marks.append((file.position, lsn))
-            file.mark_due = file.position + limits.MARK_STRIDE_BYTES
+        if file.position >= file.index.mark_due:
+            file.index.mark(file.position, lsn)
         file.position += len(data)
         record = _InFlight(ticket, lsn, len(data), file.number, file.position, needs_sync, ends, promises)
         self._unreleased.append(record)

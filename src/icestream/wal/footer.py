@@ -7,7 +7,7 @@ from icestream.model.shard import ShardKey
 from icestream.runtime.files import File
 from icestream.wal import format as wire
 from icestream.wal import notes
-from icestream.wal.index import FileIndex, decode_index, index_entries
+from icestream.wal.index import FileIndex, decode_index, decode_marks, index_entries
 from icestream.wal.log_file import Seal
 from icestream.wal.scan import scan_records
 
@@ -37,6 +37,8 @@ def _decode(data: bytes, header: wire.Header) -> FileIndex:
             index.add_topic(notes.decode_topic(entry, body))
         elif entry.kind == wire.SectionKind.INDEX:
             index.shards[ShardKey(entry.topic_id, entry.shard)] = decode_index(entry, body)
+        elif entry.kind == wire.SectionKind.MARKS:
+            index.marks = decode_marks(body)
     return index
 
 
@@ -50,6 +52,7 @@ def rebuild_footer(file: File, seal: Seal) -> FileIndex:
             hint="icestream wal inspect shows it; icestream wal repair declares what is lost",
         )
     index = FileIndex()
+    index.mark_records(records)
     for found in records:
         add_record(index, data, found[0] - wire.RECORDS_START, found[0], found[7])
     return index

@@ -147,6 +147,7 @@ class SectionKind(IntEnum):
     EPOCHS = 37
     # only in footers
     INDEX = 48
+    MARKS = 49
 
 
 # What this version writes and applies. The others have their numbers, and a log that holds one is another version's.

@@ -12,6 +12,10 @@ Its body:
     32  i64  base_offset[point_count]        of the section at a point
     ..  i64  running_max_time[point_count]   highest append_time_us of the shard in this file before that section
     ..  u32  position[point_count]           of its section entry
+A MARKS section follows (OPTIONAL: whoever does not know it begins at the first record). rows is the number of marks,
+its body for each of them
+    0   u64  lsn                             of a record where a reader of the whole file may begin, about every MiB
+    8   u64  position
 A point is made for the first section of a shard, then at most one per 64 KiB of its own bytes (hazard 20). Between two
 points the sections of a shard are chained backwards by `previous`, so a reader finds each of them without looking at
 any other shard's bytes. Running maxima make a search by time right even when the clock went back (hazard 32).
@@ -22,16 +26,19 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from icestream import errors, limits
 from icestream.model.shard import ShardKey, Topic
-from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, Entry, Section, SectionKind, padded
+from icestream.wal.format import ENTRY_BYTES, HEADER_BYTES, OPTIONAL, Entry, Section, SectionKind, padded
 from icestream.wal.notes import topic_section
 
 _HEAD = struct.Struct("<qQIIq")
 _POINT_BYTES = 20
+_MARK = struct.Struct("<QQ")
+MARK_BYTES: Final = _MARK.size
 _TIME_MIN = -(2**63)
 
 
@@ -93,10 +100,11 @@ class ShardIndex:
 class FileIndex:
     """Every shard of one file, and how large the footer would be if the file were sealed now."""
 
-    __slots__ = ("footer_bytes", "marks", "shards", "topics")
+    __slots__ = ("footer_bytes", "mark_due", "marks", "shards", "topics")
 
     def __init__(self) -> None:
-        self.marks: list[tuple[int, int]] = []  # (position, lsn) of records, about every MiB; none when it was found
+        self.marks: list[tuple[int, int]] = []  # (position, lsn) of records, about every MiB
+        self.mark_due = 0  # the next record at or behind this position becomes one
         self.shards: dict[ShardKey, ShardIndex] = {}
         self.topics: dict[int, Topic] = {}
         self.footer_bytes = HEADER_BYTES
@@ -125,6 +133,18 @@ class FileIndex:
         points = len(shard.positions)
         self.footer_bytes += padded(_POINT_BYTES * points) - padded(_POINT_BYTES * (points - 1))
 
+    def mark(self, position: int, lsn: int) -> None:
+        """A reader may begin at this record."""
+        self.footer_bytes += MARK_BYTES if self.marks else ENTRY_BYTES + MARK_BYTES
+        self.marks.append((position, lsn))
+        self.mark_due = position + limits.MARK_STRIDE_BYTES
+
+    def mark_records(self, records: Sequence[tuple[int, ...]]) -> None:
+        """The same for those that a scan has found, (position, lsn, …) in the order of their positions."""
+        at = 0
+        while (at := bisect_left(records, self.mark_due, at, key=_position)) < len(records):
+            self.mark(records[at][0], records[at][1])
+
     def live_bytes(self) -> dict[int, int]:
         """Bytes per topic."""
         found: dict[int, int] = {}
@@ -135,7 +155,23 @@ class FileIndex:
     def sections(self) -> list[Section]:
         """The footer's sections."""
         topics = [topic_section(topic) for _, topic in sorted(self.topics.items())]
-        return topics + [_index_section(key, shard) for key, shard in sorted(self.shards.items())]
+        shards = [_index_section(key, shard) for key, shard in sorted(self.shards.items())]
+        return topics + shards + ([_marks_section(self.marks)] if self.marks else [])
+
+
+def _position(record: tuple[int, ...]) -> int:
+    return record[0]
+
+
+def _marks_section(marks: Sequence[tuple[int, int]]) -> Section:
+    body = b"".join(_MARK.pack(lsn, position) for position, lsn in marks)
+    return Section(0, 0, SectionKind.MARKS, OPTIONAL, 0, 0, 0, len(marks), 0, body)
+
+
+def decode_marks(body: bytes) -> list[tuple[int, int]]:
+    if len(body) % MARK_BYTES:
+        raise errors.DecodeError("marks are cut off")
+    return [(position, lsn) for lsn, position in _MARK.iter_unpack(body)]
 
 
 def _index_section(key: ShardKey, shard: ShardIndex) -> Section:

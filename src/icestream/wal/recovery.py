@@ -268,6 +268,7 @@ class Replay:
     def _apply(self, data: bytes, records: Sequence[tuple[int, ...]]) -> FileIndex:
         """Applies the records behind the checkpoint; the index of all of them."""
         index = FileIndex()
+        index.mark_records(records)
         plain = PlainRecords(self.state, index, self.covered)
         for found in records:
             position, lsn, kind = found[0], found[1], found[2]

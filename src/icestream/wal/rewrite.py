@@ -42,6 +42,8 @@ class Copy:
             at += wire.ENTRY_BYTES
         data = wire.encode_record(kind, lsn, self.number, synced_through, time_us, self.position, wire.ALIGN, placed)
         add_record(self.index, data, 0, self.position, len(placed))
+        if self.position >= self.index.mark_due:
+            self.index.mark(self.position, lsn)
         self.parts.append(data)
         self.position += len(data)
         self.first_lsn = self.first_lsn or lsn

@@ -131,10 +131,18 @@ async def test_a_file_has_marks_along_its_way(monkeypatch: pytest.MonkeyPatch) -
         await publish(log, A, bytes(3000))
     held = await check(machine, log)
     assert all(len(file.marks) >= 4 for file in held.files[:-1])
+    marks = [file.marks for file in held.files]
     await machine.kill()
     log = await machine.start()
     held = await check(machine, log)
-    assert [len(file.marks) for file in held.files] == [1] * len(held.files), "found: from its first record on"
+    assert [file.marks for file in held.files] == marks, "found by the scan of a start"
+    for _ in range(limits.CHECKPOINTS_KEPT):
+        await log.checkpoint()
+    await log.close()
+    log = await machine.start()
+    assert log.report.records_scanned == 0
+    held = await check(machine, log)
+    assert [file.marks for file in held.files] == marks, "and by the footers alone"
 
 
 async def test_a_gap_is_no_message_and_is_told() -> None:

@@ -47,7 +47,7 @@ def sealed_file(batches: list[list[tuple[int, int, bytes]]]) -> tuple[SimulatedF
 
 def told(index: FileIndex) -> object:
     """Everything a reader can learn from an index."""
-    return index.topics, {
+    return index.topics, index.marks, {
         key: (
             shard.first_offset, shard.end_offset, shard.epoch, shard.append_time_us, shard.max_time_us,
             shard.own_bytes, shard.last_position, shard.base_offsets, shard.running_max, shard.positions,
