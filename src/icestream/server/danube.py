@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from icestream.broker.service import Broker
 from icestream.runtime.clock import SystemClock
+from icestream.server.advertised import advertised_address
 from icestream.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from icestream.frontends.danube.schemas import Schemas
     from icestream.frontends.danube.service import DanubeService
     from icestream.frontends.danube.tls import TlsFiles
-
-_WILDCARDS: Final = ("0.0.0.0", "::")
 
 
 class DanubeListeners:
@@ -110,7 +108,4 @@ def _tls(settings: Settings) -> TlsFiles | None:
 
 
 def _address(settings: Settings, port: int) -> str:
-    host = settings.danube.advertised_host or settings.node.bind_host
-    if host in _WILDCARDS:
-        host = socket.gethostname()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return advertised_address(settings, port, settings.danube.advertised_host)

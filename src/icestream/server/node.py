@@ -40,6 +40,7 @@ from icestream.runtime import local_socket
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.server.advertised import advertised_address
 from icestream.server.danube import DanubeListeners
 from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.surroundings import Surroundings
@@ -108,7 +109,7 @@ class Node:
 
     def _place(self) -> Place:
         """Where tasks of the pipeline find the log. The token is made anew by each start."""
-        address = f"{self.settings.node.bind_host}:{self.around.http.port}"
+        address = advertised_address(self.settings, self.around.http.port)
         return Place(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
 
     def _fail(self, error: errors.IcestreamError) -> None:

@@ -22,8 +22,7 @@ class Danube(Section):
     )
     advertised_host: Annotated[str, text.HOST] | None = Field(
         default=None,
-        description="Host that clients are told to connect to. Unset: `node.bind_host`, or the name of this machine "
-        "where that is every address.",
+        description="Host that clients of Danube are told to connect to. Unset: `node.advertised_host`.",
     )
     max_message_bytes: Annotated[int, units.size(1, limits.MESSAGE_BYTES_MAX)] = Field(
         default=limits.DANUBE_MESSAGE_BYTES_MAX_DEFAULT,

@@ -38,6 +38,12 @@ class Node(Section):
         description="Address that all ports listen on. The default is reachable from this machine only, because there "
         "is no authentication yet.",
     )
+    advertised_host: Annotated[str, text.HOST] | None = Field(
+        default=None,
+        description="Host that other machines are told to connect to: clients of Danube, and the executors of a Spark "
+        "cluster, which read the log from here. Unset: `bind_host`, or the name of this machine where that is every "
+        "address.",
+    )
     allow_insecure_bind: StrictBool = Field(
         default=False,
         description="Allow a `bind_host` that other machines can reach although nobody has to authenticate: whoever "

@@ -1,0 +1,53 @@
+"""What others are told to connect to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream.model.written import TaskError
+from icestream.pipeline.log_bytes.places import LogOwner
+from icestream.pipeline.round_plan import LogSource
+from icestream.server.advertised import advertised_address
+from tests.support.node_settings import node_settings
+from tests.unit.frontends.test_admin_calls import operated
+from tests.unit.frontends.test_pipeline_calls import backlog_of
+
+
+@pytest.mark.parametrize(
+    ("node", "own", "told"),
+    [
+        ({}, None, "127.0.0.1:9040"),
+        ({"bind_host": "::1"}, None, "[::1]:9040"),
+        ({"advertised_host": "broker.example"}, None, "broker.example:9040"),
+        ({"advertised_host": "2001:db8::5"}, None, "[2001:db8::5]:9040"),
+        ({"advertised_host": "broker.example"}, "danube.example", "danube.example:9040"),
+        ({"bind_host": "0.0.0.0", "advertised_host": "10.0.0.5", "allow_insecure_bind": True}, None, "10.0.0.5:9040"),
+        ({"bind_host": "::", "allow_insecure_bind": True}, None, f"{socket.gethostname()}:9040"),
+    ],
+)
+def test_an_address_is_one_that_others_can_use(
+    tmp_path: Path, node: dict[str, Any], own: str | None, told: str
+) -> None:
+    assert advertised_address(node_settings(tmp_path, node=node), 9040, own) == told
+
+
+@pytest.mark.asyncio
+async def test_a_task_elsewhere_reads_the_log_from_the_advertised_host(tmp_path: Path) -> None:
+    async with operated(tmp_path / "data", node={"advertised_host": "localhost"}) as ask:
+        await ask("create_topic", topic="/default/orders")
+        await ask.publish(5)
+        found = await backlog_of(ask)
+        assert found.address == f"localhost:{ask.node.around.http.port}"
+        (file,) = found.files
+        await ask("pipeline_lease", lease="r1", epoch=1, files=[file.number], ttl_ms=60_000)
+        owner = LogOwner(LogSource(found.log_id, "", found.address, found.token, "r1"))
+        position, _ = file.marks[0]
+        data = await asyncio.to_thread(owner.read, file.number, position, file.end)
+        owner.close()
+        assert not isinstance(data, TaskError), data
+        assert len(data) == file.end - position
