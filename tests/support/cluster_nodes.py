@@ -7,6 +7,7 @@ from pathlib import Path
 
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
+from icestream.cluster.tls import PeerTls
 from icestream.metadata.open import MetadataOptions, open_directory
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -16,8 +17,9 @@ SECONDS = 30.0
 
 
 class ClusterNodes:
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, tls: PeerTls | None = None) -> None:
         self.folder = folder
+        self._tls = tls
         self.ports = free_ports(count)
         self.seeds = tuple(f"127.0.0.1:{port}" for port in self.ports)
         self.nodes: dict[int, ClusterNode] = {}
@@ -32,6 +34,8 @@ class ClusterNodes:
             seeds=() if join else (self.seeds if seeds is None else seeds),
             join=join,
             record=NodeRecord(f"node-{number}", ""),
+            server_context=None if self._tls is None else self._tls.server_context(),
+            client_context=None if self._tls is None else self._tls.client_context(),
         )
         node = await ClusterNode.start(opened, options, clock, SystemRandomness())
         self.nodes[number] = node
