@@ -584,6 +584,9 @@ SCAN_FOOTERS_MAX: Final = 512
 # Manifests that are held as lists of files, a few hundred bytes for each; and tables whose files are known.
 SCAN_MANIFESTS_MAX: Final = 4_096
 SCAN_VIEWS_MAX: Final = 1_024
+# How long a table in another catalog, which tells nobody of changes, is believed to be what it was: rows that an engine
+# deletes there are handed out for so long, and each table that is read costs the catalog one question in that time.
+SCAN_FOREIGN_VIEW_SECONDS: Final = 5.0
 # Decoded row groups that were read lately: a minute of one topic at a hundred megabytes in a minute.
 GROUP_CACHE_BYTES_DEFAULT: Final = 128 * MIB
 GROUP_CACHE_TTL_MS_DEFAULT: Final = 60_000

@@ -32,13 +32,18 @@ class PipelineRun:
     def uri(self) -> str:
         return f"http://127.0.0.1:{self._run.lake_port}"
 
-    def produce(self, topic: str, count: int) -> None:
-        """Payloads 0, 1, …"""
+    @property
+    def address(self) -> str:
+        """Of its native port."""
         found = re.search(r"native (127\.0\.0\.1:\d+)", self._run.said)
         assert found is not None, self._run.said
+        return found[1]
+
+    def produce(self, topic: str, count: int) -> None:
+        """Payloads 0, 1, …"""
         lines = "".join(f"{number}\n" for number in range(count))
         done = subprocess.run(
-            [*COMMAND, "produce", topic, "--address", found[1]],
+            [*COMMAND, "produce", topic, "--address", self.address],
             input=lines,
             text=True,
             capture_output=True,
@@ -56,6 +61,18 @@ class PipelineRun:
     def metrics(self) -> str:
         found = until(lambda: re.search(r"\[\+\] pipeline: listens on port (\d+)", self.health()))
         return get(int(found[1]), "/metrics")[1]
+
+    def api(self, path: str) -> Any:
+        """What the API of its lake process answers."""
+        status, text = get(self._run.lake_port, f"/api/v1/{path}")
+        assert status == 200, text
+        return json.loads(text)
+
+    def reads_by_tier(self) -> dict[str, float]:
+        """Of subscriptions, as its metrics count them."""
+        text = get(self._run.http_port, "/metrics")[1]
+        found = re.findall(r'^icestream_reader_polls_total\{tier="(\w+)"\} (\S+)$', text, flags=re.MULTILINE)
+        return {tier: float(count) for tier, count in found}
 
     def icestream(self, *arguments: str) -> Any:
         """What a command answers in JSON."""

@@ -24,7 +24,7 @@ from icestream.catalog.topic.commit import Request
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import CacheOptions
 from icestream.lake.scan.group_cache import open_cache
-from icestream.lake.scan.opening import opener
+from icestream.lake.scan.opening import Scans, opener
 from icestream.lake.scan.parquet_files import ParquetFiles
 from icestream.lake.scan.scanner import Scanner
 from icestream.lake.scan.sections import TYPES
@@ -116,7 +116,10 @@ class TopicLake:
         self.files = LocalFiles(open_local, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SeededRandomness(5), f"file:{folder}")
         self.manifests = AvroManifests(self.files, InlineOffload())
-        self.tables = TopicTables(self.catalog, self.manifests, self.clock)
+        self.scans = Scans(
+            lambda: TopicTables(self.catalog, self.manifests, self.clock), self.files, cache or CacheOptions()
+        )
+        self.tables = self.scans.tables
         self.parquet = ParquetFiles(opener(self.files), open_cache(cache or CacheOptions()))
         self.scanner = Scanner(self.tables, self.parquet, InlineOffload())
         self.live: list[dict[str, Any]] = []  # entries of the current snapshot

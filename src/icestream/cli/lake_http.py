@@ -22,9 +22,10 @@ WAIT_SECONDS: Final = 60.0  # an operation writes a file and moves a pointer; an
 
 
 class LakeApi:
-    def __init__(self, settings: Settings, command: str = "") -> None:
-        """`command`: what needs it, for people. Raises InvalidInput where the tables are in another catalog."""
-        if not settings.catalog_embedded:
+    def __init__(self, settings: Settings, command: str = "", *, needs_own: bool = True) -> None:
+        """`command`: what needs it, for people. Raises InvalidInput where the tables are in another catalog, and it
+        `needs_own`."""
+        if needs_own and not settings.catalog_embedded:
             raise errors.InvalidInput(
                 f"{command or 'this'} needs the embedded catalog, and the settings name one of type "
                 f"`{settings.catalog.type}`",
@@ -32,6 +33,8 @@ class LakeApi:
                 "with an engine, or give the settings of a node with its own catalog",
             )
         self._uri = settings.catalog.uri or ""
+        if not settings.catalog_embedded:
+            self._uri = f"http://{settings.node.bind_host}:{settings.ports.lake}"
         self._token = own_token(settings)
 
     def check_listens(self) -> None:
@@ -84,7 +87,7 @@ def _read(status: int, body: bytes) -> Document:
 
 def own_token(settings: Settings) -> str | None:
     """Of the node's own catalog: as the settings say, else the first of its own file, where that can be read."""
-    if settings.catalog.token is not None:
+    if settings.catalog.token is not None and settings.catalog_embedded:
         return settings.catalog.token.get_secret_value()
     path: Path | None = settings.lake.token_file
     try:

@@ -33,7 +33,7 @@ def verify(
     Example: icestream verify
     Example: icestream verify /default/orders --deep
     """
-    api = LakeApi(load_settings(config, sets).settings, "verify")
+    api = LakeApi(load_settings(config, sets).settings, "verify", needs_own=False)
     wanted = [topic] if topic is not None else _topics(api)
     reports: list[dict[str, Any]] = []
     with progress("tables", len(wanted)) as advance:

@@ -40,7 +40,7 @@ def _run(given: argparse.Namespace) -> int:
     import asyncio
 
     from icestream import errors
-    from icestream.lake.options import CacheOptions, LakeOptions, store_from
+    from icestream.lake.options import CacheOptions, LakeOptions, elsewhere_from, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.runtime.loop import loop_factory
@@ -57,6 +57,7 @@ def _run(given: argparse.Namespace) -> int:
         given.share_keys,
         store_from(os.environ),
         CacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
+        elsewhere_from(os.environ),
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

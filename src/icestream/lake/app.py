@@ -24,6 +24,7 @@ from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
 from icestream.lake.requests import Requests
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
+from icestream.lake.scan.opening import Scans
 from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
@@ -38,9 +39,11 @@ def build_app(
     catalog: Catalog | None = None,
     manifests: AvroManifests | None = None,
     tokens: Tokens | None = None,
+    scans: Scans | None = None,
 ) -> FastAPI:
     """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: our own, if it
-    is served, with the reader of its manifests and the tokens that it asks for."""
+    is served, with the reader of its manifests and the tokens that it asks for. `scans`: the tables of topics, wherever
+    they are."""
     # without the pages that fetch their scripts from elsewhere
     app = FastAPI(
         title="Icestream",
@@ -51,6 +54,7 @@ def build_app(
     )
     app.state.broker = BrokerCalls(keeper)
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
+    app.state.scans = scans
     problems.install(app)
     routers = (
         namespaces.router,

@@ -11,6 +11,7 @@ from icestream.lake.iceberg.face import IcebergFace
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.requests import Requests
+from icestream.lake.scan.opening import Scans
 from icestream.runtime.link_keeper import LinkKeeper
 
 
@@ -31,9 +32,10 @@ def build_front(
     tokens: Tokens,
     manifests: AvroManifests | None = None,
     access: Access = NO_ACCESS,
+    scans: Scans | None = None,
 ) -> Front:
     counted = Requests()
     return Front(
-        build_app(keeper, host, counted, catalog, manifests, tokens),
+        build_app(keeper, host, counted, catalog, manifests, tokens, scans),
         IcebergFace(catalog, tokens, counted, host, access),
     )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from icestream import limits
 from icestream.warehouse.store_options import StoreOptions
@@ -17,8 +17,10 @@ from icestream.warehouse.store_options import StoreOptions
 if TYPE_CHECKING:
     from icestream.settings import Settings
 
-# Keys of an object store go to the child in its environment, which only its own account can read: never in its command.
+# Keys of an object store and of another catalog go to the child in its environment, which only its own account can
+# read: never in its command.
 STORE_VARIABLE: Final = "_ICESTREAM_LAKE_STORE"
+CATALOG_VARIABLE: Final = "_ICESTREAM_LAKE_CATALOG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class LakeOptions:
     is_sharing_keys: bool = False  # clients that ask for the keys of the store get them
     store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
     cache: CacheOptions = CacheOptions()
+    # The settings as a document where the tables are in another catalog, which is opened by them; else nothing.
+    elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, settings: Settings, socket: Path | None = None) -> LakeOptions:
@@ -59,6 +63,7 @@ class LakeOptions:
             is_sharing_keys=lake.share_keys,
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
             cache=CacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
+            elsewhere={} if settings.catalog_embedded else _told(settings),
         )
 
     @property
@@ -69,7 +74,8 @@ class LakeOptions:
 
     def environment(self) -> Mapping[str, str]:
         """What a broker adds to its own for the child."""
-        return {} if self.is_local else {STORE_VARIABLE: json.dumps(dataclasses.asdict(self.store))}
+        store = {} if self.is_local else {STORE_VARIABLE: json.dumps(dataclasses.asdict(self.store))}
+        return store | ({CATALOG_VARIABLE: json.dumps(self.elsewhere)} if self.elsewhere else {})
 
     def command(self, log_level: str, log_format: str) -> Sequence[str]:
         """How a broker starts it. -P: a file in the working directory must not pass for one of our modules."""
@@ -83,6 +89,18 @@ class LakeOptions:
         ]  # fmt: skip
 
 
+def _told(settings: Settings) -> Mapping[str, Any]:
+    from icestream.settings.document import as_document
+
+    return as_document(settings) | {"data_dir": str(settings.data_dir.absolute())}
+
+
 def store_from(environment: MutableMapping[str, str]) -> StoreOptions:
     """In the child. It is taken out: nobody whom the child starts shall have it."""
     return StoreOptions(**json.loads(environment.pop(STORE_VARIABLE, "{}")))
+
+
+def elsewhere_from(environment: MutableMapping[str, str]) -> Mapping[str, Any]:
+    """In the child, likewise."""
+    found: Mapping[str, Any] = json.loads(environment.pop(CATALOG_VARIABLE, "{}"))
+    return found

@@ -25,7 +25,11 @@ from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import LakeOptions
+from icestream.lake.scan.foreign_tables import ForeignTables
 from icestream.lake.scan.opening import Scans
+from icestream.lake.scan.snapshot_reader import SnapshotReader
+from icestream.lake.scan.topic_tables import TopicTables
+from icestream.lake.scan.topic_views import TopicViews
 from icestream.lake.scan.worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
@@ -35,7 +39,9 @@ from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import ThreadOffload
-from icestream.warehouse.factory import open_files
+from icestream.settings import Settings
+from icestream.warehouse.catalog import TableCatalog
+from icestream.warehouse.factory import open_catalog, open_files
 
 _log = get_logger("lake")
 
@@ -69,21 +75,28 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     files = LocalFiles(open_local, disk) if options.is_local else open_files(options.store, disk=disk)
     tasks = [keeping]
     scans: Scans | None = None
+    elsewhere: TableCatalog | None = None
     try:
         catalog = built_catalog(keeper, options, files)
         manifests = AvroManifests(files, aside)
         if catalog is not None:
-            scans = Scans(catalog, files, manifests, options.cache, SystemClock())
+            tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
+            scans = Scans(_own_tables(catalog, manifests), files, options.cache)
+        elif options.elsewhere:
+            elsewhere = open_catalog(Settings.model_validate(options.elsewhere))
+            scans = Scans(_foreign_tables(keeper, elsewhere, manifests), files, options.cache)
+        if scans is not None:
             worker = ScanWorker(keeper, scans.answer, SystemClock())
-            work = (catalog.upkeep(manifests).run(), scans.tables.run(), worker.run())
-            tasks += [asyncio.create_task(one) for one in work]
+            tasks += [asyncio.create_task(one) for one in (scans.tables.run(), worker.run())]
         access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys)
-        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests, access)
+        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests, access, scans)
         await _serve_http(front, options, stop, on_ready)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if elsewhere is not None:
+            await elsewhere.close()
         for pool in (disk, aside, scans):
             if pool is not None:
                 pool.close()
@@ -104,6 +117,15 @@ def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -
         raise errors.ConfigurationError(
             f"the catalog cannot use its warehouse: {error.message}", hint=error.hint
         ) from None
+
+
+def _own_tables(catalog: Catalog, manifests: AvroManifests) -> Callable[[], TopicViews]:
+    return lambda: TopicTables(catalog, manifests, SystemClock())
+
+
+def _foreign_tables(keeper: LinkKeeper, catalog: TableCatalog, manifests: AvroManifests) -> Callable[[], TopicViews]:
+    store = RemoteStore(keeper, SystemClock(), SystemRandomness())
+    return lambda: ForeignTables(store, catalog, SnapshotReader(manifests), SystemClock())
 
 
 def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

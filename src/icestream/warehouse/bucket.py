@@ -20,6 +20,7 @@ from icestream import errors
 from icestream.warehouse import store_options
 from icestream.warehouse.aws_role import AssumedRole
 from icestream.warehouse.caller import Caller
+from icestream.warehouse.object_reader import ObjectReader
 from icestream.warehouse.store_options import Kind, StoreOptions
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Answer = TypeVar("Answer")
 
 
 class Objects(Protocol):
-    def reader(self, name: str) -> Any: ...
+    def reader(self, name: str) -> ObjectReader: ...
 
     async def put_new(self, name: str, data: bytes) -> None: ...
 
@@ -51,11 +52,9 @@ class Bucket:
         self._caller = caller
         self._place = place
 
-    def reader(self, name: str) -> Any:
-        """A file to be read in pieces, beside the loop."""
-        import obstore
-
-        return obstore.open_reader(self._store, name)
+    def reader(self, name: str) -> ObjectReader:
+        """A file to be read in pieces, beside the loop. Raises FileNotFoundError."""
+        return ObjectReader(self._store, name, self._explained)
 
     async def put_new(self, name: str, data: bytes) -> None:
         import obstore
@@ -146,21 +145,28 @@ class Bucket:
 
             try:
                 return await attempt()
-            except (PermissionError, obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError):
-                raise errors.AccessDenied(
-                    f"{self._place} refuses access: {what}",
-                    hint="check the keys of storage.iceberg_config.object_store, and what they allow",
-                ) from None
-            except ValueError as error:
-                raise errors.InvalidInput(f"{self._place}: {_first_line(error)}") from None
-            except (OSError, obstore.exceptions.BaseError) as error:
-                raise errors.StorageUnavailable(
-                    f"{self._place}: {_first_line(error)}",
-                    hint="is the object store running, and are `endpoint` and `region` right?",
-                    is_ambiguous=True,
-                ) from None
+            except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+                raise self._explained(what, error) from None
 
         return await self._caller.read(what, guarded)
+
+    def _explained(self, what: str, error: Exception) -> errors.IcestreamError:
+        """A failure of the store in our words."""
+        import obstore
+
+        known = obstore.exceptions
+        if isinstance(error, PermissionError | known.PermissionDeniedError | known.UnauthenticatedError):
+            return errors.AccessDenied(
+                f"{self._place} refuses access: {what}",
+                hint="check the keys of storage.iceberg_config.object_store, and what they allow",
+            )
+        if isinstance(error, ValueError):
+            return errors.InvalidInput(f"{self._place}: {_first_line(error)}")
+        return errors.StorageUnavailable(
+            f"{self._place}: {_first_line(error)}",
+            hint="is the object store running, and are `endpoint` and `region` right?",
+            is_ambiguous=True,
+        )
 
 
 def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) -> Bucket:

@@ -7,12 +7,13 @@ condition that there is none of its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
 from icestream.warehouse.bucket import Objects
+from icestream.warehouse.object_reader import ObjectReader
 from icestream.warehouse.store_options import SCHEMES, Kind
 
 
@@ -44,7 +45,7 @@ class ObjectFiles:
             self._buckets[key] = self._open(*key)
         return self._buckets[key]
 
-    def reader(self, location: str) -> Any:
+    def reader(self, location: str) -> ObjectReader:
         """A file of it for a library that reads pieces of it by itself; every read blocks. Raises FileNotFoundError."""
         place = place_of(location)
         return self._bucket(place).reader(place.name)
@@ -98,7 +99,7 @@ class AnyFiles:
         self._local = local
         self._objects = objects
 
-    def reader(self, location: str) -> Any:
+    def reader(self, location: str) -> ObjectReader:
         return self._objects.reader(location)
 
     def _of(self, location: str) -> TableFiles:

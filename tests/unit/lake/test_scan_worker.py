@@ -98,7 +98,7 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
         topic_id = node.broker.topics.get(TopicName.parse(TOPIC)).record.id
         lake = TopicLake(tmp_path / "warehouse", store, SystemClock(), topic=TOPIC, topic_id=topic_id)
-        ask = Asker(build_app(keeper, "127.0.0.1", None, lake.catalog, lake.manifests))
+        ask = Asker(build_app(keeper, "127.0.0.1", None, lake.catalog, lake.manifests, scans=lake.scans))
         asked = f"/api/v1/lake/verify?topic={TOPIC}&deep=true"
         assert (await ask("GET", asked)).status == 404
         await lake.bind()

@@ -12,8 +12,9 @@ from pyiceberg.table import StaticTable
 
 from icestream import errors
 from icestream.catalog.identifier import Identifier
-from icestream.pipeline.tables.foreign_standing import Mirror, Standing, goes_on_at, mirror_key
+from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
 from icestream.warehouse.catalog import Conflict, Outcome, TableCatalog, TableChange, Unknown
+from icestream.warehouse.mirror import Mirror, mirror_key
 from tests.support.paper_pipeline import PaperPipeline
 
 NAME = Identifier(("default",), "t1")

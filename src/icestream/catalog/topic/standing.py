@@ -99,7 +99,7 @@ def after_commit(removals: Removals, before: Table, after: Table, binding: Bindi
     if _goes_on_from(old, found):
         return with_deletes(removals, _behind(old, found.since), binding.committed(), time_ms)
     operation = ROLLBACK if any(one["snapshot-id"] == new for one in lineage(before, old)) else SET_CURRENT
-    lost = _lost(operation, new, time_ms, found.progress.committed, binding, found.is_known)
+    lost = _lost(operation, new, time_ms, found.progress.committed, binding.committed(), found.is_known)
     return with_deletes((*found.progress.removals, *lost), found.since, binding.committed(), time_ms)
 
 
@@ -114,11 +114,25 @@ def _behind(old: int, since: list[Object]) -> list[Object]:
     return since[: ids.index(old)] if old in ids else since
 
 
+def lacking(table: Table, topic_id: int, committed: Mapping[int, int]) -> Removals:
+    """What main lacks, by the table alone: in a catalog that is not ours nobody notes it with each commit."""
+    current = table.current_snapshot_id
+    found = standing(table, current, topic_id, None)
+    time_ms = int(table.fields["last-updated-ms"])
+    lost = _lost(ROLLBACK, current or 0, time_ms, found.progress.committed, committed, found.is_known)
+    return with_deletes((*found.progress.removals, *lost), found.since, committed, time_ms)
+
+
 def _lost(
-    operation: str, snapshot_id: int, time_ms: int, there: Mapping[int, int], binding: Binding, is_exact: bool
+    operation: str,
+    snapshot_id: int,
+    time_ms: int,
+    there: Mapping[int, int],
+    committed: Mapping[int, int],
+    is_exact: bool,
 ) -> Removals:
-    """The offsets that were committed behind where the new current snapshot stands."""
-    ranges = {shard: (there.get(shard, 0), end) for shard, end in binding.committed().items()}
+    """The offsets that were committed behind where the current snapshot stands."""
+    ranges = {shard: (there.get(shard, 0), end) for shard, end in committed.items()}
     lost = {shard: (start, end) for shard, (start, end) in ranges.items() if start < end}
     return (Removal(operation, snapshot_id, time_ms, lost, is_exact),) if lost else ()
 

@@ -5,43 +5,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 
 from icestream import errors, limits
-from icestream.catalog import keys, records
 from icestream.catalog.location import normal
-from icestream.catalog.records import BoundRecord
 from icestream.lake.broker import PREFIX, Broker, Page
 from icestream.lake.lake_models import BoundTopic, VerifyReport
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Listing
-from icestream.lake.routes.lake import Manifests, OwnCatalog
-from icestream.lake.scan.opening import opener
+from icestream.lake.routes.lake import Manifests
+from icestream.lake.scan.opening import Scans, opener
 from icestream.lake.scan.table_view import TableView
-from icestream.lake.scan.topic_tables import TopicTables
-from icestream.runtime.clock import SystemClock
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 
 
+def scans_of(request: Request) -> Scans:
+    found: Scans | None = request.app.state.scans
+    if found is None:
+        raise errors.InvalidInput("this node reads no tables", hint="its settings name no catalog")
+    return found
+
+
+TopicScans = Annotated[Scans, Depends(scans_of)]
+
+
 @router.get("/bound", response_model=Listing[BoundTopic], summary="List the topics that have a table")
-async def list_bound(catalog: OwnCatalog, page: Page) -> Any:
-    after = keys.BOUND + page["after"] if page["after"] else ""
-    found = await catalog.store.list(keys.BOUND, after, page["limit"])
-    items = [records.decode(BoundRecord, key, entry) for key, entry in found]
-    shown = [{"topic": one.topic, "topic_id": one.topic_id} for one in items]
-    last = found[-1][0].removeprefix(keys.BOUND) if found else None
-    return {"items": shown, "next": last if len(found) == page["limit"] else None}
+async def list_bound(scans: TopicScans, page: Page) -> Any:
+    found, after = await scans.tables.bound(page["after"], page["limit"])
+    return {"items": [{"topic": one.topic, "topic_id": one.topic_id} for one in found], "next": after}
 
 
 @router.get("/verify", response_model=VerifyReport, summary="Check the table of a topic: nothing lost, nothing twice")
-async def verify_topic(
-    catalog: OwnCatalog, broker: Broker, manifests: Manifests, topic: str, deep: bool = False
-) -> Any:
+async def verify_topic(scans: TopicScans, broker: Broker, manifests: Manifests, topic: str, deep: bool = False) -> Any:
     asked = await broker("inspect_topic", topic=topic)
-    view = await TopicTables(catalog, manifests, SystemClock()).fresh(asked["id"])
+    view = await scans.new_tables().fresh(asked["id"])
     if view is None:
         raise errors.UnknownTable(
             f"topic {asked['topic']} has no table", hint="it gets one with the first round of the pipeline"

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from icestream import limits
-from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
-from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import CacheOptions
 from icestream.lake.scan.group_cache import open_cache
-from icestream.lake.scan.topic_tables import TopicTables
+from icestream.lake.scan.topic_views import TopicViews
 from icestream.model.scan import Asked, Scanned
-from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import ThreadOffload
 from icestream.warehouse.object_files import AnyFiles
 
@@ -24,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Scans:
-    def __init__(
-        self, catalog: Catalog, files: TableFiles, manifests: AvroManifests, cache: CacheOptions, clock: Clock
-    ) -> None:
-        self.tables = TopicTables(catalog, manifests, clock)
+    def __init__(self, new_tables: Callable[[], TopicViews], files: TableFiles, cache: CacheOptions) -> None:
+        """`new_tables`: such that know nothing yet: a proof does not rely on what was read before."""
+        self.new_tables = new_tables
+        self.tables = new_tables()
         self._open = opener(files)
         self._cache = cache
         self._offload = ThreadOffload("scan", limits.SCAN_THREADS)

@@ -134,7 +134,9 @@ class ParquetFiles:
                 at += len(rows)
 
     def _opened(self, file: DataFile, footer: Footer) -> Any:
-        return pq.ParquetFile(self._open(file.path), metadata=footer.metadata)
+        """What lies elsewhere is fetched in few large pieces; from a disk, each column when it is decoded."""
+        source = self._open(file.path)
+        return pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=not isinstance(source, pa.OSFile))
 
     # --- deletes ---
 

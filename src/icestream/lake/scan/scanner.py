@@ -26,7 +26,7 @@ from icestream.lake.scan.data_files import DataFile
 from icestream.lake.scan.parquet_files import Group, ParquetFiles, empty, in_order
 from icestream.lake.scan.sections import APPEND_TIME, OFFSET, SHARD, int64s, to_sections
 from icestream.lake.scan.table_view import TableView
-from icestream.lake.scan.topic_tables import TopicTables
+from icestream.lake.scan.topic_views import TopicViews
 from icestream.lake.scan.window import Unit, Units
 from icestream.model.scan import Asked, Missing, Question, Scanned, Section
 from icestream.observability import metrics
@@ -41,7 +41,7 @@ class Stretch(NamedTuple):
 
 
 class Scanner:
-    def __init__(self, tables: TopicTables, files: ParquetFiles, offload: Offload) -> None:
+    def __init__(self, tables: TopicViews, files: ParquetFiles, offload: Offload) -> None:
         self._tables = tables
         self._files = files
         self._offload = offload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from icestream import errors
@@ -22,8 +23,17 @@ class Shelf(NamedTuple):
 
 
 class TableView:
-    def __init__(self, identifier: Identifier, record: TableRecord, table: Table, files: SnapshotFiles) -> None:
+    def __init__(
+        self,
+        identifier: Identifier,
+        record: TableRecord,
+        table: Table,
+        files: SnapshotFiles,
+        mirror: Mapping[int, int] | None = None,
+    ) -> None:
+        """`mirror`: how far it has come by our own note, where it is in another catalog."""
         self.identifier = identifier
+        self.mirror = mirror
         self.record = record
         self.table = table
         self.files = files

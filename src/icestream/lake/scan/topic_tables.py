@@ -1,4 +1,4 @@
-"""The tables of topics, as they are now: read once, then told by a watch of the metadata store.
+"""The tables of topics in our own catalog, as they are now: read once, then told by a watch of the metadata store.
 
     known       a view that the watch has not contradicted: as fresh as the store's last change that reached us
     not known   not asked for yet, or changed since, or the watch was interrupted: read from the store
@@ -10,41 +10,40 @@ fresh one, which is read past the watch: only then is the end believed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
-
-from cachebox import LRUCache
 
 from icestream import errors, limits
-from icestream.catalog import keys
+from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier
-from icestream.lake.manifests import AvroManifests, Record
-from icestream.lake.scan.data_files import DataFile, DeleteFile, SnapshotFiles, field_ids, files_of
+from icestream.catalog.records import BoundRecord
+from icestream.lake.manifests import AvroManifests
+from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.table_view import TableView
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 
 _log = get_logger("scan")
-Files = list[DataFile | DeleteFile]
-NO_FILES: Final = SnapshotFiles((), ())
 
 
 class TopicTables:
     def __init__(self, catalog: Catalog, manifests: AvroManifests, clock: Clock) -> None:
         self._catalog = catalog
-        self._manifests = manifests
+        self._snapshots = SnapshotReader(manifests)
         self._clock = clock
         self._views: dict[int, TableView] = {}  # by topic id
         self._by_key: dict[str, int] = {}
-        self._read: LRUCache[str, Files] = LRUCache(limits.SCAN_MANIFESTS_MAX)
         self._changed: dict[str, int] = {}  # how often the watch told a change of each table
         self._wanted = asyncio.Event()
         self._is_watched = False
 
     # --- asking ---
+
+    async def bound(self, after: str, limit: int) -> tuple[list[BoundRecord], str | None]:
+        """Topics that have a table, and where the next page begins."""
+        found = await self._catalog.store.list(keys.BOUND, keys.BOUND + after if after else "", limit)
+        items = [records.decode(BoundRecord, key, entry) for key, entry in found]
+        return items, found[-1][0].removeprefix(keys.BOUND) if len(found) == limit else None
 
     async def view(self, topic_id: int) -> TableView | None:
         """None: the topic has no table."""
@@ -74,10 +73,7 @@ class TopicTables:
         if known is not None and known.record == loaded.record:
             return known
         table = loaded.state.table
-        at = table.current_snapshot_id
-        snapshot = table.snapshots.find(at) if at is not None else None
-        files = await self.snapshot_files(snapshot, field_ids(table.current_schema)) if snapshot else NO_FILES
-        return TableView(identifier, loaded.record, table, files)
+        return TableView(identifier, loaded.record, table, await self._snapshots.files_of_main(table))
 
     def _keep(self, topic_id: int, key: str, view: TableView) -> None:
         while len(self._views) >= limits.SCAN_VIEWS_MAX:
@@ -89,29 +85,6 @@ class TopicTables:
         view = self._views.pop(topic_id, None)
         if view is not None:
             self._by_key.pop(keys.relation_key(view.identifier), None)
-
-    # --- files ---
-
-    async def snapshot_files(self, snapshot: Object, ids: Mapping[str, int]) -> SnapshotFiles:
-        found: Files = []
-        for path, sequence in await self._named(snapshot):
-            read: Files | None = self._read.get(path)
-            if read is None:
-                read = await self._manifests.decoded(path, _taker(sequence, ids))
-                self._read.insert(path, read)
-            found += read
-        return SnapshotFiles(
-            tuple(one for one in found if isinstance(one, DataFile)),
-            tuple(one for one in found if isinstance(one, DeleteFile)),
-        )
-
-    async def _named(self, snapshot: Object) -> list[tuple[str, int]]:
-        """The manifests, each with the sequence number that its new files have."""
-        where = snapshot.get("manifest-list")
-        if where is None:
-            return [(str(path), 0) for path in snapshot.get("manifests") or ()]
-        listed: list[Record] = await self._manifests.records(str(where))
-        return [(str(one["manifest_path"]), int(one.get("sequence_number") or 0)) for one in listed]
 
     # --- the watch ---
 
@@ -153,7 +126,3 @@ class TopicTables:
                 self.forget(self._by_key[key])
         elif key.startswith(keys.TOPICS):
             self.forget(int(key.removeprefix(keys.TOPICS)))
-
-
-def _taker(sequence: int, ids: Mapping[str, int]) -> Callable[[Iterator[Record]], Files]:
-    return lambda records: files_of(records, sequence, ids)

@@ -1,7 +1,8 @@
 """`icestream verify`: whether a topic's table holds every committed offset once (hazard 38).
 
     files       every file that the snapshot names is there, with its size and its number of rows
-    property    what the table says of itself is what stands beside its pointer
+    property    what the table says of itself is what stands beside its pointer (in another catalog: what main's
+                snapshots say is not less than what we noted)
     bounds      no row lies behind what was committed
     dense       every offset below committed is a row, or its absence is known: a declared gap of the log, rows that an
                 engine removed, a takeover, an offset before the table's first. Each is named
@@ -26,6 +27,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from icestream import errors
 from icestream.catalog.topic.removal import COMMITTED
+from icestream.catalog.topic.standing import standing
 from icestream.lake.scan import absence
 from icestream.lake.scan.absence import Cause
 from icestream.lake.scan.data_files import DataFile
@@ -79,6 +81,9 @@ class Verifier:
     # --- the table and its files ---
 
     def _check_property(self) -> None:
+        if self._view.mirror is not None:
+            self._check_mirror(self._view.mirror)
+            return
         told = self._view.table.properties.get(COMMITTED)
         try:
             found = msgspec.json.decode(told or "", type=dict[int, int])
@@ -87,6 +92,17 @@ class Verifier:
         if found != self._view.binding.committed():
             known = self._view.binding.committed()
             self._red("property", f"the table says {COMMITTED} {told}, but {known} is committed")
+
+    def _check_mirror(self, mirror: Mapping[int, int]) -> None:
+        """In a catalog that is not ours: main's snapshots and our own note. The note may lag until the next round."""
+        binding = self._view.binding
+        main = standing(self._view.table, self._view.table.current_snapshot_id, binding.topic_id, None)
+        if not main.is_known:
+            self._red("property", "the history of main is cut off: no snapshot says how far it has come")
+        for shard, end in sorted(binding.committed().items()):
+            noted, told = mirror.get(shard, 0), main.progress.committed.get(shard, 0)
+            if noted > told:
+                self._red("property", f"{end} was committed, and main says {told}", shard, told, noted)
 
     def _check_file(self, file: DataFile, at: int, on_file: Callable[[int, int], None]) -> bool:
         on_file(at + 1, len(self._view.files.data))

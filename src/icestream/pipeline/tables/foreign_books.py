@@ -23,7 +23,7 @@ from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
 from icestream.catalog.topic.removal import as_summary, progress_of
-from icestream.catalog.topic.standing import lineage
+from icestream.catalog.topic.standing import lacking, lineage
 from icestream.lake.manifests import AvroManifests
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
@@ -32,9 +32,10 @@ from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.bookkeeping import TopicRound
 from icestream.pipeline.manifests.layout import DELETED
 from icestream.pipeline.tables import table_name, table_policy
-from icestream.pipeline.tables.foreign_standing import Mirror, Standing, goes_on_at, mirror_key
+from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
 from icestream.pipeline.tables.topic_table import Position, TopicTable
 from icestream.warehouse.catalog import TableCatalog
+from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
 
 ROUND: Final = "icestream.round"
 EPOCH: Final = "icestream.pipeline-epoch"
@@ -94,8 +95,9 @@ class ForeignBooks:
         return []
 
     def summary(self, brought: TopicRound) -> Mapping[str, str]:
-        committed = brought.table.next_offsets | brought.ends
-        found = as_summary(brought.table.topic_id, committed, ())
+        table = brought.table
+        removals = lacking(table.table, table.topic_id, table.next_offsets)  # later snapshots must say it, too
+        found = as_summary(table.topic_id, table.next_offsets | brought.ends, removals)
         return found | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
 
     async def note(self, done: Sequence[TopicRound]) -> None:
@@ -108,8 +110,9 @@ class ForeignBooks:
     # --- looking ---
 
     async def _mirror(self, topic_id: int) -> Mirror | None:
-        entry = await self._store.get(mirror_key(topic_id))
-        return None if entry is None else msgspec.json.decode(entry.value, type=Mirror)
+        key = mirror_key(topic_id)
+        entry = await self._store.get(key)
+        return None if entry is None else decode_mirror(key, entry)
 
     async def _standing(
         self, topic_id: int, topic: str, name: Identifier, table: Table, mirror: Mirror | None
@@ -159,7 +162,8 @@ class ForeignBooks:
 def _mirror_of(done: TopicRound) -> Mirror:
     table = done.table
     name = table.identifier
-    return Mirror([*name.namespace], name.name, table.table.uuid or "", table.next_offsets, done.snapshot_id)
+    uuid = table.table.uuid or ""
+    return Mirror([*name.namespace], name.name, uuid, table.next_offsets, done.snapshot_id, table.topic)
 
 
 def _upper(file: Mapping[str, Any], field_id: int) -> int:

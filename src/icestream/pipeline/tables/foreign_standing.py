@@ -23,28 +23,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-import msgspec
-
 from icestream import errors
+from icestream.warehouse.mirror import Mirror
 
 HINT: Final = (
     "look at the table's snapshots; then `icestream lake adopt` (it is right), `rewind` (the log has the rest) "
     "or `recreate` (a fresh table) settles it"
 )
-
-
-class Mirror(msgspec.Struct, frozen=True):
-    """In the metadata store, at `mirror_key`."""
-
-    namespace: list[str]
-    name: str
-    uuid: str
-    committed: dict[int, int]
-    snapshot_id: int = 0
-
-
-def mirror_key(topic_id: int) -> str:
-    return f"/pipeline/tables/{topic_id}"
 
 
 class Standing(NamedTuple):

@@ -1,0 +1,66 @@
+"""An object as a file that is read in pieces, for libraries that read by themselves. Every read blocks.
+
+Each piece is one request, within the store's own time limit, and not tried again: whoever reads a table does so from
+the position where he stood.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from icestream import errors
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Explain = Callable[[str, Exception], errors.IcestreamError]
+
+
+class ObjectReader(io.RawIOBase):
+    def __init__(self, store: ObjectStore, name: str, explain: Explain) -> None:
+        """`explain`: what a failure is in our words. Raises FileNotFoundError."""
+        import obstore
+
+        super().__init__()
+        self._store = store
+        self._name = name
+        self._explain = explain
+        self._position = 0
+        try:
+            self.size_bytes = int(obstore.head(store, name)["size"])
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+            raise explain(f"look for {name}", error) from None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        import obstore
+
+        left = max(self.size_bytes - self._position, 0)
+        length = left if size < 0 else min(size, left)
+        if not length:
+            return b""
+        try:
+            found = bytes(obstore.get_range(self._store, self._name, start=self._position, length=length))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+            raise self._explain(f"read {self._name}", error) from None
+        self._position += len(found)
+        return found

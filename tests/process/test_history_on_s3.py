@@ -1,0 +1,67 @@
+"""From the producer to S3 and back: Spark writes the tables, subscriptions read them when the log has let go, verify
+proves them. With our own catalog, and with one that is not ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from icestream import connect
+from tests.support.catalog_servers import new_name, s3_flags, seaweed_flags
+from tests.support.lake_run import until
+from tests.support.pipeline_process import PipelineRun
+from tests.support.seaweed import BUCKET, Seaweed
+
+TOPIC, COUNT = "/default/orders", 60
+# Nothing is read from memory, and the log lets go of what is committed as soon as it can.
+FROM_TABLES = (
+    "broker.tail_enabled=false",
+    "lake.cache_enabled=false",
+    "storage.iceberg_config.wal.warm_ms=0",
+    "storage.iceberg_config.wal.checkpoint_every_bytes=64KiB",
+)
+
+
+def flags(kind: str, server: Seaweed) -> list[str]:
+    place = f"storage.iceberg_config.warehouse=s3://{BUCKET}/{new_name('own')}"
+    if kind == "rest":
+        place = f"storage.iceberg_config.namespace={new_name('ns').replace('_', '')}"
+    chosen = [*s3_flags(server), *(seaweed_flags(server) if kind == "rest" else ()), place, *FROM_TABLES]
+    return [part for flag in chosen for part in ("--set", flag)]
+
+
+def payload(number: int) -> bytes:
+    return b"%d " % number + bytes(4_000)
+
+
+async def publish(address: str) -> None:
+    async with connect(f"icestream://{address}") as client, client.producer(TOPIC, name="p") as producer:
+        for number in range(COUNT):
+            await producer.send(payload(number), key=b"k%d" % (number % 7), headers={"n": str(number)})
+
+
+async def read_back(address: str, name: str) -> list[tuple[int, bytes, bytes | None, dict[str, str]]]:
+    got = []
+    async with connect(f"icestream://{address}") as client, client.subscribe(TOPIC, name, start="earliest") as found:
+        async for one in found:
+            got.append((one.offset, bytes(one.payload), one.key, dict(one.headers)))
+            if len(got) == COUNT:
+                return got
+    raise AssertionError("it ended")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", ["embedded", "rest"])
+def test_what_is_published_is_read_back_from_s3(kind: str, seaweed_server: Seaweed, tmp_path: Path) -> None:
+    with PipelineRun(tmp_path / "data", *flags(kind, seaweed_server)) as run:
+        asyncio.run(publish(run.address))
+        run.icestream("lake", "commit-now", "--wait", "120")
+        shown = f"namespaces/default/topics/{TOPIC.rpartition('/')[2]}"
+        until(lambda: run.api(shown)["shard_offsets"][0]["earliest"] > COUNT // 2)
+        expected = [(at, payload(at), b"k%d" % (at % 7), {"n": str(at)}) for at in range(COUNT)]
+        assert asyncio.run(read_back(run.address, "s")) == expected
+        assert run.reads_by_tier()["table"] >= 1
+        report = run.api(f"lake/verify?topic={TOPIC}&deep=true")
+        assert (report["is_good"], report["findings"], report["files"] >= 1) == (True, [], True)

@@ -1,0 +1,242 @@
+"""Tables of topics in a catalog that is not ours: our own commits are told by a watch, those of others are looked for
+now and then, and what cannot be right stops the reader with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.table import table as tables
+from icestream.lake.manifests import AvroManifests
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.foreign_tables import ForeignTables
+from icestream.lake.scan.group_cache import open_cache
+from icestream.lake.scan.opening import opener
+from icestream.lake.scan.parquet_files import ParquetFiles
+from icestream.lake.scan.scanner import Scanner
+from icestream.lake.scan.snapshot_reader import SnapshotReader
+from icestream.lake.verify.report import Weight
+from icestream.lake.verify.verifier import ShardInLog, Verifier
+from icestream.model.scan import Asked, Question, Scanned
+from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.pipeline.commit.snapshot import new_snapshot
+from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.tasks import InlineOffload
+from icestream.warehouse.catalog import Done, LoadedTable, TableCatalog, TableChange
+from icestream.warehouse.mirror import mirror_key
+from tests.support.broker_machine import quiet
+from tests.support.paper_pipeline import PaperPipeline
+
+pytestmark = pytest.mark.asyncio
+NAME = Identifier(("default",), "t1")
+
+
+class Counted:
+    """A catalog, and how often it was asked for a table."""
+
+    def __init__(self, inner: TableCatalog) -> None:
+        self.inner = inner
+        self.loads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def load(self, identifier: Identifier) -> LoadedTable:
+        self.loads += 1
+        return await self.inner.load(identifier)
+
+
+class ForeignWorld:
+    def __init__(self, folder: Path) -> None:
+        self.pipeline = PaperPipeline(folder, is_foreign=True)
+        self.broker, world = self.pipeline.broker, self.pipeline.world
+        self.store, self.files = world.store, world.files
+        self.clock = SimulatedClock()  # of the readers
+        self.catalog = Counted(world.catalog)
+        self.avro = AvroManifests(self.files, InlineOffload())
+        self.tables = ForeignTables(self.store, self.catalog, SnapshotReader(self.avro), self.clock)
+        self.parquet = ParquetFiles(opener(self.files), open_cache(CacheOptions()))
+        self.scanner = Scanner(self.tables, self.parquet, InlineOffload())
+        self.watching = asyncio.create_task(self.tables.run())
+
+    async def commit(self, rows: int = 4) -> None:
+        self.broker.publish(1, rows)
+        await self.pipeline.round()
+        await quiet()
+
+    async def read(self, offset: int = 0) -> Scanned:
+        return await self.scanner.answer(Asked(1, Question.READ, "/default/t1", 1, 0, offset, 1 << 20))
+
+    async def change(self, updates: list[Any]) -> None:
+        """As another engine does."""
+        assert isinstance(await self.catalog.inner.commit(NAME, TableChange([], updates)), Done)
+
+    async def delete_first_round(self) -> None:
+        table = tables.load((await self.catalog.inner.load(NAME)).metadata)
+        manifests = (await ManifestReader(self.avro).manifests(table))[:-1]
+        told = {"operation": "delete", "deleted-records": "4"}
+        made = new_snapshot(
+            table, manifests, [], {}, uuid.uuid4().int >> 66, uuid.uuid4().bytes, 1, History(), told
+        )  # fmt: skip
+        for file in made.files:
+            await self.files.create(file.location, file.pieces)
+        await self.change(made.updates)
+
+    async def roll_back(self) -> None:
+        first = (await self.catalog.inner.load(NAME)).metadata["snapshots"][0]["snapshot-id"]
+        await self.change([{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": first}])
+
+    async def verified(self, deep: bool = True) -> list[tuple[str, Weight, int, int]]:
+        view = await self.tables.fresh(1)
+        assert view is not None
+        log = {0: ShardInLog(0, self.broker.synced[1, 0])}
+        found = Verifier(view, self.parquet, _size, log).verify(deep).findings
+        return [(one.check, one.weight, one.start, one.end) for one in found]
+
+
+def _size(location: str) -> int | None:
+    path = Path(location.removeprefix("file:"))
+    return path.stat().st_size if path.exists() else None
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[ForeignWorld]:
+    found = ForeignWorld(tmp_path / "w")
+    yield found
+    found.watching.cancel()
+    await asyncio.gather(found.watching, return_exceptions=True)
+    await found.pipeline.close()
+
+
+def payloads(found: Scanned) -> list[tuple[int, int]]:
+    return [(section.base_offset, section.base_offset + section.rows) for section in found.sections]
+
+
+async def test_a_topic_without_a_table_has_none(world: ForeignWorld) -> None:
+    assert await world.read() == Scanned()
+    assert await world.tables.bound("", 10) == ([], None)
+
+
+async def test_our_own_commits_are_told_and_nothing_is_loaded_in_between(world: ForeignWorld) -> None:
+    await world.commit()
+    assert payloads(await world.read()) == [(0, 4)]
+    await quiet()  # the watch has begun
+    assert payloads(await world.read()) == [(0, 4)]
+    loads = world.catalog.loads
+    for _ in range(50):
+        await world.read()
+    assert world.catalog.loads == loads, "a view that nobody contradicted is believed"
+    await world.commit()
+    assert payloads(await world.read(4)) == [(4, 8)]
+    assert (await world.read()).end == 8
+    assert world.catalog.loads == loads + 1
+    ((bound,), after) = await world.tables.bound("", 10)
+    assert ((bound.topic, bound.topic_id), after) == (("/default/t1", 1), None)
+
+
+async def test_what_others_do_is_seen_after_a_while_by_whoever_asks(world: ForeignWorld) -> None:
+    for _ in range(2):
+        await world.commit()
+    await world.read()
+    await quiet()
+    await world.read()
+    loads = world.catalog.loads
+    await world.delete_first_round()
+    assert payloads(await world.read()) == [(0, 4)], "believed for a while"
+    world.clock.advance(limits.SCAN_FOREIGN_VIEW_SECONDS)
+    await quiet()
+    assert world.catalog.loads == loads, "nobody asked, nothing is loaded"
+    found = await asyncio.gather(*(world.read() for _ in range(10)))
+    assert {tuple(payloads(one)) for one in found} == {((4, 8),)}
+    assert [(one.start, one.end) for one in found[0].missing] == [(0, 4)]
+    assert "delete" in found[0].missing[0].reason
+    assert world.catalog.loads == loads + 1, "one of them asked for all"
+
+
+async def test_what_an_engine_deleted_stays_known_behind_later_rounds(world: ForeignWorld) -> None:
+    for _ in range(2):
+        await world.commit()
+    await world.delete_first_round()
+    for _ in range(2):
+        await world.commit()
+    found = await world.read()
+    assert [(one.start, one.end) for one in found.missing] == [(0, 4)]
+    assert "delete" in found.missing[0].reason
+    for deep in (False, True):
+        assert await world.verified(deep) == [("dense", Weight.KNOWN, 0, 4)]
+
+
+async def test_a_commit_that_was_not_noted_is_read_all_the_same(world: ForeignWorld) -> None:
+    await world.commit()
+    before = await world.store.get(mirror_key(1))
+    assert before is not None
+    await world.commit()
+    await world.store.put(mirror_key(1), before.value)
+    assert (await world.read()).end == 8
+    assert await world.verified() == []
+
+
+async def test_a_rollback_is_a_gap_for_readers_and_red_for_verify(world: ForeignWorld) -> None:
+    for _ in range(2):
+        await world.commit()
+    await world.roll_back()
+    found = await world.read()
+    assert (payloads(found), found.end) == ([(0, 4)], 8)
+    found = await world.read(4)
+    assert [(one.start, one.end) for one in found.missing] == [(4, 8)]
+    assert "rollback" in found.missing[0].reason
+    assert ("property", Weight.WRONG, 4, 8) in await world.verified()
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+async def test_a_table_that_is_gone_or_another_one_stops_the_reader(world: ForeignWorld, is_made_again: bool) -> None:
+    await world.commit()
+    table = (await world.catalog.inner.load(NAME)).metadata
+    await world.catalog.inner.drop(NAME)
+    if is_made_again:
+        await world.catalog.inner.create(NAME, {"schema": table["schemas"][0]})
+    with pytest.raises(errors.TableUnreadable, match="another table" if is_made_again else "it is gone") as found:
+        await world.read()
+    assert "recreate" in found.value.hint
+
+
+async def test_a_note_that_is_none_is_told(world: ForeignWorld) -> None:
+    await world.store.put(mirror_key(1), b"{}")
+    with pytest.raises(errors.MetadataDamaged, match="no mirror"):
+        await world.read()
+
+
+async def test_a_commit_while_the_table_is_loaded_is_not_missed(world: ForeignWorld) -> None:
+    await world.commit()
+    await world.read()
+    await quiet()
+    loading = asyncio.Event()
+    going_on = asyncio.Event()
+    load = world.catalog.inner.load
+
+    async def slow(identifier: Identifier) -> LoadedTable:
+        found = await load(identifier)
+        loading.set()
+        await going_on.wait()
+        return found
+
+    world.catalog.load = slow  # type: ignore[method-assign]
+    asking = asyncio.create_task(world.tables.fresh(1))
+    await loading.wait()
+    await world.commit()
+    going_on.set()
+    view = await asking
+    assert view is not None
+    assert view.end(0) == 4
+    view = await world.tables.view(1)
+    assert view is not None
+    assert view.end(0) == 8
