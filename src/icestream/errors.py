@@ -7,6 +7,7 @@
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
     │   ├── MessageTooLarge        too_large         no
     │   ├── UnknownTopic           unknown_topic     no
+    │   ├── TopicElsewhere         topic_elsewhere   no    another node of the cluster serves the topic; it says which
     │   ├── UnknownNamespace       unknown_namespace no
     │   ├── UnknownSubscription    unknown_subscription no
     │   ├── UnknownHandle          unknown_handle    no    a producer or consumer that this connection did not open
@@ -83,15 +84,16 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class IcestreamError(Exception):
-    """Base of the tree: a message, a stable code, a hint, and whether a retry makes sense."""
+    """Base of the tree: a message, a stable code, a hint, whether a retry makes sense; `details` are for programs."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = dict(details or {})
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -119,6 +121,10 @@ class MessageTooLarge(InvalidInput):
 
 class UnknownTopic(InvalidInput):
     code = "unknown_topic"
+
+
+class TopicElsewhere(InvalidInput):
+    code = "topic_elsewhere"  # `details`: where that node is, by the way in: native, danube, http
 
 
 class UnknownNamespace(InvalidInput):
@@ -210,13 +216,9 @@ class TopicTable(InvalidInput):
 
 
 class CommitConflict(InvalidInput):
-    """`details` is for programs: the tables that stood in the way, the present positions of a topic's table."""
+    """`details`: the tables that stood in the way, the present positions of a topic's table."""
 
     code = "commit_conflict"
-
-    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.details = dict(details or {})
 
 
 class RangeRefused(CommitConflict):
@@ -413,6 +415,7 @@ SAID: dict[type[IcestreamError], Said] = {
     InvalidInput: Said(4, 400, (400, "IllegalArgumentException"), "INVALID_ARGUMENT"),
     MessageTooLarge: Said(http=413, iceberg=(413, "BadRequestException")),
     UnknownTopic: Said(http=404, grpc="NOT_FOUND"),
+    TopicElsewhere: Said(http=421, grpc="UNAVAILABLE"),  # Danube's clients look the topic up again after it
     # a client that finds no namespace may come before whoever makes it: it tries again for a while
     UnknownNamespace: Said(http=404, iceberg=(404, "NoSuchNamespaceException"), grpc="UNAVAILABLE"),
     UnknownSubscription: Said(http=404, grpc="NOT_FOUND"),

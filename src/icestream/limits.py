@@ -215,8 +215,8 @@ PING_BYTES_MAX: Final = 64
 DOCUMENT_BYTES_MAX: Final = 1 * MIB
 DOCUMENT_ITEMS_MAX: Final = 65_536
 DOCUMENT_DEPTH_MAX: Final = 16
-# Names in one answer to `list_topics`: at their longest they fit a document.
-TOPICS_PAGE_MAX: Final = 2_000
+# Names in one answer to `list_topics`: at their longest they fit a document; one listing of the store tells of more.
+TOPICS_PAGE_MAX: Final = 900
 # What comes in from anybody is less: at worst it takes the loop a few milliseconds.
 CALL_BYTES_MAX: Final = 64 * KIB
 CALL_ITEMS_MAX: Final = 4_096

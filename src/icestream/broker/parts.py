@@ -47,7 +47,7 @@ class Parts:
             shards, is_partitioned = (part.shard or 0) + 1, part.shard is not None
             return await self._topics.create(name, shards, part.dispatch, Policies(), is_partitioned=is_partitioned)
         if topic is None:
-            topic = self._topics.get(name)
+            topic = await self._topics.locate(name)
         check_part(topic, part.shard)
         if topic.record.dispatch is not part.dispatch:
             raise errors.TopicMismatch(

@@ -104,6 +104,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     node: str
     policies: Policies = Policies()
     is_partitioned: bool = False  # made by naming partitions, as Danube's clients do: it grows when more are named
+    owner: str = ""  # the id of the node that serves it (neighbours.py); `node` is its name at that time
 
     @property
     def has_parts(self) -> bool:
@@ -228,6 +229,7 @@ class DeletedTopic(msgspec.Struct, frozen=True):
     shards: int
     is_partitioned: bool = False
     dropped: list[tuple[int, int]] = []  # (shard, messages) that were in no table at the decision, and go with it
+    owner: str = ""  # as of the topic: whose log has what is left of it
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

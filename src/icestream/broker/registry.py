@@ -7,6 +7,7 @@ of the package `schema`; here they are kept in the metadata store, each change i
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from icestream.broker.topics import Topics
 from icestream.metadata.command import Absent, AtRevision, Delete, Operation, Put
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
+from icestream.metadata.watch import Resync
 from icestream.model.topic_name import TopicName, check_name
 from icestream.runtime.clock import Clock
 from icestream.schema.definition import Definition, define, fingerprint, incompatible
@@ -56,10 +58,34 @@ class Registry:
 
     async def load(self) -> None:
         for key, entry in await self._store.list_all(TOPIC_SCHEMAS):
-            namespace, name = key.removeprefix(TOPIC_SCHEMAS).split("/")
-            found = self._of_topics[TopicName(namespace, name)] = records.decode(TopicSchema, key, entry.value)
+            topic = TopicName(*key.removeprefix(TOPIC_SCHEMAS).split("/"))
+            if self._topics.find(topic) is None:
+                continue  # another node's
+            found = self._of_topics[topic] = records.decode(TopicSchema, key, entry.value)
             if found.checks_payload:
                 await self._prepare(found.schema_id, found.subject)
+
+    async def follow(self, after: int) -> None:
+        """Versions that other nodes register or delete are known to the checks here; until it is cancelled."""
+        async for changes in self._store.watch(SUBJECTS, after):
+            if isinstance(changes, Resync):
+                names = {one.subject for one in self._of_topics.values() if one.schema_id in self._checked}
+            else:
+                names = {event.key.removeprefix(SUBJECTS) for event in changes.events}
+            for name in names:
+                await self._look_at(name)
+
+    async def _look_at(self, name: str) -> None:
+        _, subject = await self._find(name)
+        if subject is None or subject.id not in self._checked:
+            return
+        known = self._checked[subject.id]
+        for number in known.keys() - {one.version for one in subject.versions}:
+            known.pop(number, None)
+        with contextlib.suppress(errors.UnknownSchema):  # deleted meanwhile: that is told too
+            for version in subject.versions:
+                if version.version not in known:
+                    known[version.version] = await self._definition(subject.id, version)
 
     # --- subjects ---
 

@@ -14,6 +14,7 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.changes import Changes
 from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.neighbours import Neighbours
 from icestream.broker.options import BrokerOptions
 from icestream.broker.parts import Part, Parts
 from icestream.broker.publishing import Publishing
@@ -33,14 +34,21 @@ from icestream.wal.receipt import Receipt
 
 
 class Broker:
-    def __init__(self, options: BrokerOptions, store: MetadataStore, storage: PersistentStorage, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: MetadataStore,
+        storage: PersistentStorage,
+        clock: Clock,
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self.options = options
         self.store = store
         self.storage = storage
         self._clock = clock
         self._tasks = Tasks(self._task_failed)
         self._changes = Changes()
-        self.topics = Topics(options, store, storage, clock)
+        self.topics = Topics(options, store, storage, clock, neighbours)
         self.registry = Registry(store, self.topics, clock)
         self._publishing = Publishing(store, storage, clock, self.registry)
         self._roster = Roster(store, clock, self._changes, self.topics)
@@ -51,8 +59,12 @@ class Broker:
 
     async def start(self) -> None:
         """Everything that was there before is there again."""
+        after = await self.store.revision()
         await self.topics.load()
         await self.registry.load()
+        if self.topics.neighbours.there_may_be_some:
+            self._tasks.start(self.topics.follow_namespaces(after), "namespaces")
+            self._tasks.start(self.registry.follow(after), "schemas")
         for topic in self.topics:
             await self._subscribing.load(topic)
         self._tasks.start(self._roster.run(), "names")
@@ -180,7 +192,7 @@ class Broker:
     async def _topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
         if create and self.topics.find(name) is None:
             return await self.topics.create(name, shards, Dispatch.RELIABLE, records.Policies())
-        return self.topics.get(name)
+        return await self.topics.locate(name)
 
     def last_sequence(self, producer: Producer, shard: int) -> int | None:
         """The last number that is stored of this producer, so that it knows where to go on. Of its own: a process that
@@ -250,7 +262,7 @@ class Broker:
         place = consumer if shard is None else f"{consumer}/{shard}"
 
         async def change() -> tuple[Subscription, Consumer]:
-            topic, patterns = self.topics.get(name), tuple(key_patterns)
+            topic, patterns = await self.topics.locate(name), tuple(key_patterns)
             found = topic.subscriptions.get(subscription)
             if found is None and not create:
                 raise unknown_subscription(name, subscription)
@@ -275,7 +287,7 @@ class Broker:
         check_name("subscription", subscription)
 
         async def change() -> Subscription:
-            topic = self.topics.get(name)
+            topic = await self.topics.locate(name)
             if subscription in topic.subscriptions:
                 raise errors.AlreadyExists(
                     f"topic {name} has a subscription {subscription} already", hint="use it, or choose another name"

@@ -275,6 +275,19 @@ class Subscribing:
             )
         if await self._store.get(records.namespace_key(dead.namespace)) is None:
             raise unknown_namespace(dead.namespace)
+        await self._check_own(topic, dead)
+
+    async def _check_own(self, topic: Topic, dead: TopicName) -> None:
+        """A node stores dead letters in its own log: with the cursor that knows of them."""
+        key = records.topic_key(dead)
+        entry = await self._store.get(key)
+        if entry is None:
+            return
+        if records.decode(records.TopicRecord, key, entry.value).owner not in ("", topic.record.owner):
+            raise errors.InvalidInput(
+                f"topic {dead} is served by another node than {topic.name}",
+                hint="choose a dead-letter topic that the same node serves, or one that is not there yet",
+            )
 
     async def _change(self, topic: Topic, name: str, **changed: Any) -> None:
         subscription = topic.subscriptions.get(name)

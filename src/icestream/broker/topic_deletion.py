@@ -6,13 +6,15 @@
     2  the rest         cursors, then subscriptions, consumers and producers; then what the log holds of it
     3  the end          the DeletedTopic goes
 
-Whoever finds a DeletedTopic begins again with 2. Nothing in 2 belongs to a topic of the same name that is created
-later: that is why it is finished first.
+The node whose topic it was begins again with 2 when it finds a DeletedTopic. Nothing in 2 belongs to a topic of the
+same name that is created later: that is why it is finished first.
 """
 
 from __future__ import annotations
 
+from icestream import errors
 from icestream.broker import records
+from icestream.broker.neighbours import Neighbours
 from icestream.broker.schema_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.catalog import keys as catalog_keys
@@ -24,8 +26,9 @@ from icestream.model.topic_name import TopicName
 
 
 class TopicDeletion:
-    def __init__(self, store: MetadataStore, storage: PersistentStorage) -> None:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage, neighbours: Neighbours) -> None:
         self._store = store
+        self._neighbours = neighbours
         self._storage = storage
         self._unfinished: dict[TopicName, records.DeletedTopic] = {}
 
@@ -33,7 +36,7 @@ class TopicDeletion:
         """The name of the table that stays behind, level by level; None where the topic has none."""
         dropped = self._storage.uncommitted(record.id, record.shards)
         deleted = records.DeletedTopic(
-            record.id, name.namespace, name.name, record.shards, record.is_partitioned, dropped
+            record.id, name.namespace, name.name, record.shards, record.is_partitioned, dropped, record.owner
         )
         key = records.deleted_topic_key(record.id)
         operations: list[Operation] = [
@@ -59,11 +62,21 @@ class TopicDeletion:
             await self._finish(name, deleted)
             del self._unfinished[name]
 
+    async def check_finished(self, name: TopicName) -> None:
+        """Raises NotReady while another node deletes a topic of that name: what it does would reach a new one."""
+        for key, entry in await self._store.list_all(records.DELETED_TOPICS):
+            deleted = records.decode(records.DeletedTopic, key, entry.value)
+            if (deleted.namespace, deleted.name) == (name.namespace, name.name):
+                raise errors.NotReady(
+                    f"topic {name} is still being deleted by the node that served it", hint="try again in a moment"
+                )
+
     async def finish_all(self) -> None:
         """At a start: what was decided before."""
         for key, entry in await self._store.list_all(records.DELETED_TOPICS):
             deleted = records.decode(records.DeletedTopic, key, entry.value)
-            await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
+            if self._neighbours.is_own(deleted.owner):
+                await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
 
     async def _finish(self, name: TopicName, deleted: records.DeletedTopic) -> None:
         below = f"{name.namespace}/{name.name}/"

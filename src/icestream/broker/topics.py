@@ -1,5 +1,7 @@
 """The namespaces and topics of this node: written in the metadata store, mirrored here, declared to the storage.
 
+Topics of other nodes are not here (neighbours.py); namespaces are everybody's, and what others do to them is followed.
+
 A name is looked up exactly. A topic that is created again has a new id, which is its incarnation: its offsets begin
 anew and no cursor or producer of the old one applies to it.
 """
@@ -13,12 +15,14 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.neighbours import Neighbours
 from icestream.broker.options import BrokerOptions
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic import Topic
 from icestream.broker.topic_deletion import TopicDeletion
-from icestream.metadata.command import Absent, AtRevision, Put
+from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
 from icestream.metadata.store import MetadataStore
+from icestream.metadata.watch import Resync
 from icestream.model.subscription import Dispatch
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.runtime.clock import Clock
@@ -27,14 +31,22 @@ BOOTSTRAP_NAMESPACES: Final = ("default", "system")
 
 
 class Topics:
-    def __init__(self, options: BrokerOptions, store: MetadataStore, storage: PersistentStorage, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: MetadataStore,
+        storage: PersistentStorage,
+        clock: Clock,
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self._options = options
         self._store = store
         self._storage = storage
         self._clock = clock
         self.namespaces: dict[str, records.Namespace] = {}
         self._topics: dict[TopicName, Topic] = {}
-        self._deletion = TopicDeletion(store, storage)
+        self.neighbours = neighbours or Neighbours()
+        self._deletion = TopicDeletion(store, storage, self.neighbours)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
@@ -46,10 +58,20 @@ class Topics:
         return self._topics.get(name)
 
     def get(self, name: TopicName) -> Topic:
+        """Raises TopicElsewhere for one that another node serves, UnknownTopic for one that is not there."""
         topic = self._topics.get(name)
         if topic is None:
+            record = self.neighbours.find(name)
+            if record is not None and not self.neighbours.is_own(record.owner):
+                raise self.neighbours.elsewhere(name, record)
             raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
         return topic
+
+    async def locate(self, name: TopicName) -> Topic:
+        """The same, and what another node did until now is known."""
+        if name not in self._topics and self.neighbours.there_may_be_some:
+            await self._store.revision()
+        return self.get(name)
 
     def table_policy(self, name: str, topic_id: int) -> dict[str, str]:
         """How the table of a topic is to be laid out. One that is gone says nothing, nor does its successor for it."""
@@ -66,19 +88,68 @@ class Topics:
             name = key.removeprefix(records.NAMESPACES)
             self.namespaces[name] = records.decode(records.Namespace, key, entry.value)
         await self._deletion.finish_all()
+        unclaimed: list[tuple[TopicName, int]] = []
         for key, entry in await self._store.list_all(records.TOPICS):
-            namespace, topic = key.removeprefix(records.TOPICS).split("/")
             record = records.decode(records.TopicRecord, key, entry.value)
-            self._serve(TopicName(namespace, topic), record)
+            place = TopicName(*key.removeprefix(records.TOPICS).split("/"))
+            if self.neighbours.is_own(record.owner):
+                self._serve(place, record)
+            if self.neighbours.is_unclaimed(record.owner):
+                unclaimed.append((place, entry.mod_revision))
+        await self._claim(unclaimed)
+
+    async def _claim(self, found: list[tuple[TopicName, int]]) -> None:
+        """Writes down that topics of before there were owners are this node's, before it ever has neighbours."""
+        most = limits.METADATA_TXN_OPERATIONS_MAX // 4
+        for begin in range(0, len(found), most):
+            compare: list[Compare] = []
+            operations: list[Operation] = []
+            for name, revision in found[begin : begin + most]:
+                topic = self._topics[name]
+                topic.record = msgspec.structs.replace(topic.record, owner=self.neighbours.own)
+                compare.append(AtRevision(records.topic_key(name), revision))
+                operations.append(Put(records.topic_key(name), records.encode(topic.record)))
+            await self._store.txn(compare, operations)
+
+    async def follow_namespaces(self, after: int) -> None:
+        """What other nodes do to them takes effect here, from a revision on; until it is cancelled."""
+        async for changes in self._store.watch(records.NAMESPACES, after):
+            if isinstance(changes, Resync):
+                stored = await self._store.list_all(records.NAMESPACES)
+                names = {*self.namespaces, *(key.removeprefix(records.NAMESPACES) for key, _ in stored)}
+            else:
+                names = {event.key.removeprefix(records.NAMESPACES) for event in changes.events}
+            for name in sorted(names):
+                self._look_at_namespace(name)
+
+    def _look_at_namespace(self, name: str) -> None:
+        """As the state has it now: an event may tell of something that this node has changed since."""
+        record = self.neighbours.namespace(name)
+        if record is None:
+            self.namespaces.pop(name, None)
+        elif self.namespaces.get(name) != record:
+            self._use_namespace(name, record)
+
+    def _use_namespace(self, name: str, record: records.Namespace) -> None:
+        self.namespaces[name] = record
+        for topic in self:
+            if topic.name.namespace == name:
+                topic.set_policies(topic.record, topic.record.policies.over(record.policies))
+                self._retain(topic)
 
     def _serve(self, name: TopicName, record: records.TopicRecord) -> Topic:
         if name in self._topics:
             return self._topics[name]
-        topic = Topic(name, record, record.policies.over(self.namespaces[name.namespace].policies))
+        topic = Topic(name, record, record.policies.over(self._policies_of(name.namespace)))
         self._storage.declare_topic(topic.identity, record.shards)
         self._topics[name] = topic
         self._retain(topic)
         return topic
+
+    def _policies_of(self, namespace: str) -> records.Policies:
+        """None where the namespace is not known: another node may have deleted it in the same moment."""
+        found = self.namespaces.get(namespace)
+        return found.policies if found is not None else records.Policies()
 
     def _retain(self, topic: Topic) -> None:
         policies = topic.policies
@@ -97,13 +168,15 @@ class Topics:
     async def delete_namespace(self, name: str) -> None:
         if name not in self.namespaces:
             raise unknown_namespace(name)
-        held = [str(topic.name) for topic in self if topic.name.namespace == name]
+        prefix = f"{records.TOPICS}{name}/"
+        held = await self._store.list_all(prefix)
         if held:
-            raise errors.NotEmpty(f"namespace {name} has {len(held)} topics", hint=f"delete them first: {held[0]}, …")
+            first = f"/{name}/{held[0][0].removeprefix(prefix)}"
+            raise errors.NotEmpty(f"namespace {name} has {len(held)} topics", hint=f"delete them first: {first}, …")
         if name in BOOTSTRAP_NAMESPACES:
             raise errors.InvalidInput(f"namespace {name} is always there", hint="delete its topics instead")
         await self._store.delete(records.namespace_key(name))
-        del self.namespaces[name]
+        self.namespaces.pop(name, None)
 
     async def set_namespace_policies(self, name: str, policies: records.Policies) -> None:
         """In force at once for every topic of it, as far as the topic says nothing itself."""
@@ -111,11 +184,7 @@ class Topics:
             raise unknown_namespace(name)
         record = records.Namespace(policies)
         await self._store.put(records.namespace_key(name), records.encode(record))
-        self.namespaces[name] = record
-        for topic in self:
-            if topic.name.namespace == name:
-                topic.set_policies(topic.record, topic.record.policies.over(policies))
-                self._retain(topic)
+        self._use_namespace(name, record)
 
     # --- topics ---
 
@@ -135,8 +204,13 @@ class Topics:
         namespace = await self._store.get(records.namespace_key(name.namespace))
         if namespace is None:
             raise unknown_namespace(name.namespace)
-        await self._deletion.finish(name)
         key = records.topic_key(name)
+        if self.neighbours.there_may_be_some and await self._store.get(key) is not None:
+            await self._find_late(name)
+            raise errors.AlreadyExists(f"topic {name} exists already", hint="use it, or choose another name")
+        await self._deletion.finish(name)
+        if self.neighbours.there_may_be_some:
+            await self._deletion.check_finished(name)
         record = records.TopicRecord(
             id=await self._store.allocate_id("topic"),
             shards=shards,
@@ -145,6 +219,7 @@ class Topics:
             node=self._options.node,
             policies=policies,
             is_partitioned=is_partitioned,
+            owner=self.neighbours.own,
         )
         done = await self._store.txn(
             [Absent(key), AtRevision(records.namespace_key(name.namespace), namespace.mod_revision)],
@@ -157,11 +232,14 @@ class Topics:
 
     async def _find_late(self, name: TopicName) -> None:
         """A topic that an earlier life of this broker asked for, and that was made after this one had looked: without
-        it nobody could use the name before the next start."""
+        it nobody could use the name before the next start. Raises TopicElsewhere for one of another node."""
         key = records.topic_key(name)
         entry = await self._store.get(key)
         if entry is not None and name not in self._topics:
-            self._serve(name, records.decode(records.TopicRecord, key, entry.value))
+            record = records.decode(records.TopicRecord, key, entry.value)
+            if not self.neighbours.is_own(record.owner):
+                raise self.neighbours.elsewhere(name, record)
+            self._serve(name, record)
 
     def declare(self, topic: Topic, shards: int) -> None:
         """Makes further shards of a topic known to the storage. They are the topic's when `grow` has returned."""
@@ -188,7 +266,7 @@ class Topics:
         topic = self.get(name)
         record = msgspec.structs.replace(topic.record, policies=policies)
         await self._store.put(records.topic_key(name), records.encode(record))
-        topic.set_policies(record, policies.over(self.namespaces[name.namespace].policies))
+        topic.set_policies(record, policies.over(self._policies_of(name.namespace)))
         self._retain(topic)
 
 

@@ -142,7 +142,7 @@ async def _look(broker: BrokerCalls, place: tuple[str, int] | None, clock: Clock
     after: str | None = ""
     while after is not None and len(topics) < TOPICS_MAX:
         page = await broker.call("page_topics", after=after, limit=TOPICS_AT_ONCE)
-        topics |= {one["topic"]: _line(one) for one in page["items"]}
+        topics |= {one["topic"]: _line(one) for one in page["items"] if one["lag"] is not None}  # of this node
         after = page["next"]
     metrics = await asyncio.to_thread(_metrics, *place) if place is not None else {}
     return Look(clock.monotonic_ns(), topics, metrics)

@@ -20,7 +20,7 @@ from icestream.observability.words import counted, size_text
 
 app = Commands("List, make, change and delete topics.")
 
-_LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag")
+_LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag", "node")
 _SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")
 _PRODUCER = ("producer", "peer", "epoch")
 _SUBSCRIPTION = ("subscription", "type", "consumers", "lag")

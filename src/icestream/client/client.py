@@ -13,6 +13,7 @@ from icestream.client.options import ClientOptions
 from icestream.client.producer import Producer
 from icestream.client.questions import Document
 from icestream.client.session import Session
+from icestream.client.siblings import Siblings
 from icestream.client.subscription import Subscription
 from icestream.client.topic_info import TopicInfo, TopicPolicies, topic_info, topic_policies
 from icestream.client.whence import Whence
@@ -27,6 +28,7 @@ class Client:
     def __init__(self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness) -> None:
         self.address = address
         self._session = Session(address, options, clock, randomness)
+        self._siblings = Siblings(self._session)
 
     def producer(
         self,
@@ -134,7 +136,7 @@ class Client:
 
     async def close(self) -> None:
         """Waits for what producers have sent and for the acks of subscriptions, then leaves."""
-        await self._session.close()
+        await self._siblings.close()
 
     async def __aenter__(self) -> Client:
         await self._session.start()

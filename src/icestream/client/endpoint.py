@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from icestream import errors
 from icestream.client.connection import Connection
+
+if TYPE_CHECKING:
+    from icestream.client.session import Session
 
 
 class Endpoint(Protocol):
@@ -13,6 +16,9 @@ class Endpoint(Protocol):
 
     async def open_on(self, connection: Connection) -> None:
         """Makes itself known on a connection. Raises what the broker says against it."""
+
+    def move_to(self, session: Session) -> None:
+        """Another node serves its topic. It was not open yet."""
 
     def flush_on(self, connection: Connection | None) -> None:
         """The end of a tick: pushes what is to be sent. None: not connected."""

@@ -245,6 +245,10 @@ class Producer:
     async def open_on(self, connection: Connection) -> None:
         await self._out.open_on(connection)
 
+    def move_to(self, session: Session) -> None:
+        self._session = session
+        self._out.move_to(session)
+
     def detach(self, error: errors.IcestreamError) -> None:
         self._out.detach()
 

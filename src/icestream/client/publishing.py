@@ -66,6 +66,9 @@ class Publishing:
         names = {envelope.PRODUCER_NAME: name, envelope.TOPIC_NAME: topic}
         self._constants = {column: Constant(text) for column, text in names.items()}
 
+    def move_to(self, session: Session) -> None:
+        self._session = session
+
     # --- out ---
 
     def flush_on(self, connection: Connection | None) -> None:

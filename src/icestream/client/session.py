@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from icestream import errors, limits
@@ -55,6 +56,7 @@ class Session:
         self._here = asyncio.Event()
         self._lost = asyncio.Event()
         self._is_closed = False
+        self.elsewhere: Callable[[errors.TopicElsewhere], Awaitable[Session]] = _nowhere
         self._endpoints: dict[Endpoint, None] = {}
         self._dirty: list[Endpoint] = []
 
@@ -190,12 +192,16 @@ class Session:
     # --- calls ---
 
     async def call(self, method: str, arguments: Document, *, repeats: bool = False) -> Document:
-        """Waits for a connection. One that is lost under the call is ConnectionLost, unless it `repeats`."""
+        """Waits for a connection. One that is lost under the call is ConnectionLost, unless it `repeats`. What another
+        node must answer is asked there."""
         self.check_open()
         while True:
             connection = await self._connected()
             try:
                 return await self.ask(connection, method, arguments)
+            except errors.TopicElsewhere as error:
+                other = await self.elsewhere(error)
+                return await other.ask(await other._connected(), method, arguments)
             except errors.ConnectionLost:
                 if not (repeats and connection.is_lost):
                     raise
@@ -246,7 +252,15 @@ class Session:
     # --- endpoints ---
 
     async def open(self, endpoint: Endpoint) -> None:
-        """For the first time. Raises."""
+        """For the first time. Raises. It moves to the node that serves its topic."""
+        try:
+            await self._open_here(endpoint)
+        except errors.TopicElsewhere as error:
+            other = await self.elsewhere(error)
+            endpoint.move_to(other)
+            await other._open_here(endpoint)
+
+    async def _open_here(self, endpoint: Endpoint) -> None:
         self.check_open()
         while True:
             connection = await self._connected()
@@ -284,6 +298,10 @@ class Session:
 
     def forget(self, endpoint: Endpoint) -> None:
         self._endpoints.pop(endpoint, None)
+
+
+async def _nowhere(error: errors.TopicElsewhere) -> Session:
+    raise error
 
 
 def _task_failed(error: BaseException) -> None:

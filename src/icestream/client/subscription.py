@@ -368,6 +368,9 @@ class Subscription:
         connection.consumers.join(self._handle, self)
         self.plan()
 
+    def move_to(self, session: Session) -> None:
+        self._session = session
+
     def detach(self, error: errors.IcestreamError) -> None:
         """What was not handed out comes again; acks are sent on the next connection."""
         self._leave()

@@ -102,12 +102,13 @@ class TopicLine(Shown):
     id: int
     shards: int
     dispatch: DispatchKind
-    producers: int = Field(description="That are connected.")
-    consumers: int = Field(description="That are connected.")
-    subscriptions: int
-    lag: int = Field(description="Messages that are not acked, over all subscriptions.")
-    published_messages: int = Field(description="Since the broker started.")
-    published_bytes: int = Field(description="Since the broker started.")
+    node: str = Field(description="The node that serves it. What only that node knows is null elsewhere.")
+    producers: int | None = Field(description="That are connected.")
+    consumers: int | None = Field(description="That are connected.")
+    subscriptions: int | None
+    lag: int | None = Field(description="Messages that are not acked, over all subscriptions.")
+    published_messages: int | None = Field(description="Since the broker started.")
+    published_bytes: int | None = Field(description="Since the broker started.")
 
 
 class Gap(Shown):
@@ -139,7 +140,6 @@ class DeletedTopic(Shown):
 class Topic(TopicLine):
     incarnation: int
     created_ms: int
-    node: str
     policies: Policies = Field(description="The topic's own.")
     effective_policies: Policies = Field(description="The topic's own over its namespace's.")
     held_bytes: int = Field(description="In the log.")

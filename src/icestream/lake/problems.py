@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -54,10 +55,16 @@ def problem(
     return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)
 
 
-def of_error(error: errors.IcestreamError, path: str) -> Response:
+def of_error(error: errors.IcestreamError, path: str, query: str = "") -> Response:
+    """What another node must answer is sent there, where its address is known: method and body stay."""
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).capitalize()
     status = errors.http_status(error)
-    return problem(status, error.code, title, error.message, path, error.hint, retryable=error.retryable)
+    place = error.details.get("http") if isinstance(error, errors.TopicElsewhere) else None
+    if not place:
+        return problem(status, error.code, title, error.message, path, error.hint, retryable=error.retryable)
+    found = problem(307, error.code, title, error.message, path, error.hint)
+    found.headers["Location"] = f"{place}{quote(path)}{'?' if query else ''}{query}"
+    return found
 
 
 def of_status(status: int, detail: str, path: str) -> Response:
@@ -74,7 +81,7 @@ def of_validation(error: RequestValidationError, path: str) -> Response:
 def install(app: FastAPI) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.IcestreamError)
-        return of_error(error, request.url.path)
+        return of_error(error, request.url.path, request.url.query)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -118,14 +118,15 @@ def number_of(document: dict[str, Any], key: str, low: int, high: int, default: 
 
 
 def encode_error(error: errors.IcestreamError) -> bytes:
-    return encode(
-        {
-            "code": error.code,
-            "message": _cut(error.message, limits.ERROR_MESSAGE_BYTES_MAX),
-            "hint": _cut(error.hint, limits.ERROR_HINT_BYTES_MAX),
-            "retryable": error.retryable,
-        }
-    )
+    found: dict[str, Any] = {
+        "code": error.code,
+        "message": _cut(error.message, limits.ERROR_MESSAGE_BYTES_MAX),
+        "hint": _cut(error.hint, limits.ERROR_HINT_BYTES_MAX),
+        "retryable": error.retryable,
+    }
+    if isinstance(error, errors.TopicElsewhere):
+        found["places"] = error.details
+    return encode(found)
 
 
 def _cut(text: str, bytes_max: int) -> str:
@@ -144,8 +145,16 @@ def decode_error(body: bytes) -> errors.IcestreamError:
     if not isinstance(retryable, bool):
         raise errors.DecodeError("retryable is neither true nor false")
     kind = errors.BY_CODE.get(code)
+    if kind is errors.TopicElsewhere:
+        return errors.TopicElsewhere(message, hint=hint, details=_places_of(found.get("places", {})))
     if kind is not None:
         return kind(message, hint=hint)
     error = errors.IcestreamError(message, hint=hint)
     error.code, error.retryable = code, retryable  # type: ignore[misc]  # of this one instance
     return error
+
+
+def _places_of(found: Any) -> dict[str, str]:
+    if not isinstance(found, dict):
+        raise errors.DecodeError("places is not a map")
+    return {name: text_of(found, name, limits.NAME_BYTES_MAX) for name in ("native", "danube", "http") if name in found}

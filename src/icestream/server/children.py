@@ -58,6 +58,7 @@ class Child:
         self._command = command
         self._clock = clock
         self._process: Process | None = None
+        self._creating = asyncio.Lock()
         self._reason = "it is being started"
         self._stopping = asyncio.Event()
 
@@ -98,16 +99,16 @@ class Child:
         """One life of it; how it ended."""
         try:
             # a session of its own: a Ctrl-C at the terminal is the broker's to answer, which then stops it in order
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=PIPE,
-                stdout=PIPE,
-                start_new_session=True,
-                env={**os.environ, **self._environment()},
-            )
+            async with self._creating:
+                process = self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    start_new_session=True,
+                    env={**os.environ, **self._environment()},
+                )
         except OSError as error:
             return f"it cannot be started: {error}"
-        self._process = process
         try:
             await self._listen_to(process)
             code = await process.wait()
@@ -130,7 +131,8 @@ class Child:
     async def stop(self) -> None:
         """Gone when this returns."""
         self._stopping.set()
-        process = self._process
+        async with self._creating:  # one that is half started could not be told to stop
+            process = self._process
         if process is None:
             return
         assert process.stdin is not None

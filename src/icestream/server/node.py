@@ -26,9 +26,11 @@ from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.ingest import Ingest, Place
 from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.neighbours import Neighbours
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
 from icestream.frontends.native.listener import NativeListener
+from icestream.metadata import eraftpb
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import open_metadata
 from icestream.metadata.store import MemoryStore, MetadataStore
@@ -59,15 +61,43 @@ async def open_configured_log(settings: Settings, positions: dict[ShardKey, int]
     return await open_log(Path(settings.wal.base_path), options, positions)
 
 
+def neighbours_of(store: MetadataStore) -> Neighbours:
+    if not isinstance(store, NodeStore):
+        return Neighbours()
+    founders = eraftpb.decode_conf(store.identity.conf).voters
+
+    def peek(key: str) -> bytes | None:
+        entry = store.node.machine.get(key)
+        return entry.value if entry is not None else None
+
+    return Neighbours(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek)
+
+
 async def stored_positions(store: MetadataStore) -> dict[ShardKey, int]:
-    """The highest offset of each shard that some cursor knows: the log must go on behind it (hazard 3)."""
+    """The highest offset of each shard of this node that some cursor knows: the log must go on behind it (hazard 3)."""
     found: dict[ShardKey, int] = {}
+    others = await _topics_of_others(store, neighbours_of(store))
     for key, entry in await store.list_all(records.CURSORS):
         cursor = records.decode(records.CursorRecord, key, entry.value)
+        if cursor.topic_id in others:
+            continue
         _, shard = parse_shard("/" + "/".join(key.split("/")[-2:]))
         place = ShardKey(cursor.topic_id, shard or 0)
         found[place] = max(found.get(place, 0), cursor.end)
     return found
+
+
+async def _topics_of_others(store: MetadataStore, neighbours: Neighbours) -> set[int]:
+    """Ids of topics that this node's log knows nothing of."""
+    topics = [
+        records.decode(records.TopicRecord, key, entry.value) for key, entry in await store.list_all(records.TOPICS)
+    ]
+    deleted = [
+        records.decode(records.DeletedTopic, key, entry.value)
+        for key, entry in await store.list_all(records.DELETED_TOPICS)
+    ]
+    owners = [(one.id, one.owner) for one in topics] + [(one.id, one.owner) for one in deleted]
+    return {topic_id for topic_id, owner in owners if not neighbours.is_own(owner)}
 
 
 def _check_not_running(settings: Settings) -> None:
@@ -95,7 +125,7 @@ class Node:
         self.around = around or Surroundings(settings)
         self.store = store
         self.log = log
-        self.broker = Broker(broker_options(settings), store, storage, clock)
+        self.broker = Broker(broker_options(settings), store, storage, clock, neighbours_of(store))
         policy = self.broker.topics.table_policy
         self.ingest = Ingest(log, clock, self._place(), policy) if log is not None else None
         welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())

@@ -27,14 +27,17 @@ class Discovery:
 
     async def lookup(self, raw: bytes, call: Call) -> bytes:
         asked = decode(pb.TopicLookupRequest, raw)
+        found, url = pb.TopicLookupResponse.Connect, self._url
+        try:
+            await self._broker.topics.locate(base_name(asked.topic))
+        except errors.TopicElsewhere as error:
+            found, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
+            if not url:
+                raise
         if not wire_names(self._broker.topics, asked.topic):
-            self._broker.topics.get(base_name(asked.topic))
             raise errors.UnknownTopic(f"there is no topic {asked.topic}", hint="TopicPartitions lists its partitions")
         answer = pb.TopicLookupResponse(
-            request_id=asked.request_id,
-            response_type=pb.TopicLookupResponse.Connect,
-            connect_url=self._url,
-            broker_url=self._url,
+            request_id=asked.request_id, response_type=found, connect_url=url, broker_url=url
         )
         return answer.SerializeToString()
 

@@ -40,13 +40,15 @@ def wire_name(topic: Topic, shard: int) -> str:
 
 
 def wire_names(topics: Topics, name: str) -> list[str]:
-    """All shards of a topic, or the one that is named. None where there is no such topic: names match exactly."""
+    """All shards of a topic, of whichever node, or the one that is named. None where there is no such topic: names
+    match exactly."""
     found, part = parse_place(name)
     topic = topics.find(found)
-    if topic is None or (part is not None and not topic.record.has_parts):
+    record = topic.record if topic is not None else topics.neighbours.find(found)
+    if record is None or (part is not None and not record.has_parts):
         return []
-    shards = range(topic.record.shards) if part is None else [part] if part < topic.record.shards else []
-    return [wire_name(topic, shard) for shard in shards]
+    shards = range(record.shards) if part is None else [part] if part < record.shards else []
+    return [found.shard_name(shard, record.shards, is_partitioned=record.is_partitioned) for shard in shards]
 
 
 def base_name(name: str) -> TopicName:

@@ -25,6 +25,7 @@ from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pages import Page, page_of
 from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.frontends.native.scan_calls import SCAN_CALLS
+from icestream.metadata.entry import Entry
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.observability.health import Check
@@ -179,12 +180,20 @@ class Administration:
             prefix += f"{asked.namespace}/"
         after = records.topic_key(TopicName.parse(asked.after)) if asked.after else ""
         found = await self._broker.store.list(prefix, after, asked.limit + 1)
-        names = [TopicName(*key.removeprefix(records.TOPICS).split("/")) for key, _ in found]
-        page = [topic for name in names[: asked.limit] if (topic := self._broker.topics.find(name)) is not None]
+        lines = [self._line(key, entry) for key, entry in found[: asked.limit]]
         return {
-            "items": [descriptions.topic_line(topic) for topic in page],
-            "next": str(names[asked.limit - 1]) if len(names) > asked.limit else None,
+            "items": [line for line in lines if line is not None],
+            "next": "/" + found[asked.limit - 1][0].removeprefix(records.TOPICS) if found[asked.limit :] else None,
         }
+
+    def _line(self, key: str, entry: Entry) -> Document | None:
+        """None for one that this node should serve and does not yet."""
+        name, topics = TopicName(*key.removeprefix(records.TOPICS).split("/")), self._broker.topics
+        topic = topics.find(name)
+        if topic is not None:
+            return descriptions.topic_line(topic)
+        record = records.decode(records.TopicRecord, key, entry.value)
+        return None if topics.neighbours.is_own(record.owner) else descriptions.topic_line_elsewhere(name, record)
 
     async def inspect_topic(self, connection: NativeConnection, given: Document) -> Document:
         topic = self._topic(arguments_of(TopicOnly, given).topic)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping
-from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -245,9 +244,9 @@ async def topic_policies(connection: NativeConnection, given: Document) -> Docum
 async def list_topics(connection: NativeConnection, given: Document) -> Document:
     """A page of them, in the order of their names; `next` is the last one, and nil when there are no more."""
     after = arguments_of(ListTopics, given).after
-    behind = (name for topic in connection.broker.topics if (name := str(topic.name)) > after)
-    found = nsmallest(limits.TOPICS_PAGE_MAX + 1, behind)
-    page = found[: limits.TOPICS_PAGE_MAX]
+    key = records.TOPICS + after.removeprefix("/") if after else ""
+    found = await connection.broker.store.list(records.TOPICS, key, limits.TOPICS_PAGE_MAX + 1)
+    page = ["/" + key.removeprefix(records.TOPICS) for key, _ in found[: limits.TOPICS_PAGE_MAX]]
     return {"topics": page, "next": page[-1] if len(found) > len(page) else None}
 
 

@@ -19,6 +19,7 @@ from icestream.broker.storage import ShardStream
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Producer, Topic
 from icestream.model.shard import Gap
+from icestream.model.topic_name import TopicName
 from icestream.settings import Key, value_at
 from icestream.wal.log import Log
 from icestream.wal.log_file import log_name
@@ -51,6 +52,24 @@ def topic_line(topic: Topic) -> Document:
         "lag": sum(one.lag for one in topic.subscriptions.values()),
         "published_messages": topic.published_messages,
         "published_bytes": topic.published_bytes,
+        "node": topic.record.node,
+    }
+
+
+def topic_line_elsewhere(name: TopicName, record: records.TopicRecord) -> Document:
+    """A topic that another node serves: only that one knows who uses it."""
+    return {
+        "topic": str(name),
+        "id": record.id,
+        "shards": record.shards,
+        "dispatch": record.dispatch.value,
+        "producers": None,
+        "consumers": None,
+        "subscriptions": None,
+        "lag": None,
+        "published_messages": None,
+        "published_bytes": None,
+        "node": record.node,
     }
 
 
@@ -58,7 +77,6 @@ def topic_details(topic: Topic, streams: list[ShardStream], held_bytes: int) -> 
     return topic_line(topic) | {
         "incarnation": topic.record.incarnation,
         "created_ms": topic.record.created_ms,
-        "node": topic.record.node,
         "policies": policies(topic.record.policies),
         "effective_policies": policies(topic.policies),
         "held_bytes": held_bytes,

@@ -1,0 +1,66 @@
+"""Two brokers in memory over one metadata store, as two nodes of a cluster are: each with the topics that it made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.neighbours import Neighbours
+from icestream.broker.options import BrokerOptions
+from icestream.broker.service import Broker
+from icestream.cluster.members import NodeRecord, encode_record, node_key
+from icestream.frontends.native.listener import NativeListener
+from icestream.metadata.store import MemoryStore
+from icestream.protocol import handshake
+from icestream.runtime.clock import SystemClock
+from tests.support.broker_machine import KeptStore
+
+FIRST, SECOND = 0xA, 0xB  # their ids; the first has founded the cluster
+
+
+@dataclass
+class TwoNodes:
+    store: MemoryStore
+    first: Broker
+    second: Broker
+    listeners: tuple[NativeListener, NativeListener]
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        first, second = self.listeners
+        return f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"
+
+
+def broker_of(store: MemoryStore, node_id: int) -> Broker:
+    def peek(key: str) -> bytes | None:
+        entry = store._machine.get(key)
+        return entry.value if entry is not None else None
+
+    clock = SystemClock()
+    neighbours = Neighbours(f"{node_id:016x}", f"{FIRST:016x}", peek)
+    options = BrokerOptions(node=f"node-{node_id:x}")
+    return Broker(options, store, MemoryStorage(store, clock, 10_000), clock, neighbours)
+
+
+@asynccontextmanager
+async def two_nodes(store: MemoryStore | None = None) -> AsyncIterator[TwoNodes]:
+    store = store or KeptStore(SystemClock())
+    brokers = [broker_of(store, FIRST), broker_of(store, SECOND)]
+    listeners = []
+    for node_id, broker in zip((FIRST, SECOND), brokers, strict=True):
+        await broker.start()
+        listener = NativeListener(broker, handshake.Server("test", SystemClock().wall_us))
+        await listener.listen("127.0.0.1", 0)
+        listeners.append(listener)
+        url = f"http://127.0.0.1:{node_id}"
+        record = NodeRecord(broker.options.node, f"127.0.0.1:{node_id}", f"127.0.0.1:{listener.port}", url, url)
+        await store.put(node_key(node_id), encode_record(record))
+    try:
+        yield TwoNodes(store, brokers[0], brokers[1], (listeners[0], listeners[1]))
+    finally:
+        for listener in listeners:
+            await listener.close()
+        for broker in brokers:
+            await broker.shutdown()
