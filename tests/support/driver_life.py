@@ -57,7 +57,7 @@ class Life:
         self.stands_still = asyncio.Event()
         self.goes_on = asyncio.Event()
 
-    def strike(self, number: int) -> None:
+    def strike(self) -> None:
         """Instead of a signal."""
         self.is_over = True
         raise Struck

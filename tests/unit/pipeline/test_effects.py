@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from icestream import errors
-from icestream.pipeline.driver.effects import VARIABLE, Effect, Effects, Fault, read_fault
+from icestream.pipeline.driver.effects import VARIABLE, Effect, Effects, Fault
 from tests.support.paper_pipeline import PaperPipeline
 
 
-def test_faults_are_read_from_the_environment() -> None:
-    assert read_fault({}) is None
-    assert read_fault({VARIABLE: "before:commit:kill"}) == Fault(True, Effect.COMMIT, signal.SIGKILL, 1)
-    assert read_fault({VARIABLE: "after:hold_files:stop:3"}) == Fault(False, Effect.HOLD_FILES, signal.SIGSTOP, 3)
-    for wrong in ("commit", "before:nothing:kill", "before:commit:hit", "before:commit:kill:0"):
-        with pytest.raises(errors.ConfigurationError):
-            read_fault({VARIABLE: wrong})
+def test_whoever_comes_to_the_place_that_a_file_names_takes_it_and_is_struck(tmp_path: Path) -> None:
+    assert Effects.of({})._asked is None
+    asked, struck = tmp_path / "fault", list[str]()
+    first, second = (Effects(strike=lambda name=name: struck.append(name), asked=asked) for name in "ab")  # type: ignore[misc]
+
+    def pass_by(one: Effects) -> None:
+        with one.happens(Effect.COMMIT), one.happens(Effect.NOTE):
+            pass
+
+    pass_by(first)
+    assert struck == []
+    asked.write_text("after:note")
+    pass_by(second)
+    pass_by(first)
+    assert (struck, asked.exists()) == (["b"], False)
+    asked.write_text("before:commit")
+    with pytest.raises(ZeroDivisionError), first.happens(Effect.COMMIT):
+        assert struck == ["b", "a"]
+        asked.write_text("after:commit")
+        raise ZeroDivisionError
+    assert asked.exists(), "what failed has no place behind it"
+    assert Effects.of({VARIABLE: str(asked)})._asked == asked
 
 
 class Struck(BaseException):
     """Instead of a signal."""
 
 
-def strike(number: int) -> None:
+def strike() -> None:
     raise Struck
 
 
@@ -44,7 +57,7 @@ ROUND = [one for one in Effect if one not in (Effect.EVOLVE_TABLE, Effect.CLEAN_
 async def test_a_driver_that_ends_anywhere_is_followed_by_one_that_finishes(
     tmp_path: Path, effect: Effect, is_before: bool
 ) -> None:
-    effects = Effects(Fault(is_before, effect, signal.SIGKILL, 2 if effect is not Effect.MAKE_TABLE else 1), strike)
+    effects = Effects(Fault(is_before, effect, 2 if effect is not Effect.MAKE_TABLE else 1), strike)
     first = PaperPipeline(tmp_path / "w", effects=effects, owner="child")
     with pytest.raises(Struck):
         await rounds(first)

@@ -8,7 +8,6 @@ went beyond the rows (`FaultWorld`). The same on real processes: tests/process/t
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ async def test_a_driver_that_is_killed_is_followed_by_one_that_finishes(
 ) -> None:
     """At the second time: something is in the tables already."""
     number = 1 if effect is Effect.EVOLVE_TABLE else 2
-    first = either.driver(Fault(is_before, effect, signal.SIGKILL, number))
+    first = either.driver(Fault(is_before, effect, number))
     with pytest.raises(Struck):
         await rounds(either, first)
     await first.end()
@@ -87,7 +86,7 @@ async def test_drivers_that_are_killed_one_after_the_other(either: FaultWorld, i
     """Each gets a little further than the one before; the last one finishes."""
     await either.publish_some()
     for effect in [one for one in Effect if one not in {*NOT_DONE, Effect.EVOLVE_TABLE}]:
-        one = either.driver(Fault(is_before, effect, signal.SIGKILL, 1))
+        one = either.driver(Fault(is_before, effect, 1))
         try:
             await either.drain(one)
         except Struck:
@@ -227,7 +226,7 @@ async def test_a_catalog_that_fails_and_a_driver_that_is_killed_by_its_answer(ei
         moody.append(Moody(inner, "", mood, mood, mood) if not moody else moody[0])
         return moody[-1]
 
-    first = either.driver(Fault(False, Effect.COMMIT, signal.SIGKILL, 2), wrap=wrap)
+    first = either.driver(Fault(False, Effect.COMMIT, 2), wrap=wrap)
     with pytest.raises(Struck):
         await rounds(either, first)
     await first.end()

@@ -1,21 +1,19 @@
-"""Everything a round does to the world, by name and in order (docs/adr/0025). Fault tests are made from this list: a
-driver is stopped before and after each of them, and nothing may be lost or doubled.
+"""Everything a round does to the world, by name and in order (docs/adr/0025). Fault tests are made from this list: the
+driver, or whoever it works with, is ended or stopped before and after each of them, and nothing may be lost or doubled.
 
-`_ICESTREAM_PIPELINE_FAULT=before:commit:kill` ends the process by SIGKILL before its first commit is sent, `…:stop`
-lets it stand still by SIGSTOP; `after:…` behind it; `before:commit:kill:3` at the third one. For tests alone.
+`_ICESTREAM_PIPELINE_FAULT` names a file, for tests alone. When it says `before:commit`, the driver that comes there
+first takes it away and stands still by SIGSTOP: the others can be dealt with at that very moment.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Final, NamedTuple
-
-from icestream import errors
 
 VARIABLE: Final = "_ICESTREAM_PIPELINE_FAULT"
 
@@ -37,30 +35,23 @@ class Effect(StrEnum):
 class Fault(NamedTuple):
     is_before: bool
     effect: Effect
-    signal: int
-    number: int  # which time, from 1
-
-
-_FORM: Final = re.compile(r"(before|after):([a-z_]+):(kill|stop)(?::([1-9][0-9]*))?")
-
-
-def read_fault(environment: Mapping[str, str]) -> Fault | None:
-    text = environment.get(VARIABLE, "")
-    if not text:
-        return None
-    found = _FORM.fullmatch(text)
-    if found is None or found[2] not in list(Effect):
-        raise errors.ConfigurationError(f"{VARIABLE}={text} is no fault", hint="such as before:commit:kill")
-    number = signal.SIGKILL if found[3] == "kill" else signal.SIGSTOP
-    return Fault(found[1] == "before", Effect(found[2]), number, int(found[4] or 1))
+    number: int = 1  # which time
 
 
 class Effects:
-    def __init__(self, fault: Fault | None = None, strike: Callable[[int], None] | None = None) -> None:
-        """`strike`: sends a signal to this process."""
+    def __init__(
+        self, fault: Fault | None = None, strike: Callable[[], None] | None = None, asked: Path | None = None
+    ) -> None:
+        """`strike`: what happens at the fault; else this process stands still. `asked`: the file that names a fault."""
         self._fault = fault
-        self._strike = strike or (lambda number: os.kill(os.getpid(), number))
+        self._strike = strike or (lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        self._asked = asked
         self.counts: dict[Effect, int] = dict.fromkeys(Effect, 0)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Effects:
+        place = environment.get(VARIABLE)
+        return cls(asked=Path(place) if place else None)
 
     @contextmanager
     def happens(self, effect: Effect) -> Iterator[None]:
@@ -70,7 +61,20 @@ class Effects:
         self._meet(effect, is_before=False)
 
     def _meet(self, effect: Effect, is_before: bool) -> None:
-        fault = self._fault
-        if fault is None or (fault.effect, fault.is_before, fault.number) != (effect, is_before, self.counts[effect]):
-            return
-        self._strike(fault.signal)
+        if self._fault == (is_before, effect, self.counts[effect]) or self._is_asked(effect, is_before):
+            self._strike()
+
+    def _is_asked(self, effect: Effect, is_before: bool) -> bool:
+        if self._asked is None:
+            return False
+        try:
+            if self._asked.read_text(encoding="ascii") != place_of(effect, is_before):
+                return False
+            self._asked.unlink()
+        except FileNotFoundError:  # another driver was here first
+            return False
+        return True
+
+
+def place_of(effect: Effect, is_before: bool) -> str:
+    return f"{'before' if is_before else 'after'}:{effect}"

@@ -27,7 +27,7 @@ from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.driver.asked import follow_wishes
 from icestream.pipeline.driver.broker import BrokerLink
 from icestream.pipeline.driver.driver import Driver, RoundWriter
-from icestream.pipeline.driver.effects import Effects, read_fault
+from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.metrics_port import MetricsPort
 from icestream.pipeline.driver.options import DriverOptions
@@ -89,7 +89,7 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
     options = StoreOptions.of(settings.storage.iceberg_config.object_store)
     files = open_files(options, clock, randomness, disk)
     catalog = open_catalog(_with_token(settings), clock, randomness)
-    effects = Effects(read_fault(os.environ))
+    effects = Effects.of(os.environ)
     tasks = [keeping]
     try:
         await store.ready()
