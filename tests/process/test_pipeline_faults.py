@@ -1,78 +1,78 @@
-"""The pipeline as processes, with Spark: killed and stopped at each of its effects. What is published is a row once.
+"""The pipeline as processes, with Spark: whoever takes part in a round is killed or stopped while the driver is at each
+of its effects. What is published is a row once, `verify` finds nothing wrong, every file of every manifest is there.
 
-One case runs always, all of them in `make chaos`. More kinds of faults, without processes, are in
-tests/unit/pipeline/test_faults.py.
+The cases follow from the list of effects (pipeline/driver/effects.py): some run always, all of them in `make chaos`.
+More kinds of faults, without processes, are in tests/unit/pipeline/test_faults.py.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import NoSuchTableError
 
 from icestream.pipeline.driver.effects import VARIABLE, Effect
+from tests.support.fault_world import NOT_DONE
 from tests.support.lake_run import until
-from tests.support.pipeline_process import PipelineRun
+from tests.support.process_faults import DEEDS, SECONDS_MAX, Deed, FaultRun
 
-TOPIC, ROWS = "/default/orders", 5
-# Nobody cleans up yet, and tables of these topics are made as they stay.
-NOT_DONE = {Effect.EVOLVE_TABLE, Effect.CLEAN_UP}
-ALL = [(side, effect) for effect in Effect if effect not in NOT_DONE for side in ("before", "after")]
-ALWAYS = ("after", Effect.COMMIT)
-CASES = [pytest.param(*one, marks=[] if one == ALWAYS else [pytest.mark.chaos]) for one in ALL]
+BEFORE, AFTER = True, False
+# Each deed once, where it hurts most.
+ALWAYS = (
+    (Effect.COMMIT, BEFORE, Deed.KILL_LAKE),
+    (Effect.COMMIT, BEFORE, Deed.STOP_LAKE_LONG),
+    (Effect.WRITE, BEFORE, Deed.KILL_BUSY_WORKERS),
+    (Effect.HOLD_FILES, AFTER, Deed.STOP_BROKER),
+    (Effect.COMMIT, AFTER, Deed.KILL_DRIVER),
+    (Effect.ADVANCE, BEFORE, Deed.KILL_BROKER),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultRun]:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "fault"))
+    with FaultRun(tmp_path, tmp_path / "fault") as found:
+        yield found
+
+
+def test_every_deed_can_be_done() -> None:
+    assert {*DEEDS} == {*Deed}
+    assert all(any(deed.is_for(effect) for effect in Effect) for deed in Deed)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("side", "effect"), CASES)
-def test_a_driver_that_is_killed_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, effect: Effect
-) -> None:
-    """Each life of it ends at its second such effect, and is followed by another one."""
-    monkeypatch.setenv(VARIABLE, f"{side}:{effect}:kill:2")
-    pids = set()
-    with PipelineRun(tmp_path / "data") as run, closing(RestCatalog("ice", uri=run.uri)) as catalog:
-        for times in range(1, 4):
-            topic = f"{TOPIC}{times}" if effect is Effect.MAKE_TABLE else TOPIC
-            run.produce(topic, ROWS)
-            expected = ROWS if effect is Effect.MAKE_TABLE else ROWS * times
-            until(lambda topic=topic, expected=expected: len(rows(catalog, topic)) >= expected, 180)  # type: ignore[misc]
-            assert rows(catalog, topic) == [(at, b"%d" % (at % ROWS)) for at in range(expected)]
-            pids.add(run.icestream("pipeline", "status")["pid"])
-    assert len(pids) > 1, "nobody was killed"
+def test_faults_where_they_hurt_most(run: FaultRun) -> None:
+    for fault in ALWAYS:
+        run.strike(*fault)
+        run.check()
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("side", "effect"), ALL)
-def test_a_driver_that_stands_still_while_another_takes_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str, effect: Effect
-) -> None:
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("effect", [one for one in Effect if one not in NOT_DONE])
+def test_faults_at_every_effect(run: FaultRun, effect: Effect) -> None:
+    for deed in (one for one in Deed if one.is_for(effect)):
+        for is_before in (True, False):
+            run.strike(effect, is_before, deed)
+            run.check()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("effect", [one for one in Effect if one not in NOT_DONE])
+def test_a_driver_that_stands_still_while_another_takes_over(run: FaultRun, effect: Effect) -> None:
     """The second one is started by hand and waits until the lease of the first has ended."""
-    monkeypatch.setenv(VARIABLE, f"{side}:{effect}:stop")
-    with PipelineRun(tmp_path / "data") as run, closing(RestCatalog("ice", uri=run.uri)) as catalog:
-        monkeypatch.delenv(VARIABLE)
-        run.produce(TOPIC, ROWS)
-        (old,) = until(run.stopped_drivers, 180)
+    for is_before in (True, False):
+        old = run.still_at(effect, is_before)
         with run.second_driver():
-            run.produce(TOPIC, ROWS)
-            until(lambda: len(rows(catalog, TOPIC)) >= 2 * ROWS, 180)
+            run.publish()
+            run.check()
             os.kill(old, signal.SIGCONT)
-            run.produce(TOPIC, ROWS)
-            until(lambda: len(rows(catalog, TOPIC)) >= 3 * ROWS, 180)
-        run.produce(TOPIC, ROWS)
-        until(lambda: len(rows(catalog, TOPIC)) >= 4 * ROWS, 180)
-        assert rows(catalog, TOPIC) == [(at, b"%d" % (at % ROWS)) for at in range(4 * ROWS)]
-
-
-def rows(catalog: RestCatalog, topic: str) -> list[tuple[int, bytes]]:
-    try:
-        table = catalog.load_table(topic.strip("/").replace("/", "."))
-    except NoSuchTableError:
-        return []
-    found = table.scan(selected_fields=("offset", "payload")).to_arrow()
-    return sorted(zip(found["offset"].to_pylist(), found["payload"].to_pylist(), strict=True))
+            run.publish()
+            run.check()
+        run.publish()
+        run.check()
+        assert until(lambda old=old: run.driver_pid == old, SECONDS_MAX), "it went on"  # type: ignore[misc]

@@ -161,6 +161,16 @@ async def own_catalog(folder: Path) -> AsyncIterator[str]:
     """The address of a catalog of ours in this loop, on real files, with its metadata in memory."""
     clock, disk = SystemClock(), ThreadOffload("warehouse", 4)
     catalog = Catalog(MemoryStore(clock), LocalFiles(open_local, disk), clock, SystemRandomness(), f"file:{folder}")
+    try:
+        async with served(catalog) as uri:
+            yield uri
+    finally:
+        disk.close()
+
+
+@asynccontextmanager
+async def served(catalog: Catalog) -> AsyncIterator[str]:
+    """The address of this one."""
     face = IcebergFace(catalog, read_tokens(None), Requests(), "127.0.0.1")
     listening = bound("127.0.0.1", 0)
     config = uvicorn.Config(face, log_config=None, log_level="critical", lifespan="off", ws="none")
@@ -173,7 +183,6 @@ async def own_catalog(folder: Path) -> AsyncIterator[str]:
         server.should_exit = True
         server.force_exit = True
         await serving
-        disk.close()
 
 
 def own_on_s3(server: Seaweed, endpoint: str | None = None) -> Catalog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -59,12 +60,12 @@ class LakeRun:
         return self.process.stop(signal.SIGTERM)
 
 
-def until(look: Callable[[], Found], seconds: float = WAIT_SECONDS) -> Found:
+def until(look: Callable[[], Found], seconds: float = WAIT_SECONDS, pause_seconds: float = 0.02) -> Found:
     """What `look` finds once it finds something."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
+        time.sleep(pause_seconds)
     return found
 
 
@@ -95,5 +96,9 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    return [int(child) for child in text.split() if is_running(int(child))]
+    """Of all its threads."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, listed.read_text(encoding="ascii").split())
+    return [child for child in found if is_running(child)]

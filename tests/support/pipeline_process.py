@@ -39,6 +39,29 @@ class PipelineRun:
         assert found is not None, self._run.said
         return found[1]
 
+    @property
+    def pid(self) -> int:
+        return self._run.process.pid
+
+    @property
+    def driver_pid(self) -> int:
+        """Of the broker's own; 0 while there is none."""
+        return self._child("icestream.pipeline")
+
+    @property
+    def lake_pid(self) -> int:
+        return until(lambda: self._child("icestream.lake"))
+
+    def _child(self, module: str) -> int:
+        for child in children_of(self.pid):
+            if module in _command(child):
+                return child
+        return 0
+
+    def kill(self) -> None:
+        """kill -9 of the broker; its children go with it."""
+        self._run.__exit__()
+
     def produce(self, topic: str, count: int) -> None:
         """Payloads 0, 1, …"""
         lines = "".join(f"{number}\n" for number in range(count))
@@ -85,10 +108,6 @@ class PipelineRun:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def stopped_drivers(self) -> list[int]:
-        """Those of the broker's children that stand still."""
-        return [pid for pid in children_of(self._run.process.pid) if _state(pid) == "T"]
-
     @contextlib.contextmanager
     def second_driver(self) -> Iterator[None]:
         """Another pipeline for the same broker, started by hand."""
@@ -112,6 +131,16 @@ class PipelineRun:
         self._run.__exit__()
 
 
-def _state(pid: int) -> str:
-    """One letter of the kernel's, behind the name in brackets."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+def state_of(pid: int) -> str:
+    """One letter of the kernel's, behind the name in brackets; none when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -26,11 +26,8 @@ def test_whoever_comes_to_the_place_that_a_file_names_takes_it_and_is_struck(tmp
     pass_by(first)
     assert (struck, asked.exists()) == (["b"], False)
     asked.write_text("before:commit")
-    with pytest.raises(ZeroDivisionError), first.happens(Effect.COMMIT):
-        assert struck == ["b", "a"]
-        asked.write_text("after:commit")
-        raise ZeroDivisionError
-    assert asked.exists(), "what failed has no place behind it"
+    pass_by(first)
+    assert struck == ["b", "a"]
     assert Effects.of({VARIABLE: str(asked)})._asked == asked
 
 

@@ -20,12 +20,10 @@ from icestream.catalog.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange, Unknown
 from tests.support.driver_life import DriverLife, Stop, Struck
-from tests.support.fault_world import HANGS_SECONDS, FaultWorld
+from tests.support.fault_world import HANGS_SECONDS, NOT_DONE, FaultWorld
 from tests.support.meddler import Meddler
 
 pytestmark = pytest.mark.asyncio
-# Nobody does it yet: the rule stands (pipeline/commit/clean_up.py), and files that nobody needs stay.
-NOT_DONE = {Effect.CLEAN_UP}
 SIDES = pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
 
 ROUNDS = 3
