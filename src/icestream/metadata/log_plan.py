@@ -99,14 +99,17 @@ class LogPlan:
         state: HardState | None,
         now_us: int,
         base: Base | None = None,
+        commit: int = 0,
     ) -> int:
-        """The ticket whose sync makes them durable. There must be room."""
+        """The ticket whose sync makes them durable. There must be room. `commit`: the index is written for its sake."""
         record = LogRecord(
             base=base, entries=[entry for _, entry in entries], first_index=entries[0][0] if entries else 0
         )
         if state is not None:
             record.state = state if state[:2] != self._state[:2] else None
             self._state = state
+        if commit:
+            record.state = self._state = self._state._replace(commit=max(commit, self._state.commit))
         return self._append(record, now_us)
 
     def _append(self, record: LogRecord, now_us: int) -> int:

@@ -109,9 +109,15 @@ class LogStore:
 
     # --- appends ---
 
-    def append(self, entries: Sequence[tuple[int, bytes]], state: HardState | None, base: Base | None = None) -> int:
+    def append(
+        self,
+        entries: Sequence[tuple[int, bytes]],
+        state: HardState | None,
+        base: Base | None = None,
+        commit: int = 0,
+    ) -> int:
         """Plans one record; the ticket whose sync makes it durable."""
-        return self.plan.append(entries, state, self._clock.wall_us(), base)
+        return self.plan.append(entries, state, self._clock.wall_us(), base, commit)
 
     async def identify(self, identity: Identity) -> None:
         """Whose log it is, synced. Before the node starts: nobody else takes the sink's news then."""

@@ -9,7 +9,8 @@ The rules of the loop (metadata_and_backup, A7), each with a test:
        writes them itself, and the answer to a heartbeat depends on nothing
     2  nothing is applied before it is synced here: the core hands out only what is
     3  all proposals of one turn are one proposal, one record and one sync; all reads of one turn are one read index
-    4  the commit index alone is never written
+    4  the commit index alone is never written, but for changes of members: that they are committed is synced before
+       anything is sent to the new members or because of them, or a start could believe in voters of long ago
     5  a failed write or sync stops the node; it never goes on with a log of which nothing is known
     6  whatever the core or the state machine raises stops the node too
     7  the disk is waited for in the sink's thread (inline only where syncs were measured to be short: ADR 4)
@@ -37,6 +38,7 @@ from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Statu
 from icestream.metadata.eraftpb import LogEntry, SnapshotParts
 from icestream.metadata.log_format import Base
 from icestream.metadata.log_store import LogStore
+from icestream.metadata.next_file import NextFile
 from icestream.metadata.proposals import UNKNOWN_HINT, Answer, Proposal, Proposals, lead_lost, not_leading
 from icestream.metadata.reads import Read, Reads
 from icestream.metadata.snapshot_file import snapshot_digest, snapshot_of
@@ -98,22 +100,29 @@ class Node:
         self._proposals = Proposals(command_bytes_max)
         self._reads = Reads(name)
         self._writes = Writes(log, BATCH_BYTES_MAX)
+        self._next_file = NextFile(log, clock, self.tasks, self._proposals, self._plan_turn)
+        self._wakes = True  # what was known to be committed is not applied yet
+        self._confs_unsynced = 0
         self._synced_ticket = 0
         self._installing: deque[SnapshotParts] = deque()  # snapshots of others whose state is not here yet
         self._bases_unsynced = 0
         self._to_apply: deque[LogEntry] = deque()
         self._turn_planned = False
-        self._retry_file_ns = 0
         self._closing: errors.LogClosed | None = None
         self._waiters = Waiters(clock)
 
     def start(self) -> None:
-        """A node on its own takes the lead at once. There must be a file with room."""
+        """A node on its own takes the lead when it knows that it is. There must be a file with room."""
         if self._log.fileno() >= 0:
             self._loop.add_reader(self._log.fileno(), self._on_news)
+        self._plan_turn()
+
+    def _wake(self) -> None:
+        """Who votes is known now, as far as this node has ever acted on it."""
+        self._wakes = False
         if self.is_alone:
             self._core.campaign()
-        self._plan_turn()
+            self._plan_turn()
 
     def _set_conf(self, conf: bytes) -> None:
         self.conf, self.members = conf, eraftpb.decode_conf(conf)
@@ -246,6 +255,8 @@ class Node:
                 break
             self._take_progress()
         self._apply_slice(limits.METADATA_APPLY_SLICE)
+        if self._wakes and not self._to_apply:
+            self._wake()
         self._want_file()
 
     def _drain(self) -> None:
@@ -259,8 +270,8 @@ class Node:
             self._term = ready.hard_state.term
         if ready.soft_state is not None:
             self._take_role(ready.soft_state)
-        if self._new_term_write:
-            # the only voter leads before its term is synced; nobody may hear of it until then
+        if self._new_term_write or self._confs_unsynced:
+            # the only voter leads before its term is synced; nobody may hear of it, or of new members, until then
             ready = ready._replace(send_now=[], send_after=ready.send_now + ready.send_after)
         self.send(ready.send_now)
         base = self._begin_install(ready.snapshot) if ready.snapshot is not None else None
@@ -337,9 +348,10 @@ class Node:
         for write in done:
             self.send(write.messages)
             self._bases_unsynced -= write.is_install
-        if done:
-            self._core.persisted(done[-1].number)
-            if done[-1].number >= self._new_term_write:
+            self._confs_unsynced -= write.commit > 0
+        if number := max((write.number for write in done), default=0):
+            self._core.persisted(number)
+            if number >= self._new_term_write:
                 self._new_term_write = 0
 
     def _apply_slice(self, work: int) -> None:
@@ -364,6 +376,10 @@ class Node:
         answer: cmd.Answer | None = None
         if entry.kind != eraftpb.NORMAL:
             self._set_conf(self._core.apply_conf(entry.kind, entry.data))
+            if not self._wakes:
+                self._confs_unsynced += 1
+                self._writes.add(Write(0, [], None, None, [], needs_disk=True, commit=entry.index))
+                self._plan_turn()
             answer = cmd.Done(self.machine.revision)
         elif entry.data:
             envelope = cmd.decode_envelope(entry.data)
@@ -411,28 +427,12 @@ class Node:
         await self._log.adopt_received(stored)
         self.on_members()
 
-    # --- files ---
+    # --- files, and the end ---
 
     def _want_file(self) -> None:
-        if self._log.preparing or not self._log.plan.wants_file or self.stopped is not None:
-            return
-        if self._closing is not None and not (self._proposals.queue or self._writes.are_queued):
-            return
-        if self._clock.monotonic_ns() >= self._retry_file_ns:
-            self._log.preparing = True  # now: a second step may come before the task begins
-            self.tasks.start(self._prepare_file(), "metadata-file")
-        elif self._proposals.queue:
-            # the present file is full and the disk has no room for another
-            self._proposals.refuse_queue(
-                errors.DiskFull(f"no room for a log file: {self._log.prepare_error}", hint="free disk space, retry")
-            )
-
-    async def _prepare_file(self) -> None:
-        await self._log.prepare()
-        if (error := self._log.prepare_error) is not None:
-            _log.warning("no further log file for the metadata store", error=str(error))
-            self._retry_file_ns = self._clock.monotonic_ns() + int(limits.METADATA_RETRY_SECONDS * 1e9)
-        self._plan_turn()
+        is_over = self._closing is not None and not (self._proposals.queue or self._writes.are_queued)
+        if self.stopped is None and not is_over:
+            self._next_file.want()
 
     def _disk_failed(self, error: SinkError) -> None:
         self._log.note_failed_sync()
@@ -473,8 +473,6 @@ class Node:
     def _stop_listening(self) -> None:
         if self._log.fileno() >= 0:
             self._loop.remove_reader(self._log.fileno())
-
-    # --- end ---
 
     async def close(self) -> None:
         """Finishes what was taken, seals the file. The next start has nothing to recover."""

@@ -30,6 +30,7 @@ class Write:
     messages: list[Message]
     needs_disk: bool
     is_install: bool = False
+    commit: int = 0  # written too: a change of members up to here is committed
     ticket: int = 0
 
 
@@ -71,7 +72,7 @@ class Writes:
                 if self._log.plan.next_file is not None:
                     raise errors.LogError(f"a record of {size} bytes fits no file of the metadata log")
                 return False
-            self._ticket = self._log.append(piece, write.state, write.base)
+            self._ticket = self._log.append(piece, write.state, write.base, write.commit)
             write.entries = write.entries[len(piece) :]
             write.base = None
         return True

@@ -431,3 +431,31 @@ async def test_a_second_change_while_one_is_under_way_is_refused(group: NodeGrou
     assert isinstance(await group.outcome(second), errors.NotReady)
     assert isinstance(await group.do(first), cmd.Done)
     assert isinstance(await group.outcome(group.followers[0].node.change_members([(1, 4)])), errors.NotReady)
+
+
+async def test_a_founder_that_starts_again_knows_who_votes_though_no_snapshot_says_so() -> None:
+    """It began as the only voter; what it has acted on since must be on its disk, or it would lead alone."""
+    group = NodeGroup(Membership((1,)))
+    await group.start(1)
+    await group.until(lambda: group.leader is not None)
+    await group.start(2)
+    await group.start(3)
+    await group.do(group.led.node.change_members([(2, 2), (2, 3)]))
+    await group.do(group.led.node.change_members([(0, 2), (0, 3)]))
+    await group.until(lambda: group.led.node.members == Membership((1, 2, 3)))
+    await group.do(group.led.put("/a", b"1"))
+    assert not group.led.node._log.snapshots
+    await group.kill(1, power_loss=True)
+    await group.until(lambda: group.leader is not None)
+    group.cuts = {(1, 0), (0, 1)}
+    alone = await group.start(1)
+    await group.do(group.led.put("/a", b"2"))
+    for _ in range(100):
+        await group.tick()
+        assert not alone.node.leads
+    assert alone.node.members == Membership((1, 2, 3))
+    group.cuts.clear()
+    await group.until(lambda: group.is_ready)
+    await group.settle()
+    assert len(group.states()) == 1
+    await group.close()
