@@ -211,21 +211,48 @@ def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
     lake.append("elsewhere", 1)
     assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.elsewhere", *there)] == ["1.parquet"]
     assert "no snapshot 99" in refused("files", "shop.elsewhere", "--snapshot", "99", *there).err
-    topic = "/default/orders"
-    for command in (
-        ("detach", "shop.elsewhere"),
-        ("bind", "shop.elsewhere", topic),
-        ("adopt", "shop.elsewhere", topic),
-        ("rewind", "shop.elsewhere"),
-        ("recreate", topic),
-    ):
-        said = f"`icestream lake {command[0]}` needs the embedded catalog, and the settings name one of type `rest`"
-        assert said in refused(*command, "--yes", *there).err
+    assert "http://127.0.0.1:1 does not answer" in refused("rewind", "shop.elsewhere", "--yes", *there).err
     assert "--force has nothing to overcome" in refused("drop", "shop.elsewhere", "--force", "--yes", *there).err
     assert told("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
     for command in (("describe", "shop.elsewhere"), ("files", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
         err = refused(*command, *there).err
         assert ("Table does not exist" in err, "hint: `icestream lake tables shop` lists" in err) == (True, True), err
+
+
+def test_the_tables_of_a_node_that_has_them_elsewhere(lake: Lake, tmp_path: Path) -> None:
+    """Another node keeps its tables in the catalog of the first, whose catalog knows nothing of its topics."""
+    elsewhere = (
+        "--set", "storage.iceberg_config.catalog.type=rest",
+        "--set", f"storage.iceberg_config.catalog.uri=http://127.0.0.1:{lake.run.lake_port}",
+    )  # fmt: skip
+    with LakeRun(tmp_path / "other", *elsewhere) as other:
+        other.until_api()
+        there = (*elsewhere, "--set", f"ports.lake={other.lake_port}", "--yes")
+        address = re.search(r"--address (\S+)", other.said)
+        assert address is not None
+        with connect_sync(address[1]) as client, client.producer("/default/away") as producer:
+            producer.send(b"1")
+            producer.flush()
+        dry = told("recreate", "/default/away", "--dry-run", *there)
+        assert (dry["namespace"], dry["table"], dry["dry_run"]) == (["default"], "away", True)
+        assert (
+            told("recreate", "/default/away", "--table", "shop.away", *there)["table"],
+            told("detach", "shop.away", *there),
+        ) == (
+            "away",
+            {"detached": "shop.away"},
+        )
+        assert "belongs to no topic" in refused("rewind", "shop.away", *there).err
+        assert (
+            "`icestream lake bind` takes a table without rows"
+            in refused("adopt", "shop.away", "/default/away", *there).err
+        )
+        assert told("bind", "shop.away", "/default/away", *there)["shards"][0]["goes_on_at"] == 0
+        assert told("rewind", "shop.away", *there)["topic"] == "/default/away"
+        assert "it is readable" in refused("recreate", "/default/away", *there).err
+        assert "lists those that there are" in refused("adopt", "shop.none", "/default/away", *there).err
+        told("drop", "shop.away", *there)
+        assert told("recreate", "/default/away", "--table", "shop.away2", *there)["table"] == "away2"
 
 
 def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:

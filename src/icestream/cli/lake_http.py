@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from icestream import errors
+from icestream.settings.derive import lake_uri
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -34,7 +35,7 @@ class LakeApi:
             )
         self._uri = settings.catalog.uri or ""
         if not settings.catalog_embedded:
-            self._uri = f"http://{settings.node.bind_host}:{settings.ports.lake}"
+            self._uri = lake_uri(settings.node.bind_host, settings.ports.lake)
         self._token = own_token(settings)
 
     def check_listens(self) -> None:

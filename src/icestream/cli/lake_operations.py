@@ -1,6 +1,6 @@
 """`icestream lake bind, detach, adopt, rewind, recreate, drop`: which table a topic has, and where it goes on.
 
-Which topic a table belongs to is known by the embedded catalog alone: all but `drop` need it, and say so elsewhere.
+Which topic a table belongs to is known by the node, whichever catalog has the table: all but `drop` need it running.
 
 What could lose or double rows is refused by the catalog until its consequence is named: --accept-gap,
 --accept-duplicates. A person sees what will happen before being asked; --dry-run only shows it.
@@ -138,7 +138,7 @@ def detach(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(config, sets), "`icestream lake detach`")
+    api = LakeApi(catalog_settings(config, sets), "`icestream lake detach`", needs_own=False)
     confirm(f"part {table} from its topic, which then has no table", is_sure=yes, undone="nothing was changed")
     api.post("detach", **_given(table))
     Output(output).record({"detached": table})
@@ -218,7 +218,7 @@ def _operate(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(config, sets), f"`icestream lake {name}`")
+    api = LakeApi(catalog_settings(config, sets), f"`icestream lake {name}`", needs_own=False)
     if not is_dry and not is_sure:
         for line in _plan(api.post(name, **given, dry_run=True)):
             say_aside(line)

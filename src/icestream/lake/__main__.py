@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--share-keys", action="store_true")
     parser.add_argument("--cache-bytes", type=int, default=0)
     parser.add_argument("--cache-ttl-ms", type=int, default=1)
+    parser.add_argument("--namespace", default="")
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
     return _run(given)
@@ -58,6 +59,7 @@ def _run(given: argparse.Namespace) -> int:
         store_from(os.environ),
         CacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
         elsewhere_from(os.environ),
+        given.namespace,
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

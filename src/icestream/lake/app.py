@@ -22,6 +22,7 @@ from icestream.lake.guard import Guard
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
+from icestream.lake.operations import Operations, OwnOperations
 from icestream.lake.requests import Requests
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
 from icestream.lake.scan.opening import Scans
@@ -40,10 +41,11 @@ def build_app(
     manifests: AvroManifests | None = None,
     tokens: Tokens | None = None,
     scans: Scans | None = None,
+    operations: Operations | None = None,
 ) -> FastAPI:
     """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: our own, if it
     is served, with the reader of its manifests and the tokens that it asks for. `scans`: the tables of topics, wherever
-    they are."""
+    they are. `operations`: what an operator does to them; None: in our own catalog."""
     # without the pages that fetch their scripts from elsewhere
     app = FastAPI(
         title="Icestream",
@@ -55,6 +57,7 @@ def build_app(
     app.state.broker = BrokerCalls(keeper)
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
     app.state.scans = scans
+    app.state.operations = OwnOperations(catalog) if operations is None and catalog is not None else operations
     problems.install(app)
     routers = (
         namespaces.router,

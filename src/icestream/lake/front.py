@@ -10,6 +10,7 @@ from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.face import IcebergFace
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.manifests import AvroManifests
+from icestream.lake.operations import Operations
 from icestream.lake.requests import Requests
 from icestream.lake.scan.opening import Scans
 from icestream.runtime.link_keeper import LinkKeeper
@@ -33,9 +34,10 @@ def build_front(
     manifests: AvroManifests | None = None,
     access: Access = NO_ACCESS,
     scans: Scans | None = None,
+    operations: Operations | None = None,
 ) -> Front:
     counted = Requests()
     return Front(
-        build_app(keeper, host, counted, catalog, manifests, tokens, scans),
+        build_app(keeper, host, counted, catalog, manifests, tokens, scans, operations),
         IcebergFace(catalog, tokens, counted, host, access),
     )

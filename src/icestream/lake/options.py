@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icestream import limits
 from icestream.warehouse.store_options import StoreOptions
+from icestream.warehouse.table_name import fixed_namespace
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -49,6 +50,7 @@ class LakeOptions:
     cache: CacheOptions = CacheOptions()
     # The settings as a document where the tables are in another catalog, which is opened by them; else nothing.
     elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    namespace: str = ""  # the one of all tables of topics, if there is one
 
     @classmethod
     def of(cls, settings: Settings, socket: Path | None = None) -> LakeOptions:
@@ -64,6 +66,7 @@ class LakeOptions:
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
             cache=CacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
             elsewhere={} if settings.catalog_embedded else _told(settings),
+            namespace=".".join(fixed_namespace(settings) or ()),
         )
 
     @property
@@ -86,6 +89,7 @@ class LakeOptions:
             *(("--token-file", str(self.token_file)) if self.token_file is not None else ()),
             *(("--share-keys",) if self.is_sharing_keys else ()),
             *self.cache.arguments(),
+            *(("--namespace", self.namespace) if self.namespace else ()),
         ]  # fmt: skip
 
 

@@ -19,11 +19,13 @@ import uvicorn
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles, TableFiles, open_local
+from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
+from icestream.lake.operations import Operations, OwnOperations
 from icestream.lake.options import LakeOptions
 from icestream.lake.scan.foreign_tables import ForeignTables
 from icestream.lake.scan.opening import Scans
@@ -76,20 +78,26 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     tasks = [keeping]
     scans: Scans | None = None
     elsewhere: TableCatalog | None = None
+    operations: Operations | None = None
+    fixed = tuple(options.namespace.split(".")) if options.namespace else None
     try:
         catalog = built_catalog(keeper, options, files)
         manifests = AvroManifests(files, aside)
         if catalog is not None:
             tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
             scans = Scans(_own_tables(catalog, manifests), files, options.cache)
+            operations = OwnOperations(catalog, fixed)
         elif options.elsewhere:
             elsewhere = open_catalog(Settings.model_validate(options.elsewhere))
             scans = Scans(_foreign_tables(keeper, elsewhere, manifests), files, options.cache)
+            store = RemoteStore(keeper, SystemClock(), SystemRandomness())
+            operations = ForeignOperations(store, elsewhere, manifests, SystemClock(), fixed)
         if scans is not None:
             worker = ScanWorker(keeper, scans.answer, SystemClock())
             tasks += [asyncio.create_task(one) for one in (scans.tables.run(), worker.run())]
         access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys)
-        front = build_front(keeper, options.host, catalog, read_tokens(options.token_file), manifests, access, scans)
+        tokens = read_tokens(options.token_file)
+        front = build_front(keeper, options.host, catalog, tokens, manifests, access, scans, operations)
         await _serve_http(front, options, stop, on_ready)
     finally:
         for task in tasks:

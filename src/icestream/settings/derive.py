@@ -75,10 +75,15 @@ def _store_root(tree: dict[str, Any], store: str, data_dir: Path) -> str:
 
 
 def _own_uri(tree: dict[str, Any]) -> str:
-    host = _text(tree, "node.bind_host") or BIND_HOST_DEFAULT
-    host = BIND_HOST_DEFAULT if host in _WILDCARDS else host
     port = _at(tree, "ports.lake")
-    port = port if isinstance(port, int) else LAKE_PORT_DEFAULT
+    return lake_uri(
+        _text(tree, "node.bind_host") or BIND_HOST_DEFAULT, port if isinstance(port, int) else LAKE_PORT_DEFAULT
+    )
+
+
+def lake_uri(bind_host: str, port: int) -> str:
+    """Where the lake process of a node is asked, on its own machine."""
+    host = BIND_HOST_DEFAULT if bind_host in _WILDCARDS else bind_host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

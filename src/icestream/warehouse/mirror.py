@@ -1,7 +1,8 @@
 """What is noted in our own metadata store of a topic's table in another catalog, behind each commit (hazard 21).
 
 The pipeline writes it and compares it with the table before it goes on; readers learn from it which table is whose, and
-a watch of it tells them of each commit. It may lag behind the table, never lead.
+a watch of it tells them of each commit. It may lag behind the table, never lead. What an operator decides about the
+table stands there, too (lake/foreign_operations.py): whoever writes it compares, so that nobody overwrites the other.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Final
 import msgspec
 
 from icestream import errors
+from icestream.catalog.topic.binding import Base
 from icestream.metadata.entry import Entry
 
 MIRRORS: Final = "/pipeline/tables/"
+NOT_AGAIN: Final = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
 
 
-class Mirror(msgspec.Struct, frozen=True):
+class Mirror(msgspec.Struct, frozen=True, omit_defaults=True):
     """In the metadata store, at `mirror_key`."""
 
     namespace: list[str]
@@ -25,6 +28,14 @@ class Mirror(msgspec.Struct, frozen=True):
     committed: dict[int, int]
     snapshot_id: int = 0
     topic: str = ""
+    base: Base | None = None  # what an operator said, and of which snapshot; 0: of a table without any
+    rows_up_to: int = -1  # the highest offset that the table had when it was said
+    is_parted: bool = False  # it had this table, and has none
+
+    def check_has_table(self, topic: str) -> None:
+        if self.is_parted:
+            name = ".".join((*self.namespace, self.name))
+            raise errors.TopicTable(f"topic {topic} had the table {name} and has none now", hint=NOT_AGAIN)
 
 
 def mirror_key(topic_id: int) -> str:

@@ -114,10 +114,19 @@ def _behind(old: int, since: list[Object]) -> list[Object]:
     return since[: ids.index(old)] if old in ids else since
 
 
-def lacking(table: Table, topic_id: int, committed: Mapping[int, int]) -> Removals:
+def main_standing(table: Table, topic_id: int, base: Base | None) -> Standing:
+    """Of main, by the table alone. `base`: what an operator said of it; of snapshot 0: when it had none."""
+    anchor = base if base is not None and base.snapshot_id else None
+    found = standing(table, table.current_snapshot_id, topic_id, anchor)
+    if base is not None and anchor is None and found.is_known and not found.progress.committed:
+        return found._replace(progress=base.progress)
+    return found
+
+
+def lacking(table: Table, topic_id: int, committed: Mapping[int, int], base: Base | None = None) -> Removals:
     """What main lacks, by the table alone: in a catalog that is not ours nobody notes it with each commit."""
     current = table.current_snapshot_id
-    found = standing(table, current, topic_id, None)
+    found = main_standing(table, topic_id, base)
     time_ms = int(table.fields["last-updated-ms"])
     lost = _lost(ROLLBACK, current or 0, time_ms, found.progress.committed, committed, found.is_known)
     return with_deletes((*found.progress.removals, *lost), found.since, committed, time_ms)

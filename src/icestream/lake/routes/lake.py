@@ -1,4 +1,7 @@
-"""/api/v1/lake: the tables of topics, and what an operator does to them (docs/lake.md), in the embedded catalog."""
+"""/api/v1/lake: the tables of topics, and what an operator does to them (docs/lake.md).
+
+What is decided about them is decided here for every catalog; the rest is known by the embedded one alone.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
-from icestream.catalog.calls.topics import Done
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier, identifier, namespace_of
 from icestream.catalog.records import PurgeRecord
-from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.catalog.topic.consequence import Consent, Consequence, ShardLog, TopicLog
 from icestream.lake import data_files
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import (
@@ -33,8 +35,8 @@ from icestream.lake.lake_models import (
 )
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Listing
+from icestream.lake.operations import AskLog, Operations
 from icestream.lake.unknown_table import looking_for
-from icestream.model.topic_name import TopicName
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 
@@ -46,6 +48,13 @@ def catalog_of(request: Request) -> Catalog:
             "this node has no catalog of its own",
             hint="its tables are in another catalog: use that one's own tools",
         )
+    return found
+
+
+def operations_of(request: Request) -> Operations:
+    found: Operations | None = request.app.state.operations
+    if found is None:
+        raise errors.InvalidInput("this process knows of no catalog", hint="start it with the settings of its broker")
     return found
 
 
@@ -61,6 +70,7 @@ def table_of(
 
 
 OwnCatalog = Annotated[Catalog, Depends(catalog_of)]
+Deciding = Annotated[Operations, Depends(operations_of)]
 Manifests = Annotated[AvroManifests, Depends(manifests_of)]
 Table = Annotated[Identifier, Depends(table_of)]
 
@@ -147,58 +157,54 @@ def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
 
 
 @router.post("/bind", response_model=Operation, summary="Give a topic a table that has no rows")
-async def bind(catalog: OwnCatalog, broker: Broker, given: BindGiven) -> Any:
-    table, log = _named(given), await topic_log(broker, given.topic)
-    async with looking_for(catalog, table):
-        return _told(table, given, await catalog.topics.begin(table, log, _consents(given), given.dry_run))
+async def bind(operations: Deciding, broker: Broker, given: BindGiven) -> Any:
+    table = _named(given)
+    return _told(table, given, await operations.bind(table, _log(broker, given.topic), _consents(given), given.dry_run))
 
 
 @router.post(
     "/adopt", response_model=Operation, summary="Give a topic a table that has rows: it goes on where they end"
 )
-async def adopt(catalog: OwnCatalog, broker: Broker, given: AdoptGiven) -> Any:
-    table, log = _named(given), await topic_log(broker, given.topic)
+async def adopt(operations: Deciding, broker: Broker, given: AdoptGiven) -> Any:
+    table, log = _named(given), _log(broker, given.topic)
     positions = None if given.positions is None else {_shard(one): end for one, end in given.positions.items()}
-    async with looking_for(catalog, table):
-        done = await catalog.topics.adopt(table, log, _consents(given), positions, given.dry_run)
-    return _told(table, given, done)
+    return _told(table, given, await operations.adopt(table, log, _consents(given), positions, given.dry_run))
 
 
 @router.post("/rewind", response_model=Operation, summary="Let a topic go on where a snapshot of its table stands")
-async def rewind(catalog: OwnCatalog, broker: Broker, given: RewindGiven) -> Any:
+async def rewind(operations: Deciding, broker: Broker, given: RewindGiven) -> Any:
     table = _named(given)
-    async with looking_for(catalog, table):
-        binding = (await catalog.commits.load(table)).record.binding
-    if binding is None:
+    owner = await operations.owner(table)
+    if owner is None:
         raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
     log: TopicLog | None
     try:
-        log = await topic_log(broker, binding.topic)
+        log = await topic_log(broker, owner.topic)
     except errors.UnknownTopic:
         log = None
-    if log is None or log.topic_id != binding.topic_id:
+    if log is None or log.topic_id != owner.topic_id:
         raise errors.TopicTable(
-            f"{table} belongs to a deleted topic {binding.topic} (id {binding.topic_id})",
+            f"{table} belongs to a deleted topic {owner.topic} (id {owner.topic_id})",
             hint=f"`icestream lake detach {table}` parts them",
         )
-    return _told(table, given, await catalog.topics.rewind(table, log, _consents(given), given.snapshot, given.dry_run))
+    asked = _log(broker, owner.topic)
+    return _told(table, given, await operations.rewind(table, asked, _consents(given), given.snapshot, given.dry_run))
 
 
 @router.post("/recreate", response_model=Operation, summary="Make a fresh table for a topic whose table is gone")
-async def recreate(catalog: OwnCatalog, broker: Broker, given: RecreateGiven) -> Any:
-    log = await topic_log(broker, given.topic)
-    table = await _name_for(catalog, log, given)
-    if not given.dry_run:
-        (await catalog.topics.recreate(log, table, is_dry=True)).consequence.check(_consents(given))
-        await _with_namespace(catalog, table)
-    return _told(table, given, await catalog.topics.recreate(log, table, _consents(given), given.dry_run))
+async def recreate(operations: Deciding, broker: Broker, given: RecreateGiven) -> Any:
+    wanted = None
+    if given.namespace is not None and given.table is not None:
+        wanted = identifier(namespace_of(given.namespace), given.table)
+    asked = _log(broker, given.topic)
+    table, told = await operations.recreate(wanted, asked, _consents(given), given.dry_run)
+    return _told(table, given, told)
 
 
 @router.post("/detach", response_model=TableName, summary="Part a table from its topic")
-async def detach(catalog: OwnCatalog, given: TableGiven) -> Any:
+async def detach(operations: Deciding, given: TableGiven) -> Any:
     table = _named(given)
-    async with looking_for(catalog, table):
-        await catalog.topics.detach(table, must_belong=True)
+    await operations.detach(table)
     return _name(table)
 
 
@@ -220,6 +226,10 @@ async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
     return TopicLog(found["topic"], found["id"], shards)
 
 
+def _log(broker: BrokerCalls, topic: str) -> AskLog:
+    return lambda: topic_log(broker, topic)
+
+
 def _shard(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise errors.InvalidInput(f"positions: {text!r} is not a shard", hint="such as 0")
@@ -230,32 +240,11 @@ def _consents(given: Consented) -> list[Consent]:
     return [Consent(word) for word in given.accept]
 
 
-async def _name_for(catalog: Catalog, log: TopicLog, given: RecreateGiven) -> Identifier:
-    """As asked, else as it was called, else as its topic is."""
-    if given.namespace is not None and given.table is not None:
-        return identifier(namespace_of(given.namespace), given.table)
-    if (table := await catalog.topics.table_of(log.topic_id)) is not None:
-        return table
-    if (parted := await catalog.topics.parted(log.topic_id)) is not None:
-        return identifier(namespace_of(parted.namespace), parted.name)
-    topic = TopicName.parse(log.topic)
-    return identifier((topic.namespace,), topic.name)
-
-
-async def _with_namespace(catalog: Catalog, table: Identifier) -> None:
-    for depth in range(1, len(table.namespace) + 1):
-        try:
-            await catalog.namespaces.create(table.namespace[:depth], {})
-        except errors.AlreadyExists:
-            continue
-
-
 def _name(table: Identifier) -> dict[str, Any]:
     return {"namespace": [*table.namespace], "table": table.name}
 
 
-def _told(table: Identifier, given: Consented, done: Done) -> dict[str, Any]:
-    found = done.consequence
+def _told(table: Identifier, given: Consented, found: Consequence) -> dict[str, Any]:
     return {
         "operation": found.operation,
         "topic": found.topic,

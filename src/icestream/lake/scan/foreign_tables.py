@@ -24,7 +24,7 @@ from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.run import Run, Runs
-from icestream.catalog.topic.standing import lacking, standing
+from icestream.catalog.topic.standing import lacking, main_standing
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.table_view import TableView
 from icestream.metadata.store import MetadataStore
@@ -59,7 +59,8 @@ class ForeignTables:
 
     async def bound(self, after: str, limit: int) -> tuple[list[BoundRecord], str | None]:
         found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
-        items = [_bound(key, decode_mirror(key, entry)) for key, entry in found]
+        mirrors = [(key, decode_mirror(key, entry)) for key, entry in found]
+        items = [_bound(key, mirror) for key, mirror in mirrors if not mirror.is_parted]
         return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
 
     async def view(self, topic_id: int) -> TableView | None:
@@ -101,6 +102,8 @@ class ForeignTables:
         if entry is None:
             return None
         mirror = decode_mirror(key, entry)
+        if mirror.is_parted:
+            return None
         identifier = Identifier(tuple(mirror.namespace), mirror.name)
         table, record = await self._recorded(topic_id, mirror, identifier)
         if before is not None and before.view.record == record:
@@ -122,7 +125,7 @@ class ForeignTables:
         runs: dict[int, Runs] = {shard: (Run(0, 0, end),) for shard, end in committed.items()}
         binding = Binding(_topic(topic_id, mirror), topic_id, runs)
         where = _version(loaded, table)
-        return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed))
+        return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed, mirror.base))
 
     def _keep(self, topic_id: int, known: _Known) -> None:
         while len(self._known) >= limits.SCAN_VIEWS_MAX:
@@ -175,7 +178,7 @@ def _topic(topic_id: int, mirror: Mirror) -> str:
 
 
 def _committed(table: Table, topic_id: int, mirror: Mirror) -> dict[int, int]:
-    main = standing(table, table.current_snapshot_id, topic_id, None).progress.committed
+    main = main_standing(table, topic_id, mirror.base).progress.committed
     return {
         shard: max(mirror.committed.get(shard, 0), main.get(shard, 0)) for shard in sorted({*mirror.committed, *main})
     }

@@ -9,7 +9,7 @@ ForeignBooks   any other: the snapshot says how far the table has come, and so d
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from icestream.catalog.document.values import Object
@@ -59,8 +59,9 @@ class Books(Protocol):
     def summary(self, brought: TopicRound) -> Mapping[str, str]:
         """What its snapshot says."""
 
-    async def note(self, done: Sequence[TopicRound]) -> None:
-        """These are in their tables."""
+    async def note(self, done: Sequence[TopicRound]) -> Collection[int]:
+        """These are in their tables. Returns the topics whose rows do not count, because an operator gave the topic
+        another table or another position meanwhile: their messages stay in the log."""
 
 
 def claim(brought: TopicRound) -> Object:

@@ -235,7 +235,8 @@ class Driver:
         await self._until_answered(rounds, found)
         done = [one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)]
         with self._effects.happens(Effect.NOTE):
-            await self._books.note(done)
+            for topic_id in await self._books.note(done):
+                found[topic_id] = NotCommitted("an operator decided about the topic's table meanwhile")
         self._judge_results(rounds, found, made)
         return found
 

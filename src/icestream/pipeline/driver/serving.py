@@ -35,7 +35,6 @@ from icestream.pipeline.driver.report import Report
 from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
-from icestream.pipeline.tables.table_name import fixed_namespace
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.parent_pipe import watch_parent
@@ -46,6 +45,7 @@ from icestream.settings.document import as_document
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.factory import open_catalog, open_files
 from icestream.warehouse.store_options import StoreOptions
+from icestream.warehouse.table_name import fixed_namespace
 
 _log = get_logger("pipeline")
 

@@ -2,7 +2,8 @@
 
     open    the table by its name, made where there is none; a crash behind that finds it again, without rows
     look    before each attempt that is not the first, and after each answer that says too little
-    note    the mirror, behind the commit: it may lag, never lead
+    note    the mirror, behind the commit: it may lag, never lead. Where an operator has changed it since it was read
+            (lake/foreign_operations.py), the rows do not count for the log, and the table is looked at again
 
 A commit requires the main that was looked at, so whatever lands in between makes it fail, and the table is looked at
 again. Two drivers at once: the one that comes second finds the offsets in the table.
@@ -10,8 +11,7 @@ again. Two drivers at once: the one that comes second finds the offsets in the t
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,18 +22,19 @@ from icestream.catalog.identifier import Identifier
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
-from icestream.catalog.topic.removal import as_summary, progress_of
-from icestream.catalog.topic.standing import lacking, lineage
+from icestream.catalog.topic.removal import as_summary
+from icestream.catalog.topic.standing import lacking, main_standing
+from icestream.lake.highest_offset import highest_offset
 from icestream.lake.manifests import AvroManifests
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import TopicBacklog
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.bookkeeping import TopicRound
-from icestream.pipeline.manifests.layout import DELETED
-from icestream.pipeline.tables import table_name, table_policy
+from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
 from icestream.pipeline.tables.topic_table import Position, TopicTable
+from icestream.warehouse import table_name
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
 
@@ -54,11 +55,14 @@ class ForeignBooks:
         self._epochs: dict[int, dict[int, int]] = {}
         self._starts: dict[int, dict[int, int]] = {}
         self._seen: dict[int, int | None] = {}  # per topic the main whose files were looked at
+        self._noted: dict[int, tuple[Mirror | None, int]] = {}  # per topic the mirror that we know, and its revision
 
     async def open(self, topic: TopicBacklog) -> TopicTable:
         self._epochs[topic.topic_id] = {one.shard: one.epoch for one in topic.shards}
         self._starts[topic.topic_id] = {one.shard: one.committed for one in topic.shards}
         mirror = await self._mirror(topic.topic_id)
+        if mirror is not None:
+            mirror.check_has_table(topic.name)
         name = (
             table_name.table_of(TopicName.parse(topic.name), self._fixed)
             if mirror is None
@@ -76,10 +80,14 @@ class ForeignBooks:
         return await self._standing(topic.topic_id, topic.name, name, tables.load(loaded.metadata), mirror)
 
     async def look(self, known: TopicTable) -> TopicTable:
-        loaded = await self._catalog.load(known.identifier)
+        """An operator may have given the topic another table."""
         mirror = await self._mirror(known.topic_id)
-        table = tables.load(loaded.metadata)
-        found = await self._standing(known.topic_id, known.topic, known.identifier, table, mirror)
+        name = known.identifier
+        if mirror is not None:
+            mirror.check_has_table(known.topic)
+            name = Identifier(tuple(mirror.namespace), mirror.name)
+        loaded = await self._catalog.load(name)
+        found = await self._standing(known.topic_id, known.topic, name, tables.load(loaded.metadata), mirror)
         known.__dict__.update(found.__dict__)
         return known
 
@@ -96,33 +104,65 @@ class ForeignBooks:
 
     def summary(self, brought: TopicRound) -> Mapping[str, str]:
         table = brought.table
-        removals = lacking(table.table, table.topic_id, table.next_offsets)  # later snapshots must say it, too
+        mirror = self._noted.get(table.topic_id, (None, 0))[0]
+        base = mirror.base if mirror is not None else None
+        removals = lacking(table.table, table.topic_id, table.next_offsets, base)  # later snapshots must say it, too
         found = as_summary(table.topic_id, table.next_offsets | brought.ends, removals)
         return found | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
 
-    async def note(self, done: Sequence[TopicRound]) -> None:
-        noted = [cmd.Put(mirror_key(one.table.topic_id), msgspec.json.encode(_mirror_of(one))) for one in done]
+    async def note(self, done: Sequence[TopicRound]) -> Collection[int]:
+        refused: list[int] = []
+        for begin in range(0, len(done), limits.COMMIT_TABLES_MAX):
+            part = done[begin : begin + limits.COMMIT_TABLES_MAX]
+            if not await self._noted_all(part):
+                refused += [one.table.topic_id for one in part if not await self._noted_all([one])]
+        return refused
+
+    async def _noted_all(self, done: Sequence[TopicRound]) -> bool:
+        """In one transaction, or none: a mirror that is not as we know it was written by an operator."""
+        made = {one.table.topic_id: self._mirror_of(one) for one in done}
+        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]) for topic_id in made]
+        answer = await self._store.txn(
+            compare, [cmd.Put(mirror_key(topic_id), msgspec.json.encode(one)) for topic_id, one in made.items()]
+        )
+        if not answer.held:
+            return False
         for one in done:
-            self._seen[one.table.topic_id] = one.table.table.current_snapshot_id
-        for begin in range(0, len(noted), limits.COMMIT_TABLES_MAX):
-            await self._store.txn([], noted[begin : begin + limits.COMMIT_TABLES_MAX])
+            topic_id = one.table.topic_id
+            self._noted[topic_id] = made[topic_id], answer.revision
+            self._seen[topic_id] = one.table.table.current_snapshot_id
+        return True
+
+    def _mirror_of(self, done: TopicRound) -> Mirror:
+        """What an operator said stays: the history of main may lead back to it."""
+        table, before = done.table, self._noted.get(done.table.topic_id, (None, 0))[0]
+        name = table.identifier
+        return Mirror(
+            [*name.namespace],
+            name.name,
+            table.table.uuid or "",
+            table.next_offsets,
+            done.snapshot_id,
+            table.topic,
+            before.base if before is not None else None,
+            before.rows_up_to if before is not None else -1,
+        )
 
     # --- looking ---
 
     async def _mirror(self, topic_id: int) -> Mirror | None:
         key = mirror_key(topic_id)
         entry = await self._store.get(key)
-        return None if entry is None else decode_mirror(key, entry)
+        found = None if entry is None else decode_mirror(key, entry)
+        self._noted[topic_id] = found, 0 if entry is None else entry.mod_revision
+        return found
 
     async def _standing(
         self, topic_id: int, topic: str, name: Identifier, table: Table, mirror: Mirror | None
     ) -> TopicTable:
         envelope.check_bindable(table.current_schema)
-        progress = next(
-            (found for one in lineage(table, table.current_snapshot_id) if (found := progress_of(one, topic_id))), None
-        )
-        committed = None if progress is None else progress.committed
-        standing = Standing(table.uuid or "", committed, await self._highest(topic_id, table))
+        progress = main_standing(table, topic_id, mirror.base if mirror is not None else None).progress
+        standing = Standing(table.uuid or "", progress.committed or None, await self._highest(topic_id, table))
         ends = goes_on_at(topic, standing, mirror, self._starts.get(topic_id, {}))
         epochs = self._epochs.get(topic_id, {})
         positions = {shard: Position(epochs.get(shard, 0), end) for shard, end in ends.items()}
@@ -132,17 +172,9 @@ class ForeignBooks:
     async def _highest(self, topic_id: int, table: Table) -> int | None:
         """The highest offset in the files of main. Files that we looked at, or wrote ourselves, are not read again."""
         current = table.current_snapshot_id
-        snapshot = None if current is None else table.snapshots.find(current)
-        if snapshot is None or self._seen.get(topic_id, 0) == current:
+        if self._seen.get(topic_id, 0) == current:
             return None
-        number = next(one["id"] for one in table.current_schema["fields"] if one["name"] == "offset")
-        highest: int | None = None
-        for manifest in await self._avro.manifests(snapshot["manifest-list"]):
-            for entry in await self._avro.records(manifest):
-                if entry["status"] != DELETED and not entry["data_file"].get("content"):
-                    found = _upper(entry["data_file"], number)
-                    highest = found if highest is None else max(highest, found)
-        return highest
+        return await highest_offset(self._avro, table, current)
 
     # --- making ---
 
@@ -159,16 +191,6 @@ class ForeignBooks:
             return await self._catalog.load(name)
 
 
-def _mirror_of(done: TopicRound) -> Mirror:
-    table = done.table
-    name = table.identifier
-    uuid = table.table.uuid or ""
-    return Mirror([*name.namespace], name.name, uuid, table.next_offsets, done.snapshot_id, table.topic)
-
-
-def _upper(file: Mapping[str, Any], field_id: int) -> int:
-    """A file without bounds may hold anything."""
-    for one in file.get("upper_bounds") or ():
-        if one["key"] == field_id:
-            return int(struct.unpack("<q", one["value"])[0])
-    return 2**63 - 1
+def _unchanged(topic_id: int, revision: int) -> cmd.Compare:
+    key = mirror_key(topic_id)
+    return cmd.AtRevision(key, revision) if revision else cmd.Absent(key)

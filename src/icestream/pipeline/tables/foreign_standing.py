@@ -2,8 +2,9 @@
 
 Nobody but us compares offsets there, so three things that say how far the table has come must agree:
 
-    snapshots   the last round of this topic in the history of main says it (the summary of its snapshot)
-    mirror      what we noted in our metadata store behind the last commit
+    snapshots   the last round of this topic in the history of main says it (the summary of its snapshot), or the
+                snapshot about which an operator said it (`Mirror.base`)
+    mirror      what we noted in our metadata store behind the last commit, or an operator's decision
     bounds      the highest offset in the files of main, by their manifests
 
     snapshots      mirror           rows in main                 then
@@ -15,7 +16,8 @@ Nobody but us compares offsets there, so three things that say how far the table
     there          ahead            -                            stop: main was rolled back
     there          -                beyond the snapshots         stop: others added rows of our offsets
 
-Another uuid than the mirror's is another table: stop. A stop names the commands that settle it.
+Another uuid than the mirror's is another table: stop. So does a topic that was parted from its table. A stop names the
+commands that settle it. Rows that an operator knew of stop nobody.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class Standing(NamedTuple):
 
 def goes_on_at(topic: str, standing: Standing, mirror: Mirror | None, log_starts: Mapping[int, int]) -> dict[int, int]:
     """Per shard the next offset. `log_starts`: the first that the log has. Raises TopicTable."""
+    if mirror is not None:
+        mirror.check_has_table(topic)
     if mirror is not None and mirror.uuid != standing.uuid:
         raise _stop(topic, "it is another table than the one that was written before")
     if standing.committed is None:
@@ -57,7 +61,8 @@ def goes_on_at(topic: str, standing: Standing, mirror: Mirror | None, log_starts
                 topic, f"main holds shard {shard} up to {standing.committed.get(shard, 0)}, and {end} was committed"
             )
     highest = max(standing.committed.values(), default=0)
-    if standing.rows_beyond is not None and standing.rows_beyond >= highest:
+    known_rows = mirror.rows_up_to if mirror is not None else -1
+    if standing.rows_beyond is not None and standing.rows_beyond >= max(highest, known_rows + 1):
         raise _stop(topic, f"main has a row of offset {standing.rows_beyond}, and {highest} is what comes next")
     return {**log_starts, **standing.committed}
 

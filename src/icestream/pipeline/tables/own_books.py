@@ -8,7 +8,7 @@ the table's pointer (catalog/topic/binding.py); a commit claims its offsets ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from icestream import errors
 from icestream.catalog import keys, records
@@ -22,8 +22,9 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import TopicBacklog
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.bookkeeping import TopicRound, claim
-from icestream.pipeline.tables import table_name, table_policy
+from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Position, TopicTable
+from icestream.warehouse import table_name
 from icestream.warehouse.catalog import TableCatalog
 
 NOT_AGAIN = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
@@ -71,8 +72,9 @@ class OwnBooks:
         """The catalog writes it (catalog/topic/properties.py)."""
         return {}
 
-    async def note(self, done: Sequence[TopicRound]) -> None:
+    async def note(self, done: Sequence[TopicRound]) -> Collection[int]:
         """The catalog has."""
+        return ()
 
     # --- looking ---
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from icestream.catalog.identifier import Identifier
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.tables.table_name import fixed_namespace, name_in_one, table_of
 from icestream.settings import Settings
+from icestream.warehouse.table_name import fixed_namespace, name_in_one, table_of
 
 PART = st.text(st.sampled_from("abAB01_-é"), min_size=1, max_size=5)
 

@@ -1,0 +1,330 @@
+"""The tables of topics in another catalog: REST, Glue, SQL. What an operator decides about them (hazard 21).
+
+Which table a topic has, and where it goes on, stands there in the mirror that the pipeline keeps of it in our metadata
+store (warehouse/mirror.py). The decisions are those of our own catalog (catalog/topic); what they come to is written
+into the mirror, with the snapshot that it was said of (`base`), so that the history of main is judged from there on.
+
+    decide       by the table as it is, the mirror and the log; refused until every consequence is agreed to
+    the table    is changed by two: `rewind --snapshot` moves main, `recreate` makes it. That comes first: a crash
+                 behind it leaves a topic that stops and names the command, or a table without rows that `bind` takes
+    the mirror   if it is as it was read. A round of the pipeline that lands meanwhile is not noted then, so its
+                 messages stay in the log, and the pipeline looks at the table again; or the operator hears of it
+
+Nobody keeps other engines from such a table: nothing here forbids them anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from icestream import errors
+from icestream.catalog.document.values import Object
+from icestream.catalog.identifier import Identifier, joined
+from icestream.catalog.mover import LOOK_FIRST
+from icestream.catalog.table import table as tables
+from icestream.catalog.table.snapshot import MAIN
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic import adopt, bind, envelope, recreate, rewind
+from icestream.catalog.topic.binding import Base, Binding
+from icestream.catalog.topic.commit import State
+from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
+from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
+from icestream.catalog.topic.removal import Progress
+from icestream.catalog.topic.run import Run, Runs
+from icestream.lake.highest_offset import highest_offset
+from icestream.lake.manifests import AvroManifests
+from icestream.lake.operations import AskLog, Owner
+from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry
+from icestream.metadata.store import MetadataStore
+from icestream.model.topic_name import TopicName
+from icestream.runtime.clock import Clock
+from icestream.warehouse import table_name
+from icestream.warehouse.catalog import Conflict, TableCatalog, TableChange, Unknown
+from icestream.warehouse.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
+
+AGAIN: Final = "others were at work meanwhile; nothing was decided: try again"
+_ALL: Final = tuple(Consent)
+
+
+class Known(NamedTuple):
+    """A topic as it was read: its log, its mirror, and what that says about the table that it had."""
+
+    log: TopicLog
+    entry: Entry | None
+    mirror: Mirror | None
+
+    @property
+    def former(self) -> Former:
+        return NO_FORMER if self.mirror is None else Former(self.mirror.committed, 0)
+
+
+class ForeignOperations:
+    def __init__(
+        self,
+        store: MetadataStore,
+        catalog: TableCatalog,
+        manifests: AvroManifests,
+        clock: Clock,
+        fixed: tuple[str, ...] | None,
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._manifests = manifests
+        self._clock = clock
+        self._fixed = fixed
+
+    async def owner(self, table: Identifier) -> Owner | None:
+        found = await self._holder(table)
+        if found is None:
+            await self._loaded(table)  # one that is not there is another matter
+            return None
+        return Owner(found[1].topic, found[0])
+
+    # --- a table that is there ---
+
+    async def bind(
+        self, table: Identifier, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
+    ) -> Consequence:
+        known = await self._known(ask_log)
+        found = await self._free(table, known)
+        made = bind.begin(State(found, "", None, ()), known.log, known.former, _given(consents, is_dry), self._now())
+        if not is_dry:
+            await self._decide(table, known, found.uuid, made, None)
+        return made.consequence
+
+    async def adopt(
+        self,
+        table: Identifier,
+        ask_log: AskLog,
+        consents: Collection[Consent],
+        positions: Mapping[int, int] | None,
+        is_dry: bool,
+    ) -> Consequence:
+        known = await self._known(ask_log)
+        found = await self._free(table, known)
+        given, state = _given(consents, is_dry), State(found, "", None, ())
+        made = adopt.adopt(state, known.log, known.former, given, self._now(), positions)
+        return await self._settled(table, known, found, made, found.current_snapshot_id, given, is_dry)
+
+    async def rewind(
+        self,
+        table: Identifier,
+        ask_log: AskLog,
+        consents: Collection[Consent],
+        snapshot_id: int | None,
+        is_dry: bool,
+    ) -> Consequence:
+        known = await self._known(ask_log)
+        if known.mirror is None or known.mirror.is_parted or _named(known.mirror) != table:
+            raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
+        found = await self._loaded(table)
+        if found.uuid != known.mirror.uuid:
+            raise errors.TopicTable(
+                f"{table} is another table than the one that was written before",
+                hint="`icestream lake adopt` takes it over, `icestream lake recreate` makes a fresh one",
+            )
+        state = State(found, "", _binding(known), known.mirror.base.progress.removals if known.mirror.base else ())
+        given = _given(consents, is_dry)
+        made = rewind.rewind(state, known.log, given, self._now(), snapshot_id)
+        if made.outcome.binding is state.binding:
+            return made.consequence  # it stands there already
+        target = made.outcome.table.current_snapshot_id
+        return await self._settled(table, known, found, made, target, given, is_dry)
+
+    async def _settled(
+        self,
+        table: Identifier,
+        known: Known,
+        found: Table,
+        made: Rebound,
+        target: int | None,
+        given: Collection[Consent],
+        is_dry: bool,
+    ) -> Consequence:
+        """`target`: the snapshot at which main stands then. Rows behind what its history says may be any."""
+        highest = await highest_offset(self._manifests, found, target)
+        told = _doubted(made.consequence, highest)
+        told.check(given)
+        if not is_dry:
+            if target is not None and target != found.current_snapshot_id:
+                await self._move_main(table, found, target)
+            await self._decide(table, known, found.uuid, made, target, -1 if highest is None else highest)
+        return told
+
+    async def detach(self, table: Identifier) -> None:
+        found = await self._holder(table)
+        if found is None:
+            raise errors.TopicTable(
+                f"{table} belongs to no topic", hint="there is nothing to part: `icestream topic list` shows the topics"
+            )
+        topic_id, mirror, entry = found
+        await self._write(topic_id, entry, msgspec.structs.replace(mirror, is_parted=True))
+
+    # --- a fresh one ---
+
+    async def recreate(
+        self, table: Identifier | None, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
+    ) -> tuple[Identifier, Consequence]:
+        known = await self._known(ask_log)
+        log, had = known.log, known.mirror
+        if had is not None and await self._is_there(had):
+            raise errors.AlreadyExists(
+                f"topic {log.topic} has its table, and it is readable: {_named(had)}",
+                hint=f"`icestream lake rewind {joined((*had.namespace, had.name))}` goes on with it",
+            )
+        if table is None:
+            table = table_name.table_of(TopicName.parse(log.topic), self._fixed) if had is None else _named(had)
+        made = recreate.recreate(log, known.former, _given(consents, is_dry), "file:/", "", self._now())
+        if not is_dry:
+            await self._decide(table, known, await self._made(table), made, None)
+        return table, made.consequence
+
+    async def _made(self, table: Identifier) -> str | None:
+        for depth in range(1, len(table.namespace) + 1):
+            try:
+                await self._catalog.create_namespace(table.namespace[:depth], {})
+            except errors.AlreadyExists:
+                continue
+        asked = {"schema": envelope.new_schema(), "properties": {"format-version": "2"}}
+        try:
+            return (await self._catalog.create(table, asked)).uuid
+        except errors.AlreadyExists:
+            raise errors.AlreadyExists(
+                f"there is a table {table} already",
+                hint="--table gives another name; `icestream lake bind` takes a table without rows, `adopt` one with",
+            ) from None
+
+    # --- what is there ---
+
+    async def _known(self, ask_log: AskLog) -> Known:
+        """The mirror first, then the log: what is committed behind that changes the mirror."""
+        key = mirror_key((await ask_log()).topic_id)
+        entry = await self._store.get(key)
+        return Known(await ask_log(), entry, None if entry is None else decode_mirror(key, entry))
+
+    async def _holder(self, table: Identifier) -> tuple[int, Mirror, Entry] | None:
+        for key, entry in await self._store.list_all(MIRRORS):
+            mirror = decode_mirror(key, entry)
+            if _named(mirror) == table and not mirror.is_parted:
+                return int(key.removeprefix(MIRRORS)), mirror, entry
+        return None
+
+    async def _loaded(self, table: Identifier) -> Table:
+        try:
+            return tables.load((await self._catalog.load(table)).metadata)
+        except errors.UnknownTable as error:
+            hint = f"`icestream lake tables {joined(table.namespace)}` lists those that there are"
+            raise errors.UnknownTable(error.message, hint=hint) from None
+
+    async def _is_there(self, mirror: Mirror) -> bool:
+        """The table that a topic has, by what it noted; another one under its name is not it."""
+        if mirror.is_parted:
+            return False
+        try:
+            return (await self._catalog.load(_named(mirror))).uuid == mirror.uuid
+        except (errors.UnknownTable, errors.UnknownNamespace, errors.MetadataFileMissing, errors.MetadataFileDamaged):
+            return False
+
+    async def _free(self, table: Identifier, known: Known) -> Table:
+        """A table that this topic may take: no other's, and it has none but this one."""
+        found, holder = await self._loaded(table), await self._holder(table)
+        if holder is not None and holder[0] != known.log.topic_id:
+            raise errors.AlreadyExists(
+                f"the table belongs to topic {holder[1].topic} (id {holder[0]})",
+                hint=f"`icestream lake detach {joined((*table.namespace, table.name))}` parts them",
+            )
+        had = known.mirror
+        if had is not None and _named(had) != table and await self._is_there(had):
+            raise errors.AlreadyExists(
+                f"topic {known.log.topic} has the table {_named(had)}",
+                hint=f"`icestream lake detach {joined((*had.namespace, had.name))}` parts them",
+            )
+        return found
+
+    # --- changing ---
+
+    async def _move_main(self, table: Identifier, found: Table, target: int) -> None:
+        current = found.current_snapshot_id
+        requirements: list[Object] = [
+            {"type": "assert-table-uuid", "uuid": found.uuid},
+            {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": current},
+        ]
+        kept = {name: value for name, value in (found.references.get(MAIN) or {}).items() if name != "snapshot-id"}
+        point: Object = {
+            "type": "branch",
+            **kept,
+            "action": "set-snapshot-ref",
+            "ref-name": MAIN,
+            "snapshot-id": target,
+        }
+        outcome = await self._catalog.commit(table, TableChange(requirements, [point]))
+        if isinstance(outcome, Unknown):
+            raise errors.OutcomeUnknown(f"main may have been moved to {target}: {outcome.reason}", hint=LOOK_FIRST)
+        if isinstance(outcome, Conflict):
+            raise errors.CommitConflict(f"{table} was changed meanwhile: {outcome.reason}", hint="try again")
+
+    async def _decide(
+        self,
+        table: Identifier,
+        known: Known,
+        uuid: str | None,
+        made: Rebound,
+        snapshot_id: int | None,
+        rows_up_to: int = -1,
+    ) -> None:
+        binding = made.outcome.binding
+        assert binding is not None
+        said = Base(snapshot_id or 0, Progress(binding.committed(), made.outcome.removals))
+        mirror = Mirror(
+            [*table.namespace],
+            table.name,
+            uuid or "",
+            binding.committed(),
+            snapshot_id or 0,
+            known.log.topic,
+            said,
+            rows_up_to,
+        )
+        await self._write(known.log.topic_id, known.entry, mirror)
+
+    async def _write(self, topic_id: int, entry: Entry | None, mirror: Mirror) -> None:
+        key = mirror_key(topic_id)
+        before: cmd.Compare = cmd.Absent(key) if entry is None else cmd.AtRevision(key, entry.mod_revision)
+        if not (await self._store.txn([before], [cmd.Put(key, msgspec.json.encode(mirror))])).held:
+            raise errors.CommitConflict("the pipeline or somebody else decided about the topic's table", hint=AGAIN)
+
+    def _now(self) -> int:
+        return self._clock.wall_us() // 1000
+
+
+def _given(consents: Collection[Consent], is_dry: bool) -> Collection[Consent]:
+    """A dry run tells all of it."""
+    return _ALL if is_dry else consents
+
+
+def _named(mirror: Mirror) -> Identifier:
+    return Identifier(tuple(mirror.namespace), mirror.name)
+
+
+def _binding(known: Known) -> Binding:
+    """The mirror in the words of our own catalog. A base without a snapshot says nothing about those since."""
+    mirror, log = known.mirror, known.log
+    assert mirror is not None
+    runs: dict[int, Runs] = {
+        shard: (Run(log.shards[shard].epoch if shard in log.shards else 0, 0, end),)
+        for shard, end in mirror.committed.items()
+    }
+    base = mirror.base if mirror.base is not None and mirror.base.snapshot_id else None
+    return Binding(log.topic, log.topic_id, runs, base=base, is_rewound=True)
+
+
+def _doubted(told: Consequence, highest: int | None) -> Consequence:
+    """Rows behind what the history says: the pipeline would write these offsets again."""
+    held = max((fate.held for fate in told.fates), default=0)
+    if highest is None or highest < held or told.doubts:
+        return told
+    return told._replace(doubts=(f"main has a row of offset {highest}, and its history knows those below {held}",))
