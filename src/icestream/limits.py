@@ -690,6 +690,8 @@ DATA_FILE_UPLOADS: Final = 8
 LOG_PIECE_SECONDS_MAX: Final = 30
 # Java ends by itself when its input ends, after it has written the archive of its classes; then it is killed.
 SPARK_END_SECONDS_MAX: Final = 60
+# A line of what it writes on stderr; a longer one is several.
+SPARK_LINE_BYTES_MAX: Final = 4 * KIB
 # Archives of Spark's classes in the cache: one for each place of PySpark, 60 MB each.
 CLASS_ARCHIVES_KEPT: Final = 4
 # Iceberg's own default of `write.target-file-size-bytes`.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from icestream.pipeline import pins
+from icestream.server.reading import statements
+from tests.support.driver import Driver
 from tests.support.lakehouse import Lakehouse
 from tests.support.spark import SMALL, Spark
 from tests.tidy.tree import read
@@ -59,6 +62,17 @@ def test_the_page_from_top_to_bottom(spark: Spark, lakehouse: Lakehouse, tmp_pat
     check_is_promised(run_program(by_duckdb, lakehouse, tmp_path))
     check_is_promised(run_program(by_pyiceberg, lakehouse, tmp_path))
     assert spark.column("SELECT name FROM icestream.demo.people ORDER BY id") == ["Ada", "Grace"]
+
+
+def test_readme_and_a_first_start_read_the_table_of_a_topic_with_spark(spark: Spark, lakehouse: Lakehouse) -> None:
+    """The statements of README.md and of `icestream serve --demo`, on tables that are laid out as topics' are."""
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS ice.default")
+    for name in ("hello", "demo"):
+        assert Driver(lakehouse, "default", name).commit(2)[0] == 200
+    (of_readme,) = re.findall(r"```sql\n(.*?) +--.*\n```", read("README.md"))
+    *_, of_demo, _ = statements(["default", "demo"], lakehouse.uri)
+    for statement in (of_readme, shlex.split(of_demo)[-1]):
+        assert spark.sql(statement) == [(0, "message"), (1, "message")], statement
 
 
 def test_the_packages_of_the_page_are_those_of_the_tests() -> None:

@@ -179,7 +179,7 @@ def test_files_of_others_are_added(spark: Spark, table: Table, tmp_path: Path) -
 def test_tables_of_spark_itself_become_iceberg(spark: Spark, ns: str, lakehouse: Lakehouse) -> None:
     """Both need a session catalog that knows Iceberg, with ours behind it; its folder is one of `lake.table_roots`."""
     spark.attach("spark_catalog", lakehouse.uri, "org.apache.iceberg.spark.SparkSessionCatalog")
-    spark.sql("CREATE NAMESPACE ice.default")
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS ice.default")
     for name in ("snapped", "moved"):
         spark.sql(f"CREATE TABLE spark_catalog.default.{name} USING parquet AS SELECT id FROM range(3)")
     spark.sql(f"CALL ice.system.snapshot('spark_catalog.default.snapped', 'ice.{ns}.snapped')")

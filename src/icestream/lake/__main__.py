@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from icestream.runtime.leave import leave
 from icestream.runtime.parent import die_with_parent
 
 FORMATS = ("console", "json")
@@ -77,4 +78,4 @@ def say_port(port: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

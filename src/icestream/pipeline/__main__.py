@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from icestream.runtime.leave import leave
 from icestream.runtime.parent import die_with_parent
 
 
@@ -52,4 +53,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

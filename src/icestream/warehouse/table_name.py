@@ -6,7 +6,7 @@ In one namespace for all (`storage.iceberg_config.namespace`; with AWS Glue, `ca
 
     /default/orders       orders                                    the namespace `default` is left out
     /shop/orders          shop__orders
-    /shop/My-Orders       shop__my_orders__3e1c0a8f52d94b77         slugs, and the first half of SHA-256's first half
+    /shop/My-Orders       shop__my_orders__a7637f216ea9f26f         slugs, and the first half of SHA-256's first half
 
 A part stays as it is when it has lower-case letters of the alphabet, digits and single underscores between them alone,
 and is short: then two underscores are where the namespace ends. Otherwise both are made such (slugs), and a digest of

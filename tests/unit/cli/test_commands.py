@@ -33,7 +33,8 @@ def shown(page: str) -> list[str]:
 
 SHOWN = shown(PAGE)
 ELSEWHERE = [
-    line for name in ("README.md", "docs/operate.md", "docs/lake.md", "docs/api.md", "docs/client.md", "docs/config.md")
+    line for name in ("README.md", "docs/operate.md", "docs/lake.md", "docs/api.md", "docs/client.md", "docs/config.md",
+                 "docs/pipeline.md")
     for line in shown((ROOT / name).read_text(encoding="utf-8"))
 ]  # fmt: skip
 

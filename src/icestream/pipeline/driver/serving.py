@@ -63,12 +63,15 @@ async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child
     try:
         with open_writer(settings) as writer:
             port.open()
-            on_ready(port.number)
-            async with _driver(settings, writer, port.number, is_child) as driver:
-                _log.info("the pipeline is ready", metrics_port=port.number)
-                await driver.run(stop)
+            try:
+                on_ready(port.number)
+                async with _driver(settings, writer, port.number, is_child) as driver:
+                    _log.info("the pipeline is ready", metrics_port=port.number)
+                    await driver.run(stop)
+            finally:
+                closing = loop.run_in_executor(None, port.close)  # half a second, in which Spark ends, too
+        await closing
     finally:
-        port.close()
         if parent is not None:
             parent.close()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from icestream import errors
+from icestream.pipeline.spark.java_words import LOG_OPTION
 from icestream.settings import Settings
 
 _LOCAL = re.compile(r"local(?:\[(\*|\d{1,4})(?:,\s*\d{1,4})?\])?")
@@ -72,7 +73,7 @@ def spark_conf(options: SparkOptions, java_options: str) -> dict[str, str]:
     own = options.conf.get("spark.driver.extraJavaOptions", "")
     return found | {
         "spark.master": options.master,
-        "spark.driver.extraJavaOptions": f"{java_options} {own}".strip(),
+        "spark.driver.extraJavaOptions": f"{java_options} {LOG_OPTION} {own}".strip(),
         "spark.python.daemon.module": "icestream.pipeline.spark.daemon",
         "spark.python.worker.reuse": "true",
         "spark.speculation": "false",  # hazard 1: nobody writes a round twice at the same time

@@ -19,7 +19,7 @@ from icestream import errors, limits
 from icestream.model.written import TopicWritten
 from icestream.pipeline.engine import Engine
 from icestream.pipeline.round_plan import RoundPlan
-from icestream.pipeline.spark import stages
+from icestream.pipeline.spark import java_words, stages
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
 from icestream.pipeline.spark.options import SparkOptions, spark_conf
 from icestream.pipeline.task import job as jobs
@@ -83,6 +83,7 @@ class SparkWriter:
         if self._options.is_local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
 
         for logger in (logging.getLogger(), logging.getLogger("py4j")):  # pages about a Java that is gone
             logger.addFilter(_is_not_py4j)
@@ -90,7 +91,9 @@ class SparkWriter:
         conf = SparkConf(loadDefaults=False)
         for key, value in spark_conf(self._options, java_options).items():
             conf.set(key, value)
-        return SparkContext(conf=conf)
+        with java_words.heard() as stderr:
+            gateway = launch_gateway(conf, {"stderr": stderr})
+        return SparkContext(conf=conf, gateway=gateway)
 
     def _end(self) -> None:
         """Also what died already. The next session gets a Java of its own."""
@@ -99,12 +102,11 @@ class SparkWriter:
         context, self._context = self._context, None
         gateway: Any = SparkContext._gateway
         process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-        if context is not None:
-            with contextlib.suppress(Exception):
-                context.stop()
-        for end in (getattr(gateway, "shutdown", None), getattr(getattr(process, "stdin", None), "close", None)):
-            if end is not None:
-                _quietly(end)
+        # Java ends its session by itself when its input ends; PySpark's own part of it takes half a second meanwhile.
+        of_python = getattr(context, "_accumulatorServer", None)
+        for owner, end in ((gateway, "shutdown"), (getattr(process, "stdin", None), "close"), (of_python, "shutdown")):
+            if owner is not None:
+                _quietly(getattr(owner, end))
         SparkContext._active_spark_context = None
         SparkContext._gateway = SparkContext._jvm = None
         ended = _waited(process)
