@@ -522,6 +522,26 @@ TABLES_OPENED_AT_ONCE: Final = 16
 COMMIT_TABLES_MAX: Final = 200
 # A table that others commit to all the time is left to the next round after so many tries.
 COMMIT_ATTEMPTS_MAX: Final = 8
+# A table is looked at for files that nobody needs so often while something is committed to it. A snapshot lives longer.
+CLEAN_UP_LOOK_MS: Final = 5 * 60_000
+# Its folders are looked through once in the life of a driver, and again after so long: others may have been cut off.
+CLEAN_UP_FOLDERS_MS: Final = 24 * 3_600_000
+# What failed is tried again after so long.
+CLEAN_UP_RETRY_MS: Final = 60_000
+# What one round does of it: steps of a file that is read, or some that are removed at once; and how long it may take.
+CLEAN_UP_STEPS: Final = 500
+CLEAN_UP_SECONDS: Final = 0.2
+CLEAN_UP_FILES_AT_ONCE: Final = 16
+# Manifest lists that are compared with the table together, and those that wait for it: an hour of five in a second.
+CLEAN_UP_LISTS_AT_ONCE: Final = 256
+CLEAN_UP_WAITING_MAX: Final = 20_000
+# What lists name, about 300 bytes each: those of the live snapshots and of an hour of expired ones, at ten commits in a
+# second, which is what a round is stretched to.
+CLEAN_UP_LISTS_REMEMBERED: Final = 64_000
+CLEAN_UP_MANIFESTS_REMEMBERED: Final = 200_000
+# The delay can be set from a minute, for a table that nobody else reads, up to 30 days.
+CLEAN_UP_DELAY_MS_MIN: Final = 60_000
+CLEAN_UP_DELAY_MS_MAX: Final = 30 * 24 * 3_600_000
 
 # --- catalogs and object stores elsewhere -----------------------------------------------------------------------------
 # One answer: longer than a slow commit, shorter than anybody's patience. A call with its repeats: four such answers.

@@ -38,9 +38,11 @@ async def test_an_object_is_written_once_and_read_back(objects: Objects) -> None
     name = f"{new_name()}/a b+c%20ä.json"
     assert await objects.get(name, 100) is None
     assert not await objects.exists(name)
+    assert await objects.size(name) is None
     await objects.put_new(name, b"first")
     assert await objects.get(name, 100) == b"first"
     assert await objects.exists(name)
+    assert await objects.size(name) == 5
     with pytest.raises(errors.AlreadyExists):
         await objects.put_new(name, b"second")
     assert await objects.get(name, 100) == b"first"
@@ -147,6 +149,7 @@ async def test_files_of_tables_are_objects_or_local_by_their_location(
         await files.create(location, [b"{", b"}"])
         assert await files.read(location) == b"{}"
         assert await files.exists(location)
+        assert await files.size(location) == 2
         folder, _, name = location.rpartition("/")
         ((found, written_ms),) = await files.names(folder)
         assert (found, abs(written_ms / 1000 - time.time()) < 600) == (name, True)
@@ -155,6 +158,7 @@ async def test_files_of_tables_are_objects_or_local_by_their_location(
         await files.remove_empty(folder)
         await files.remove(location)
         assert not await files.exists(location)
+        assert await files.size(location) == 0
         await files.remove(location)
     with pytest.raises(errors.InvalidInput, match="Cannot reach"):
         await files.read("ftp://host/x")

@@ -55,7 +55,7 @@ async def leased_plan(broker: BrokerLink, folder: Path) -> RoundPlan:
     target = target_in(folder / "tables")
     plan = plan_round(backlog, {topic.topic_id: {0: 0}}, {topic.topic_id: target}, Budget(age_due_ms=0), NOW_US)
     await broker.hold("a-round", 1, plan.files, 60_000)
-    return plan.leased("a-round")
+    return plan.leased("a-round", 1)
 
 
 def check_on_cluster(plan: RoundPlan, folder: Path) -> None:

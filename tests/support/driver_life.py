@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from icestream.lake.manifests import AvroManifests
 from icestream.metadata.store import MetadataStore
 from icestream.model.written import TopicWritten
 from icestream.pipeline.commit.bookkeeping import Books
@@ -27,7 +28,9 @@ from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.driver.report import Report
 from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.round_plan import Budget, RoundPlan
-from icestream.runtime.clock import SystemClock
+from icestream.pipeline.upkeep.cleaner import Cleaner
+from icestream.pipeline.upkeep.named_files import NamedFiles
+from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.warehouse.catalog import TableCatalog
@@ -110,6 +113,9 @@ class Outside(NamedTuple):
     books: Callable[[TableCatalog], Books]
     files: Any
     reader: Callable[[], ManifestReader]
+    clock: Clock
+    clean_up_delay_ms: int | None  # None: nobody removes files
+    history: History
 
 
 class DriverLife:
@@ -124,7 +130,7 @@ class DriverLife:
         owner: str = "node/child",
     ) -> None:
         life = self.life = Life(stop)
-        clock, effects = SystemClock(), Effects(fault, life.strike)
+        clock, effects = outside.clock, Effects(fault, life.strike)
         watched: Any = Watched(catalog, life)
         books: Any = Watched(outside.books(watched), life)
         files: Any = Watched(outside.files, life)
@@ -134,12 +140,27 @@ class DriverLife:
         self.broker: Any = outside.broker
         self.effects = effects
         self.topics = Topics(books, watched, effects, clock, {})
-        committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), History())
+        committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), outside.history)
         self.lease = DriverLease(store, clock, owner, LEASE_MS)
         options = DriverOptions(Budget(age_due_ms=0), wait_ms=0)
         report = Report("here", 1, 1)
+        self.cleaner: Cleaner | None = None
+        if outside.clean_up_delay_ms is not None:
+            named = NamedFiles(AvroManifests(files, InlineOffload()))
+            self.cleaner = Cleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
         self.driver = Driver(
-            broker, self.lease, books, self.topics, committer, TaskWriter(), offload, effects, clock, options, report
+            broker,
+            self.lease,
+            books,
+            self.topics,
+            committer,
+            TaskWriter(),
+            offload,
+            effects,
+            clock,
+            options,
+            report,
+            self.cleaner,
         )
 
     async def end(self) -> None:

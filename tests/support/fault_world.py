@@ -28,8 +28,10 @@ from icestream.model import ShardKey, Topic, envelope
 from icestream.model.backlog import Backlog
 from icestream.model.block import encode_block
 from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.manifest_reader import ManifestReader
-from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.driver.effects import Fault
+from icestream.pipeline.manifests.layout import DELETED
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
 from icestream.runtime.clock import SystemClock
@@ -47,11 +49,25 @@ from tests.support.driver_life import DriverLife, Outside, Stop
 from tests.support.machine import SMALL
 from tests.support.table_check import check_table, rows_of
 
-# Nobody does it yet: the rule stands (pipeline/commit/clean_up.py), and files that nobody needs stay.
-NOT_DONE = {Effect.CLEAN_UP}
 # Only what waits for ever takes so long.
 HANGS_SECONDS = 30.0
 Wrap = Callable[[TableCatalog], Any]
+
+
+class ShiftedClock(SystemClock):
+    """Hours pass at once, by the wall and by what measures."""
+
+    def __init__(self) -> None:
+        self._shift_seconds = 0
+
+    def shift(self, seconds: int) -> None:
+        self._shift_seconds += seconds
+
+    def wall_us(self) -> int:
+        return super().wall_us() + self._shift_seconds * 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self._shift_seconds * 1_000_000_000
 
 
 class LogBroker:
@@ -90,7 +106,7 @@ class FaultWorld:
     def __init__(self, folder: Path, log: Log, is_foreign: bool = False) -> None:
         self.folder = folder
         self.is_foreign = is_foreign
-        clock = SystemClock()
+        clock = self.clock = ShiftedClock()
         self.store = MemoryStore(clock)
         self.files = LocalFiles(open_local, InlineOffload())
         self.avro = AvroManifests(self.files, InlineOffload())
@@ -102,6 +118,8 @@ class FaultWorld:
         self.ingest = Ingest(log, clock, place, lambda name, topic_id: self.policies.get(topic_id, {}))
         self.published: dict[ShardKey, dict[int, bytes]] = {}
         self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
+        self.clean_up_delay_ms: int | None = None if is_foreign else 0
+        self.history = History(0, 0)  # without tags: they come by the hour of the day
         self._lives: list[DriverLife] = []
         self._count = 0
 
@@ -146,7 +164,16 @@ class FaultWorld:
         owner: str = "node/child",
     ) -> DriverLife:
         """Those of the same owner are the one child of the broker: the next one takes over at once."""
-        outside = Outside(self.store, LogBroker(self), self._books, self.files, lambda: ManifestReader(self.avro))
+        outside = Outside(
+            self.store,
+            LogBroker(self),
+            self._books,
+            self.files,
+            lambda: ManifestReader(self.avro),
+            self.clock,
+            self.clean_up_delay_ms,
+            self.history,
+        )
         found = DriverLife(outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner)
         self._lives.append(found)
         return found
@@ -197,6 +224,30 @@ class FaultWorld:
         }
         return Verifier(view, ParquetFiles(opener(self.files), NoCache()), size_of, log).verify(deep=True)
 
+    async def paths(self, manifest_list: str) -> set[str]:
+        """What a reader of the snapshot opens."""
+        manifests = await self.avro.manifests(manifest_list)
+        records = [one for manifest in manifests for one in await self.avro.records(manifest)]
+        files = [one["data_file"]["file_path"] for one in records if one["status"] != DELETED]
+        return {manifest_list, *manifests, *files}
+
+    async def needed(self, topic_id: int) -> set[str]:
+        """All of it, of every snapshot."""
+        loaded = await self.catalog.load(name_of(topic_id))
+        found = [await self.paths(one["manifest-list"]) for one in loaded.metadata.get("snapshots", ())]
+        return {path for paths in found for path in paths}
+
+    async def present(self, topic_id: int) -> set[str]:
+        """The files of its table that are there, without metadata files."""
+        location = (await self.catalog.load(name_of(topic_id))).metadata["location"]
+        return {one for one in _files_below(location) if not one.endswith(".json")}
+
+    async def clean(self, one: DriverLife) -> None:
+        """All that is due, however slow this machine is."""
+        assert one.cleaner is not None
+        while one.cleaner.is_due:
+            await one.cleaner.work(lambda: None)
+
 
 def name_of(topic_id: int) -> Identifier:
     return Identifier(("default",), f"t{topic_id}")
@@ -205,3 +256,7 @@ def name_of(topic_id: int) -> Identifier:
 def size_of(location: str) -> int | None:
     path = Path(location.removeprefix("file:"))
     return path.stat().st_size if path.is_file() else None
+
+
+def _files_below(location: str) -> list[str]:
+    return [f"file:{one}" for one in Path(location.removeprefix("file:")).rglob("*") if one.is_file()]

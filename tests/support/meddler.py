@@ -38,18 +38,18 @@ class Meddler:
         return getattr(self._inner, name)
 
     async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
-        await self._meddle()
+        await self.meddle()
         return await self._inner.commit(identifier, change)
 
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
-        await self._meddle()
+        await self.meddle()
         return await self._inner.commit_all(changes)
 
     @property
     def is_done(self) -> bool:
         return self._requests_left <= 0
 
-    async def _meddle(self) -> None:
+    async def meddle(self) -> None:
         self._requests_left -= 1
         if self._requests_left:
             return
@@ -76,7 +76,7 @@ class Meddler:
             summary = {"operation": "replace"}
         now_ms = SystemClock().wall_us() // 1000
         token, number = uuid.uuid4().bytes, uuid.uuid4().int >> 66
-        made = new_snapshot(table, manifests, appended, {}, number, token, now_ms, History(), summary)
+        made = new_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, History(), summary)
         for file in made.files:
             await self._world.files.create(file.location, file.pieces)
         return made.updates

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream import errors
+from icestream.lake.manifests import AvroManifests
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
 from icestream.pipeline.driver.driver import Driver
@@ -17,6 +18,8 @@ from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.driver.report import Report
 from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.upkeep.cleaner import Cleaner
+from icestream.pipeline.upkeep.named_files import NamedFiles
 from icestream.runtime.tasks import InlineOffload
 from tests.support.committing import Committing
 
@@ -140,6 +143,16 @@ class PaperPipeline:
             self.world.clock,
             DriverOptions(),
             Report("paper", 1, 1),
+            Cleaner(
+                self.world.store,
+                self.world.catalog,
+                self.world.files,
+                NamedFiles(AvroManifests(self.world.files, InlineOffload())),
+                self.world.clock,
+                0,
+            )
+            if self.world.books.is_own
+            else None,
         )
 
     async def round(self) -> None:

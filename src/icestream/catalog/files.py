@@ -34,6 +34,9 @@ class TableFiles(Protocol):
 
     async def exists(self, location: str) -> bool: ...
 
+    async def size(self, location: str) -> int:
+        """In bytes; 0 where it is not there."""
+
     async def remove(self, location: str) -> None:
         """Whether or not it is there. Never fails."""
 
@@ -128,6 +131,23 @@ class LocalFiles:
             if error.errno in _NO_FILE:
                 return False
             raise _unread(f"file:{path / name}", error) from error
+
+    async def size(self, location: str) -> int:
+        return await self._offload.run(lambda: self._size(*_split(location)))
+
+    def _size(self, path: Path, name: str) -> int:
+        try:
+            directory = self._open(path, False)
+            try:
+                file = directory.open(name)
+            finally:
+                directory.close()
+        except OSError:
+            return 0
+        try:
+            return file.size()
+        finally:
+            file.close()
 
     async def remove(self, location: str) -> None:
         await self._offload.run(lambda: self._remove(*_split(location)))

@@ -39,6 +39,14 @@ def normal(location: str) -> str:
     return (prefix + path).rstrip("/") if path else prefix
 
 
+def normal_or_none(location: str) -> str | None:
+    """None for what is no location: it is nobody's to remove."""
+    try:
+        return normal(location)
+    except errors.InvalidInput:
+        return None
+
+
 def _split(location: str) -> tuple[str, str]:
     found = _SCHEME.fullmatch(location)
     if found is None:

@@ -136,12 +136,19 @@ PIPELINE_ROWS = Counter("icestream_pipeline_rows_total", "Rows committed to tabl
 PIPELINE_FILES = Counter("icestream_pipeline_files_total", "Data files committed to tables.")
 PIPELINE_BYTES = Counter("icestream_pipeline_bytes_total", "Bytes of data files committed to tables.")
 PIPELINE_STEP_SECONDS = Counter(
-    "icestream_pipeline_step_seconds_total", "Time of rounds by step: tables, write, commit, advance.", ["step"]
+    "icestream_pipeline_step_seconds_total",
+    "Time of rounds by step: tables, write, commit, advance, clean_up.",
+    ["step"],
 )
 PIPELINE_COMMIT_RETRIES = Counter("icestream_pipeline_commit_retries_total", "Commits that were tried again.")
 PIPELINE_TASK_ERRORS = Counter(
     "icestream_pipeline_task_errors_total", "Parts of rounds that failed, by trouble.", ["trouble"]
 )
+PIPELINE_REMOVED_FILES = Counter(
+    "icestream_pipeline_removed_files_total",
+    "Files removed that no snapshot names: of what expired, and of rounds that were lost.",
+)
+PIPELINE_REMOVED_BYTES = Counter("icestream_pipeline_removed_bytes_total", "Bytes of them.")
 PIPELINE_STOPPED_TOPICS = Gauge(
     "icestream_pipeline_stopped_topics", "Topics that are not written because somebody must decide."
 )

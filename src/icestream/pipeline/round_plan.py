@@ -54,6 +54,7 @@ class TableTarget(msgspec.Struct, frozen=True):
     codec_level: int | None = None
     target_bytes: int = limits.DATA_FILE_BYTES_TARGET
     storage: dict[str, Any] = {}  # `msgspec.to_builtins` of StoreOptions, with its secrets; empty for files
+    epoch: int = 0  # of the pipeline: files carry it in their names
 
 
 class LogSource(msgspec.Struct, frozen=True):
@@ -131,5 +132,7 @@ class RoundPlan(msgspec.Struct, frozen=True):
         """The log files that must stay while this is written: what is leased."""
         return sorted({one.file for one in self.ranges})
 
-    def leased(self, lease: str) -> RoundPlan:
-        return msgspec.structs.replace(self, source=msgspec.structs.replace(self.source, lease=lease))
+    def leased(self, lease: str, epoch: int) -> RoundPlan:
+        replace = msgspec.structs.replace
+        targets = {topic: replace(target, epoch=epoch) for topic, target in self.targets.items()}
+        return replace(self, source=replace(self.source, lease=lease), targets=targets)

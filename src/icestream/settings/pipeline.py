@@ -11,6 +11,7 @@ from icestream import limits
 from icestream.settings import text, units
 from icestream.settings.section import Section, derived
 
+_DELAY = units.duration("ms", limits.CLEAN_UP_DELAY_MS_MIN, limits.CLEAN_UP_DELAY_MS_MAX)
 _TAGS = units.duration("ms", 0, limits.TAGS_MS_MAX)
 
 
@@ -45,6 +46,17 @@ class Pipeline(Section):
     daily_tags_kept_ms: Annotated[int, _TAGS] = Field(
         default=limits.DAILY_TAGS_MS_DEFAULT,
         description="The same for the last snapshot of each day. A tag keeps every file that its snapshot had.",
+    )
+    clean_up: StrictBool = Field(
+        default=True,
+        description="Files of tables that no snapshot names any more are removed: of snapshots that expired, and of "
+        "rounds that were cut off or refused. With the embedded catalog alone; a table that says `gc.enabled=false` "
+        "keeps all.",
+    )
+    clean_up_delay_ms: Annotated[int, _DELAY] = Field(
+        default=limits.CATALOG_FILE_GRACE_MS,
+        description="How long such a file stays after nothing names it, so that whoever reads by an older look finds "
+        "it. Shorter than the longest query, and the query fails.",
     )
     java_home: Annotated[Path, text.DIRECTORY] | None = Field(
         default=None,

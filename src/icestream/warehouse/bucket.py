@@ -1,7 +1,7 @@
 """Objects that are written once: a bucket of S3, GCS or Azure, or one in memory, through obstore.
 
     put_new      the object is durable when this returns; AlreadyExists when one with other bytes has its name
-    get          its bytes; None when there is none. exists: whether there is one
+    get          its bytes; None when there is none. exists: whether there is one; size: in bytes, or None
     names_below  the names below a prefix, in order. directly_in: last parts of names, and when each was written, in ms
     remove       whether or not it is there
 
@@ -37,6 +37,8 @@ class Objects(Protocol):
     async def get(self, name: str, bytes_max: int) -> bytes | None: ...
 
     async def exists(self, name: str) -> bool: ...
+
+    async def size(self, name: str) -> int | None: ...
 
     async def names_below(self, prefix: str) -> Sequence[str]: ...
 
@@ -94,14 +96,16 @@ class Bucket:
         return bytes(await found.bytes_async())
 
     async def exists(self, name: str) -> bool:
+        return await self.size(name) is not None
+
+    async def size(self, name: str) -> int | None:
         import obstore
 
-        async def look() -> bool:
+        async def look() -> int | None:
             try:
-                await obstore.head_async(self._store, name)
+                return int((await obstore.head_async(self._store, name))["size"])
             except FileNotFoundError:
-                return False
-            return True
+                return None
 
         return await self._call(f"look for {name}", look)
 

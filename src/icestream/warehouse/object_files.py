@@ -70,6 +70,10 @@ class ObjectFiles:
         place = place_of(location)
         return await self._bucket(place).exists(place.name)
 
+    async def size(self, location: str) -> int:
+        place = place_of(location)
+        return await self._bucket(place).size(place.name) or 0
+
     async def remove(self, location: str) -> None:
         """What cannot be removed now is left to whoever looks for orphans."""
         try:
@@ -113,6 +117,9 @@ class AnyFiles:
 
     async def exists(self, location: str) -> bool:
         return await self._of(location).exists(location)
+
+    async def size(self, location: str) -> int:
+        return await self._of(location).size(location)
 
     async def remove(self, location: str) -> None:
         await self._of(location).remove(location)

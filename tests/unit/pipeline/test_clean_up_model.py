@@ -1,4 +1,5 @@
-"""Two drivers, lost and late requests, a lease that changes hands, and a clean-up: every order of events is searched.
+"""Two drivers, lost and late requests, a lease that changes hands, another engine that compacts, and a clean-up: every
+order of events is searched.
 
 The rule about files is the real one, and so is the catalog's judgement of claims; everything else is on paper. A rule
 that is weaker in any of its parts is found out by the same search: that is tested too.
@@ -49,6 +50,8 @@ class World(NamedTuple):
     version: int
     files: frozenset[str]  # on disk
     written: frozenset[Candidate]  # by anybody
+    landed: frozenset[str] = frozenset()  # files that the table named when a driver looked
+    is_compacted: bool = False
 
 
 def begin() -> World:
@@ -57,12 +60,24 @@ def begin() -> World:
 
 def steps(world: World, is_own: bool, rule: Rule) -> Iterator[World]:
     yield from _arrivals(world, is_own)
+    yield from _others(world)
     if world.holder == 0:  # the lease changes hands: the first driver does not notice
         second = Driver(2)
         yield world._replace(holder=1, epoch=2, drivers=(world.drivers[0], second))
     for number, driver in enumerate(world.drivers):
         if driver.epoch:
             yield from _moves(world, number, driver, is_own, rule)
+
+
+def _others(world: World) -> Iterator[World]:
+    """Somebody reads the table; another engine writes its first row into a file of its own, and the snapshots from
+    before go."""
+    if not world.landed >= {*world.rows}:
+        yield world._replace(landed=world.landed | {*world.rows})
+    if world.rows and not world.is_compacted:
+        rows = ("compacted", *world.rows[1:])
+        files = world.files | {"compacted"}
+        yield world._replace(rows=rows, files=files, version=world.version + 1, is_compacted=True)
 
 
 def _with(world: World, number: int, driver: Driver) -> World:
@@ -90,7 +105,7 @@ def _moves(world: World, number: int, driver: Driver, is_own: bool, rule: Rule) 
             )
         # it gives the round up: it looks, and the table has gone on
         if len(world.rows) > request.start:
-            is_in = request.file in world.rows
+            is_in = request.file in world.rows or request.file in world.landed
             done = driver.has_committed or is_in
             yield _with(world, number, driver._replace(request=None, is_sent=False, has_committed=done))
     if driver.has_committed and world.holder == number and not driver.may_clean:
@@ -98,7 +113,7 @@ def _moves(world: World, number: int, driver: Driver, is_own: bool, rule: Rule) 
     if driver.has_committed or rule is not may_go:
         seen = Seen(is_own, world.table_epoch, {0: len(world.rows)}, world.version, frozenset(world.rows))
         for candidate in world.written:
-            plain = candidate._replace(ends=dict(candidate.ends or ()))
+            plain = candidate._replace(ends=dict(candidate.ends or ()), has_landed=candidate.location in world.landed)
             if candidate.location in world.files and rule(plain, seen, world.holder == number):
                 yield world._replace(files=world.files - {candidate.location})
 
@@ -164,8 +179,13 @@ def holders_only(one: Candidate, seen: Seen, is_holder: bool) -> bool:
     return is_holder and one.location not in seen.named
 
 
+def sent_is_landed(one: Candidate, seen: Seen, is_holder: bool) -> bool:
+    """Who takes what it sent, and what the catalog may have taken, for what was in the table."""
+    return may_go(one._replace(has_landed=True), seen, is_holder)
+
+
 @pytest.mark.parametrize("is_own", [True, False], ids=["our own catalog", "another catalog"])
-@pytest.mark.parametrize("rule", [not_named, holders_only])
+@pytest.mark.parametrize("rule", [not_named, holders_only, sent_is_landed])
 def test_a_weaker_rule_is_found_out(rule: Rule, is_own: bool) -> None:
     assert "which is gone" in search(is_own, rule)[1]
 
@@ -181,3 +201,8 @@ def test_clean_up_does_happen() -> None:
     assert not may_go(lost, Seen(True, 2, {0: 1}, 1, ("a",)), True)
     assert not may_go(lost, Seen(True, 2, {0: 1}, 1, ()), False)
     assert not may_go(lost._replace(ends=None), Seen(False, 2, {0: 1}, 1, ()), True)
+    landed = lost._replace(has_landed=True)
+    for is_own in (True, False):
+        assert may_go(landed, Seen(is_own, 1, {0: 1}, 1, ()), True)
+        assert not may_go(landed, Seen(is_own, 1, {0: 1}, 1, ("a",)), True)
+        assert not may_go(landed, Seen(is_own, 1, {0: 1}, 1, ()), False)

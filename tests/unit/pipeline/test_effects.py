@@ -45,7 +45,7 @@ async def rounds(pipeline: PaperPipeline) -> None:
         await pipeline.round()
 
 
-ROUND = [one for one in Effect if one not in (Effect.EVOLVE_TABLE, Effect.CLEAN_UP, Effect.ASK)]
+ROUND = [one for one in Effect if one not in (Effect.EVOLVE_TABLE, Effect.ASK)]
 
 
 @pytest.mark.asyncio

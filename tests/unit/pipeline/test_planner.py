@@ -226,7 +226,9 @@ def test_topics_without_a_table_wait() -> None:
 
 
 def test_a_lease_is_kept_in_the_plan() -> None:
-    assert planned(even_log(records=4, topics=1)).leased("abc").source.lease == "abc"
+    leased = planned(even_log(records=4, topics=1)).leased("abc", 7)
+    assert leased.source.lease == "abc"
+    assert {one.epoch for one in leased.targets.values()} == {7}
 
 
 def test_the_stretched_age_is_in_proportion() -> None:

@@ -26,7 +26,7 @@ from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.documents import Documents
 from icestream.catalog.files import TableFiles
-from icestream.catalog.location import is_inside, normal
+from icestream.catalog.location import is_inside, normal, normal_or_none
 from icestream.catalog.records import PurgeRecord, TableRecord
 from icestream.catalog.table.properties import as_flag
 from icestream.catalog.table.table import Table
@@ -142,7 +142,9 @@ class Purges:
         is_near = any(is_inside(home, place) or is_inside(place, home) for place in places)
 
         def note(paths: Sequence[str]) -> None:
-            found = [path for path in map(_normal, paths) if path and any(is_inside(path, place) for place in places)]
+            found = [
+                path for path in map(normal_or_none, paths) if path and any(is_inside(path, place) for place in places)
+            ]
             kept.update(found)
 
         note([*_own_files(other), *_lists(other)])
@@ -156,7 +158,7 @@ class Purges:
             except errors.MetadataFileMissing:
                 continue  # nobody reads through it either
             note(paths)
-            if all(is_inside(_normal(path) or "", home) for path in paths):
+            if all(is_inside(normal_or_none(path) or "", home) for path in paths):
                 if len(self._harmless) >= limits.CATALOG_MANIFESTS_REMEMBERED:
                     self._harmless.clear()
                 self._harmless.add(manifest)
@@ -188,7 +190,7 @@ class Purges:
 
     async def _remove(self, one: Doomed, kept: set[str]) -> AsyncIterator[None]:
         def may_go(path: str) -> str | None:
-            found = _normal(path)
+            found = normal_or_none(path)
             return found if found and found not in kept and is_inside(found, one.location) else None
 
         manifests: list[str] = []
@@ -226,11 +228,3 @@ def _lists(table: Table) -> Iterator[str]:
     for snapshot in table.snapshots:
         if (found := snapshot.get("manifest-list")) is not None:
             yield found
-
-
-def _normal(path: str) -> str | None:
-    """None for what is no location: it is nobody's to remove."""
-    try:
-        return normal(path)
-    except errors.InvalidInput:
-        return None

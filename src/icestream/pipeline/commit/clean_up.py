@@ -1,9 +1,11 @@
-"""Which files of rounds may be removed: those that are in no table and can never get into one (hazard 1). Pure.
+"""Which files may be removed: those that are in no table and can never get into one (hazard 1). Pure.
 
 Nobody removes a file because of an answer: a refusal, a time-out and a lost answer all look the same to a driver whose
 commit has landed. Only the holder of the lease removes, by what it loads after a commit of its own, and only what
 
     no snapshot of the table names, whichever branch or tag leads to it, and
+    any catalog          was in the table once: the offsets of the round that brought it are committed, and its commit
+                         was made for a main that is past. It went with the last snapshot that named it
     our own catalog      was written under an epoch below the one that the table has committed under: a claim of such an
                          epoch is refused for ever
     another catalog      belongs to a round all of whose offsets are in the table, and whose commit was made for a main
@@ -24,6 +26,7 @@ class Candidate(NamedTuple):
     epoch: int  # of the pipeline when it was written, or the highest that it can have been
     ends: Mapping[int, int] | None = None  # per shard of its round; None: nobody knows any more
     base: int | None = None  # the snapshot that was main when its commit was made
+    has_landed: bool = False  # somebody saw the table name it
 
 
 class Seen(NamedTuple):
@@ -39,6 +42,8 @@ class Seen(NamedTuple):
 def may_go(one: Candidate, seen: Seen, is_holder: bool) -> bool:
     if not is_holder or one.location in seen.named:
         return False
+    if one.has_landed:
+        return True
     if seen.is_own:
         return one.epoch < seen.epoch
     if one.ends is None or one.base == seen.main:

@@ -229,6 +229,7 @@ class Committer:
             appended,
             entries,
             brought.snapshot_id,
+            brought.epoch,
             self._randomness.token(16),
             self._now_ms(),
             self._history,

@@ -5,15 +5,17 @@
     older                         goes
 
 unless the table says more (`history.expire.max-snapshot-age-ms`, `history.expire.min-snapshots-to-keep`), or a branch
-or tag names it. Snapshots that are not in the history of main are others' business: staged ones, other branches.
+or tag names it. Snapshots that are not in the history of main are others' business: staged ones, other branches. But
+one that loses a tag of ours goes with it: its children have gone, so nobody would find it later.
 
 So that time travel reaches back days, the last snapshot of an hour and of a day gets a tag when the next one has
 begun; it goes when its time is over. What a snapshot held stays readable as long as it has one. The files of what went
-are removed an hour later, by the catalog's upkeep.
+are removed an hour later (pipeline/upkeep/cleaner.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -37,13 +39,16 @@ class History(NamedTuple):
     daily_tags_ms: int = limits.DAILY_TAGS_MS_DEFAULT
 
 
-def expired(table: Table, now_ms: int) -> list[int]:
+def expired(table: Table, now_ms: int, gone_tags: Collection[str] = ()) -> list[int]:
     """The snapshots that go when another one is added to main now, the oldest first."""
     age_ms = max(limits.SNAPSHOT_AGE_MS, _number(table, MAX_AGE))
     kept_min = max(1, _number(table, MIN_KEPT))
-    named = {one["snapshot-id"] for one in table.references.values()}
+    named = {one["snapshot-id"] for name, one in table.references.items() if name not in gone_tags}
     history = list(lineage(table, table.current_snapshot_id))[kept_min - 1 :]
     history.reverse()
+    known = {one["snapshot-id"] for one in history}
+    left = {table.references[name]["snapshot-id"] for name in gone_tags} - known
+    history = [*(one for one in table.snapshots if one["snapshot-id"] in left), *history]
     old = [one["snapshot-id"] for one in history if one["timestamp-ms"] < now_ms - age_ms]
     surplus = len(table.snapshots) + 1 - limits.SNAPSHOTS_MAX
     if surplus > len(old) and not _number(table, MAX_AGE):

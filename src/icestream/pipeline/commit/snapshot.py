@@ -16,7 +16,8 @@ from icestream.catalog.table.table import Table
 from icestream.model.written import WrittenFile
 from icestream.pipeline.commit import expiry
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.manifests import avro, merge
+from icestream.pipeline.file_name import list_name, manifest_name
+from icestream.pipeline.manifests import avro
 from icestream.pipeline.manifests.entry import Entry, new_entry
 from icestream.pipeline.manifests.layout import ManifestLayout, list_head
 from icestream.pipeline.manifests.manifest_file import ManifestFile, new_manifest_file
@@ -58,14 +59,16 @@ def new_snapshot(
     appended: Sequence[Appended],
     entries: Mapping[str, Sequence[Entry]],
     snapshot_id: int,
+    epoch: int,
     token: bytes,
     now_ms: int,
     history: History,
     summary: Mapping[str, str],
 ) -> NewSnapshot:
-    """`manifests`: of the table's current snapshot, the newest first. `entries`: of those that are merged. `token`: 16
-    bytes of chance, for the names of files. `summary`: what the snapshot says beyond the counts."""
-    name, folder = str(uuid.UUID(bytes=token, version=4)), _folder(table)
+    """`manifests`: of the table's current snapshot, the newest first. `entries`: of those that are merged. `epoch`: of
+    the pipeline. `token`: 16 bytes of chance; both are for the names of files. `summary`: what the snapshot says
+    beyond the counts."""
+    name, folder = str(uuid.UUID(bytes=token, version=4)), metadata_folder(table)
     parent = table.current_snapshot_id
     sequence = table.fields["last-sequence-number"] + 1
     files: list[NewFile] = []
@@ -74,7 +77,7 @@ def new_snapshot(
     for number, one in enumerate(appended):
         added = [new_entry(one.layout, file, snapshot_id) for file in one.written]
         together = [*added, *(entry for manifest in one.merged for entry in entries[manifest.path])]
-        location = f"{folder}/{merge.PREFIX}{name}-m{number}.avro"
+        location = f"{folder}/{manifest_name(epoch, name, number)}"
         pieces = avro.file(one.layout.head, [entry.encoded() for entry in together], token)
         files.append(NewFile(location, pieces))
         length = sum(map(len, pieces))
@@ -82,7 +85,7 @@ def new_snapshot(
         kept_entries[location] = [entry.committed(sequence) for entry in together]
     gone = {manifest.path for one in appended for manifest in one.merged}
     left = [*new, *(one for one in manifests if one.path not in gone)]
-    list_file = f"{folder}/snap-{snapshot_id}-{name}.avro"
+    list_file = f"{folder}/{list_name(snapshot_id, epoch, name)}"
     files.append(
         NewFile(list_file, avro.file(list_head(snapshot_id, parent, sequence), [one.encoded for one in left], token))
     )
@@ -99,12 +102,13 @@ def new_snapshot(
     updates = [{"action": "add-snapshot", "snapshot": made}, _main(table, snapshot_id)]
     updates += expiry.tag_updates(table, history, now_ms)
     tagged = {one["snapshot-id"] for one in updates if one["action"] == "set-snapshot-ref"}
-    if expired := [one for one in expiry.expired(table, now_ms) if one not in tagged]:
+    untagged = {one["ref-name"] for one in updates if one["action"] == "remove-snapshot-ref"}
+    if expired := [one for one in expiry.expired(table, now_ms, untagged) if one not in tagged]:
         updates.append({"action": "remove-snapshots", "snapshot-ids": expired})
     return NewSnapshot(snapshot_id, parent, sequence, files, left, kept_entries, updates)
 
 
-def _folder(table: Table) -> str:
+def metadata_folder(table: Table) -> str:
     return (table.properties.get("write.metadata.path") or f"{table.location}/metadata").rstrip("/")
 
 

@@ -9,6 +9,7 @@
     judge    pure (judgement.py)
     commit   all tables in one request
     advance  the broker's floors, by what the catalog answered alone
+    clean up some of the files that no table needs any more (upkeep/cleaner.py)
 
 What fails is tried again: the catalog away, the broker away, a job that failed. A topic that cannot go on stops alone.
 """
@@ -40,6 +41,7 @@ from icestream.pipeline.judgement import Judged, judge
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import Budget, RoundPlan
 from icestream.pipeline.tables.topic_table import Stopped, TopicTable
+from icestream.pipeline.upkeep.cleaner import Cleaner
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
@@ -74,7 +76,9 @@ class Driver:
         clock: Clock,
         options: DriverOptions,
         report: Report,
+        cleaner: Cleaner | None = None,
     ) -> None:
+        """`cleaner`: none where nobody removes files."""
         self._broker = broker
         self._lease = lease
         self._books = books
@@ -85,6 +89,7 @@ class Driver:
         self._effects = effects
         self._clock = clock
         self._options = options
+        self._cleaner = cleaner
         self._after_lsn = 0
         self._hurry = asyncio.Event()
         self.report = report
@@ -139,6 +144,7 @@ class Driver:
         self.report.waiting(backlog, self._clock.wall_us())
         if not backlog.topics:
             self._hurry.clear()
+            await self._clean_up_idle()
             await self._lease.give_up()
             return
         self._hurry.clear()
@@ -183,6 +189,10 @@ class Driver:
         if plan.topics:
             made.topics = len(plan.topics)
             await self._carry_out(plan, made)
+            with self._timed(made, "clean_up"):
+                await self._clean_up()
+            self.report.done(made)
+            _log.info("a round is done", **made.as_document())
         return plan
 
     async def _planned(self, backlog: Backlog, is_hurried: bool) -> RoundPlan:
@@ -200,7 +210,7 @@ class Driver:
         self._say("writing")
         name = uuid.uuid4().hex
         async with self._held(name, plan.files):
-            leased = plan.leased(name)
+            leased = plan.leased(name, self._lease.epoch)
             with self._timed(made, "write"), self._effects.happens(Effect.WRITE):
                 written = await self._offload.run(lambda: self._writer.write(leased))
             judged = judge(plan, written)
@@ -210,8 +220,6 @@ class Driver:
             with self._timed(made, "advance"):
                 await self._advance(results)
         self._after_lsn = 1
-        self.report.done(made)
-        _log.info("a round is done", **made.as_document())
 
     # --- commit ---
 
@@ -232,12 +240,13 @@ class Driver:
         for one in judged:
             self._tell_errors(one)
         found: dict[int, Result] = {}
+        retries = self._committer.retries
         await self._until_answered(rounds, found)
         done = [one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)]
         with self._effects.happens(Effect.NOTE):
             for topic_id in await self._books.note(done):
                 found[topic_id] = NotCommitted("an operator decided about the topic's table meanwhile")
-        self._judge_results(rounds, found, made)
+        self._judge_results(rounds, found, made, is_plain=self._committer.retries == retries)
         return found
 
     async def _until_answered(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
@@ -258,11 +267,15 @@ class Driver:
                 await self._clock.sleep(pause)
                 self._say("committing")
 
-    def _judge_results(self, rounds: Sequence[TopicRound], found: dict[int, Result], made: RoundReport) -> None:
+    def _judge_results(
+        self, rounds: Sequence[TopicRound], found: dict[int, Result], made: RoundReport, *, is_plain: bool
+    ) -> None:
+        """`is_plain`: every attempt was the first."""
         for one in rounds:
             match found.get(one.table.topic_id):
-                case Committed(snapshot_id, _):
+                case Committed(snapshot_id, is_repeat):
                     self._tell_first(one, snapshot_id)
+                    self._watch(one, is_plain=is_plain and not is_repeat)
                     made.committed += 1
                     made.rows += one.rows
                     made.files += len(one.files)
@@ -271,6 +284,7 @@ class Driver:
                     self._topics.halt(one.table.topic_id, one.table.topic, stopped)
                 case NotCommitted(reason, _):
                     metrics.PIPELINE_COMMIT_RETRIES.inc()
+                    self._watch(one, is_plain=False)
                     _log.warning("a topic's part of a round was not committed", topic=one.table.topic, reason=reason)
                     self._topics.doubt([one.table.topic_id])
 
@@ -285,6 +299,30 @@ class Driver:
         for error in one.errors:
             _log.warning("a part of a round failed", topic=one.topic.name, trouble=error.trouble, reason=error.message)
             metrics.PIPELINE_TASK_ERRORS.labels(error.trouble).inc()
+
+    # --- files that nobody needs ---
+
+    def _watch(self, one: TopicRound, *, is_plain: bool) -> None:
+        if self._cleaner is None:
+            return
+        self._cleaner.committed(one.table)
+        if not is_plain:
+            self._cleaner.left_something(one.table)
+
+    async def _clean_up(self) -> None:
+        """Nothing depends on it: what fails is tried again with another round."""
+        if self._cleaner is None:
+            return
+        with self._effects.happens(Effect.CLEAN_UP):
+            await self._cleaner.work(self._lease.check)
+
+    async def _clean_up_idle(self) -> None:
+        """What became due behind the last messages. An idle pipeline has no lease and gives it up at once."""
+        if self._cleaner is None or not self._cleaner.is_due:
+            return
+        with self._effects.happens(Effect.TAKE_LEASE):
+            await self._lease.take()
+        await self._clean_up()
 
     # --- the broker ---
 

@@ -29,7 +29,7 @@ class Effect(StrEnum):
     NOTE = "note"  # the mirror of a table in another catalog
     ADVANCE = "advance"  # the broker's floors
     RELEASE_FILES = "release_files"
-    CLEAN_UP = "clean_up"  # files of rounds that can no longer land
+    CLEAN_UP = "clean_up"  # files that no table needs any more, a few
 
 
 class Fault(NamedTuple):

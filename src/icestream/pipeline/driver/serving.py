@@ -35,6 +35,8 @@ from icestream.pipeline.driver.report import Report
 from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.pipeline.upkeep.cleaner import Cleaner
+from icestream.pipeline.upkeep.named_files import NamedFiles
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.parent_pipe import watch_parent
@@ -108,7 +110,8 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
         report = Report(writer.master, os.getpid(), port)
         own = DriverOptions.of(settings, writer.tasks_max, storage)
         link = BrokerLink(keeper)
-        driver = Driver(link, lease, books, topics, committer, writer, spark, effects, clock, own, report)
+        cleaner = _cleaner(settings, store, catalog, files, avro)
+        driver = Driver(link, lease, books, topics, committer, writer, spark, effects, clock, own, report, cleaner)
         tasks.append(asyncio.create_task(follow_wishes(store, clock, driver.hurry)))
         yield driver
         await lease.give_up()
@@ -129,6 +132,15 @@ def _with_token(settings: Settings) -> Settings:
     told = as_document(settings)
     told["storage"]["iceberg_config"]["catalog"]["token"] = token
     return Settings.model_validate(told)
+
+
+def _cleaner(
+    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests
+) -> Cleaner | None:
+    """Another catalog may be somebody else's too: nobody but him knows who needs its files."""
+    if not settings.catalog_embedded or not settings.pipeline.clean_up:
+        return None
+    return Cleaner(store, catalog, files, NamedFiles(avro), SystemClock(), settings.pipeline.clean_up_delay_ms)
 
 
 def _books(

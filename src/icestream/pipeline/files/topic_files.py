@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream.model.written import Covered, WrittenFile
+from icestream.pipeline.file_name import data_name
 from icestream.pipeline.files.data_file import encoded
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.layout import layout_of
@@ -30,7 +31,7 @@ def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStor
     for group in groups_of(table, target.spec, names):
         for rows in _sized(_rows_of(table, group), target.target_bytes):
             data, metrics = encoded(rows, layout, target.codec, target.codec_level)
-            location = f"{target.location.rstrip('/')}/{name()}.parquet"
+            location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
             store.put(location, data)
             covered = _covered(rows)
             files.append(

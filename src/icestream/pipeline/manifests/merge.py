@@ -14,13 +14,11 @@ Only manifests that we wrote are touched, of the spec that new files have: those
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from icestream import limits
+from icestream.pipeline.file_name import PREFIX
 from icestream.pipeline.manifests.layout import DATA
 from icestream.pipeline.manifests.manifest_file import ManifestFile
-
-PREFIX: Final = "icestream-"
 
 
 def is_ours(manifest: ManifestFile) -> bool:

@@ -111,15 +111,19 @@ def default_spec(table: Table) -> Object:
     return found
 
 
+def data_folder(table: Table) -> str:
+    found = table.properties.get("write.data.path") or table.properties.get("write.folder-storage.path")
+    return (found or f"{table.location}/data").rstrip("/")
+
+
 def target_of(table: Table, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
     codec, level = table_layout.codec_and_level(policy.get("compression", ""))
     properties = table.properties
     codec = codec or properties.get(CODEC) or "zstd"
     level = level or ("" if policy.get("compression") else properties.get(LEVEL, ""))
     size = policy.get("target_file_bytes") or properties.get(TARGET, "")
-    folder = properties.get("write.data.path") or properties.get("write.folder-storage.path")
     return TableTarget(
-        location=(folder or f"{table.location}/data").rstrip("/"),
+        location=data_folder(table),
         schema=table.current_schema,
         spec=default_spec(table),
         codec=codec,

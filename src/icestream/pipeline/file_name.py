@@ -1,0 +1,58 @@
+"""Names of the files that the pipeline writes: fresh by chance, and each says under which epoch it was written.
+
+    data/icestream-{epoch}-{chance}.parquet
+    metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
+    metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
+
+So whoever finds one in a folder knows whether a commit can still bring it into the table (commit/clean_up.py), and
+takes no file of another engine for one of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+PREFIX: Final = "icestream-"
+_UUID: Final = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+class Kind(Enum):
+    DATA = auto()
+    MANIFEST = auto()
+    LIST = auto()
+
+
+class OurFile(NamedTuple):
+    kind: Kind
+    epoch: int
+
+
+_FORMS: Final = {
+    Kind.DATA: re.compile(r"icestream-([0-9]{1,18})-[0-9a-f]{32}\.parquet"),
+    Kind.MANIFEST: re.compile(rf"icestream-([0-9]{{1,18}})-{_UUID}-m[0-9]+\.avro"),
+    Kind.LIST: re.compile(rf"snap-[0-9]+-icestream-([0-9]{{1,18}})-{_UUID}\.avro"),
+}
+
+
+def data_name(epoch: int, chance: str) -> str:
+    """`chance`: 32 hexadecimal digits."""
+    return f"{PREFIX}{epoch}-{chance}.parquet"
+
+
+def manifest_name(epoch: int, uuid: str, number: int) -> str:
+    return f"{PREFIX}{epoch}-{uuid}-m{number}.avro"
+
+
+def list_name(snapshot_id: int, epoch: int, uuid: str) -> str:
+    return f"snap-{snapshot_id}-{PREFIX}{epoch}-{uuid}.avro"
+
+
+def our_file(location: str) -> OurFile | None:
+    """None: another engine wrote it, or an earlier release."""
+    name = location.rpartition("/")[2]
+    for kind, form in _FORMS.items():
+        if (found := form.fullmatch(name)) is not None:
+            return OurFile(kind, int(found[1]))
+    return None
