@@ -1,6 +1,7 @@
 """The files of tables: the catalog writes and reads metadata files, and makes durable what others wrote.
 
     create         the file is on disk, with its name, when this returns (hazard 11); it must not exist
+    create_all     the same for many; they may share a sync. After an error some may be there
     make_durable   everything that others wrote below these locations is on disk when this returns
     make_folder    others can write files into it; stores without folders have nothing to do
 
@@ -9,6 +10,7 @@ Local files here; object stores, where a finished upload is durable: warehouse/o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -28,6 +30,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 class TableFiles(Protocol):
     async def create(self, location: str, pieces: Sequence[bytes]) -> None: ...
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None: ...
 
     async def read(self, location: str) -> bytes:
         """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
@@ -79,6 +83,40 @@ class LocalFiles:
             await self._offload.run(lambda: self._create(path, name, pieces))
         except OSError as error:
             raise _not_written(location, error) from error
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        if len(files) <= limits.FILES_SYNCED_APART_MAX:
+            await created_apart(self, files)
+        else:
+            await self._offload.run(lambda: self._create_all(files))
+
+    def _create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        """Each disk is synced once, behind the last of them."""
+        made: list[tuple[Path, str]] = []
+        try:
+            for location, pieces in files:
+                path, name = _split(location)
+                try:
+                    self._create_unsynced(path, name, pieces, made)
+                except OSError as error:
+                    raise _not_written(location, error) from error
+            self._make_durable({path for path, _ in made})
+        except errors.IcestreamError:
+            for path, name in made:
+                self._remove(path, name)
+            raise
+
+    def _create_unsynced(self, path: Path, name: str, pieces: Sequence[bytes], made: list[tuple[Path, str]]) -> None:
+        folder = self._open(path, True)
+        try:
+            file = folder.create(name)
+            made.append((path, name))
+            try:
+                _put(file, pieces)
+            finally:
+                file.close()
+        finally:
+            folder.close()
 
     def _create(self, path: Path, name: str, pieces: Sequence[bytes]) -> None:
         """First the bytes, then the name: a crash in between leaves a file that nothing points to."""
@@ -227,13 +265,22 @@ class LocalFiles:
 
 def _write(file: File, pieces: Sequence[bytes]) -> None:
     try:
-        position = 0
-        for piece in pieces:
-            file.write_at(position, piece)
-            position += len(piece)
+        _put(file, pieces)
         file.sync()
     finally:
         file.close()
+
+
+def _put(file: File, pieces: Sequence[bytes]) -> None:
+    position = 0
+    for piece in pieces:
+        file.write_at(position, piece)
+        position += len(piece)
+
+
+async def created_apart(store: TableFiles, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    """Each by itself, some at a time."""
+    await asyncio.gather(*(store.create(*one) for one in files))
 
 
 class LocalFolder(LocalDirectory):
@@ -256,11 +303,17 @@ class LocalFolder(LocalDirectory):
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if _libc.syncfs(fd) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(self.path))
+            sync_disk(fd)
         finally:
             os.close(fd)
+
+
+def sync_disk(fd: int) -> None:
+    """Everything on the file system of this descriptor is on disk when it returns. Raises OSError, also for what failed
+    since it was opened."""
+    if _libc.syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def open_local(path: Path, is_new: bool) -> LocalFolder:
