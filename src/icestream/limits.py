@@ -391,8 +391,6 @@ METADATA_APPLY_SLICE: Final = 256
 # A slice of a snapshot: about 1 ms of the loop (hazard 28).
 METADATA_SNAPSHOT_SLICE_ENTRIES: Final = 512
 METADATA_SNAPSHOT_SLICE_BYTES: Final = 1 * MIB
-# A snapshot that somebody waits for and that failed is tried again: each attempt may write all of it.
-METADATA_SNAPSHOT_RETRY_SECONDS: Final = 2.0
 # The newest and the one before it: a damaged newest costs replaying, never state.
 METADATA_SNAPSHOTS_KEPT: Final = 2
 # A log file of the metadata store: two of the largest records, zeroed in about 10 ms.
@@ -452,6 +450,10 @@ CATALOG_CACHE_BYTES_DEFAULT: Final = 64 * MIB
 CATALOG_REMEMBERED_MAX: Final = 4_096
 # Metadata files of one transaction that are written at the same time.
 CATALOG_WRITES_AT_ONCE: Final = 16
+# Between two syncs of a whole disk that producers write to: so many times as long as the last one took, so that less
+# than one ack in a hundred meets one; and at most so long, because a sync may take long once.
+CATALOG_SYNC_REST_TIMES: Final = 25
+CATALOG_SYNC_REST_NS_MAX: Final = 50_000_000
 # Tables of one transaction: two operations each, one for the lease.
 CATALOG_TRANSACTION_TABLES_MAX: Final = 500
 # Structs, lists and maps inside each other, and fields in all: both are walked in Python for each change of a schema.
@@ -705,9 +707,6 @@ ROUND_COMMITS_MAX: Final = 1_000
 ROUND_GATHER_BYTES_MAX: Final = 8 * MIB
 # Partition values of one topic in one task: each is a file.
 ROUND_PARTITIONS_MAX: Final = 1_000
-# Files that are synced one by one, each with its folder. More of them share one sync of their disk, which has to write
-# what others have put on it, too.
-FILES_SYNCED_APART_MAX: Final = 16
 # Syncs of data files that one task has under way, and uploads to an object store.
 DATA_FILE_SYNC_THREADS: Final = 8
 DATA_FILE_UPLOADS: Final = 8

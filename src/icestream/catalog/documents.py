@@ -88,13 +88,15 @@ class Documents:
 
     # --- writing ---
 
-    async def write(self, document: Document, properties: Mapping[str, str], version: int) -> str:
-        """The location of the new file, which is on disk."""
+    async def write(
+        self, document: Document, properties: Mapping[str, str], version: int, *, is_synced: bool = True
+    ) -> str:
+        """The location of the new file, which is on disk; else whoever wants it there makes it durable."""
         directory = allowed(metadata_file.directory(document.location, properties), self._roots)
         mark = metadata_file.marked(self._randomness.token(16))
         location = f"{directory}/{metadata_file.new_name(version, mark, properties)}"
         pieces = document.pieces()
-        await self._files.create(location, metadata_file.packed(location, pieces))
+        await self._files.create(location, metadata_file.packed(location, pieces), is_synced=is_synced)
         self._keep(location, document, sum(map(len, pieces)))
         return location
 

@@ -1,8 +1,8 @@
 """The files of tables: the catalog writes and reads metadata files, and makes durable what others wrote.
 
-    create         the file is on disk, with its name, when this returns (hazard 11); it must not exist
-    create_all     the same for many; they may share a sync. After an error some may be there
-    make_durable   everything that others wrote below these locations is on disk when this returns
+    create         the file is on disk, with its name, when this returns (hazard 11); it must not exist. Unless
+                   `is_synced` is false: then it is once somebody has called make_durable for it
+    make_durable   everything that anybody wrote to the disks of these locations is on disk when this returns
     make_folder    others can write files into it; stores without folders have nothing to do
 
 Local files here; object stores, where a finished upload is durable: warehouse/object_files.py.
@@ -10,7 +10,6 @@ Local files here; object stores, where a finished upload is durable: warehouse/o
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -21,6 +20,9 @@ from typing import Final, Protocol
 
 from icestream import errors, limits
 from icestream.catalog.location import normal
+from icestream.catalog.log_disk import LogDisk
+from icestream.catalog.shared_sync import SharedSync
+from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory
 from icestream.runtime.tasks import Offload
 
@@ -29,9 +31,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class TableFiles(Protocol):
-    async def create(self, location: str, pieces: Sequence[bytes]) -> None: ...
-
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None: ...
+    async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None: ...
 
     async def read(self, location: str) -> bytes:
         """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
@@ -72,60 +72,36 @@ class Folder(Directory, Protocol):
 class LocalFiles:
     """Below `file:/`."""
 
-    def __init__(self, open_folder: Callable[[Path, bool], Folder], offload: Offload) -> None:
-        """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError."""
+    def __init__(
+        self,
+        open_folder: Callable[[Path, bool], Folder],
+        offload: Offload,
+        clock: Clock | None = None,
+        log: LogDisk | None = None,
+    ) -> None:
+        """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. `log`: that
+        of the broker, whose disk gets some rest between two syncs of all of it."""
         self._open = open_folder
         self._offload = offload
+        self._log = log
+        self._shared = SharedSync(self._sync_disks, clock or SystemClock())
 
-    async def create(self, location: str, pieces: Sequence[bytes]) -> None:
+    async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         path, name = _split(location)
         try:
-            await self._offload.run(lambda: self._create(path, name, pieces))
+            await self._offload.run(lambda: self._create(path, name, pieces, is_synced))
         except OSError as error:
             raise _not_written(location, error) from error
 
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-        if len(files) <= limits.FILES_SYNCED_APART_MAX:
-            await created_apart(self, files)
-        else:
-            await self._offload.run(lambda: self._create_all(files))
-
-    def _create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-        """Each disk is synced once, behind the last of them."""
-        made: list[tuple[Path, str]] = []
-        try:
-            for location, pieces in files:
-                path, name = _split(location)
-                try:
-                    self._create_unsynced(path, name, pieces, made)
-                except OSError as error:
-                    raise _not_written(location, error) from error
-            self._make_durable({path for path, _ in made})
-        except errors.IcestreamError:
-            for path, name in made:
-                self._remove(path, name)
-            raise
-
-    def _create_unsynced(self, path: Path, name: str, pieces: Sequence[bytes], made: list[tuple[Path, str]]) -> None:
-        folder = self._open(path, True)
-        try:
-            file = folder.create(name)
-            made.append((path, name))
-            try:
-                _put(file, pieces)
-            finally:
-                file.close()
-        finally:
-            folder.close()
-
-    def _create(self, path: Path, name: str, pieces: Sequence[bytes]) -> None:
+    def _create(self, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
         """First the bytes, then the name: a crash in between leaves a file that nothing points to."""
         folder = self._open(path, True)
         try:
             file = folder.create(name)
             try:
-                _write(file, pieces)
-                folder.sync()
+                _write(file, pieces, is_synced)
+                if is_synced:
+                    folder.sync()
             except OSError:
                 self._remove(path, name)
                 raise
@@ -238,10 +214,18 @@ class LocalFiles:
             raise _not_written(location, error) from error
 
     async def make_durable(self, locations: Sequence[str]) -> None:
-        paths = {_split(location)[0] for location in locations}
-        await self._offload.run(lambda: self._make_durable(paths))
+        await self._shared.of({_split(location)[0] for location in locations})
 
-    def _make_durable(self, paths: set[Path]) -> None:
+    async def _sync_disks(self, paths: Collection[Path]) -> bool:
+        """Whether producers write to one of them."""
+
+        def sync() -> bool:
+            disks = self._synced_disks(paths)
+            return self._log is not None and self._log.is_busy(disks)
+
+        return await self._offload.run(sync)
+
+    def _synced_disks(self, paths: Collection[Path]) -> set[int]:
         """Each disk once."""
         done = set[int]()
         for path in sorted(paths):
@@ -251,6 +235,7 @@ class LocalFiles:
                 continue  # nobody wrote anything there
             except OSError as error:
                 raise _not_written(f"what others wrote in file:{path}", error) from error
+        return done
 
     def _sync_disk(self, path: Path, done: Collection[int]) -> int:
         directory = self._open(path, False)
@@ -263,24 +248,16 @@ class LocalFiles:
             directory.close()
 
 
-def _write(file: File, pieces: Sequence[bytes]) -> None:
+def _write(file: File, pieces: Sequence[bytes], is_synced: bool) -> None:
     try:
-        _put(file, pieces)
-        file.sync()
+        position = 0
+        for piece in pieces:
+            file.write_at(position, piece)
+            position += len(piece)
+        if is_synced:
+            file.sync()
     finally:
         file.close()
-
-
-def _put(file: File, pieces: Sequence[bytes]) -> None:
-    position = 0
-    for piece in pieces:
-        file.write_at(position, piece)
-        position += len(piece)
-
-
-async def created_apart(store: TableFiles, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-    """Each by itself, some at a time."""
-    await asyncio.gather(*(store.create(*one) for one in files))
 
 
 class LocalFolder(LocalDirectory):
@@ -303,17 +280,11 @@ class LocalFolder(LocalDirectory):
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            sync_disk(fd)
+            if _libc.syncfs(fd) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(self.path))
         finally:
             os.close(fd)
-
-
-def sync_disk(fd: int) -> None:
-    """Everything on the file system of this descriptor is on disk when it returns. Raises OSError, also for what failed
-    since it was opened."""
-    if _libc.syncfs(fd) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def open_local(path: Path, is_new: bool) -> LocalFolder:

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--share-keys", action="store_true")
     parser.add_argument("--cache-bytes", type=int, default=0)
     parser.add_argument("--cache-ttl-ms", type=int, default=1)
+    parser.add_argument("--log", type=Path)
     parser.add_argument("--namespace", default="")
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
@@ -60,6 +61,7 @@ def _run(given: argparse.Namespace) -> int:
         store_from(os.environ),
         CacheOptions(given.cache_bytes > 0, given.cache_bytes, given.cache_ttl_ms),
         elsewhere_from(os.environ),
+        given.log,
         given.namespace,
     )
     try:

@@ -50,6 +50,7 @@ class LakeOptions:
     cache: CacheOptions = CacheOptions()
     # The settings as a document where the tables are in another catalog, which is opened by them; else nothing.
     elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    log: Path | None = None  # the folder of the broker's log
     namespace: str = ""  # the one of all tables of topics, if there is one
 
     @classmethod
@@ -66,6 +67,7 @@ class LakeOptions:
             store=StoreOptions.of(settings.storage.iceberg_config.object_store),
             cache=CacheOptions(lake.cache_enabled, lake.cache_bytes, lake.cache_ttl_ms),
             elsewhere={} if settings.catalog_embedded else _told(settings),
+            log=settings.wal.base_path.absolute(),
             namespace=".".join(fixed_namespace(settings) or ()),
         )
 
@@ -89,6 +91,7 @@ class LakeOptions:
             *(("--token-file", str(self.token_file)) if self.token_file is not None else ()),
             *(("--share-keys",) if self.is_sharing_keys else ()),
             *self.cache.arguments(),
+            *(("--log", str(self.log)) if self.log is not None else ()),
             *(("--namespace", self.namespace) if self.namespace else ()),
         ]  # fmt: skip
 

@@ -19,6 +19,7 @@ import uvicorn
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles, TableFiles, open_local
+from icestream.catalog.log_disk import LogDisk
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp
@@ -74,7 +75,9 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     keeper = LinkKeeper(options.socket, "lake", SystemClock())
     keeping = asyncio.create_task(keeper.run())
     disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
-    files = LocalFiles(open_local, disk) if options.is_local else open_files(options.store, disk=disk)
+    clock = SystemClock()
+    local = LocalFiles(open_local, disk, clock, None if options.log is None else LogDisk(options.log))
+    files = local if options.is_local else open_files(options.store, local=local)
     tasks = [keeping]
     scans: Scans | None = None
     elsewhere: TableCatalog | None = None

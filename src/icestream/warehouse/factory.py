@@ -65,7 +65,11 @@ def patience(request_timeout_ms: int) -> Patience:
 
 
 def open_files(
-    options: StoreOptions, clock: Clock | None = None, randomness: Randomness | None = None, disk: Offload | None = None
+    options: StoreOptions,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+    disk: Offload | None = None,
+    local: LocalFiles | None = None,
 ) -> TableFiles:
     """The files of tables, wherever their locations are. One breaker for each bucket: they fail one by one."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
@@ -74,7 +78,7 @@ def open_files(
     def objects(kind: Kind, bucket: str) -> Objects:
         return open_bucket(options, kind, bucket, Caller(f"object store {bucket}", clock, randomness, waits))
 
-    local = LocalFiles(open_local, disk or ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE))
+    local = local or LocalFiles(open_local, disk or ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE))
     return AnyFiles(local, ObjectFiles(objects))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.files import TableFiles, created_apart
+from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
 from icestream.warehouse.bucket import Objects
 from icestream.warehouse.object_reader import ObjectReader
@@ -50,12 +50,9 @@ class ObjectFiles:
         place = place_of(location)
         return self._bucket(place).reader(place.name)
 
-    async def create(self, location: str, pieces: Sequence[bytes]) -> None:
+    async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         place = place_of(location)
         await self._bucket(place).put_new(place.name, b"".join(pieces))
-
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-        await created_apart(self, files)
 
     async def read(self, location: str) -> bytes:
         place = place_of(location)
@@ -112,14 +109,8 @@ class AnyFiles:
     def _of(self, location: str) -> TableFiles:
         return self._local if normal(location).startswith("file:") else self._objects
 
-    async def create(self, location: str, pieces: Sequence[bytes]) -> None:
-        await self._of(location).create(location, pieces)
-
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-        if all(normal(location).startswith("file:") for location, _ in files):
-            await self._local.create_all(files)
-        else:
-            await created_apart(self, files)
+    async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
+        await self._of(location).create(location, pieces, is_synced=is_synced)
 
     async def read(self, location: str) -> bytes:
         return await self._of(location).read(location)

@@ -1,7 +1,7 @@
 """Commits: to one table, and to several at once.
 
-Order of a commit (hazard 11): judge; make durable what others wrote and the commit newly names; write the new metadata
-files and sync them; move all pointers in one transaction. A crash anywhere leaves every table as it was, or as it is to
+Order of a commit (hazard 11): judge; write the new metadata files; make them durable, with what others wrote and the
+commit newly names; move all pointers in one transaction. A crash anywhere leaves every table as it was, or as it is to
 be, and at most files that nothing points to.
 """
 
@@ -222,21 +222,23 @@ class Commits:
         changed = [one for one in judged if one.is_changed]
         foreign = [one for one in changed if not one.outcome.is_round]
         named = [place for one in foreign for place in _references(one, asked[one.identifier].updates)]
-        await self._steps.documents.make_durable(named)
-        files = await self.write_all([(one.outcome.table, one.version) for one in changed])
+        # One sync of the disk serves what others wrote and our own files.
+        files = await self.write_all([(one.outcome.table, one.version) for one in changed], is_synced=not named)
         locations = {one.identifier: location for one, location in zip(changed, files, strict=True)}
         try:
+            if named:
+                await self._steps.documents.make_durable([*named, *files])
             return self._step(judged, locations, lease)
         except errors.IcestreamError:
             await self._steps.take_back(files)
             raise
 
-    async def write_all(self, wanted: Sequence[tuple[Table, int]]) -> list[str]:
+    async def write_all(self, wanted: Sequence[tuple[Table, int]], *, is_synced: bool = True) -> list[str]:
         """Documents with their versions to files, several at a time: all of them, or none is left."""
 
         async def write(table: Table, version: int) -> str:
             async with self._writing:
-                return await self._steps.documents.write(table, table.properties, version)
+                return await self._steps.documents.write(table, table.properties, version, is_synced=is_synced)
 
         if len(wanted) == 1:
             return [await write(*wanted[0])]
