@@ -611,6 +611,12 @@ SCAN_VIEWS_MAX: Final = 1_024
 # How long a table in another catalog, which tells nobody of changes, is believed to be what it was: rows that an engine
 # deletes there are handed out for so long, and each table that is read costs the catalog one question in that time.
 SCAN_FOREIGN_VIEW_SECONDS: Final = 5.0
+# `verify`: files that it looks at at once (in an object store each is a wait), what it says in one piece, how long a
+# piece may wait for more, and the findings of a table that one document shows (a stream shows all).
+VERIFY_FILES_AT_ONCE: Final = 8
+VERIFY_LINES_MAX: Final = 256
+VERIFY_LINES_SECONDS: Final = 0.5
+VERIFY_FINDINGS_SHOWN: Final = 1_000
 # Decoded row groups that were read lately: a minute of one topic at a hundred megabytes in a minute.
 GROUP_CACHE_BYTES_DEFAULT: Final = 128 * MIB
 GROUP_CACHE_TTL_MS_DEFAULT: Final = 60_000

@@ -3,6 +3,8 @@ where that is installed, and by the protocol of GCS."""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import time
 import urllib.request
 
@@ -57,6 +59,25 @@ async def test_names_are_listed_in_order(objects: Objects) -> None:
         await objects.put_new(f"{folder}/{name}", b"")
     assert await objects.names_below(folder) == [f"{folder}/a/x", f"{folder}/b", f"{folder}/c"]
     assert await objects.names_below(new_name()) == []
+
+
+async def test_an_object_is_a_file_for_libraries(objects: Objects) -> None:
+    """Readers of Parquet jump about in it, in threads of their own."""
+    name = new_name()
+    await objects.put_new(name, bytes(range(100)))
+
+    def read() -> list[bytes]:
+        with objects.reader(name) as found:
+            assert (found.size_bytes, found.readable(), found.seekable()) == (100, True, True)
+            found.seek(-4, io.SEEK_END)
+            parts = [found.read(2), found.read(), found.read()]
+            found.seek(1)
+            found.seek(1, io.SEEK_CUR)
+            return [*parts, found.read(3), bytes([found.tell()])]
+
+    assert await asyncio.to_thread(read) == [b"\x60\x61", b"\x62\x63", b"", b"\x02\x03\x04", b"\x05"]
+    with pytest.raises(FileNotFoundError):
+        await asyncio.to_thread(objects.reader, new_name())
 
 
 async def test_what_is_larger_than_expected_is_not_read(objects: Objects) -> None:

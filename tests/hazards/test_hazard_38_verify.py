@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from icestream.lake.verify.report import Report, Weight
-from icestream.lake.verify.verifier import ShardInLog, Verifier
+from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.lake.verify.verifier import Verifier
 from tests.support.topic_lake import TopicLake, remove, row, rows
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.wrong_tables("most of them, on purpose")]
 LOG = {0: ShardInLog(0, 20)}
 
 

@@ -70,6 +70,8 @@ def test_what_is_published_is_a_row(run: PipelineRun) -> None:
         state = run.icestream("pipeline", "status")
         assert (state["ok"], state["rows"] >= 10, state["stopped_topics"]) == (True, True, [])
         assert f"icestream_pipeline_rows_total {state['rows']}.0" in run.metrics()
+        report = run.verified("/default/orders", "--deep")
+        assert (report["is_good"], report["findings"], report["is_deep"]) == (True, [], True)
         run.produce("/default/orders", 5)
         until(lambda: len(catalog.load_table("default.orders").scan().to_arrow()) == 15)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ class Asker:
         sent: list[Message] = []
 
         async def receive() -> Message:
-            return coming.pop(0) if coming else {"type": "http.disconnect"}
+            if not coming:
+                await asyncio.Event().wait()  # the client stays
+            return coming.pop(0)
 
         async def send(message: Message) -> None:
             sent.append(message)

@@ -16,6 +16,10 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles, open_local
 from icestream.catalog.records import LeaseRecord
 from icestream.lake.manifests import AvroManifests
+from icestream.lake.scan.foreign_tables import ForeignTables
+from icestream.lake.scan.snapshot_reader import SnapshotReader
+from icestream.lake.scan.topic_tables import TopicTables
+from icestream.lake.scan.topic_views import TopicViews
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.backlog import ShardBacklog, TopicBacklog
 from icestream.model.written import Covered, WrittenFile
@@ -33,6 +37,7 @@ from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.embedded import EmbeddedCatalog
+from tests.support import proof
 
 NUMBERS = count(1)
 HOUR_US = 3_600_000_000
@@ -72,6 +77,13 @@ class Committing:
             self.catalog, self.books, self.files, self.reader, self.clock, SystemRandomness(), history or History()
         )
         self.epoch = 1
+        if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
+            proof.note(lambda: self._tables(avro, is_foreign), self.files)
+
+    def _tables(self, avro: AvroManifests, is_foreign: bool) -> TopicViews:
+        if is_foreign:
+            return ForeignTables(self.store, EmbeddedCatalog(self.making), SnapshotReader(avro), self.clock)
+        return TopicTables(self.making, avro, self.clock)
 
     async def lease(self, epoch: int) -> None:
         self.epoch = epoch

@@ -17,12 +17,14 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.files import LocalFiles, open_local
 from icestream.catalog.identifier import Identifier
 from icestream.lake.manifests import AvroManifests
-from icestream.lake.scan.group_cache import NoCache
-from icestream.lake.scan.opening import opener
-from icestream.lake.scan.parquet_files import ParquetFiles
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.foreign_tables import ForeignTables
+from icestream.lake.scan.opening import Scans
+from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.topic_tables import TopicTables
+from icestream.lake.scan.topic_views import TopicViews
 from icestream.lake.verify.report import Report
-from icestream.lake.verify.verifier import ShardInLog, Verifier
+from icestream.lake.verify.shard_in_log import ShardInLog
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, Topic, envelope
 from icestream.model.backlog import Backlog
@@ -212,17 +214,23 @@ class FaultWorld:
             for shard, messages in published.items():
                 assert self.log.shard(topic_id, shard).floor == max(messages) + 1
 
-    async def _verified(self, topic_id: int) -> Report | None:
-        if self.is_foreign:
-            return None
-        view = await TopicTables(self.making, self.avro, SystemClock()).fresh(topic_id)
+    async def _verified(self, topic_id: int) -> Report:
+        scans = Scans(self._tables, self.files, CacheOptions())
+        view = await scans.tables.fresh(topic_id)
         assert view is not None
         log = {
             key.shard: ShardInLog(self.log.reader.earliest(key), self.log.shard(*key).synced)
             for key in self.published
             if key.topic_id == topic_id
         }
-        return Verifier(view, ParquetFiles(opener(self.files), NoCache()), size_of, log).verify(deep=True)
+        report = scans.verifier(view, log).verify(deep=True)
+        scans.close()
+        return report
+
+    def _tables(self) -> TopicViews:
+        if self.is_foreign:
+            return ForeignTables(self.store, self.catalog, SnapshotReader(self.avro), SystemClock())
+        return TopicTables(self.making, self.avro, SystemClock())
 
     async def paths(self, manifest_list: str) -> set[str]:
         """What a reader of the snapshot opens."""
@@ -251,11 +259,6 @@ class FaultWorld:
 
 def name_of(topic_id: int) -> Identifier:
     return Identifier(("default",), f"t{topic_id}")
-
-
-def size_of(location: str) -> int | None:
-    path = Path(location.removeprefix("file:"))
-    return path.stat().st_size if path.is_file() else None
 
 
 def _files_below(location: str) -> list[str]:

@@ -3,8 +3,9 @@ known stand-ins speak the JSON protocol. It proves how GCS is addressed, not how
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -25,8 +26,18 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path.removeprefix(f"/{BUCKET}").removeprefix("/")
         return unquote(path)
 
-    def say(self, status: int, body: bytes = b"") -> None:
+    def say_object(self, data: bytes) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None:
+            self.say(200, data)
+            return
+        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+        self.say(206, data[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(data)}"})
+
+    def say(self, status: int, body: bytes = b"", also: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
+        for name, value in (also or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"1"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
@@ -46,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.name:
             self.say(200, self.listed())
         elif self.name in self.objects:
-            self.say(200, self.objects[self.name])
+            self.say_object(self.objects[self.name])
         else:
             self.say(404)
 

@@ -36,6 +36,7 @@ from icestream.model.scan import Asked, Question, Scanned
 from icestream.runtime.clock import Clock, SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
+from tests.support import proof
 
 TOPIC, TOPIC_ID = "/default/orders", 12
 TABLE = Identifier(("default",), "orders")
@@ -120,6 +121,8 @@ class TopicLake:
             lambda: TopicTables(self.catalog, self.manifests, self.clock), self.files, cache or CacheOptions()
         )
         self.tables = self.scans.tables
+        if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
+            proof.note(self.scans.new_tables, self.files)
         self.parquet = ParquetFiles(opener(self.files), open_cache(cache or CacheOptions()))
         self.scanner = Scanner(self.tables, self.parquet, InlineOffload())
         self.live: list[dict[str, Any]] = []  # entries of the current snapshot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -50,24 +51,44 @@ class LakeApi:
         query = urlencode([(name, value) for name, value in asked.items() if value is not None], doseq=True)
         return self._ask("GET", f"{path}?{query}", None)
 
+    def lines(self, path: str, **asked: object) -> Iterator[Document]:
+        """An answer of many documents, each as it comes; the next one within WAIT_SECONDS."""
+        query = urlencode([(name, value) for name, value in asked.items() if value is not None], doseq=True)
+        connection = self._connection()
+        try:
+            connection.request("GET", f"/api/v1/lake/{path}?{query}", None, self._headers())
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                _read(answer.status, answer.read())
+            while line := answer.readline():
+                yield _read(answer.status, line)
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+        finally:
+            connection.close()
+
     def post(self, path: str, **given: object) -> Document:
         return self._ask("POST", path, {name: value for name, value in given.items() if value is not None})
 
     def _ask(self, method: str, path: str, body: Document | None) -> Document:
-        where = urlsplit(self._uri)
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        connection = HTTPConnection(where.hostname or "", where.port or 80, timeout=WAIT_SECONDS)
+        connection = self._connection()
         try:
             raw = None if body is None else json.dumps(body).encode()
-            connection.request(method, f"/api/v1/lake/{path}", raw, headers)
+            connection.request(method, f"/api/v1/lake/{path}", raw, self._headers())
             answer = connection.getresponse()
             return _read(answer.status, answer.read())
         except (OSError, HTTPException) as error:
             raise self._silent(error) from None
         finally:
             connection.close()
+
+    def _connection(self) -> HTTPConnection:
+        where = urlsplit(self._uri)
+        return HTTPConnection(where.hostname or "", where.port or 80, timeout=WAIT_SECONDS)
+
+    def _headers(self) -> dict[str, str]:
+        said = {"Accept": "application/json", "Content-Type": "application/json"}
+        return said | ({"Authorization": f"Bearer {self._token}"} if self._token is not None else {})
 
     def _silent(self, error: Exception) -> errors.ConnectionLost:
         return errors.ConnectionLost(f"{self._uri} does not answer: {error!r}", hint=HINT)
@@ -80,10 +101,16 @@ def _read(status: int, body: bytes) -> Document:
         raise errors.UnexpectedAnswer(f"status {status}, and no JSON", hint=HINT) from None
     if status < 400:
         return found
-    detail, hint = str(found.get("detail", "")), str(found.get("hint", ""))
     if status == 401:
+        detail = str(found.get("detail", ""))
         raise errors.AccessDenied(detail, hint="set storage.iceberg_config.catalog.token, or lake.token_file")
-    raise errors.BY_CODE.get(str(found.get("code")), errors.UnexpectedAnswer)(detail, hint=hint)
+    raise error_of(found)
+
+
+def error_of(problem: Document) -> errors.IcestreamError:
+    """What the API told as a problem."""
+    detail, hint = str(problem.get("detail", "")), str(problem.get("hint", ""))
+    return errors.BY_CODE.get(str(problem.get("code")), errors.UnexpectedAnswer)(detail, hint=hint)
 
 
 def own_token(settings: Settings) -> str | None:

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from icestream import errors
 from icestream.cli import completion
-from icestream.cli.lake_http import LakeApi
+from icestream.cli.lake_http import LakeApi, error_of
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Output, OutputFormat, say_aside
 from icestream.cli.progress import progress
 from icestream.observability.words import counted
 
+SHOWN_MAX = 1_000  # of one table, at a terminal
 _LINE = ("topic", "check", "weight", "shard", "start", "end", "text")
 
 
@@ -35,14 +37,31 @@ def verify(
     """
     api = LakeApi(load_settings(config, sets).settings, "verify", needs_own=False)
     wanted = [topic] if topic is not None else _topics(api)
-    reports: list[dict[str, Any]] = []
-    with progress("tables", len(wanted)) as advance:
-        for one in wanted:
-            reports.append(api.get("verify", topic=one, deep="true" if deep else "false"))
-            advance(1)
-    _show(reports, Output(output))
+    answer = Output(output)
+    reports = [_verified(api, one, deep, keep_all=not answer.for_people) for one in wanted]
+    _show(reports, answer)
     if not all(one["is_good"] for one in reports):
         raise typer.Exit(1)
+
+
+def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> dict[str, Any]:
+    """The report of one topic, with its findings; for people not more than anybody reads."""
+    findings: list[dict[str, Any]] = []
+    told = api.lines("verify/lines", topic=topic, deep="true" if deep else "false")
+    with progress(topic, 1_000) as advance:
+        permille = 0
+        for line in told:
+            if "problem" in line:
+                raise error_of(line["problem"])
+            if "report" in line:
+                return {**line["report"], "findings": findings}
+            if "finding" in line and (keep_all or len(findings) < SHOWN_MAX):
+                findings.append(line["finding"])
+            if "progress" in line:
+                now = 1_000 * line["progress"]["done"] // max(line["progress"]["all"], 1)
+                advance(now - permille)
+                permille = now
+    raise errors.ConnectionLost("the answer ended too early", hint="the lake process went away: ask again")
 
 
 def _topics(api: LakeApi) -> list[str]:
@@ -64,6 +83,9 @@ def _show(reports: list[dict[str, Any]], answer: Output) -> None:
     rows = [[one["topic"], *(found[name] for name in _LINE[1:])] for one in reports for found in one["findings"]]
     if rows:
         answer.table(_LINE, rows)
+    left = sum(one["finding_count"] - len(one["findings"]) for one in reports)
+    if left:
+        say_aside(f"… and {left} more: --output json names them all")
     wrong = sum(not one["is_good"] for one in reports)
     words = counted(len(reports), "table")
     say_aside(f"{words}: {wrong} with something wrong" if wrong else f"{words}: nothing is missing, nothing is twice")

@@ -158,5 +158,5 @@ class VerifyReport(Shown):
     is_deep: bool
     is_good: bool = Field(description="Nothing is `wrong`.")
     files: int
-    findings: list[VerifyFinding] = Field(description="The first of them.")
+    findings: list[VerifyFinding] = Field(description="The first 1,000 of them; /verify/lines tells all.")
     finding_count: int

@@ -24,7 +24,8 @@ from icestream.lake.scan.parquet_files import ParquetFiles
 from icestream.lake.scan.scanner import Scanner
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.verify.report import Weight
-from icestream.lake.verify.verifier import ShardInLog, Verifier
+from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.lake.verify.verifier import Verifier
 from icestream.model.scan import Asked, Question, Scanned
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.manifest_reader import ManifestReader
@@ -85,7 +86,7 @@ class ForeignWorld:
         manifests = (await ManifestReader(self.avro).manifests(table))[:-1]
         told = {"operation": "delete", "deleted-records": "4"}
         made = new_snapshot(
-            table, manifests, [], {}, uuid.uuid4().int >> 66, uuid.uuid4().bytes, 1, History(), told
+            table, manifests, [], {}, uuid.uuid4().int >> 66, 0, uuid.uuid4().bytes, 1, History(), told
         )  # fmt: skip
         for file in made.files:
             await self.files.create(file.location, file.pieces)
@@ -185,6 +186,7 @@ async def test_a_commit_that_was_not_noted_is_read_all_the_same(world: ForeignWo
     assert await world.verified() == []
 
 
+@pytest.mark.wrong_tables("nobody of ours guards it")
 async def test_a_rollback_is_a_gap_for_readers_and_red_for_verify(world: ForeignWorld) -> None:
     for _ in range(2):
         await world.commit()
@@ -197,6 +199,7 @@ async def test_a_rollback_is_a_gap_for_readers_and_red_for_verify(world: Foreign
     assert ("property", Weight.WRONG, 4, 8) in await world.verified()
 
 
+@pytest.mark.wrong_tables("nobody of ours guards it")
 @pytest.mark.parametrize("is_made_again", [False, True])
 async def test_a_table_that_is_gone_or_another_one_stops_the_reader(world: ForeignWorld, is_made_again: bool) -> None:
     await world.commit()
@@ -209,6 +212,7 @@ async def test_a_table_that_is_gone_or_another_one_stops_the_reader(world: Forei
     assert "recreate" in found.value.hint
 
 
+@pytest.mark.wrong_tables("nobody of ours guards it")
 async def test_a_note_that_is_none_is_told(world: ForeignWorld) -> None:
     await world.store.put(mirror_key(1), b"{}")
     with pytest.raises(errors.MetadataDamaged, match="no mirror"):

@@ -14,7 +14,7 @@ from icestream import errors
 from icestream.catalog.identifier import Identifier
 from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
 from icestream.warehouse.catalog import Conflict, Outcome, TableCatalog, TableChange, Unknown
-from icestream.warehouse.mirror import Mirror, mirror_key
+from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
 from tests.support.paper_pipeline import PaperPipeline
 
 NAME = Identifier(("default",), "t1")
@@ -160,12 +160,16 @@ async def test_a_driver_that_ended_before_it_noted_its_commit_is_followed(tmp_pa
     again = Run(tmp_path / "w", is_foreign=True, broker=run.broker, store=store)
     await run.pipeline.close()
     await again.pipeline.round()
+    mended = await store.get(mirror_key(1))
+    assert mended is not None
+    assert decode_mirror(mirror_key(1), mended).committed == {0: 8}, "readers know the table by it"
     again.broker.publish(1, 1)
     await again.pipeline.round()
     assert await again.rows() == list(range(9))
     await again.pipeline.close()
 
 
+@pytest.mark.wrong_tables("rolled back")
 @pytest.mark.asyncio
 async def test_a_rollback_stops_the_topic_and_names_the_commands(tmp_path: Path) -> None:
     run = Run(tmp_path / "w", is_foreign=True)

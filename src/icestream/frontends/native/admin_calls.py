@@ -26,6 +26,7 @@ from icestream.frontends.native.pages import Page, page_of
 from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.frontends.native.scan_calls import SCAN_CALLS
 from icestream.metadata.entry import Entry
+from icestream.model.shard import ShardKey
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.observability.health import Check
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 METHODS: Final = (
     "list_namespaces", "describe_namespace", "create_namespace", "delete_namespace", "set_namespace_policies",
-    "page_topics", "inspect_topic", "set_topic_policies", "page_subscriptions", "inspect_subscription",
+    "page_topics", "inspect_topic", "page_gaps", "set_topic_policies", "page_subscriptions", "inspect_subscription",
     "create_subscription", "change_subscription", "page_producers", "disconnect_producer", "page_consumers",
     "disconnect_consumer", "inspect_wal", "page_wal_files", "list_settings", "describe_setting", "set_setting",
     "unset_setting", "health",
@@ -66,6 +67,10 @@ class PageTopics(Page):
 
 class PageOfTopic(Page):
     topic: str = ""
+
+
+class PageOfShard(PageOfTopic):
+    shard: int = 0
 
 
 class PageOfSubscription(PageOfTopic):
@@ -201,6 +206,16 @@ class Administration:
         stream = await self._broker.storage.create_subscription_stream(topic.name.namespace, topic.name.name, "")
         usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
         return descriptions.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
+
+    async def page_gaps(self, connection: NativeConnection, given: Document) -> Document:
+        asked = arguments_of(PageOfShard, given)
+        topic = self._topic(asked.topic)
+        if not 0 <= asked.shard < topic.record.shards:
+            raise errors.InvalidInput(
+                f"topic {topic.name} has no shard {asked.shard}", hint=f"it has {topic.record.shards}"
+            )
+        gaps = self._broker.storage.shard_stream(ShardKey(topic.record.id, asked.shard)).gaps()
+        return page_of(((f"{one.start:019d}", one) for one in gaps), asked, descriptions.gap)
 
     async def set_topic_policies(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(TopicPolicies, given)

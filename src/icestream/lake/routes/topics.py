@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Response
 
 from icestream.lake.broker import PREFIX, Broker, Page
-from icestream.lake.models import DeletedTopic, Listing, NewTopic, Policies, Producer, Topic, TopicLine
+from icestream.lake.models import DeletedTopic, Gap, Listing, NewTopic, Policies, Producer, Topic, TopicLine
 
 everywhere = APIRouter(prefix=PREFIX, tags=["topics"])
 router = APIRouter(prefix=PREFIX + "/namespaces/{namespace}/topics", tags=["topics"])
@@ -36,6 +36,11 @@ async def create_topic(broker: Broker, namespace: str, new: NewTopic, response: 
 @router.get("/{topic}", response_model=Topic, summary="Show a topic: policies, offsets, gaps, who uses it")
 async def inspect_topic(broker: Broker, namespace: str, topic: str) -> Any:
     return await broker("inspect_topic", topic=f"/{namespace}/{topic}")
+
+
+@router.get("/{topic}/shards/{shard}/gaps", response_model=Listing[Gap], summary="List all gaps of a shard")
+async def list_gaps(broker: Broker, namespace: str, topic: str, shard: int, page: Page) -> Any:
+    return await broker("page_gaps", topic=f"/{namespace}/{topic}", shard=shard, **page)
 
 
 @router.delete("/{topic}", response_model=DeletedTopic, summary="Delete a topic, its messages and subscriptions")

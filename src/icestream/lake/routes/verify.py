@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from starlette.responses import StreamingResponse
 
 from icestream import errors, limits
-from icestream.catalog.location import normal
-from icestream.lake.broker import PREFIX, Broker, Page
+from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import BoundTopic, VerifyReport
-from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Listing
-from icestream.lake.routes.lake import Manifests
-from icestream.lake.scan.opening import Scans, opener
-from icestream.lake.scan.table_view import TableView
+from icestream.lake.scan.opening import Scans
+from icestream.lake.verify.lines import lines, summary
+from icestream.lake.verify.shard_in_log import ShardInLog
+
+if TYPE_CHECKING:
+    from icestream.lake.verify.verifier import Verifier
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 
@@ -39,56 +39,51 @@ async def list_bound(scans: TopicScans, page: Page) -> Any:
 
 
 @router.get("/verify", response_model=VerifyReport, summary="Check the table of a topic: nothing lost, nothing twice")
-async def verify_topic(scans: TopicScans, broker: Broker, manifests: Manifests, topic: str, deep: bool = False) -> Any:
-    asked = await broker("inspect_topic", topic=topic)
-    view = await scans.new_tables().fresh(asked["id"])
+async def verify_topic(scans: TopicScans, broker: Broker, topic: str, deep: bool = False) -> Any:
+    verifier = await prepared(scans, broker, topic)
+    report = await asyncio.to_thread(verifier.verify, deep)
+    shown = [one._asdict() for one in report.findings[: limits.VERIFY_FINDINGS_SHOWN]]
+    return summary(report) | {"findings": shown}
+
+
+@router.get(
+    "/verify/lines",
+    summary="The same as lines of JSON, while it goes on: progress, each finding, the report",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}, "description": "One of VerifyLine in each line."}},
+)
+async def verify_topic_in_lines(scans: TopicScans, broker: Broker, topic: str, deep: bool = False) -> StreamingResponse:
+    verifier = await prepared(scans, broker, topic)
+    return StreamingResponse(lines(verifier, deep), media_type="application/x-ndjson")
+
+
+async def prepared(scans: Scans, broker: BrokerCalls, topic: str) -> Verifier:
+    """The log is asked before and behind the table: commits go on meanwhile, and neither may look shorter than it was
+    when the other was looked at."""
+    before = await broker("inspect_topic", topic=topic)
+    view = await scans.new_tables().fresh(before["id"])
     if view is None:
         raise errors.UnknownTable(
-            f"topic {asked['topic']} has no table", hint="it gets one with the first round of the pipeline"
+            f"topic {before['topic']} has no table", hint="it gets one with the first round of the pipeline"
         )
-    sizes = await _sizes(manifests, view)
-    return await asyncio.to_thread(_verified, view, manifests, asked, sizes, deep)
-
-
-async def _sizes(manifests: AvroManifests, view: TableView) -> dict[str, int]:
-    """Of the files that are in object stores: that they are there is all that is asked there."""
-    named = [(one.path, one.size_bytes) for one in view.files.data]
-    named += [(one.path, one.size_bytes) for one in view.files.deletes]
-    elsewhere = [(path, size) for path, size in named if not normal(path).startswith("file:")]
-    return {path: size for path, size in elsewhere if await manifests.table_files.exists(normal(path))}
-
-
-def _verified(
-    view: TableView, manifests: AvroManifests, asked: dict[str, Any], sizes: dict[str, int], deep: bool
-) -> dict[str, Any]:
-    """Loaded here: a lake process that nobody asks this needs no Parquet."""
-    from icestream.lake.scan.group_cache import NoCache
-    from icestream.lake.scan.parquet_files import ParquetFiles
-    from icestream.lake.verify.verifier import ShardInLog, Verifier
-
+    after = await broker("inspect_topic", topic=topic)
+    if after["id"] != before["id"]:
+        raise errors.UnknownTopic(f"topic {topic} was deleted meanwhile", hint="ask again")
+    earliest = {one["shard"]: one["earliest"] for one in before["shard_offsets"]}
     log = {
-        one["shard"]: ShardInLog(
-            one["earliest"], one["synced"], [(gap["start"], gap["end"], gap["reason"]) for gap in one["gaps"]]
-        )
-        for one in asked["shard_offsets"]
+        one["shard"]: ShardInLog(earliest.get(one["shard"], 0), one["synced"], await _gaps(broker, topic, one))
+        for one in after["shard_offsets"]
     }
-    files = ParquetFiles(opener(manifests.table_files), NoCache())
-    report = Verifier(view, files, _size_of(sizes), log).verify(deep)
-    findings = [one._asdict() for one in report.findings]
-    return {
-        **report._asdict(),
-        "is_good": report.is_good,
-        "findings": findings[: limits.API_DETAILS_MAX],
-        "finding_count": len(findings),
-    }
+    return await asyncio.to_thread(scans.verifier, view, log)
 
 
-def _size_of(sizes: dict[str, int]) -> Callable[[str], int | None]:
-    def found(location: str) -> int | None:
-        place = normal(location)
-        if not place.startswith("file:"):
-            return sizes.get(location)
-        path = Path(place.removeprefix("file:"))
-        return path.stat().st_size if path.is_file() else None
-
-    return found
+async def _gaps(broker: BrokerCalls, topic: str, shard: dict[str, Any]) -> list[tuple[int, int, str]]:
+    """All of them: one that is left out would be rows that are missing."""
+    found, after = list(shard["gaps"]), ""
+    if shard["gap_count"] > len(found):
+        found = []
+        while after is not None:
+            page = await broker("page_gaps", topic=topic, shard=shard["shard"], after=after, limit=limits.API_PAGE_MAX)
+            found += page["items"]
+            after = page["next"]
+    return [(gap["start"], gap["end"], gap["reason"]) for gap in found]

@@ -123,7 +123,7 @@ class ForeignTables:
         table = tables.load(loaded.metadata)
         committed = _committed(table, topic_id, mirror)
         runs: dict[int, Runs] = {shard: (Run(0, 0, end),) for shard, end in committed.items()}
-        binding = Binding(_topic(topic_id, mirror), topic_id, runs)
+        binding = Binding(_topic(topic_id, mirror), topic_id, runs, base=mirror.base)
         where = _version(loaded, table)
         return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed, mirror.base))
 

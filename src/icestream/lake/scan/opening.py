@@ -3,21 +3,24 @@ process see none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from icestream import limits
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
 from icestream.lake.options import CacheOptions
-from icestream.lake.scan.group_cache import open_cache
+from icestream.lake.scan.group_cache import NoCache, open_cache
+from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.topic_views import TopicViews
+from icestream.lake.verify.shard_in_log import ShardInLog
 from icestream.model.scan import Asked, Scanned
 from icestream.runtime.tasks import ThreadOffload
 from icestream.warehouse.object_files import AnyFiles
 
 if TYPE_CHECKING:
     from icestream.lake.scan.scanner import Scanner
+    from icestream.lake.verify.verifier import Verifier
 
 
 class Scans:
@@ -44,12 +47,32 @@ class Scans:
 
         return Scanner(self.tables, ParquetFiles(self._open, open_cache(self._cache)), self._offload)
 
+    def verifier(self, view: TableView, log: Mapping[int, ShardInLog]) -> Verifier:
+        """Blocks: Parquet may have to be loaded. Nothing of what readers have read is believed."""
+        from icestream.lake.scan.parquet_files import ParquetFiles
+        from icestream.lake.verify.verifier import Verifier
+
+        return Verifier(view, ParquetFiles(self._open, NoCache()), sizes(self._open), log)
+
     def close(self) -> None:
         self._offload.close()
 
 
 def _load() -> None:
     import icestream.lake.scan.scanner  # noqa: F401
+
+
+def sizes(open_file: Callable[[str], Any]) -> Callable[[str], int | None]:
+    """How large a file is, wherever it lies; None: it is not there."""
+
+    def size_of(location: str) -> int | None:
+        try:
+            with open_file(location) as found:
+                return int(found.size())
+        except FileNotFoundError:
+            return None
+
+    return size_of
 
 
 def opener(files: TableFiles) -> Callable[[str], Any]:

@@ -64,6 +64,12 @@ class ParquetFiles:
             first += group.num_rows
         return found
 
+    def rows_in(self, file: DataFile | DeleteFile, ids: Mapping[str, int]) -> int:
+        """By the footer. A file of deletes that we do not read is believed."""
+        if isinstance(file, DataFile):
+            return int(self._footer(file, ids).metadata.num_rows)
+        return int(self._metadata(file.path).num_rows) if file.format == "parquet" else file.rows
+
     def _footer(self, file: DataFile, ids: Mapping[str, int]) -> Footer:
         found: Footer | None = self._footers.get(file.path)
         if found is None:

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from cachebox import LRUCache
 
 from icestream import errors, limits
 from icestream.lake.scan import absence
 from icestream.lake.scan.data_files import DataFile
-from icestream.lake.scan.parquet_files import Group, ParquetFiles, empty, in_order
+from icestream.lake.scan.group_units import GroupUnits
+from icestream.lake.scan.parquet_files import ParquetFiles, empty, in_order
 from icestream.lake.scan.sections import APPEND_TIME, OFFSET, SHARD, int64s, to_sections
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.topic_views import TopicViews
-from icestream.lake.scan.window import Unit, Units
+from icestream.lake.scan.window import Units
 from icestream.model.scan import Asked, Missing, Question, Scanned, Section
 from icestream.observability import metrics
 from icestream.runtime.tasks import Offload
@@ -46,7 +46,7 @@ class Scanner:
         self._files = files
         self._offload = offload
         self._kept: OrderedDict[tuple[str, int, int], Stretch] = OrderedDict()
-        self._bounds: LRUCache[tuple[str, int, int], tuple[int, int] | None] = LRUCache(limits.SCAN_FOOTERS_MAX)
+        self._units = GroupUnits(files)
 
     async def answer(self, asked: Asked) -> Scanned:
         """Raises TableUnreadable, or what kept it from reading."""
@@ -140,7 +140,7 @@ class Scanner:
         window = shelf.bounded.next_window(position, limits.OFFSET_MAX)
         files = [*(unit.what for unit in window.units), *shelf.loose] if window else shelf.loose
         stop = min(window.stop, end) if window else end
-        groups = Units(unit for file in files for unit in self._units(view, file, shard, position))
+        groups = Units(unit for file in files for unit in self._units.of_file(view, file, shard, position))
         inner = groups.next_window(position, limits.SCAN_WINDOW_BYTES)
         if inner is None or inner.start >= stop:
             return Stretch(empty(), stop) if window else None
@@ -150,30 +150,6 @@ class Scanner:
             for unit in inner.units
         ]
         return Stretch(_once(parts), stop)
-
-    def _units(self, view: TableView, file: DataFile, shard: int, position: int) -> list[Unit[Group]]:
-        found = []
-        for group in self._files.groups(file, view.ids):
-            low, high = group.offsets
-            if not group.shards.may_hold(shard) or (high is not None and high < position):
-                continue
-            if low is None or high is None or group.shards.low != group.shards.high:
-                bounds = self._bounds_of(view, group, shard)
-                if bounds is None or bounds[1] < position:
-                    continue
-                low, high = bounds
-            found.append(Unit(low, high, group.rows, group.bytes, group))
-        return found
-
-    def _bounds_of(self, view: TableView, group: Group, shard: int) -> tuple[int, int] | None:
-        """Of the rows of one shard in a row group with several, or without statistics."""
-        key = (group.file.path, group.number, shard)
-        if key not in self._bounds:
-            rows = self._files.columns(group, view.ids, SHARD, OFFSET)
-            ends = pc.min_max(rows.filter(pc.equal(rows[SHARD], shard))[OFFSET]).as_py()
-            self._bounds.insert(key, None if ends["min"] is None else (ends["min"], ends["max"]))
-        found: tuple[int, int] | None = self._bounds[key]
-        return found
 
     # --- by time ---
 

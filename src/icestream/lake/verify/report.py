@@ -1,4 +1,4 @@
-"""What `icestream verify` found of one topic. Pure."""
+"""What `icestream verify` finds of one topic. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ class Finding(NamedTuple):
     shard: int | None = None
     start: int = 0  # offsets [start, end), where it is about some
     end: int = 0
+
+
+class Progress(NamedTuple):
+    """Files that were looked at and, where rows are read, rows; of how many."""
+
+    done: int
+    all: int
 
 
 class Report(NamedTuple):

@@ -10,190 +10,226 @@
     log         the broker's log goes on where the table ends
 
 Without `deep` it works from manifests and footers: `dense` and `unique` then follow from bounds and counts, and are
-told as not looked at where files overlap or hold several shards. `deep` reads the offsets of all rows.
+told as not looked at where files overlap or hold several shards. `deep` reads the offsets of all rows, a window of
+offsets at a time (scan/window.py), so that it holds as much as a reader does, however large the table is.
 
-It blocks, and runs beside the loop.
+What it finds is told one by one, with how far it has come in between. It blocks, and runs beside the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Final
 
 import msgspec
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.catalog.topic.removal import COMMITTED
-from icestream.catalog.topic.standing import standing
+from icestream.catalog.topic.standing import main_standing
 from icestream.lake.scan import absence
 from icestream.lake.scan.absence import Cause
-from icestream.lake.scan.data_files import DataFile
-from icestream.lake.scan.parquet_files import ParquetFiles
-from icestream.lake.scan.sections import int64s
+from icestream.lake.scan.data_files import DataFile, DeleteFile
+from icestream.lake.scan.group_units import GroupUnits
+from icestream.lake.scan.parquet_files import Group, ParquetFiles
 from icestream.lake.scan.table_view import TableView
-from icestream.lake.verify.report import Finding, Report, Weight
+from icestream.lake.scan.window import Unit, Units, Window
+from icestream.lake.verify.offsets import Ranges, ranges_of, together, with_ranges, within
+from icestream.lake.verify.report import Finding, Progress, Report, Weight
+from icestream.lake.verify.shard_in_log import ShardInLog
 
-Ranges = list[tuple[int, int]]
+Told = Finding | Progress
+_ROW_BYTES: Final = 24  # shard and offset of a row, and its place in the order
 
 
-class ShardInLog(NamedTuple):
-    """What the broker knows of a shard: where its log begins and ends, and the gaps that it declared."""
+@dataclass
+class Held:
+    """The offsets of a shard that the table holds."""
 
-    earliest: int
-    synced: int
-    gaps: Sequence[tuple[int, int, str]] = ()
+    ranges: Ranges
+    is_known: bool = False
 
 
 class Verifier:
     def __init__(
         self, view: TableView, files: ParquetFiles, size_of: Callable[[str], int | None], log: Mapping[int, ShardInLog]
     ) -> None:
-        """`size_of`: the bytes of a file; None: it is not there."""
+        """`size_of`: the bytes of a file; None: it is not there. Called by several threads."""
         self._view = view
         self._files = files
+        self._units = GroupUnits(files)
         self._size_of = size_of
         self._log = log
-        self._findings: list[Finding] = []
+        self._done = 0
+        self._all = 0
 
-    def verify(self, deep: bool, on_file: Callable[[int, int], None] = lambda done, all_: None) -> Report:
+    def verify(self, deep: bool) -> Report:
+        return self.report(deep, [one for one in self.told(deep) if isinstance(one, Finding)])
+
+    def report(self, deep: bool, findings: list[Finding]) -> Report:
         view = self._view
-        self._check_property()
-        whole = [file for at, file in enumerate(view.files.data) if self._check_file(file, at, on_file)]
-        for one in view.files.deletes:
-            if self._size_of(one.path) is None:
-                self._red("files", f"{one.path} is not there")
-        for shard in sorted(view.binding.runs):
-            held = self._read(shard, whole) if deep else self._bounds(shard, whole)
-            if held is not None:
-                self._check_dense(shard, held)
-            self._check_log(shard)
-        return Report(
-            view.binding.topic, f"{view.identifier}", view.table.current_snapshot_id, deep, len(view.files.data),
-            self._findings,
-        )  # fmt: skip
+        table = f"{view.identifier}"
+        return Report(view.binding.topic, table, view.table.current_snapshot_id, deep, len(view.files.data), findings)
 
-    def _red(self, check: str, text: str, shard: int | None = None, start: int = 0, end: int = 0) -> None:
-        self._findings.append(Finding(check, Weight.WRONG, text, shard, start, end))
+    def told(self, deep: bool) -> Iterator[Told]:
+        view = self._view
+        self._all = len(view.files.data) + len(view.files.deletes)
+        if deep:
+            self._all += sum(file.rows for file in view.files.data)
+        yield Progress(0, self._all)
+        yield from self._check_property()
+        whole: list[DataFile] = []
+        yield from self._check_files(whole)
+        for shard in sorted(view.binding.runs):
+            held = Held([])
+            yield from self._read(shard, whole, held) if deep else self._bounds(shard, whole, held)
+            if held.is_known:
+                yield from self._check_dense(shard, held.ranges)
+            yield from self._check_log(shard)
+        yield Progress(self._all, self._all)
 
     # --- the table and its files ---
 
-    def _check_property(self) -> None:
+    def _check_property(self) -> Iterator[Finding]:
         if self._view.mirror is not None:
-            self._check_mirror(self._view.mirror)
+            yield from self._check_mirror(self._view.mirror)
             return
         told = self._view.table.properties.get(COMMITTED)
         try:
             found = msgspec.json.decode(told or "", type=dict[int, int])
         except msgspec.MsgspecError:
             found = None
-        if found != self._view.binding.committed():
-            known = self._view.binding.committed()
-            self._red("property", f"the table says {COMMITTED} {told}, but {known} is committed")
+        known = self._view.binding.committed()
+        if found != known:
+            yield _red("property", f"the table says {COMMITTED} {told}, but {known} is committed")
 
-    def _check_mirror(self, mirror: Mapping[int, int]) -> None:
+    def _check_mirror(self, mirror: Mapping[int, int]) -> Iterator[Finding]:
         """In a catalog that is not ours: main's snapshots and our own note. The note may lag until the next round."""
         binding = self._view.binding
-        main = standing(self._view.table, self._view.table.current_snapshot_id, binding.topic_id, None)
+        main = main_standing(self._view.table, binding.topic_id, binding.base)
         if not main.is_known:
-            self._red("property", "the history of main is cut off: no snapshot says how far it has come")
+            yield _red("property", "the history of main is cut off: no snapshot says how far it has come")
         for shard, end in sorted(binding.committed().items()):
             noted, told = mirror.get(shard, 0), main.progress.committed.get(shard, 0)
             if noted > told:
-                self._red("property", f"{end} was committed, and main says {told}", shard, told, noted)
+                yield _red("property", f"{end} was committed, and main says {told}", shard, told, noted)
 
-    def _check_file(self, file: DataFile, at: int, on_file: Callable[[int, int], None]) -> bool:
-        on_file(at + 1, len(self._view.files.data))
+    def _check_files(self, whole: list[DataFile]) -> Iterator[Told]:
+        """Several at a time: in an object store each is a wait for its answers."""
+        files: list[DataFile | DeleteFile] = [*self._view.files.data, *self._view.files.deletes]
+        pool = ThreadPoolExecutor(limits.VERIFY_FILES_AT_ONCE, "verify")
+        try:
+            for file, (is_whole, wrong) in zip(files, pool.map(self._check_file, files), strict=True):
+                if wrong:
+                    yield _red("files", wrong)
+                if is_whole and isinstance(file, DataFile):
+                    whole.append(file)
+                yield self._further(1)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _check_file(self, file: DataFile | DeleteFile) -> tuple[bool, str]:
+        """Whether its rows can be looked at, and what is wrong with it."""
         size = self._size_of(file.path)
         if size is None:
-            self._red("files", f"{file.path} is not there")
-            return False
+            return False, f"{file.path} is not there"
         if size != file.size_bytes:
-            self._red("files", f"{file.path} has {size} bytes, and its manifest says {file.size_bytes}")
-            return False
+            return False, f"{file.path} has {size} bytes, and its manifest says {file.size_bytes}"
         try:
-            rows = sum(group.rows for group in self._files.groups(file, self._view.ids))
+            rows = self._files.rows_in(file, self._view.ids)
         except errors.TableUnreadable as error:
-            self._red("files", error.message)
-            return False
-        if rows != file.rows:
-            self._red("files", f"{file.path} has {rows} rows, and its manifest says {file.rows}")
-        return True
+            return False, error.message
+        except FileNotFoundError:
+            return False, f"{file.path} is not there"
+        return True, "" if rows == file.rows else f"{file.path} has {rows} rows, and its manifest says {file.rows}"
+
+    def _further(self, more: int) -> Progress:
+        self._done += more
+        return Progress(min(self._done, self._all), self._all)
 
     # --- offsets ---
 
-    def _read(self, shard: int, files: Sequence[DataFile]) -> Ranges:
-        """By the rows themselves."""
-        view = self._view
-        parts = [pa.array([], pa.int64())]
-        for file in files:
-            for group in self._files.groups(file, view.ids):
-                rows = self._files.offsets(group, view.ids, shard, view.files.deletes_of(file))
-                parts += rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
-        offsets = pa.concat_arrays(parts)
-        offsets = offsets.take(pc.sort_indices(offsets))
-        values = int64s(offsets)
-        held: Ranges = []
-        for at in values:
-            if held and at < held[-1][1]:
-                self._red("unique", f"offset {at} is there twice", shard, at, at + 1)
-            elif held and at == held[-1][1]:
-                held[-1] = held[-1][0], at + 1
-            else:
-                held.append((at, at + 1))
-        return held
+    def _read(self, shard: int, files: Sequence[DataFile], held: Held) -> Iterator[Told]:
+        """By the rows themselves, window by window."""
+        mine = [file for file in files if file.shards.may_hold(shard)]
+        try:
+            units = Units(unit for file in mine for unit in self._units_of(file, shard))
+            position = 0
+            while (window := units.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
+                there, twice = ranges_of(offsets := self._offsets(window, shard))
+                with_ranges(held.ranges, there)
+                for start, end in twice:
+                    yield _red("unique", "there more than once", shard, start, end)
+                yield self._further(len(offsets))
+                position = window.stop
+        except errors.TableUnreadable as error:  # what somebody deleted by values, mostly
+            yield Finding("dense", Weight.BOUNDS_ONLY, f"{error.message}; {error.hint}", shard)
+        except FileNotFoundError as error:
+            yield _red("files", f"{error} went while it was read", shard)
+        else:
+            held.is_known = True
 
-    def _bounds(self, shard: int, files: Sequence[DataFile]) -> Ranges | None:
-        """By manifests, where they say enough. None: they do not."""
+    def _units_of(self, file: DataFile, shard: int) -> list[Unit[Group]]:
+        """Of each row two numbers are held."""
+        found = self._units.of_file(self._view, file, shard, 0)
+        return [unit._replace(bytes=_ROW_BYTES * unit.rows) for unit in found]
+
+    def _offsets(self, window: Window[Group], shard: int) -> Any:
+        view = self._view
+        found = [
+            self._files.offsets(unit.what, view.ids, shard, view.files.deletes_of(unit.what.file))
+            for unit in window.units
+        ]
+        return within(together(found), window.start, window.stop)
+
+    def _bounds(self, shard: int, files: Sequence[DataFile], held: Held) -> Iterator[Told]:
+        """By manifests, where they say enough."""
         mine = [file for file in files if file.shards.may_hold(shard)]
         known = all(file.shards == (shard, shard) and None not in file.offsets for file in mine)
         if not known or self._view.files.deletes:
-            self._unlooked(shard, "files hold several shards, lack bounds, or have rows deleted")
-            return None
+            yield _unlooked(shard, "files hold several shards, lack bounds, or have rows deleted")
+            return
         ranges = sorted((_int(file.offsets.low), _int(file.offsets.high) + 1, file) for file in mine)
         for (low, end, one), (start, high, other) in pairwise(ranges):
             if start < end and one.rows + other.rows > max(end, high) - low:
-                self._red("unique", f"{one.path} and {other.path} have more rows than offsets", shard, start, end)
+                yield _red("unique", f"{one.path} and {other.path} have more rows than offsets", shard, start, end)
             if start < end:
-                self._unlooked(shard, f"{one.path} and {other.path} overlap")
-                return None
+                yield _unlooked(shard, f"{one.path} and {other.path} overlap")
+                return
         for start, end, file in ranges:
             if file.rows > end - start:
-                self._red("unique", f"{file.path} has {file.rows} rows in {end - start} offsets", shard, start, end)
+                yield _red("unique", f"{file.path} has {file.rows} rows in {end - start} offsets", shard, start, end)
         if any(file.rows < end - start for start, end, file in ranges):
-            self._unlooked(shard, "files have offsets without a row in between")
-            return None
-        return [(start, end) for start, end, _ in ranges]
+            yield _unlooked(shard, "files have offsets without a row in between")
+            return
+        with_ranges(held.ranges, [(start, end) for start, end, _ in ranges])
+        held.is_known = True
 
-    def _unlooked(self, shard: int, why: str) -> None:
-        self._findings.append(
-            Finding("dense", Weight.BOUNDS_ONLY, f"{why}: only `--deep` can tell whether rows are missing", shard)
-        )
-
-    def _check_dense(self, shard: int, held: Ranges) -> None:
+    def _check_dense(self, shard: int, held: Ranges) -> Iterator[Finding]:
         end = self._view.end(shard)
-        if held and held[-1][1] > end:
-            start = max(held[-1][0], end)
-            self._red("bounds", f"rows behind what was committed, {end}", shard, start, held[-1][1])
+        for start, stop in held:
+            if stop > end:
+                yield _red("bounds", f"rows behind what was committed, {end}", shard, max(start, end), stop)
         at = 0
         for start, stop in [*held, (end, end)]:
             if at < min(start, end):
-                self._explain(shard, at, min(start, end))
+                yield from self._explain(shard, at, min(start, end))
             at = max(at, stop)
 
-    def _explain(self, shard: int, start: int, end: int) -> None:
-        for piece in self._undeclared(shard, start, end):
+    def _explain(self, shard: int, start: int, end: int) -> Iterator[Finding]:
+        left: Ranges = []
+        yield from self._declared(shard, start, end, left)
+        for piece in left:
             for one in absence.explained(*piece, shard, self._view.binding, self._view.record.removals):
                 if one.cause is Cause.UNEXPLAINED:
-                    self._red("dense", "rows are missing, and nothing says why", shard, one.start, one.end)
+                    yield _red("dense", "rows are missing, and nothing says why", shard, one.start, one.end)
                 else:
-                    self._known(shard, one.start, one.end, one.reason)
+                    yield Finding("dense", Weight.KNOWN, one.reason, shard, one.start, one.end)
 
-    def _undeclared(self, shard: int, start: int, end: int) -> Ranges:
-        """What of it is in no gap that the log has declared; those are named."""
-        left: Ranges = []
+    def _declared(self, shard: int, start: int, end: int, left: Ranges) -> Iterator[Finding]:
+        """Names what of it is in gaps that the log has declared; `left` gets what is in none."""
         at = start
         gaps = self._log[shard].gaps if shard in self._log else ()
         for low, high, reason in sorted(gaps):
@@ -201,23 +237,33 @@ class Verifier:
                 continue
             if at < low:
                 left.append((at, low))
-            self._known(shard, max(at, low), min(high, end), f"declared gap: {reason}")
+            yield Finding("dense", Weight.KNOWN, f"declared gap: {reason}", shard, max(at, low), min(high, end))
             at = min(high, end)
-        return [*left, (at, end)] if at < end else left
+        if at < end:
+            left.append((at, end))
 
-    def _known(self, shard: int, start: int, end: int, reason: str) -> None:
-        self._findings.append(Finding("dense", Weight.KNOWN, reason, shard, start, end))
-
-    def _check_log(self, shard: int) -> None:
+    def _check_log(self, shard: int) -> Iterator[Finding]:
         log = self._log.get(shard)
         end = self._view.end(shard)
         if log is None:
             return
         if log.synced < end:
-            self._red("log", f"the log ends at {log.synced}, before what is committed, {end}", shard, log.synced, end)
+            text = f"the log ends at {log.synced}, before what is committed, {end}"
+            yield _red("log", text, shard, log.synced, end)
         elif log.earliest > end:
-            for start, stop in self._undeclared(shard, end, log.earliest):
-                self._red("log", "neither in the table nor in the log", shard, start, stop)
+            left: Ranges = []
+            yield from self._declared(shard, end, log.earliest, left)
+            for start, stop in left:
+                yield _red("log", "neither in the table nor in the log", shard, start, stop)
+
+
+def _red(check: str, text: str, shard: int | None = None, start: int = 0, end: int = 0) -> Finding:
+    return Finding(check, Weight.WRONG, text, shard, start, end)
+
+
+def _unlooked(shard: int, why: str) -> Finding:
+    text = f"{why}: only `--deep` can tell whether rows are missing"
+    return Finding("dense", Weight.BOUNDS_ONLY, text, shard)
 
 
 def _int(value: int | None) -> int:

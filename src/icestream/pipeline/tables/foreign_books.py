@@ -3,7 +3,9 @@
     open    the table by its name, made where there is none; a crash behind that finds it again, without rows
     look    before each attempt that is not the first, and after each answer that says too little
     note    the mirror, behind the commit: it may lag, never lead. Where an operator has changed it since it was read
-            (lake/foreign_operations.py), the rows do not count for the log, and the table is looked at again
+            (lake/foreign_operations.py), the rows do not count for the log, and the table is looked at again.
+            A look that finds it behind mends it: a commit whose answer came late was noted by nobody, and readers
+            know tables by their mirrors
 
 A commit requires the main that was looked at, so whatever lands in between makes it fail, and the table is looked at
 again. Two drivers at once: the one that comes second finds the offsets in the table.
@@ -167,7 +169,19 @@ class ForeignBooks:
         epochs = self._epochs.get(topic_id, {})
         positions = {shard: Position(epochs.get(shard, 0), end) for shard, end in ends.items()}
         self._seen[topic_id] = table.current_snapshot_id
+        mirror = mirror or Mirror([*name.namespace], name.name, standing.uuid, {}, 0, topic)
+        await self._mend(topic_id, mirror, progress.committed)
         return TopicTable(topic_id, topic, name, table, positions)
+
+    async def _mend(self, topic_id: int, mirror: Mirror, committed: Mapping[int, int]) -> None:
+        """What the snapshots of main say, and the mirror does not yet. Unless an operator was faster."""
+        if all(end <= mirror.committed.get(shard, 0) for shard, end in committed.items()):
+            return
+        noted = msgspec.structs.replace(mirror, committed={**mirror.committed, **committed})
+        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1])]
+        answer = await self._store.txn(compare, [cmd.Put(mirror_key(topic_id), msgspec.json.encode(noted))])
+        if answer.held:
+            self._noted[topic_id] = noted, answer.revision
 
     async def _highest(self, topic_id: int, table: Table) -> int | None:
         """The highest offset in the files of main. Files that we looked at, or wrote ourselves, are not read again."""

@@ -1,0 +1,74 @@
+"""What a verifier says, as lines of JSON while it goes on: nobody waits in silence, and nothing is held back.
+
+    {"progress": {"done": 3, "all": 120}}
+    {"finding": {"check": "dense", "weight": "wrong", ...}}
+    {"report": {"topic": ..., "is_good": true, "finding_count": 0, ...}}      the last line, or
+    {"problem": {"code": ..., "detail": ..., "hint": ...}}                    what kept it from going on
+
+The verifier blocks, so it runs beside the loop, as far as one piece of lines goes. Whoever does not read on holds it
+still; whoever leaves ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.lake.verify.report import Finding, Progress, Report, Weight
+
+if TYPE_CHECKING:
+    from icestream.lake.verify.verifier import Verifier
+
+
+def summary(report: Report) -> dict[str, Any]:
+    found = report._asdict()
+    count = len(found.pop("findings"))
+    return found | {"is_good": report.is_good, "finding_count": count}
+
+
+async def lines(verifier: Verifier, deep: bool) -> AsyncIterator[bytes]:
+    told = _told(verifier, deep)
+    try:
+        while piece := await asyncio.to_thread(_piece, told):
+            yield piece
+    finally:
+        await asyncio.to_thread(told.close)
+
+
+def _told(verifier: Verifier, deep: bool) -> Generator[bytes]:
+    """Findings are counted, not kept."""
+    count, wrong = 0, False
+    try:
+        for one in verifier.told(deep):
+            match one:
+                case Finding():
+                    count += 1
+                    wrong = wrong or one.weight is Weight.WRONG
+                    yield _line("finding", one._asdict())
+                case Progress():
+                    yield _line("progress", one._asdict())
+    except errors.IcestreamError as error:
+        yield _line("problem", {"code": error.code, "detail": error.message, "hint": error.hint})
+        return
+    report = summary(verifier.report(deep, []))
+    yield _line("report", report | {"is_good": not wrong, "finding_count": count})
+
+
+def _piece(told: Iterator[bytes]) -> bytes:
+    """What comes within a moment. Empty: that was all."""
+    until = time.monotonic() + limits.VERIFY_LINES_SECONDS
+    found: list[bytes] = []
+    for line in told:
+        found.append(line)
+        if len(found) >= limits.VERIFY_LINES_MAX or time.monotonic() >= until:
+            break
+    return b"".join(found)
+
+
+def _line(name: str, document: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({name: document}) + b"\n"

@@ -1,0 +1,14 @@
+"""What the broker knows of a shard whose table is verified. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class ShardInLog(NamedTuple):
+    """Where its log begins and ends, and the gaps that it declared."""
+
+    earliest: int
+    synced: int
+    gaps: Sequence[tuple[int, int, str]] = ()

@@ -1,0 +1,59 @@
+"""`verify` behind every test that makes tables of topics in this process (hazard 38): each that the test leaves must be
+whole, or its absences known. A test that plants a fault says so: `@pytest.mark.wrong_tables("why")`.
+
+Whoever makes tables notes how they are found. Tables of real processes are verified where those are ended
+(pipeline_process.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from icestream.catalog.files import TableFiles
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.opening import Scans
+from icestream.lake.scan.topic_views import TopicViews
+from icestream.lake.verify.report import Report
+from icestream.lake.verify.shard_in_log import ShardInLog
+
+ShardsOf = Callable[[int], Mapping[int, ShardInLog]]
+
+
+class _Noted(NamedTuple):
+    new_tables: Callable[[], TopicViews]
+    files: TableFiles
+    shards_of: ShardsOf
+
+
+_noted: list[_Noted] = []
+
+
+def note(new_tables: Callable[[], TopicViews], files: TableFiles, shards_of: ShardsOf = lambda _: {}) -> None:
+    """`shards_of`: what the log has of a topic, where there is one."""
+    _noted.append(_Noted(new_tables, files, shards_of))
+
+
+def has_some() -> bool:
+    return bool(_noted)
+
+
+def forget_all() -> None:
+    _noted.clear()
+
+
+async def reports() -> list[Report]:
+    """Of every table that was noted, from all of its rows."""
+    found: list[Report] = []
+    while _noted:
+        one = _noted.pop()
+        scans = Scans(one.new_tables, one.files, CacheOptions())
+        try:
+            topics, _ = await scans.tables.bound("", 500)
+            for topic in topics:
+                view = await scans.tables.fresh(topic.topic_id)
+                if view is not None:
+                    found.append(scans.verifier(view, one.shards_of(topic.topic_id)).verify(deep=True))
+        finally:
+            scans.close()
+    return found
