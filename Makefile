@@ -38,6 +38,10 @@ help:  ## list these targets
 run: $(STAMPS)/package native byte-code engine-tried  ## set up what is missing and start a broker (ARGS="--help" shows its options)
 	@exec $(BIN)/icestream serve --demo $(ARGS)
 
+.PHONY: cluster
+cluster: $(STAMPS)/package native byte-code engine-tried  ## start three nodes of one cluster on this machine (docs/cluster.md)
+	@exec scripts/cluster.sh $(ARGS)
+
 .PHONY: test
 test: lint $(STAMPS)/package native-tested byte-code $(STAMPS)/engine  ## check the code and run all tests (ARGS="-k recovery" runs some)
 	@exec $(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)

@@ -754,6 +754,8 @@ WRITER_FLUSH_INTERVAL_MS_MIN: Final = 100
 WRITER_FLUSH_INTERVAL_MS_MAX: Final = 24 * 3600 * 1000
 # A Raft group gets slower with each voter and seldom has more than nine; a list beyond this is a mistake.
 SEED_NODES_MAX: Final = 32
+# Seed nodes on one machine: what lies between the ports of one and the next. A node's own are up to 1 apart.
+SEED_PORT_SHIFT: Final = 10
 
 # --- Danube clients ---------------------------------------------------------------------------------------------------
 # The largest message to and from a Danube client: its Python client takes 4 MiB, and a stream that brings more ends, is

@@ -33,7 +33,7 @@ class ClusterNodes:
             address=self.seeds[number],
             seeds=() if join else (self.seeds if seeds is None else seeds),
             join=join,
-            record=NodeRecord(f"node-{number}", ""),
+            record=NodeRecord(f"node-{self.ports[number]}", ""),
             server_context=None if self._tls is None else self._tls.server_context(),
             client_context=None if self._tls is None else self._tls.client_context(),
         )

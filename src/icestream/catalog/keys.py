@@ -10,7 +10,8 @@
                                                      parted; written by the broker with the deletion (hazard 49)
     /catalog/requests/{idempotency key}              RequestRecord, for a while
     /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
-    /pipeline/lease                                  LeaseRecord, written by the pipeline
+    /pipeline/lease                                  LeaseRecord, written by the pipeline of a node on its own
+    /pipeline/lease/{node}                           the same, by that of each node of a cluster
 
 `{levels}` is each level followed by `/`. In levels and names `%`, `/` and `:` are escaped. So what is directly in a
 namespace, and only that, lies below one prefix, in the order of its names, whatever lies deeper.
@@ -115,3 +116,8 @@ def key_after(prefix: str, token: str) -> str:
     except (binascii.Error, ValueError):
         raise errors.InvalidInput(f"not a page token: {shown(token)}") from None
     return prefix + _escape(name)
+
+
+def lease_key(name: str) -> str:
+    """`name`: the id of a node of a cluster; empty for a node on its own."""
+    return f"{LEASE}/{name}" if name else LEASE

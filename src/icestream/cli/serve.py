@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from icestream import errors
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import OutputFormat
+
+if TYPE_CHECKING:
+    from icestream.settings import Loaded, Settings
 
 
 def serve(
     demo: Annotated[
         bool, typer.Option("--demo/--no-demo", help="Show a first start how messages become rows.")
     ] = False,
+    raft_port: Annotated[
+        int | None,
+        typer.Option("--raft-port", metavar="PORT", help="Which of several seed nodes on this machine to start."),
+    ] = None,
+    join: Annotated[
+        str, typer.Option("--join", metavar="HOST:PORT", help="The Raft port of a node of the cluster to enter.")
+    ] = "",
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -28,16 +39,33 @@ def serve(
     Example: icestream serve
     Example: icestream serve --demo
     Example: icestream serve --config broker.yml
+    Example: icestream serve --config cluster.yml --raft-port 7651
+    Example: icestream serve --join 10.0.0.1:7650 --set node.name=node-4 --set data_dir=node-4
     Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic --set log.level=warning
     Example: icestream serve --set data_dir=elsewhere --set ports.native=0 --set ports.broker_http=0 --set ports.lake=0
     """
     from icestream import server
     from icestream.observability.log import set_up_logging
     from icestream.runtime.loop import loop_factory
+    from icestream.settings.text import split_address
 
     loaded = load_settings(config, sets)
-    settings = loaded.settings
+    settings = _placed(loaded, raft_port)
+    if join and split_address(join) is None:
+        raise errors.ConfigurationError(f"--join {join}: this is no host:port", hint="name the Raft port of a node")
     set_up_logging(settings.log.level, settings.log.format)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         to_a_program = output is OutputFormat.JSON
-        runner.run(server.serve(settings, typer.echo, loaded.origins, to_a_program=to_a_program, has_demo=demo))
+        runner.run(
+            server.serve(settings, typer.echo, loaded.origins, to_a_program=to_a_program, has_demo=demo, join=join)
+        )
+
+
+def _placed(loaded: Loaded, raft_port: int | None) -> Settings:
+    """The settings of the seed node that is meant."""
+    from icestream.settings.seed_place import check_alone_here, placed
+
+    if raft_port is None:
+        check_alone_here(loaded.settings)
+        return loaded.settings
+    return placed(loaded.settings, raft_port, loaded.origins)

@@ -56,7 +56,8 @@ def list_topics(
     found = ask(Target(address, socket, config, sets), listed)
     columns = [name for name in _LINE if not found or name in found[0]]
     answer = Output(output)
-    answer.table(columns, [[line[name] for name in columns] for line in found])
+    unknown = "-" if answer.for_people else None  # what only the node of the topic knows
+    answer.table(columns, [[unknown if line[name] is None else line[name] for name in columns] for line in found])
     if not found and answer.for_people:
         say_aside("there are no topics yet; `icestream topic create`, or the first message to one, makes it")
 

@@ -12,7 +12,16 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.cluster import wire
-from icestream.cluster.members import LEARNER, REMOVED, VOTER, decode_record, encode_record, node_key, removed_key
+from icestream.cluster.members import (
+    LEARNER,
+    NODES,
+    REMOVED,
+    VOTER,
+    decode_record,
+    encode_record,
+    node_key,
+    removed_key,
+)
 from icestream.cluster.node_info import to_document
 from icestream.metadata import command as cmd
 
@@ -83,12 +92,22 @@ class Calls:
                 hint="start it with an empty data_dir: it comes back as another node",
             )
         value = encode_record(decode_record(record))
+        self._check_name(node_id, decode_record(record).name)
         entry = node.machine.get(node_key(node_id))
         if entry is None or entry.value != value:
             await store.put(node_key(node_id), value)
         if node_id not in (*node.members.voters, *node.members.learners):
             await node.change_members([(LEARNER, node_id)])
         return {}
+
+    def _check_name(self, node_id: int, name: str) -> None:
+        """Two nodes of one name could not be told apart by whoever reads a log or a metric."""
+        for key, entry in self._host.node.machine.page(NODES, "", limits.METADATA_LIST_MAX):
+            if name and key != node_key(node_id) and decode_record(entry.value).name == name:
+                raise errors.ConfigurationError(
+                    f"another node of the cluster is called {name}",
+                    hint="set `node.name` to another name; or remove that node first: icestream cluster remove",
+                )
 
     async def promote(self, given: Document) -> Document:
         node_id = self._member(given)

@@ -11,6 +11,7 @@ close      the lead is handed over, what was taken is finished, then links and p
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ssl
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,6 +99,8 @@ class ClusterNode:
             await opened.close()
             raise
         try:
+            if node.identity.is_member and not opened.knows_others:
+                await node._ask_seeds()  # it is the only one of its cluster: they must not be of another one
             await node._form()
             node._run()
         except BaseException:
@@ -275,6 +278,11 @@ class ClusterNode:
         self._tasks.start(self._become_known(), "join")
         self._members_changed()
 
+    def announce(self, record: NodeRecord) -> None:
+        """Where this node is reached, when its ports are known. Nothing is written where the cluster knows it."""
+        self._options = dataclasses.replace(self._options, record=record)
+        self._tasks.start(self._become_known(), "join")
+
     def _members_changed(self) -> None:
         members = self.node.members
         self.peers.set_members({*members.voters, *members.learners, *members.voters_outgoing} - {self.id})
@@ -287,7 +295,7 @@ class ClusterNode:
         while self.node.stopped is None and not self._is_known():
             try:
                 await self._ask_to_join()
-            except errors.ForeignCluster as error:
+            except errors.ConfigurationError as error:
                 self.node.fail(error)
                 return
             except errors.IcestreamError as error:

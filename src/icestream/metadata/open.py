@@ -65,6 +65,18 @@ class OpenedMetadata:
         self._options = options
         self._held = held
 
+    @property
+    def knows_others(self) -> bool:
+        """Its log is that of a node with others, or of one that has had some."""
+        if self.identity is None:
+            return False
+        own = self.identity.node_id
+        confs = [self.identity.conf] + [one.head.conf for one in self._recovered.snapshots[:1]]
+        found = [eraftpb.decode_conf(conf) for conf in confs if conf]
+        if any({*one.voters, *one.learners} - {own} for one in found):
+            return True
+        return any(eraftpb.decode_entry(one).kind != eraftpb.NORMAL for one in self._recovered.entries)
+
     async def identify(self, identity: Identity) -> None:
         """Whose log this is, synced."""
         await self.log.identify(identity)

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator
 
+from icestream.cluster.cluster_node import ClusterNode
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
 from icestream.server.node import Node
@@ -25,8 +26,8 @@ def greeting(node: Node) -> Iterator[str]:
     settings, log = node.settings, node.log
     where = "in memory" if log is None else str(settings.wal.base_path)
     yield f"Icestream: the broker is ready ({where}), sync mode {settings.wal.sync_mode}"
-    if settings.meta_store.seed_nodes:
-        yield "  meta_store.seed_nodes is not used yet: this node is on its own, and knows nothing of the others"
+    if node.cluster is not None:
+        yield f"  {_of_the_cluster(node, node.cluster)}"
     if native is None:
         yield "  without the native part: syncs run on the event loop, encoding and scanning in Python (slower)"
     if log is not None:
@@ -69,6 +70,19 @@ def catalog_url(node: Node) -> str:
     return _url(settings.node.bind_host, port) if settings.catalog_embedded and port else ""
 
 
+def _of_the_cluster(node: Node, cluster: ClusterNode) -> str:
+    info = cluster.info()
+    known = node.broker.topics.neighbours.node(f"{info.leader:016x}") if info.leader else None
+    leads = f"{known.name} leads" if known is not None else "nobody leads yet"
+    if info.leader == info.node:
+        leads = "it leads"
+    members = f"{counted(len(info.voters), 'voter')}, {counted(len(info.learners), 'learner')}"
+    return (
+        f"node {node.settings.node.name} of cluster {info.cluster.hex()[:8]}: {leads}; {members}; "
+        f"other nodes reach it at {cluster.address}"
+    )
+
+
 def announcement(node: Node) -> dict[str, object]:
     """The same for a program: where everything is. A port of the lake process that is not fixed is null."""
     settings, around = node.settings, node.around
@@ -84,6 +98,9 @@ def announcement(node: Node) -> dict[str, object]:
         "http": _url(host, around.http.port) if around.http.port else None,
         "api": f"{api}/api/v1" if api is not None else None,
         "catalog": api if settings.catalog_embedded else None,
+        "raft": node.cluster.address if node.cluster is not None else None,
+        "node": f"{node.cluster.id:016x}" if node.cluster is not None else None,
+        "cluster": node.cluster.identity.cluster_id.hex() if node.cluster is not None else None,
         "storage": settings.storage.type,
         "sync_mode": settings.wal.sync_mode,
         "topics": len(node.broker.topics),

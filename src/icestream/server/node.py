@@ -1,7 +1,7 @@
 """One broker process: its components, started in order and stopped in reverse.
 
     HTTP               before everything: it says what the start waits for (surroundings.py)
-    metadata store     it knows the positions that the log must not fall behind
+    metadata store     it knows the positions that the log must not fall behind; with others, when there is a leader
     log, storage       recovery happens here
     broker             every topic and subscription that was there before
     settings that change, local socket
@@ -29,10 +29,10 @@ from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.neighbours import Neighbours
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
+from icestream.cluster.cluster_node import ClusterNode
 from icestream.frontends.native.listener import NativeListener
 from icestream.metadata import eraftpb
 from icestream.metadata.node_store import NodeStore
-from icestream.metadata.open import open_metadata
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import parse_shard
@@ -43,6 +43,7 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.server.advertised import advertised_address
+from icestream.server.cluster import Stop, open_store, record_of
 from icestream.server.danube import DanubeListeners
 from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.surroundings import Surroundings
@@ -119,11 +120,14 @@ class Node:
         storage: PersistentStorage,
         log: Log | None,
         around: Surroundings | None = None,
+        cluster: ClusterNode | None = None,
     ) -> None:
+        """`cluster`: where the metadata store is shared with other nodes."""
         clock = SystemClock()
         self.settings = settings
         self.around = around or Surroundings(settings)
         self.store = store
+        self.cluster = cluster
         self.log = log
         self.broker = Broker(broker_options(settings), store, storage, clock, neighbours_of(store))
         policy = self.broker.topics.table_policy
@@ -147,8 +151,11 @@ class Node:
             self.failed.set_exception(error)
 
     @classmethod
-    async def start(cls, settings: Settings, origins: Mapping[str, Origin] | None = None) -> Node:
-        """`origins`: where the settings came from, for those who ask."""
+    async def start(
+        cls, settings: Settings, origins: Mapping[str, Origin] | None = None, join: str = "", stop: Stop | None = None
+    ) -> Node:
+        """`origins`: where the settings came from, for those who ask. `join`: a node of the cluster to enter. `stop`:
+        ends the wait for other nodes, which has no end of its own."""
         around = Surroundings(settings, origins)
         try:
             await around.open_http()
@@ -156,7 +163,7 @@ class Node:
             _check_not_running(settings)  # the port is taken by another broker of the same data: that is the news
             raise
         try:
-            node = await cls._open(settings, around)
+            node = await cls._open(settings, around, join, stop)
         except BaseException:
             await around.close_http()
             raise
@@ -165,6 +172,8 @@ class Node:
             await around.attach(node)
             await node.native.listen(settings.node.bind_host, settings.ports.native)
             await node.danube.listen(node.broker, around.http.port)
+            if node.cluster is not None:
+                node.cluster.announce(record_of(settings, node.native.port, node.danube.url))
         except BaseException:
             await node.stop()
             raise
@@ -172,24 +181,28 @@ class Node:
         return node
 
     @classmethod
-    async def _open(cls, settings: Settings, around: Surroundings) -> Node:
+    async def _open(cls, settings: Settings, around: Surroundings, join: str, stop: Stop | None) -> Node:
         if settings.storage.type == "memory":
+            if settings.meta_store.seed_nodes or join:
+                raise errors.ConfigurationError(
+                    "a node in memory has no metadata store that others could share", hint="set `storage.type: iceberg`"
+                )
             store = MemoryStore()
             storage = MemoryStorage(store, SystemClock(), settings.broker.cursor_flush_ms, log_options(settings))
             return cls(settings, store, storage, None, around)
-        return await cls._open_on_disk(settings, around)
+        return await cls._open_on_disk(settings, around, join, stop)
 
     @classmethod
-    async def _open_on_disk(cls, settings: Settings, around: Surroundings) -> Node:
-        store = await open_metadata(settings.meta_store.data_dir)
+    async def _open_on_disk(cls, settings: Settings, around: Surroundings, join: str, stop: Stop | None) -> Node:
+        opened = await open_store(settings, join, stop)
+        store = opened.store
         try:
-            await store.ready()
             log = await open_configured_log(settings, await stored_positions(store))
         except BaseException:
             await store.close()
             raise
         storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, LakeDesk())
-        return cls(settings, store, storage, log, around)
+        return cls(settings, store, storage, log, around, opened.cluster)
 
     async def stop(self) -> None:
         """Whatever fails on the way, what was taken is finished and the log closed.

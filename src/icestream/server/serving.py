@@ -28,6 +28,7 @@ async def serve(
     *,
     to_a_program: bool = False,
     has_demo: bool = False,
+    join: str = "",
 ) -> None:
     """Runs until SIGTERM or SIGINT, or until the log stops because its disk cannot be trusted any more.
 
@@ -42,7 +43,12 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _ask_to_stop, stop)
     try:
-        node = await Node.start(settings, origins)
+        try:
+            node = await Node.start(settings, origins, join, stop)
+        except errors.ShuttingDown:
+            if stop.done():
+                return  # it was of no use to anybody yet
+            raise
         calm_collector()
         _log.info("broker ready", topics=len(node.broker.topics), native_port=node.native.port)
         for line in [json.dumps(announcement(node))] if to_a_program else greeting(node):

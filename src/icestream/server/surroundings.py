@@ -115,7 +115,7 @@ class Surroundings:
 
     async def _listen_locally(self, node: Node, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
-        pipeline = PipelineCalls(node.ingest, online)
+        pipeline = PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else "")
         administration = Administration(node.broker, node.log, online, self._clock, self.checks, pipeline)
         welcome = handshake.Server(self._settings.node.name, self._clock.wall_us)
         listener = NativeListener(node.broker, welcome, administration.offered())

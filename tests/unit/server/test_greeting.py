@@ -14,17 +14,20 @@ from icestream.server.children import Child
 from icestream.server.greeting import commands, greeting
 from icestream.server.node import Node
 from icestream.server.reading import statements
+from tests.support.free_ports import free_ports
 from tests.support.node_settings import node_settings
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("seeds", "count"), [((), 0), (("0.0.0.0:7650", "0.0.0.0:7651"), 1)])
-async def test_seed_nodes_that_nobody_asks_are_said_to_be_so(
-    tmp_path: Path, seeds: tuple[str, ...], count: int
-) -> None:
-    node = await Node.start(node_settings(tmp_path, meta_store={"seed_nodes": seeds}))
+async def test_a_node_of_a_cluster_says_who_leads(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    seeds = {"seed_nodes": [f"127.0.0.1:{port}"]}
+    ports = {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0, "raft": port}
+    node = await Node.start(node_settings(tmp_path, meta_store=seeds, ports=ports))
     try:
-        assert sum("seed_nodes is not used yet" in line for line in greeting(node)) == count
+        (line,) = [line for line in greeting(node) if "of cluster" in line]
+        assert "node node-1 of cluster" in line
+        assert f"it leads; 1 voter, 0 learners; other nodes reach it at 127.0.0.1:{port}" in line
     finally:
         await node.stop()
 

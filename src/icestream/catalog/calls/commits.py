@@ -30,7 +30,7 @@ from icestream.catalog.table import commit, requirement, update
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import commit as topic_commit
 from icestream.catalog.topic import properties
-from icestream.catalog.topic.claim import TYPE
+from icestream.catalog.topic.claim import TYPE, lease_of
 from icestream.catalog.topic.commit import Outcome, Request, State
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
@@ -127,12 +127,14 @@ class Commits:
                 f"a commit to {len(asked)} tables", hint=f"1 to {limits.CATALOG_TRANSACTION_TABLES_MAX} are possible"
             )
         placed = {identifier: self._placed(one) for identifier, one in asked.items()}
-        is_round = any(requirement.kind(need) == TYPE for one in asked.values() for need in one.requirements)
+        claims = [need for one in asked.values() for need in one.requirements if requirement.kind(need) == TYPE]
+        key = keys.lease_key(lease_of(claims))
         is_first = True
 
         async def plan() -> Step[dict[Identifier, Committed]]:
             nonlocal is_first
-            lease = await self._steps.store.get(keys.LEASE) if is_round else None
+            found = await self._steps.store.get(key) if claims else None
+            lease = commits.Lease(key, found) if found is not None else None
             judged = await self._judged_from_memory(placed, commits.lease_epoch(lease)) if is_first else None
             is_first = False
             if judged is None:
@@ -217,7 +219,7 @@ class Commits:
         return Judged(identifier, None, namespace, Outcome(table, None, ()))
 
     async def _written(
-        self, judged: Sequence[Judged], asked: Mapping[Identifier, Request], lease: Entry | None
+        self, judged: Sequence[Judged], asked: Mapping[Identifier, Request], lease: commits.Lease | None
     ) -> Step[dict[Identifier, Committed]]:
         changed = [one for one in judged if one.is_changed]
         foreign = [one for one in changed if not one.outcome.is_round]
@@ -251,7 +253,7 @@ class Commits:
         return made
 
     def _step(
-        self, judged: Sequence[Judged], locations: Mapping[Identifier, str], lease: Entry | None
+        self, judged: Sequence[Judged], locations: Mapping[Identifier, str], lease: commits.Lease | None
     ) -> Step[dict[Identifier, Committed]]:
         answer = {}
         for one in judged:

@@ -37,8 +37,15 @@ def record_of(outcome: Outcome, uuid: str, location: str, version: int) -> Table
     return TableRecord(uuid, location, version, outcome.binding, outcome.removals)
 
 
-def lease_epoch(entry: Entry | None) -> int | None:
-    return None if entry is None else records.decode(LeaseRecord, keys.LEASE, entry).epoch
+class Lease(NamedTuple):
+    """Of the driver that makes a round, as it is now."""
+
+    key: str
+    entry: Entry
+
+
+def lease_epoch(lease: Lease | None) -> int | None:
+    return None if lease is None else records.decode(LeaseRecord, *lease).epoch
 
 
 def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
@@ -78,7 +85,7 @@ def former(topic_id: int, entry: Entry | None) -> Former:
     return Former(record.committed, record.pipeline_epoch)
 
 
-def commit(changes: Sequence[Change], lease: Entry | None) -> Planned:
+def commit(changes: Sequence[Change], lease: Lease | None) -> Planned:
     """All of them or none. What became of the first tells what became of all."""
     if not 0 < len(changes) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
         raise errors.InvalidInput(
@@ -89,7 +96,7 @@ def commit(changes: Sequence[Change], lease: Entry | None) -> Planned:
         first = first.with_more(one.compare, one.then)
     if any(change.is_round for change in changes):
         assert lease is not None  # judged with it
-        first = first.with_more([cmd.HasValue(keys.LEASE, lease.value)], [])
+        first = first.with_more([cmd.HasValue(lease.key, lease.entry.value)], [])
     return first.checked()
 
 

@@ -1,7 +1,9 @@
 """`assert-icestream-range`: how a round of the pipeline says which offsets its commit brings (hazard 14).
 
     {"type": "assert-icestream-range", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
-     "ranges": [{"shard": 0, "epoch": 1, "start": 100, "end": 200}, …]}
+     "ranges": [{"shard": 0, "epoch": 1, "start": 100, "end": 200}, …], "lease": "<id of a node>"}
+
+`lease`: which one the epoch is of (ADR 32); left out by the pipeline of a node on its own.
 
 It is a requirement like any other in a commit. A table gets messages of its topic by it and by nothing else: never by
 properties, which anybody may copy.
@@ -9,7 +11,9 @@ properties, which anybody may copy.
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -18,6 +22,7 @@ from icestream.catalog.document.values import Object, shown
 from icestream.storage.checksum import crc32
 
 TYPE: Final = "assert-icestream-range"
+_LEASE: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class Range(NamedTuple):
@@ -32,6 +37,7 @@ class Claim(NamedTuple):
     topic_id: int
     pipeline_epoch: int
     ranges: tuple[Range, ...]  # by shard
+    lease: str = ""
 
     @property
     def sum(self) -> int:
@@ -48,7 +54,23 @@ def read_claim(requirement: Object) -> Claim:
         values.long(requirement, "topic-id"),
         _not_negative(requirement, "pipeline-epoch"),
         tuple(ranges),
+        _read_lease(requirement),
     )
+
+
+def lease_of(requirements: Iterable[Object]) -> str:
+    """The lease that all rounds of one commit are made under."""
+    found = {_read_lease(one) for one in requirements}
+    if len(found) > 1:
+        raise errors.InvalidInput("a commit of rounds under different leases", hint="commit those of each by itself")
+    return found.pop() if found else ""
+
+
+def _read_lease(requirement: Object) -> str:
+    found = values.optional_text(requirement, "lease") or ""
+    if found and not _LEASE.fullmatch(found):
+        raise errors.InvalidInput(f"a lease is named by 16 hex digits, not {shown(found)}")
+    return found
 
 
 def _read_range(given: Object) -> Range:

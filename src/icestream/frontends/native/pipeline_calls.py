@@ -6,6 +6,7 @@ pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backl
 pipeline_lease      lease, epoch, files, ttl_ms    nothing. Holds these log files; again to renew; no file ends it
 pipeline_committed  positions                      nothing. [[topic_id, shard, offset], …]: floors, never down
 pipeline_state      state                          state, age_ms. What the driver says of itself; nil only asks
+pipeline_name                                      name: of the lease of this node's driver, empty for a node on its own
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from icestream.model.backlog import encode_backlog
 if TYPE_CHECKING:
     from icestream.frontends.native.connection import NativeConnection
 
-PIPELINE_METHODS: Final = ("pipeline_backlog", "pipeline_lease", "pipeline_committed", "pipeline_state")
+PIPELINE_METHODS: Final = (
+    "pipeline_backlog",
+    "pipeline_lease",
+    "pipeline_committed",
+    "pipeline_state",
+    "pipeline_name",
+)
 
 # What the driver follows while it runs, by the last part of its path.
 _FOLLOWED: Final = ("writer_batch_size", "writer_flush_interval_ms", "writer_max_memory_bytes")
@@ -54,8 +61,10 @@ class Told(msgspec.Struct):
 class PipelineCalls:
     """`ingest` is None for a broker in memory. Its methods have the names of PIPELINE_METHODS."""
 
-    def __init__(self, ingest: Ingest | None, online: OnlineSettings | None = None) -> None:
+    def __init__(self, ingest: Ingest | None, online: OnlineSettings | None = None, name: str = "") -> None:
+        """`name`: of the lease of this node's driver (ADR 32)."""
         self._found = ingest
+        self._name = name
         self._online = online
 
     def calls(self) -> dict[str, Call]:
@@ -87,6 +96,10 @@ class PipelineCalls:
         asked = arguments_of(Lease, given)
         self._ingest.lease(asked.lease, asked.epoch, asked.files, asked.ttl_ms)
         return {}
+
+    async def pipeline_name(self, connection: NativeConnection, given: Document) -> Document:
+        _ = self._ingest  # a broker in memory has none
+        return {"name": self._name}
 
     async def pipeline_committed(self, connection: NativeConnection, given: Document) -> Document:
         await self._ingest.committed(arguments_of(Committed, given).positions)

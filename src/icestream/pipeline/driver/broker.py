@@ -1,4 +1,4 @@
-"""The broker as the driver sees it: four calls over its local socket (model/backlog.py).
+"""The broker as the driver sees it: five calls over its local socket (model/backlog.py).
 
 A broker that is away is waited for: nothing of a round is lost by that, and nobody else can tell what is to be done.
 """
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from icestream import errors, limits
 from icestream.model.backlog import Backlog, decode_backlog
+from icestream.protocol import document
 from icestream.runtime.link_keeper import LinkKeeper
 
 
@@ -44,6 +45,11 @@ class BrokerLink:
         told, most = [list(one) for one in positions], limits.PIPELINE_POSITIONS_MAX
         for begin in range(0, len(told), most):
             await self._keeper.call("pipeline_committed", {"positions": told[begin : begin + most]})
+
+    async def name(self) -> str:
+        """Of the lease of its driver: the id of a node of a cluster."""
+        await self._keeper.until_here()
+        return document.text_of(await self._keeper.call("pipeline_name", {}), "name", limits.NAME_BYTES_MAX)
 
     async def tell(self, state: dict[str, Any]) -> None:
         await self._keeper.call("pipeline_state", {"state": state})

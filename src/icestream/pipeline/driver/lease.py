@@ -1,8 +1,9 @@
 """The lease of the driver: one pipeline commits at a time, and every commit says under which epoch (hazards 1, 25).
 
-`/pipeline/lease` in the metadata store: a key with a time to live, whose value is the epoch. Renewed with the same
-value; our own catalog compares it in the transaction of each commit. Two drivers at once lose nothing: the older one's
-commits are refused.
+`/pipeline/lease` in the metadata store: a key with a time to live, whose value is the epoch. In a cluster each node has
+a pipeline of its own for the topics of its log, and a lease below that key (ADR 32). Renewed with the same value; our
+own catalog compares it in the transaction of each commit. Two drivers at once lose nothing: the older one's commits are
+refused.
 
     free     --take: the key is not there-->                held
     held     --renewed in time-->                           held
@@ -32,9 +33,16 @@ COUNTER = "pipeline-epoch"
 
 class DriverLease:
     def __init__(
-        self, store: MetadataStore, clock: Clock, owner: str = "", ttl_ms: int = limits.PIPELINE_LEASE_TTL_MS
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        owner: str = "",
+        ttl_ms: int = limits.PIPELINE_LEASE_TTL_MS,
+        name: str = "",
     ) -> None:
-        """`owner`: a name that only one driver at a time can have, such as that of a child of its broker; or none."""
+        """`owner`: a name that only one driver at a time can have, such as that of a child of its broker; or none.
+        `name`: which lease, the id of a node of a cluster."""
+        self._key = keys.lease_key(name)
         self._store = store
         self._clock = clock
         self._owner = owner
@@ -85,17 +93,17 @@ class DriverLease:
 
     async def _free_or_ours(self) -> cmd.Compare | None:
         """What must hold for us to take it. None: another one has it."""
-        entry = await self._store.get(keys.LEASE)
+        entry = await self._store.get(self._key)
         if entry is None:
-            return cmd.Absent(keys.LEASE)
-        is_ours = bool(self._owner) and records.decode(LeaseRecord, keys.LEASE, entry).owner == self._owner
-        return cmd.HasValue(keys.LEASE, entry.value) if is_ours else None
+            return cmd.Absent(self._key)
+        is_ours = bool(self._owner) and records.decode(LeaseRecord, self._key, entry).owner == self._owner
+        return cmd.HasValue(self._key, entry.value) if is_ours else None
 
     async def _put(self, compare: cmd.Compare, value: bytes) -> bool:
         try:
             done = await self._store.compare_and_swap(compare, value, self._ttl_ms)
         except errors.OutcomeUnknown:
-            entry = await self._store.get(keys.LEASE)
+            entry = await self._store.get(self._key)
             return entry is not None and entry.value == value
         return done.held
 
@@ -105,7 +113,7 @@ class DriverLease:
             await self._clock.sleep(self._ttl_ms / 3000)
             sent_ns = self._clock.monotonic_ns()
             try:
-                is_ours = await self._put(cmd.HasValue(keys.LEASE, value), value)
+                is_ours = await self._put(cmd.HasValue(self._key, value), value)
             except errors.IcestreamError as error:
                 _log.warning("the lease of the pipeline was not renewed", reason=error.message)
                 if self._clock.monotonic_ns() >= self._until_ns:
@@ -126,5 +134,5 @@ class DriverLease:
             self._renewing = None
         if self._value:
             with contextlib.suppress(errors.IcestreamError):  # it ends by itself
-                await self._store.txn([cmd.HasValue(keys.LEASE, self._value)], [cmd.Delete(keys.LEASE)])
+                await self._store.txn([cmd.HasValue(self._key, self._value)], [cmd.Delete(self._key)])
         self._value = b""

@@ -99,17 +99,18 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
     try:
         await store.ready()
         avro = AvroManifests(files, aside)
-        books = _books(settings, store, catalog, files, avro)
+        link = BrokerLink(keeper)
+        name = await link.name()
+        books = _books(settings, store, catalog, files, avro, name)
         storage = {} if options.kind == "local" else dataclasses.asdict(options)
         topics = Topics(books, catalog, effects, clock, storage)
         history = History(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
         reader = ManifestReader(avro)
         committer = Committer(catalog, books, files, reader, clock, randomness, history)
         owner = f"{settings.node.name}/child" if is_child else ""
-        lease = DriverLease(store, clock, owner)
+        lease = DriverLease(store, clock, owner, name=name)
         report = Report(writer.master, os.getpid(), port)
         own = DriverOptions.of(settings, writer.tasks_max, storage)
-        link = BrokerLink(keeper)
         cleaner = _cleaner(settings, store, catalog, files, avro)
         driver = Driver(link, lease, books, topics, committer, writer, spark, effects, clock, own, report, cleaner)
         tasks.append(asyncio.create_task(follow_wishes(store, clock, driver.hurry)))
@@ -144,10 +145,10 @@ def _cleaner(
 
 
 def _books(
-    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests
+    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests, lease: str
 ) -> Books:
     fixed = fixed_namespace(settings)
     if not settings.catalog_embedded:
         return ForeignBooks(store, catalog, avro, fixed)
     making = Catalog(store, files, SystemClock(), SystemRandomness(), settings.storage.iceberg_config.warehouse)
-    return OwnBooks(store, catalog, making, fixed)
+    return OwnBooks(store, catalog, making, fixed, lease)

@@ -39,8 +39,11 @@ class OwnBooks:
         catalog: TableCatalog,
         making: Catalog,
         fixed: tuple[str, ...] | None,
+        lease: str = "",
     ) -> None:
-        """`making`: the catalog in this process, which shares the store with the one that is asked over HTTP."""
+        """`making`: the catalog in this process, which shares the store with the one that is asked over HTTP.
+        `lease`: the name of the driver's."""
+        self._lease = lease
         self._store = store
         self._catalog = catalog
         self._making = making
@@ -66,7 +69,8 @@ class OwnBooks:
         return await self.look(known)
 
     def requirements(self, brought: TopicRound) -> list[Object]:
-        return [claim(brought)]
+        found = claim(brought)
+        return [found | {"lease": self._lease} if self._lease else found]
 
     def summary(self, brought: TopicRound) -> Mapping[str, str]:
         """The catalog writes it (catalog/topic/properties.py)."""

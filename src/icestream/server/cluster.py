@@ -1,0 +1,125 @@
+"""The metadata store of a node as the settings want it: on its own, or with the others of its cluster.
+
+    no seed nodes, and a log that knows no others    on its own, ready at once; nobody is listened to
+    seed nodes, or `--join`                          listens at `ports.raft`, and is ready when there is a leader
+    neither, but a log that knows others             the same: a node does not forget its cluster
+
+Whoever waits for other nodes can be stopped at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from icestream import errors
+from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
+from icestream.cluster.members import NodeRecord
+from icestream.metadata.node_store import NodeStore
+from icestream.metadata.open import MetadataOptions, OpenedMetadata, new_node_id, open_directory, start_alone
+from icestream.metadata.raft_core import has_raft_core
+from icestream.metadata.solo_core import SoloCore
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from icestream.server.advertised import advertised_address
+from icestream.settings import Settings
+from icestream.settings.seed_place import place_of
+
+Answer = TypeVar("Answer")
+Stop = asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    store: NodeStore
+    cluster: ClusterNode | None = None
+
+
+async def open_store(settings: Settings, join: str = "", stop: Stop | None = None) -> OpenedStore:
+    """Ready to be used. Raises ShuttingDown when `stop` comes while it waits for others."""
+    wants_others = bool(settings.meta_store.seed_nodes or join)
+    if wants_others:
+        check_can_have_others()
+    place = place_of(settings)
+    randomness, clock = SystemRandomness(), SystemClock()
+    options = MetadataOptions(node_id=new_node_id(randomness))
+    opened = await open_directory(settings.meta_store.data_dir, clock, options)
+    if not (wants_others or opened.knows_others):
+        store = await start_alone(opened, options, randomness, SoloCore)
+        try:
+            await store.ready()
+        except BaseException:
+            await store.close()
+            raise
+        return OpenedStore(store)
+    if not wants_others:
+        await _check_before(opened)
+    cluster = await _unless(stop, ClusterNode.start(opened, _options(settings, place, join), clock, randomness))
+    try:
+        await _unless(stop, cluster.running.ready())
+    except BaseException:
+        await cluster.running.close()
+        raise
+    return OpenedStore(cluster.running, cluster)
+
+
+def check_can_have_others() -> None:
+    """Raises MissingPart on a machine without the native part."""
+    if not has_raft_core():
+        raise errors.MissingPart(
+            "several nodes need the native part, which is not here",
+            hint="install Rust (for example with rustup), then: make native",
+        )
+
+
+async def _check_before(opened: OpenedMetadata) -> None:
+    try:
+        check_can_have_others()
+    except errors.MissingPart:
+        await opened.close()
+        raise
+
+
+def record_of(settings: Settings, native_port: int, danube_url: str) -> NodeRecord:
+    """What the cluster knows of this node, but its Raft address. A port that is not known yet is left out."""
+    lake = settings.ports.lake if settings.lake.managed else 0
+    return NodeRecord(
+        settings.node.name,
+        "",
+        advertised_address(settings, native_port) if native_port else "",
+        danube_url,
+        f"http://{advertised_address(settings, lake)}" if lake else "",
+    )
+
+
+def _options(settings: Settings, place: str, join: str) -> ClusterOptions:
+    danube = settings.danube
+    scheme = "https" if danube.tls_certificate is not None else "http"
+    port = settings.ports.danube if danube.enable else 0
+    url = f"{scheme}://{advertised_address(settings, port, danube.advertised_host)}" if port else ""
+    return ClusterOptions(
+        bind_host=settings.node.bind_host,
+        port=settings.ports.raft,
+        address=place or advertised_address(settings, settings.ports.raft),
+        seeds=settings.meta_store.seed_nodes,
+        join=join,
+        record=record_of(settings, settings.ports.native, url),
+    )
+
+
+async def _unless(stop: Stop | None, work: Coroutine[Any, Any, Answer]) -> Answer:
+    if stop is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    waits: list[asyncio.Future[Any]] = [task, stop]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    if task.cancelled():
+        raise errors.ShuttingDown("the node was stopped while it waited for the others")
+    return task.result()

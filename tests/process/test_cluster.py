@@ -1,0 +1,137 @@
+"""Real nodes of one cluster, as `icestream serve --raft-port` starts them: they form, agree, and outlive each other."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import icestream
+from icestream.wal.format import RECORDS_START
+from tests.support.nursery import nursery
+from tests.support.serve_process import SMALL, ServeProcess
+from tests.support.three_nodes import COUNT, ThreeNodes
+
+CALL_SECONDS = 60.0  # a machine under load takes its time to elect
+
+
+def publish(address: str, topic: str, payload: bytes) -> int:
+    with (
+        icestream.connect_sync(address, wait=CALL_SECONDS, call_timeout=CALL_SECONDS) as client,
+        client.producer(topic) as producer,
+    ):
+        return producer.send(payload).offset
+
+
+def test_three_nodes_agree_and_outlive_the_loss_of_any_one(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        said = nodes.start_all()
+        assert len({one["cluster"] for one in said}) == 1
+        assert len({one["node"] for one in said}) == COUNT
+        addresses = [one["address"] for one in said]
+        topics = [f"/default/topic-{number}" for number in range(COUNT)]
+        for address, topic in zip(addresses, topics, strict=True):
+            assert publish(address, topic, b"first") == 0
+        for number, topic in enumerate(topics):  # each through another node
+            assert publish(addresses[number - 1], topic, b"second") == 1
+        for lost in range(COUNT):
+            nodes.kill(lost)
+            left = [number for number in range(COUNT) if number != lost]
+            for number in left:
+                assert publish(addresses[number], topics[number], b"third") >= 2
+            # a new topic is written to the metadata store: whoever is left agrees on a leader
+            assert publish(addresses[left[0]], f"/default/without-{lost}", b"new") == 0
+            addresses[lost] = nodes.begin(lost).announcement()["address"]
+            assert publish(addresses[left[1]], topics[lost], b"it is back") >= 2
+        with icestream.connect_sync(addresses[0]) as client:
+            assert client.list_topics() == sorted([*topics, *(f"/default/without-{lost}" for lost in range(COUNT))])
+        stopped = [nodes.running[number].stop(signal.SIGTERM)[0] for number in range(COUNT)]
+        assert stopped == [0] * COUNT
+
+
+def test_a_formation_that_is_killed_again_and_again_ends_in_one_cluster(tmp_path: Path) -> None:
+    chance = random.SystemRandom()
+    with ThreeNodes(tmp_path) as nodes:
+        for _ in range(4):
+            for number in range(COUNT):
+                nodes.begin(number)
+            for number in chance.sample(range(COUNT), COUNT):
+                time.sleep(chance.uniform(0.0, 0.4))  # not to wait for anything: for another moment of the kill
+                nodes.kill(number)
+        said = nodes.start_all()
+        assert len({one["cluster"] for one in said}) == 1
+        assert publish(said[0]["address"], "/default/t", b"m") == 0
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_of_another_cluster_stops_and_says_so(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        nodes.start_all()
+        nodes.kill(0)
+        shutil.rmtree(nodes.folder / "data" / str(nodes.ports[0]))
+        alone = ("--raft-port", str(nodes.ports[0]), "--set", f"meta_store.seed_nodes=127.0.0.1:{nodes.ports[0]}")
+        with ServeProcess(nodes.folder / "data", *alone, "--output", "json", is_fork=True) as other:
+            assert other.announcement()["cluster"]
+            other.stop(signal.SIGTERM)
+        code, _, errors = nodes.begin(0).end()
+        assert code == 3
+        assert "different clusters" in errors or "is of cluster" in errors
+
+
+def test_a_node_whose_metadata_log_is_damaged_stops_and_says_so(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        said = nodes.start_all()
+        publish(said[1]["address"], "/default/t", b"m")
+        nodes.kill(0)
+        folder = nodes.folder / "data" / str(nodes.ports[0]) / "raft"
+        (log,) = [path for path in folder.iterdir() if path.name.startswith("log-")][:1]
+        found = bytearray(log.read_bytes())
+        for place in range(RECORDS_START + 40, RECORDS_START + 60):  # in the first record, and others follow it
+            found[place] ^= 0xFF
+        log.write_bytes(found)
+        code, _, errors = nodes.begin(0).end()
+        assert code == 9, errors
+        assert publish(said[1]["address"], "/default/t", b"the others go on") == 1
+
+
+def test_several_nodes_without_the_native_part_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    seeds = ("--set", "meta_store.seed_nodes=127.0.0.1:7650,127.0.0.1:7651,127.0.0.1:7652", "--raft-port", "7650")
+    given = ("serve", "--set", f"data_dir={tmp_path / 'data'}", *SMALL, *seeds)
+    process = nursery(native=False).start("icestream.cli.main:main", given, tmp_path)
+    _, errors = process.communicate()
+    assert process.wait() == 3
+    assert "make native" in errors
+
+
+def test_a_node_that_waits_for_the_others_can_be_stopped(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        waiting = nodes.begin(0)
+        raft = nodes.folder / "data" / str(nodes.ports[0]) / "raft"
+        deadline = time.monotonic() + CALL_SECONDS
+        while not raft.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        code, said = waiting.stop(signal.SIGTERM)
+        assert (code, said) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--raft-port", "7650"), "their ports: there are none"),
+        (("--set", "meta_store.seed_nodes=0.0.0.0:7650,0.0.0.0:7651"), "several seed nodes are on one host"),
+        (("--set", "meta_store.seed_nodes=a:7651"), "no seed node has the port 7650"),
+        (("--join", "nonsense"), "no host:port"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    with ServeProcess(tmp_path / "data", *arguments, is_fork=True) as process:
+        code, _, errors = process.end()
+        assert code == 3
+        assert says in errors
