@@ -646,6 +646,18 @@ LOG_RANGE_BYTES_MAX: Final = 1 * MIB
 WARM_MS_DEFAULT: Final = 600_000
 WARM_MS_MAX: Final = 30 * 24 * 3600 * 1000
 WARM_BYTES_DEFAULT: Final = 1 * GIB
+# The spill log (hazard 8). A topic whose table takes nothing for so long is stuck: rounds and retries take seconds.
+SPILL_STUCK_SECONDS: Final = 60.0
+# Before half of the quota nobody needs the room that it holds; and a driver is told of 256 files at most, so those that
+# one topic alone holds must stay far fewer.
+SPILL_QUOTA_SHARE: Final = 0.5
+SPILL_HELD_FILES_MAX: Final = 64
+# Copying pays when at least this share of the files becomes free.
+SPILL_GAIN_SHARE: Final = 0.25
+# Copied in one step, about: each step frees files before the next one needs room.
+SPILL_STEP_BYTES: Final = 256 * MIB
+# Under pressure: how often to look whether somebody is stuck by now.
+SPILL_LOOK_SECONDS: Final = 5.0
 # Leases of log files: one for each round, and a few that were left to end by themselves.
 LEASES_MAX: Final = 64
 # A lease that nobody renews ends: then a dead driver holds the log no longer.

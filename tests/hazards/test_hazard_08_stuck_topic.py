@@ -1,6 +1,6 @@
 """Hazard 8, the log's part: live bytes per topic and file, and a quota that refuses one topic alone.
 
-That the files of a stuck topic are freed for the others (spill log) waits for the pipeline.
+That the files of a stuck topic are freed for the others: test_hazard_08_spill_log.py.
 """
 
 from __future__ import annotations

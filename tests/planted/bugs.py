@@ -158,7 +158,7 @@ def freed_without_checkpoint(patch: Patch) -> None:
     """A file is free as soon as every shard's floor has passed it."""
 
     def below_the_floors(self: Upkeep) -> list[FileSummary]:
-        shards = self._state.shards
+        shards = self.state.shards
         return lifecycle.freeable(self.files, self._appender.synced_lsn, lambda key: shards[key].floor)
 
     patch(Upkeep, "_freeable", below_the_floors)

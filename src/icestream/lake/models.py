@@ -262,6 +262,8 @@ class Wal(Shown):
     synced_lsn: int
     used_bytes: int
     warm_bytes: int = Field(description="Of it: kept although nobody needs it. It counts as room.")
+    spill_bytes: int = Field(description="Of it: spill logs of topics whose tables take nothing.")
+    spill_files: int = Field(description="Files of spill logs.")
     quota_bytes: int
     topic_quota_bytes: int
     in_flight_bytes: int

@@ -58,6 +58,9 @@ WAL_MAINTENANCE_FAILURES = Counter(
 WAL_RETENTION_DROPPED = Counter(
     "icestream_wal_retention_dropped_messages_total", "Messages that a retention dropped from the log."
 )
+WAL_SPILLED_BYTES = Counter(
+    "icestream_wal_spilled_bytes_total", "Bytes that were written to spill logs of topics without progress."
+)
 WAL_DELETED = Counter(
     "icestream_wal_deleted_messages_total", "Messages that were in no table when their topic was deleted."
 )
@@ -202,6 +205,8 @@ PAUSED = Reading("icestream_subscriptions_paused_shards", "Shards in which nothi
 BLOCKED = Reading("icestream_subscriptions_blocked_messages", "Messages that failed too often and block others.")
 WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk.")
 WAL_WARM = Reading("icestream_wal_warm_bytes", "Of it: kept although nobody needs it; it counts as room.")
+WAL_SPILL = Reading("icestream_wal_spill_bytes", "Of it: spill logs of topics whose tables take nothing.")
+WAL_SPILL_TOPICS = Reading("icestream_wal_spill_topics", "Topics that have a spill log.")
 WAL_LEASES = Reading("icestream_wal_leases", "Leases of the pipeline on log files.")
 WAL_BACKLOG = Reading("icestream_wal_backlog_messages", "Messages that are synced and in no table yet.")
 WAL_BACKLOG_BYTES = Reading(

@@ -1,10 +1,15 @@
 """What of the log is in no table yet, and where it lies (model/backlog.py). It looks at indexes, never at records.
 
     1  shards    those with something synced above their floor; floor and synced of a topic's shards are frozen together
-    2  files     the oldest first, those that are not below all floors: what they hold of the frozen offsets
+    2  files     those of spill logs (hazard 8), then the log's, the oldest first, that are not below all floors: what
+                 they hold of the frozen offsets, each offset once
     3  ends      where the synced part of each file ends: last, so that every stretch lies before it
 
-Steps 1 and 2 go in slices, with a turn of the loop behind each: a log may have many thousand topics (hazard 18).
+Steps 1 and 2 go in slices, with a turn of the loop behind each: a log may have many thousand topics (hazard 18). When
+something was spilled meanwhile, all of it is done again.
+
+Spill files take at most half of the room for files, so that many stuck topics leave the others theirs. Who gets it goes
+around; of a shard of whose spill files not all find room nothing behind is told: it would have a hole before it.
 
 How old the oldest message is that is in no table is known about, without a time for each message: what the floor leaves
 behind came after the question that the committed round was planned by. It may be taken for older by one round.
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +79,15 @@ class _Gathered:
     stretches: int = 0
 
 
+@dataclass(slots=True)
+class _Spilled:
+    """What of the spill logs is told this time."""
+
+    files: list[FileSummary] = field(default_factory=list)
+    hidden: set[ShardKey] = field(default_factory=set)  # shards for whose files there was no room
+    is_cut: bool = False
+
+
 class BacklogReader:
     def __init__(self, state: LogState, appender: Appender, upkeep: Upkeep, clock: Clock) -> None:
         self._state = state
@@ -81,9 +95,17 @@ class BacklogReader:
         self._upkeep = upkeep
         self._clock = clock
         self._ages: dict[ShardKey, _Age] = {}
+        self._spill_turn = 0
 
     async def take(self, files_max: int = limits.BACKLOG_FILES_MAX) -> Held:
         """Everything, as far as an answer has room: of the topics that wait longest, and the oldest files."""
+        while True:
+            changes = self._upkeep.spills.changes
+            held = await self._take(files_max)
+            if changes == self._upkeep.spills.changes:
+                return held
+
+    async def _take(self, files_max: int) -> Held:
         waiting = await self._waiting()
         chosen = heapq.nsmallest(limits.BACKLOG_TOPICS_MAX, waiting, key=waiting.__getitem__)
         gathered = _Gathered()
@@ -172,21 +194,49 @@ class BacklogReader:
 
     async def _gather_files(self, gathered: _Gathered, files_max: int) -> bool:
         """Whether that was all."""
-        shards = self._state.shards
+        spilled = self._spilled(files_max // 2)
+        for file in spilled.files:
+            found = await _stretches(_sealed_parts(file), gathered, lambda _: 0)
+            if found:
+                gathered.files[file.number] = found
+                gathered.stretches += len(found)
+
+        def spilled_end(key: ShardKey) -> int:
+            return 2**63 if key in spilled.hidden else self._upkeep.spills.end(key)
+
         for number, parts in self._files():
             if isinstance(parts, FileSummary):
-                if parts.is_passed(lambda key: shards[key].floor):
+                if parts.is_passed(self._upkeep.log_floor):
                     continue
-                found = await _stretches(_sealed_parts(parts), gathered)
+                found = await _stretches(_sealed_parts(parts), gathered, spilled_end)
             else:
-                found = await _stretches(_open_parts(parts), gathered)
+                found = await _stretches(_open_parts(parts), gathered, spilled_end)
             if not found:
                 continue
             gathered.files[number] = found
             gathered.stretches += len(found)
             if len(gathered.files) >= files_max or gathered.stretches >= limits.BACKLOG_STRETCHES_MAX:
                 return False
-        return True
+        return not spilled.is_cut
+
+    def _spilled(self, files_max: int) -> _Spilled:
+        shards = self._state.shards
+        topics: dict[int, list[FileSummary]] = {}
+        for file in self._upkeep.spills.files:
+            if any(held.end > shards[key].floor for key, held in file.ranges()):
+                topics.setdefault(file.keys[0].topic_id, []).append(file)
+        turn = self._spill_turn % max(len(topics), 1)
+        found = _Spilled()
+        for topic_id in [*topics][turn:] + [*topics][:turn]:
+            for file in topics[topic_id]:
+                if len(found.files) < max(files_max, 1):
+                    found.files.append(file)
+                else:
+                    found.is_cut = True
+                    found.hidden.update(file.keys)
+        if found.is_cut:
+            self._spill_turn += 1
+        return found
 
     def _files(self) -> list[tuple[int, FileSummary | FileIndex]]:
         sealed: list[tuple[int, FileSummary | FileIndex]] = [(file.number, file) for file in self._upkeep.files]
@@ -197,6 +247,9 @@ class BacklogReader:
         for file in self._upkeep.files:
             if file.number == number:
                 return LogFile(number, file.seal.end_position, file.marks, stretches)
+        for file in self._upkeep.spills.files:
+            if file.number == number:
+                return LogFile(number, file.seal.end_position, file.marks, stretches, spill=True)
         for open_number, index in self._appender.open_files():
             if open_number == number:
                 end = self._appender.synced_end(number)
@@ -219,13 +272,15 @@ def _open_parts(index: FileIndex) -> Iterator[_Part]:
         yield _Part(key, held.first_offset, held.end_offset, held.own_bytes, held.max_time_us)
 
 
-async def _stretches(parts: Iterable[_Part], gathered: _Gathered) -> list[Stretch]:
-    """What a file holds of the frozen offsets."""
+async def _stretches(
+    parts: Iterable[_Part], gathered: _Gathered, spilled_end: Callable[[ShardKey], int]
+) -> list[Stretch]:
+    """What a file holds of the frozen offsets, and of what is not told of the spill log."""
     found: list[Stretch] = []
     for number, part in enumerate(parts, 1):
         shard = gathered.shards.get(part.key)
         if shard is not None:
-            start, end = max(part.first, shard.committed), min(part.end, shard.synced)
+            start, end = max(part.first, shard.committed, spilled_end(part.key)), min(part.end, shard.synced)
             if start < end:
                 size = part.own_bytes * (end - start) // (part.end - part.first)
                 found.append(Stretch(*part.key, shard.epoch, start, end, size))

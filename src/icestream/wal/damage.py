@@ -30,6 +30,8 @@ from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.losses import Ledger, Loss
 from icestream.wal.recovery import examine, is_debris
 from icestream.wal.scan import begins_with, find_headers, scan_records
+from icestream.wal.spills import load_spill, spilled_until
+from icestream.wal.summary import FileSummary
 from icestream.wal.survey import Survey, survey
 
 _LSN_MAX: Final = 2**63
@@ -197,14 +199,30 @@ class _Planner:
         self.known = max([found.checkpointed_lsn, *(max(file.synced, file.first - 1) for file in self.files)])
         self.firsts = [file.first for file in self.files if file.first]
         self.expected = min([self.covered + 1, *self.firsts[:1]])
-        self.ledger = Ledger(state)
         self.plan = RepairPlan(len(self.files), topics=dict(state.topics) if state else {})
+        spills = self._spills()
+        spilled = {key: spilled_until(spills, state, key) for key in state.shards} if state else {}
+        self.ledger = Ledger(state, spilled)
         self.last_number = 0
         self.torn: list[str] = []  # files in which nothing counts, with a record that could be taken for one
         self.may_have_begun = True  # the file before this one was ended, so this one may have got records
         if self.expected > 1:
             # what lies below the oldest record was freed; unless a shard misses it
             self.ledger.last = Loss(self._name_of_first(), RECORDS_START, 0, 1, self.expected - 1)
+
+    def _spills(self) -> list[FileSummary]:
+        """Those that can be read. What the others held is missing, and turns out to be when its shard goes on."""
+        found: list[FileSummary] = []
+        self.plan.set_aside += [name for name, _ in self.found.bad_spills]
+        for file in self.found.spills:
+            try:
+                summary, index = load_spill(self.directory, file)
+            except errors.LogDamaged:
+                self.plan.set_aside.append(file.name)
+                continue
+            self.plan.topics.update(index.topics)
+            found.append(summary)
+        return found
 
     def _name_of_first(self) -> str:
         return next((file.name for file in self.files if file.first), "") or self._name_of_checkpoint()

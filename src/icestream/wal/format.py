@@ -6,6 +6,7 @@ THE DIRECTORY
     LOCK                           flock by the one process that may write
     log-<number, 16 digits>.wal    a log file; numbers rise and are never used twice
     spare-<number>.wal             a free file: zeros, or the old bytes of a recycled one
+    spill-<number>.wal             a file of the spill log: what a stuck topic had in log files (spills.py)
     checkpoint-<lsn>-<serial>      one record of kind CHECKPOINT (checkpoint.py); the newest two are kept
     copy-<number>.tmp, *.tmp       unfinished work of a process that died: removed at start, never read
     reserve                        room for one checkpoint on a full disk: without it nothing could be freed

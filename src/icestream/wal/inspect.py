@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from icestream import errors
@@ -19,6 +19,7 @@ from icestream.wal.scan import find_headers
 from icestream.wal.survey import Survey, SurveyedFile, survey
 
 DAMAGED: Final = "damaged"
+SPILL: Final = "spill"
 # A busy broker rotates a few times a second at most, and a look takes less: one of these sees nothing move.
 _LOOKS_MAX: Final = 8
 
@@ -26,7 +27,7 @@ _LOOKS_MAX: Final = 8
 @dataclass(frozen=True, slots=True)
 class FileView:
     name: str
-    state: str  # a FileState, or DAMAGED when not even its header can be read
+    state: str  # a FileState, SPILL, or DAMAGED when not even its header can be read
     first_lsn: int
     last_lsn: int
     size: int
@@ -73,7 +74,7 @@ class LogView:
     @property
     def used_bytes(self) -> int:
         """What counts against the quota of the node."""
-        return sum(file.used_bytes for file in self.files if file.state in (FileState.ACTIVE, FileState.SEALED))
+        return sum(file.used_bytes for file in self.files if file.state in (FileState.ACTIVE, FileState.SEALED, SPILL))
 
 
 def view_log(directory: Directory) -> LogView:
@@ -102,7 +103,8 @@ def _look(directory: Directory) -> LogView:
     view = LogView(spares=len(found.spares), sync_failed=found.sync_failed)
     view.checkpoint_lsn = found.checkpoint.lsn if found.checkpoint else 0
     view.files = [_view_file(directory, file) for file in found.files]
-    view.files += [FileView(name, DAMAGED, 0, 0, 0, 0, 0) for name, _ in found.bad_headers]
+    view.files += [replace(_view_file(directory, file), state=SPILL) for file in found.spills]
+    view.files += [FileView(name, DAMAGED, 0, 0, 0, 0, 0) for name, _ in (*found.bad_headers, *found.bad_spills)]
     view.files.sort(key=lambda file: file.name)
     try:
         _view_state(directory, found, view)

@@ -5,13 +5,14 @@
                                                                  the log closes                          -> FREE
     ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
     SEALED      records, footer and seal are synced              both kept checkpoints cover it and know floors
-                                                                 beyond it, it is the oldest, nobody reads or leases it,
+                                                                 beyond it, or what lies above them is spilled; it is
+                                                                 the oldest, nobody reads or leases it,
                                                                  and it was kept warm long enough        -> FREE
     FREE        a spare, its old bytes still inside              it gets a new number and header         -> PREPARED
 
 What is freed must be written down first: a start that finds no file then knows from its checkpoint that none is
-needed, and a missing file is told from a freed one. Files go strictly from the oldest: LSNs on disk have no hole. One
-topic that holds the oldest file back is the business of the spill log (hazard 8), for which live bytes are counted.
+needed, and a missing file is told from a freed one. Files go strictly from the oldest: LSNs on disk have no hole. What
+one topic holds back is copied to its spill log (hazard 8, spills.py).
 """
 
 from __future__ import annotations

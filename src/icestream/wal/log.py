@@ -32,6 +32,7 @@ from icestream.wal.recovery import Recovered
 from icestream.wal.request import Request, Requests, size_of
 from icestream.wal.retainer import Retainer
 from icestream.wal.sink import NativeSink, Sink, SinkError
+from icestream.wal.spiller import Spiller
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import Tail
 from icestream.wal.turnstile import Turnstile
@@ -79,8 +80,9 @@ class Log:
             self.state, self.upkeep, clock, self._tasks, lambda: self._next_seal(self.appender.sealed_count),
             lambda: self._options,
         )  # fmt: skip
+        self.spiller = Spiller(directory, clock, maintenance, self._tasks, self.upkeep, self.reader, options)
         self.quota = self._make_quota()
-        self.upkeep.room_bytes = lambda: self.quota.slow_node_bytes
+        self.upkeep.quota = lambda: self.quota
         self.stopped: errors.LogStopped | None = None
         self.on_stop: Callable[[errors.LogStopped], None] = lambda _: None
         self._requests = Requests()
@@ -107,6 +109,7 @@ class Log:
         if self._options.mode is SyncMode.PERIODIC:
             self._tasks.start(self._sync_periodically(), "wal-sync")
         self.upkeep.free_in_time()
+        self.spiller.look()
         if self._options.spare_files:
             self._tasks.start(self._keep_spares(), "wal-spares")
 
@@ -141,7 +144,7 @@ class Log:
     def _make_quota(self) -> Quota:
         wanted = self._options
         free_bytes = self._directory.free_bytes()
-        return quota_of(wanted.quota_bytes, wanted.topic_quota_bytes, free_bytes, self.upkeep.sealed_bytes)
+        return quota_of(wanted.quota_bytes, wanted.topic_quota_bytes, free_bytes, self.upkeep.used_bytes)
 
     # --- topics and shards ---
 

@@ -49,7 +49,7 @@ _SEAL_MAGIC: Final = b"ICESSEAL"
 _HEADER = struct.Struct("<8sII16sQQQqQ")
 _SEAL = struct.Struct("<8sQQQQQQ")
 _CRC = struct.Struct("<I")
-_NAME = re.compile(r"(log|spare)-([0-9]{16})\.wal")
+_NAME = re.compile(r"(log|spare|spill)-([0-9]{16})\.wal")
 _CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]{20})-([0-9]{8})")
 
 
@@ -130,6 +130,10 @@ def spare_name(number: int) -> str:
     return f"spare-{number:016d}.wal"
 
 
+def spill_name(number: int) -> str:
+    return f"spill-{number:016d}.wal"
+
+
 def checkpoint_name(lsn: int, serial: int) -> str:
     return f"checkpoint-{lsn:020d}-{serial:08d}"
 
@@ -152,6 +156,11 @@ def log_number(name: str) -> int | None:
 def spare_number(name: str) -> int | None:
     match = _NAME.fullmatch(name)
     return int(match[2]) if match and match[1] == "spare" else None
+
+
+def spill_number(name: str) -> int | None:
+    match = _NAME.fullmatch(name)
+    return int(match[2]) if match and match[1] == "spill" else None
 
 
 class CheckpointName(NamedTuple):

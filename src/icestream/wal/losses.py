@@ -7,6 +7,7 @@ unknown    a shard does not go on behind the last loss. More offsets are skipped
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,11 +46,13 @@ class Loss:
 class Ledger:
     """Where each shard stands at the record that is being looked at."""
 
-    def __init__(self, checkpoint: LogState | None) -> None:
+    def __init__(self, checkpoint: LogState | None, spilled: Mapping[ShardKey, int] | None = None) -> None:
+        """`spilled`: offsets below these are in the spill log, from their floors on."""
         self.losses: list[Loss] = []
         self.last: Loss | None = None  # what turns out to be missing was lost here at the latest
         self.has_lost_end = False
         self._checkpoint = checkpoint
+        self._spilled = spilled or {}
         self._ends: dict[ShardKey, tuple[int, int]] = {}  # offset and epoch
         self._unsure: set[ShardKey] = set()  # may have had more messages than were found
         self._declared: list[Gap] = []
@@ -93,7 +96,7 @@ class Ledger:
         if key in self._ends:
             start, _ = self._ends[key]
         else:
-            start = known.shards[key].floor if known and key in known.shards else 0
+            start = max(known.shards[key].floor if known and key in known.shards else 0, self._spilled.get(key, 0))
         return known.step_over(key, start) if known else start
 
     def continues(self, entry: wire.Entry) -> bool:
@@ -108,7 +111,8 @@ class Ledger:
         if known is None:
             return
         for key, shard in known.shards.items():
-            start = known.step_over(key, self._ends[key][0] if key in self._ends else shard.floor)
+            found, _ = self._ends.get(key, (max(shard.floor, self._spilled.get(key, 0)), 0))
+            start = known.step_over(key, found)
             self._ends[key] = (start, shard.epoch)
             self.arrive(key, shard.synced, shard.synced, shard.epoch)
 

@@ -41,6 +41,17 @@ class Pins:
             if not held:
                 del self._pins[pin.number]
 
+    def let_go(self, number: int) -> bool:
+        """Whether a file that is not one of the log's own may go now; pins that held it too long are broken."""
+        oldest_ns = self._clock.monotonic_ns() - int(limits.PIN_SECONDS_MAX * 1e9)
+        pins = self._pins.get(number, set())
+        if any(pin.since_ns > oldest_ns for pin in pins):
+            return False
+        for pin in pins:
+            pin.broken = True
+        self._pins.pop(number, None)
+        return True
+
     def without_pinned(self, files: Sequence[FileSummary]) -> list[FileSummary]:
         """The files up to the first that is really pinned; pins that held it too long are broken on the way."""
         now_ns = self._clock.monotonic_ns()

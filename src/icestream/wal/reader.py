@@ -16,13 +16,12 @@ from icestream.model.shard import Gap, ShardKey
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload
 from icestream.wal import format as wire
-from icestream.wal import log_file
 from icestream.wal.appender import Appender
 from icestream.wal.footer import load_index
 from icestream.wal.index import FileIndex, ShardIndex
 from icestream.wal.scan import good_header, scan_records
 from icestream.wal.state import LogState, Shard
-from icestream.wal.summary import FileSummary
+from icestream.wal.summary import FileSummary, Range
 from icestream.wal.tail import SectionRead
 from icestream.wal.upkeep import Upkeep
 
@@ -113,9 +112,12 @@ class Reader:
         return min(self._state.step_over(key, self._first_held(key)), self._state.shard(key).written)
 
     def _first_held(self, key: ShardKey) -> int:
+        copied = next((held.first for _, held in self._upkeep.spills.of(key)), None)
         for file in self._upkeep.files:
             if (held := file.find(key)) is not None:
-                return held.first
+                return held.first if copied is None else min(held.first, copied)
+        if copied is not None:
+            return copied
         shard = self._state.shard(key)
         for _, index in self._appender.open_files():
             if key in index.shards:
@@ -137,7 +139,10 @@ class Reader:
         )
 
     def _file_of(self, key: ShardKey, offset: int) -> FileSummary | None:
-        """The sealed file that holds the offset, by bisection over those that hold the shard at all."""
+        """The sealed file that holds the offset, by bisection over those that hold the shard at all; one of the spill
+        log goes before."""
+        if offset < self._upkeep.spills.end(key) and (spill := self._upkeep.spills.find(key, offset)) is not None:
+            return spill
         files = self._upkeep.files
         low, high = 0, len(files)
         while low < high:
@@ -181,7 +186,7 @@ class Reader:
 
     def _open(self, number: int) -> File:
         try:
-            return self._directory.open(log_file.log_name(number))
+            return self._directory.open(self._upkeep.name_of(number))
         except FileNotFoundError:
             raise errors.StaleRead(
                 f"log file {number} was recycled", hint="read again from the same position"
@@ -253,7 +258,7 @@ class Reader:
         return await self._pinned(number, read)
 
     def _synced_end(self, number: int) -> int:
-        for file in self._upkeep.files:
+        for file in (*self._upkeep.files, *self._upkeep.spills.files, *self._upkeep.spills.replaced):
             if file.number == number:
                 return file.seal.end_position
         if any(number == open_number for open_number, _ in self._appender.open_files()):
@@ -267,9 +272,8 @@ class Reader:
     async def offset_for_time(self, key: ShardKey, time_us: int) -> int:
         """The smallest offset whose append time is at least `time_us`; the end when there is none (hazard 32)."""
         visible = self._state.shard(key).written
-        for file in self._upkeep.files:
-            held = file.find(key)
-            if held is not None and held.max_time_us >= time_us:
+        for file, held in self._in_order(key):
+            if held.max_time_us >= time_us:
                 index = (await self._index(file)).shards[key]
                 chain = index.chain_for_time(time_us)
                 if chain is not None:
@@ -282,6 +286,11 @@ class Reader:
                 stretch = self._open_stretch(number, key, chain, _own_bytes(shard_index))
                 return await self._first_at_time(stretch, key, time_us, visible)
         return visible
+
+    def _in_order(self, key: ShardKey) -> list[tuple[FileSummary, Range]]:
+        """The sealed files that hold a shard, by its offsets."""
+        in_log = [(file, held) for file in self._upkeep.files if (held := file.find(key)) is not None]
+        return sorted([*self._upkeep.spills.of(key), *in_log], key=lambda one: one[1].first)
 
     async def _first_at_time(self, stretch: _Stretch, key: ShardKey, time_us: int, visible: int) -> int:
         def look() -> int:

@@ -27,6 +27,7 @@ from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.plain_records import PlainRecords
 from icestream.wal.rewrite import write_copy
 from icestream.wal.scan import begins_with, find_headers, scan_records
+from icestream.wal.spills import load_spill, spilled_until
 from icestream.wal.state import LogState
 from icestream.wal.summary import FileSummary
 from icestream.wal.survey import Survey, SurveyedFile, repair_hint, survey
@@ -56,6 +57,7 @@ class Recovered:
     log_id: bytes
     state: LogState
     files: list[FileSummary]
+    spills: list[FileSummary]  # of topics that cannot be committed (spills.py)
     spares: dict[str, int]
     checkpoints: list[KeptCheckpoint]  # newest first
     next_number: int
@@ -82,6 +84,7 @@ class Replay:
         self.state = found.checkpoint.state if found.checkpoint else LogState()
         self.covered = found.checkpoint.lsn if found.checkpoint else 0
         self.summaries: list[FileSummary] = []
+        self.spills: list[FileSummary] = []
         self.unsealed_middle: list[tuple[SurveyedFile, Seal, FileIndex]] = []
         self.tail: _Tail | None = None
         self.empty: list[SurveyedFile] = []
@@ -96,11 +99,13 @@ class Replay:
             raise errors.LogDamaged(
                 f"a repair of {where} was interrupted", hint=f"`icestream wal repair {where} --accept-loss` finishes it"
             )
-        if self.found.bad_headers:
-            name, why = self.found.bad_headers[0]
+        if bad := [*self.found.bad_headers, *self.found.bad_spills]:
+            name, why = bad[0]
             raise errors.LogDamaged(
                 f"{self.directory.describe(name)} is damaged at position 0: {why}", hint=repair_hint(self.directory)
             )
+        for spill in self.found.spills:
+            self._spill(spill)
         for number, file in enumerate(files):
             later = files[number + 1 :]
             if file.seal is not None:
@@ -120,7 +125,7 @@ class Replay:
     def _check_nothing_is_missing(self) -> None:
         """From its floor on every shard must be here: files are freed only when a checkpoint knows floors beyond."""
         for key, shard in self.state.shards.items():
-            needed = self.state.step_over(key, shard.floor)
+            needed = spilled_until(self.spills, self.state, key)
             ranges = (summary.find(key) for summary in self.summaries)
             held = next((held.first for held in ranges if held is not None), None)
             first = held if held is not None else self._tail_first.get(key, shard.assigned)
@@ -169,6 +174,13 @@ class Replay:
             self.state.declare(topic)
         self.summaries.append(FileSummary.of(seal, file.size, index))
         self._expected = seal.last_lsn + 1
+
+    def _spill(self, file: SurveyedFile) -> None:
+        """Its records say nothing about the state: what they held was covered by checkpoints before it was copied."""
+        summary, index = load_spill(self.directory, file)
+        for topic in index.topics.values():
+            self.state.declare(topic)
+        self.spills.append(summary)
 
     def _unsealed(self, file: SurveyedFile, later: list[SurveyedFile]) -> None:
         handle = self.directory.open(file.name)
@@ -324,7 +336,7 @@ def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mappin
             state.declare(Topic.nameless(gap.key.topic_id))  # its name is known to whoever knows the position
     identity = found.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
-    return Recovered(identity, state, summaries, found.spares, found.kept, number, report)
+    return Recovered(identity, state, summaries, replay.spills, found.spares, found.kept, number, report)
 
 
 def _gaps(state: LogState, positions: Mapping[ShardKey, int], hint: str, *, accept_loss: bool) -> list[Gap]:

@@ -94,9 +94,15 @@ class Retainer:
 
     def _stretches(self, keys: Sequence[ShardKey]) -> Iterator[Stretch]:
         shards = [self._state.shards[key] for key in keys if key in self._state.shards]
-        for file in self._upkeep.files:
+        for file in self._upkeep.spills.files:
             found = ((shard, file.find(shard.key)) for shard in shards)
             stretch = {shard.key: held for shard, held in found if held is not None and held.end > shard.floor}
+            if stretch:
+                yield stretch
+        for file in self._upkeep.files:
+            found = ((shard, file.find(shard.key)) for shard in shards)
+            floors = self._upkeep.log_floor
+            stretch = {shard.key: held for shard, held in found if held is not None and held.end > floors(shard.key)}
             if stretch:
                 yield stretch
 

@@ -34,6 +34,8 @@ class SurveyedFile:
 class Survey:
     files: list[SurveyedFile] = field(default_factory=list)  # by number, without those that another one replaces
     replaced: list[str] = field(default_factory=list)
+    spills: list[SurveyedFile] = field(default_factory=list)  # by number; each has its seal
+    bad_spills: list[tuple[str, str]] = field(default_factory=list)  # name and reason
     spares: dict[str, int] = field(default_factory=dict)  # name and size
     unfinished: list[str] = field(default_factory=list)  # what a process that died was making
     repair_decided: bool = False  # a repair was interrupted, and must be called again
@@ -64,6 +66,8 @@ def survey(directory: Directory) -> Survey:
     for name in names:
         if (number := log_file.log_number(name)) is not None:
             _look_at_log_file(directory, name, number, found)
+        elif (number := log_file.spill_number(name)) is not None:
+            _look_at_spill_file(directory, name, number, found)
         elif (number := log_file.spare_number(name)) is not None:
             found.spares[name] = _size(directory, name)
             found.number_max = max(found.number_max, number)
@@ -98,22 +102,35 @@ def _look_at_checkpoint(directory: Directory, name: str, found: Survey) -> None:
 
 
 def _look_at_log_file(directory: Directory, name: str, number: int, found: Survey) -> None:
+    found.number_max = max(found.number_max, number)
+    try:
+        found.files.append(_first_page(directory, name, number))
+    except errors.DecodeError as error:
+        found.bad_headers.append((name, str(error)))
+
+
+def _look_at_spill_file(directory: Directory, name: str, number: int, found: Survey) -> None:
+    found.number_max = max(found.number_max, number)
+    try:
+        file = _first_page(directory, name, number)
+        if file.seal is None or file.size < file.seal.end_position:
+            raise errors.DecodeError("it is not whole")  # it is, before it has its name
+        found.spills.append(file)
+    except errors.DecodeError as error:
+        found.bad_spills.append((name, str(error)))
+
+
+def _first_page(directory: Directory, name: str, number: int) -> SurveyedFile:
     file = directory.open(name)
     try:
         size = file.size()
         page = file.read_at(0, RECORDS_START)
     finally:
         file.close()
-    found.number_max = max(found.number_max, number)
-    try:
-        header = log_file.decode_header(page)
-        if header.number != number:
-            raise errors.DecodeError(f"the header says file {header.number}")
-    except errors.DecodeError as error:
-        found.bad_headers.append((name, str(error)))
-        return
-    seal = log_file.decode_seal(page[log_file.SEAL_POSITION :], number)
-    found.files.append(SurveyedFile(name, number, size, header, seal))
+    header = log_file.decode_header(page)
+    if header.number != number:
+        raise errors.DecodeError(f"the header says file {header.number}")
+    return SurveyedFile(name, number, size, header, log_file.decode_seal(page[log_file.SEAL_POSITION :], number))
 
 
 def _set_replaced_aside(found: Survey) -> None:
@@ -124,10 +141,16 @@ def _set_replaced_aside(found: Survey) -> None:
     found.replaced += [name for name, _ in found.bad_headers if name in names]
     found.bad_headers = [(name, why) for name, why in found.bad_headers if name not in names]
     found.files = [file for file in found.files if file.number not in replaced]
+    merged = {file.header.replaces for file in found.spills}
+    found.replaced += [file.name for file in found.spills if file.number in merged]
+    found.spills = [file for file in found.spills if file.number not in merged]
+    gone = {log_file.spill_name(number) for number in merged}
+    found.replaced += [name for name, _ in found.bad_spills if name in gone]
+    found.bad_spills = [(name, why) for name, why in found.bad_spills if name not in gone]
 
 
 def _check_one_log(directory: Directory, found: Survey) -> None:
-    ids = {file.header.log_id for file in found.files}
+    ids = {file.header.log_id for file in (*found.files, *found.spills)}
     if found.checkpoint:
         ids.add(found.checkpoint.log_id)
     if len(ids) > 1:

@@ -15,6 +15,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import lifecycle, log_file
+from icestream.wal.admission import Quota
 from icestream.wal.appender import Appender, SealedFile
 from icestream.wal.checkpoint import (
     Checkpoint,
@@ -30,6 +31,7 @@ from icestream.wal.options import LogOptions
 from icestream.wal.pins import Pins
 from icestream.wal.provision import Provisioner
 from icestream.wal.recovery import Recovered
+from icestream.wal.spills import Spills
 from icestream.wal.state import Shard
 from icestream.wal.summary import FileSummary
 from icestream.wal.warm import WarmFiles
@@ -52,8 +54,8 @@ class Upkeep:
         self._offload = offload
         self._options = options
         self._appender = appender
-        self._state = appender.state
-        self._log_id = recovered.log_id
+        self.state = appender.state
+        self.log_id = recovered.log_id
         self._tasks = tasks
         self._on_ready = on_ready
         self._provisioner = Provisioner(
@@ -68,20 +70,35 @@ class Upkeep:
         self.pins = Pins(clock)
         self.leases = Leases(clock)
         self.warm = WarmFiles(clock)
-        self.room_bytes: Callable[[], int] = lambda: 2**63  # beyond this warm files go
+        self.quota: Callable[[], Quota] = lambda: Quota(2**63, 2**63)
         self.files: list[FileSummary] = recovered.files
+        self.spills = Spills(recovered.spills)
+        self.moved_ns: dict[ShardKey, int] = {}  # when a floor moved last
         self.sealed_bytes = sum(file.size for file in self.files)
         self.handles: dict[int, File] = {}
         self.preparing = False
         self.prepare_error: OSError | None = None
         self.closing = False
+        self.on_sealed: Callable[[], None] = lambda: None
         metrics.WAL_FILES.set(len(self.files))
+        self._charge()
+        self._look()
+
+    def _charge(self) -> None:
         for file in self.files:
             for key, held in file.ranges():
-                shard = self._state.shard(key)
+                shard = self.state.shard(key)
+                if held.end > self.log_floor(key):
+                    shard.usage.held_bytes += held.own_bytes
+        for file in self.spills.files:
+            for key, held in file.ranges():
+                shard = self.state.shard(key)
                 if held.end > shard.floor:
                     shard.usage.held_bytes += held.own_bytes
-        self._look()
+
+    def log_floor(self, key: ShardKey) -> int:
+        """The log need not hold what lies below: it is durable elsewhere, or in the spill log."""
+        return max(self.state.shards[key].floor, self.spills.end(key))
 
     @property
     def checkpoints(self) -> Sequence[KeptCheckpoint]:
@@ -91,7 +108,8 @@ class Upkeep:
     @property
     def used_bytes(self) -> int:
         file = self._appender.file
-        return self.sealed_bytes + self._appender.sealing_bytes + (file.position if file else 0)
+        active_bytes = self._appender.sealing_bytes + (file.position if file else 0)
+        return self.sealed_bytes + self.spills.bytes + active_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -105,7 +123,11 @@ class Upkeep:
 
     def numbers(self) -> set[int]:
         """Of every file that holds records."""
-        return {file.number for file in self.files} | {number for number, _ in self._appender.open_files()}
+        sealed = {file.number for file in self.files} | self.spills.numbers()
+        return sealed | {number for number, _ in self._appender.open_files()}
+
+    def name_of(self, number: int) -> str:
+        return (log_file.spill_name if number in self.spills.numbers() else log_file.log_name)(number)
 
     # --- the next file ---
 
@@ -122,7 +144,7 @@ class Upkeep:
 
     async def prepare_next(self) -> None:
         self.preparing = True
-        number, synced = self._take_number(), self._appender.synced_lsn
+        number, synced = self.take_number(), self._appender.synced_lsn
         try:
             file, capacity = await self._offload.run(lambda: self._prepare(number, synced))
         except OSError as error:
@@ -143,7 +165,7 @@ class Upkeep:
         self._provisioner.keep_reserve()
         return self._provisioner.prepare(number, synced)
 
-    def _take_number(self) -> int:
+    def take_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
         return number
 
@@ -151,7 +173,7 @@ class Upkeep:
         """Zeroes the spare files that are missing, a slice at a time and not too fast (hazard 36)."""
         with contextlib.suppress(OSError):
             while self._provisioner.wants_spare and not self.prepare_error:
-                await self._zero(self._provisioner.zero_spare(self._take_number()))
+                await self._zero(self._provisioner.zero_spare(self.take_number()))
 
     async def _zero(self, slices: Iterator[None]) -> None:
         while await self._offload.run(lambda: next(slices, False) is None):
@@ -164,6 +186,7 @@ class Upkeep:
         self.handles.pop(sealed.seal.number).close()
         self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
         self._look()
+        self.on_sealed()
         if (self._is_checkpoint_due or self._due) and not self.closing and not self._checkpointing.locked():
             self._tasks.start(self._checkpoint_and_free(), "wal-checkpoint")
 
@@ -194,7 +217,7 @@ class Upkeep:
         self.sealed_bytes += summary.size
         self._bytes_since_checkpoint += summary.size
         for key, held in summary.ranges():
-            shard = self._state.shards[key]
+            shard = self.state.shards[key]
             if held.end <= shard.floor:
                 shard.usage.held_bytes -= held.own_bytes
         metrics.WAL_FILES.set(len(self.files))
@@ -230,9 +253,9 @@ class Upkeep:
 
     async def _checkpoint(self, *, clean: bool) -> bool:
         lsn = self._appender.synced_lsn
-        self._state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
-        picture = Checkpoint(lsn, self._log_id, self._next_number, clean, self._state)
-        floors = {key: shard.floor for key, shard in self._state.shards.items()}
+        self.state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
+        picture = Checkpoint(lsn, self.log_id, self._next_number, clean, self.state)
+        floors = {key: shard.floor for key, shard in self.state.shards.items()}
         try:
             data = await self._encode_checkpoint(picture)
             await self._offload.run(lambda: self._write_checkpoint(lsn, floors, data))
@@ -244,9 +267,9 @@ class Upkeep:
 
     async def _encode_checkpoint(self, picture: Checkpoint) -> bytes:
         """The shards at once, as they are at the LSN; then the producers, which may be many, in slices."""
-        shards = freeze_shards(self._state, clean=picture.clean)
-        windows = await _in_slices(window_slices(self._state, picture.lsn))
-        epochs = await _in_slices(epoch_slices(self._state))
+        shards = freeze_shards(self.state, clean=picture.clean)
+        windows = await _in_slices(window_slices(self.state, picture.lsn))
+        epochs = await _in_slices(epoch_slices(self.state))
         return encode_checkpoint(picture, shards, windows, epochs, self._clock.wall_us())
 
     def _write_checkpoint(self, lsn: int, floors: dict[ShardKey, int], data: bytes) -> None:
@@ -275,13 +298,32 @@ class Upkeep:
 
     def move_floor(self, shard: Shard, offset: int) -> None:
         """What lies below a floor does not count against its topic, also while another topic holds the file (8)."""
+        log_floor = self.log_floor(shard.key)
         for file in self.files:
             held = None if file.was_passed else file.find(shard.key)
             if held is not None and held.first >= offset:
                 break
-            if held is not None and shard.floor < held.end <= offset:
+            if held is not None and log_floor < held.end <= offset:
                 shard.usage.held_bytes -= held.own_bytes
-        shard.floor = max(shard.floor, offset)
+        for _, copied in self.spills.of(shard.key):
+            if shard.floor < copied.end <= offset:
+                shard.usage.held_bytes -= copied.own_bytes
+        if offset > shard.floor:
+            shard.floor = offset
+            self.moved_ns[shard.key] = self._clock.monotonic_ns()
+
+    def spilled(self, made: FileSummary, instead_of: FileSummary | None) -> None:
+        """A spill file is there, durably: from here on the log need not hold what it holds."""
+        for key, copied in made.ranges():
+            shard, log_floor = self.state.shards[key], self.log_floor(key)
+            in_log = (file.find(key) for file in self.files)
+            freed = sum(held.own_bytes for held in in_log if held is not None and log_floor < held.end <= copied.end)
+            before = instead_of.find(key) if instead_of is not None else None
+            if before is not None and before.end > shard.floor:
+                freed += before.own_bytes
+            shard.usage.held_bytes += (copied.own_bytes if copied.end > shard.floor else 0) - freed
+        self.spills.add(made, instead_of)
+        self._look()
 
     async def floors_moved(self) -> None:
         """Frees what is due. Writes down the new floors first when that needs it: at a quota nothing else would ever
@@ -291,9 +333,10 @@ class Upkeep:
         """
         self._look()
         for _ in range(limits.CHECKPOINTS_KEPT):
-            if len(self._freeable()[: self._due]) < self._due:
+            if len(self._freeable()[: self._due]) < self._due or self._spills_wait:
                 await self.checkpoint()
         await self.free_files()
+        await self.free_spills()
         self.free_in_time()
 
     def free_in_time(self) -> None:
@@ -303,15 +346,14 @@ class Upkeep:
             self._tasks.start(self._free_later(), "wal-free-later")
 
     def _look(self) -> None:
-        shards = self._state.shards
-        self.warm.look(self.files, lambda key: shards[key].floor)
+        self.warm.look(self.files, self.log_floor)
 
     @property
     def _due(self) -> int:
         """How many of the warm files go now."""
         if self.prepare_error is not None:
             return len(self.warm.files)
-        needed = self.used_bytes + self._options.file_bytes - self.room_bytes()
+        needed = self.used_bytes + self._options.file_bytes - self.quota().slow_node_bytes
         return self.warm.due(self._options.warm_ms, self._options.warm_bytes, needed)
 
     async def _free_later(self) -> None:
@@ -325,7 +367,39 @@ class Upkeep:
         if len(kept) < limits.CHECKPOINTS_KEPT:
             return []
         covered = min(one.lsn for one in kept)
-        return lifecycle.freeable(self.warm.files, covered, lambda key: min(one.floors.get(key, 0) for one in kept))
+        return lifecycle.freeable(
+            self.warm.files, covered, lambda key: max(self._checkpointed_floor(key), self.spills.end(key))
+        )
+
+    def _checkpointed_floor(self, key: ShardKey) -> int:
+        """What all kept checkpoints know: losing the newest must not make anything missing (hazard 4)."""
+        kept = self._checkpoints
+        return min(one.floors.get(key, 0) for one in kept) if len(kept) == limits.CHECKPOINTS_KEPT else 0
+
+    @property
+    def _spills_wait(self) -> bool:
+        """Whether spill files could go if checkpoints knew the floors."""
+        shards = self.state.shards
+        passed = self.spills.passed(lambda key: shards[key].floor)
+        return len(self.spills.passed(self._checkpointed_floor)) < len(passed)
+
+    async def free_spills(self) -> None:
+        passed = self.spills.passed(self._checkpointed_floor)
+        free = [file for file in passed if self.leases.without_leased([file]) and self.pins.let_go(file.number)]
+        if free:
+            self.spills.remove(free)
+            await self._remove([log_file.spill_name(file.number) for file in free])
+
+    async def _remove(self, names: list[str]) -> None:
+        def remove() -> None:
+            for name in names:
+                self._directory.remove(name)
+            self._directory.sync()
+
+        try:
+            await self._offload.run(remove)
+        except OSError:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
 
     async def free_files(self) -> None:
         """Takes back the oldest files that no shard, checkpoint or reader needs, and that are not kept warm."""

@@ -14,7 +14,7 @@ from icestream.model.backlog import LogFile, ShardBacklog
 from icestream.wal import format as wire
 from icestream.wal.backlog import Held, Lag
 from icestream.wal.log import Log
-from icestream.wal.log_file import log_name
+from icestream.wal.log_file import log_name, spill_name
 from icestream.wal.retention import Retention
 from icestream.wal.scan import scan_records
 from tests.support.machine import A, B, Machine, batch, publish, settle
@@ -27,7 +27,7 @@ A1 = ShardKey(1, 1)
 def offsets_in(machine: Machine, file: LogFile) -> dict[ShardKey, set[int]]:
     """What a reader finds who begins at each mark and goes to the next one, or to the end."""
     found: dict[ShardKey, set[int]] = {}
-    content = machine.disk.content(log_name(file.number))
+    content = machine.disk.content((spill_name if file.spill else log_name)(file.number))
     for (start, lsn), stop in zip(file.marks, [*(mark[0] for mark in file.marks[1:]), file.end], strict=True):
         data = content[start:stop]
         records, end, _, _ = scan_records(data, start, file.number, lsn)

@@ -187,6 +187,8 @@ def wal(log: Log, sync_mode: str) -> Document:
         "synced_lsn": log.appender.synced_lsn,
         "used_bytes": upkeep.used_bytes,
         "warm_bytes": upkeep.warm.bytes,
+        "spill_bytes": upkeep.spills.bytes,
+        "spill_files": len(upkeep.spills.files),
         "quota_bytes": log.quota.node_bytes,
         "topic_quota_bytes": log.quota.topic_bytes,
         "in_flight_bytes": log.in_flight_bytes,

@@ -35,7 +35,7 @@ class LogFolder:
 
     def read(self, number: int, start: int, end: int) -> bytes | TaskError:
         try:
-            file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+            file = self._open(number)
         except OSError as error:
             return TaskError(Trouble.STALE, f"{self._path(number)}: {error.strerror}")
         try:
@@ -52,7 +52,7 @@ class LogFolder:
 
     def is_there(self, number: int) -> bool:
         try:
-            file = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+            file = self._open(number)
         except OSError:
             return False
         try:
@@ -61,6 +61,13 @@ class LogFolder:
             return False
         finally:
             os.close(file)
+
+    def _open(self, number: int) -> int:
+        """A number is of one file, of the log or of a spill log (hazard 8)."""
+        try:
+            return os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return os.open(self._folder / log_file.spill_name(number), os.O_RDONLY | os.O_CLOEXEC)
 
     def _path(self, number: int) -> Path:
         return self._folder / log_file.log_name(number)

@@ -1,0 +1,517 @@
+"""Hazard 8: what a topic without progress has in the log is copied to its spill log, and the log's files are let go."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from icestream import errors, limits
+from icestream.frontends.http.readings import log_families
+from icestream.model import ShardKey, SyncMode, envelope
+from icestream.model.block import encode_block
+from icestream.observability import metrics
+from icestream.pipeline.log_bytes.places import LogOwner
+from icestream.pipeline.planner import plan_round
+from icestream.pipeline.round_plan import Budget
+from icestream.pipeline.task.run import read_range
+from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
+from icestream.wal.damage import plan_repair
+from icestream.wal.inspect import SPILL, view_log
+from icestream.wal.log import Log
+from icestream.wal.log_file import log_number, spill_name, spill_number
+from icestream.wal.repair import apply_repair
+from icestream.wal.retention import Retention
+from icestream.wal.spill_file import SpillFile
+from tests.support.machine import A, B, Machine, batch, messages, publish, settle
+from tests.support.pipeline_round import NOW_US, target_in
+from tests.unit.frontends.test_admin_calls import operated
+from tests.unit.frontends.test_pipeline_calls import backlog_of
+from tests.unit.wal.test_backlog import check, told
+
+pytestmark = pytest.mark.asyncio
+B1 = ShardKey(2, 1)
+QUOTA = 1_000_000
+SMALL = {"quota_bytes": QUOTA, "topic_quota_bytes": QUOTA // 2}
+
+
+async def stuck_log(machine: Machine, rounds: int = 40, size: int = 200) -> Log:
+    """A is in its table, B is not; both are in every file, and that has been so for a while."""
+    log = await machine.start()
+    log.shard(*B1)
+    for number in range(rounds):
+        await log.submit([batch(log, B, b"b%d-" % number + bytes(size))])
+        if number % 7 == 0:
+            await log.submit([batch(log, B1, b"c%d" % number)])
+        (placed,) = await log.submit([batch(log, A, bytes(7000))])
+        await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    return log
+
+
+def spills(disk: SimulatedDisk) -> list[str]:
+    return [name for name in disk.names() if spill_number(name) is not None]
+
+
+def logs(disk: SimulatedDisk) -> list[str]:
+    return [name for name in disk.names() if log_number(name) is not None]
+
+
+async def all_of(log: Log) -> dict[ShardKey, dict[int, bytes]]:
+    return {key: await messages(log, key, log.shard(*key).floor) for key in (B, B1)}
+
+
+def charged(log: Log) -> dict[int, int]:
+    return {topic: usage.held_bytes for topic, usage in log.state.usage.items()}
+
+
+async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_nothing() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    before, files = await all_of(log), len(log.upkeep.files)
+    assert files > 3
+    assert await log.spiller.step()
+    assert len(log.upkeep.files) == 0
+    assert len(logs(machine.disk)) < files, "freed, not only forgotten"
+    assert len(spills(machine.disk)) == 1
+    assert await all_of(log) == before
+    held = await check(machine, log)
+    assert [(file.spill, {one.topic_id for one in file.stretches}) for file in held.files] == [
+        (True, {2}),
+        (False, {2}),
+    ]
+    assert not await log.spiller.step(), "nothing is copied twice"
+    for end in (machine.kill, machine.power_loss):
+        await end()
+        log = await machine.start()
+        assert await all_of(log) == before
+        await check(machine, log)
+    assert await publish(log, B, b"next") == len(before[B])
+
+
+async def test_hazard_08_only_one_topic_is_refused_while_three_times_the_quota_passes() -> None:
+    machine = Machine(**SMALL)
+    log = await machine.start()
+    total = stored = refused = 0
+    while total < 3 * QUOTA:
+        for _ in range(4):
+            (placed,) = await log.submit([batch(log, A, bytes(7000))])
+            await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
+            total += 7000
+        try:
+            await log.submit([batch(log, B, b"%d-" % stored + bytes(6000))])
+            stored += 1
+        except errors.TopicQuotaReached:
+            refused += 1
+        machine.clock.advance(5)
+        for _ in range(10):
+            await settle()
+    assert refused > 0
+    assert stored > 70
+    assert log.upkeep.used_bytes < QUOTA
+    found = await messages(log, B)
+    assert [found[offset].partition(b"-")[0] for offset in range(stored)] == [b"%d" % one for one in range(stored)]
+    assert len(log.upkeep.spills.files) <= 2 * QUOTA // 2 // machine.options.file_bytes + 1, "small ones are merged"
+
+    held = await check(machine, log)
+    assert [file.spill for file in held.files][:2] == [True, True]
+    await log.advance_floor({B: stored})
+    assert spills(machine.disk) == []
+    assert charged(log)[2] < machine.options.file_bytes
+    assert await publish(log, B, b"next") == stored
+
+
+async def looked(log: Log) -> bool:
+    """Whether the log spills by itself now."""
+    log.spiller.look()
+    for _ in range(20):
+        await settle()
+    return bool(log.upkeep.spills)
+
+
+async def test_hazard_08_nothing_is_copied_while_there_is_room() -> None:
+    assert not await looked(await stuck_log(Machine(quota_bytes=2**30)))
+    assert await looked(await stuck_log(Machine(quota_bytes=500_000)))
+
+
+async def test_hazard_08_more_files_than_a_round_looks_through_are_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SPILL_HELD_FILES_MAX", 3)
+    assert await looked(await stuck_log(Machine(quota_bytes=2**30)))
+
+
+async def test_hazard_08_a_topic_that_moves_is_not_stuck() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    await log.advance_floor({B: 1, B1: 1})
+    assert not await log.spiller.step()
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert await log.spiller.step()
+
+
+async def test_hazard_08_where_everything_is_stuck_nothing_is_copied() -> None:
+    """The catalog is away: copying would free nothing."""
+    machine = Machine(**SMALL)
+    log = await machine.start()
+    for _ in range(100):
+        await log.submit([batch(log, A, bytes(3000)), batch(log, B, bytes(3000))])
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert not await log.spiller.step()
+    await log.advance_floor({A: 100})
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert await log.spiller.step(), "one of them is there again"
+
+
+@pytest.mark.parametrize("end", ["kill", "power_loss"])
+async def test_hazard_08_a_crash_at_any_step_of_the_disk_loses_and_doubles_nothing(end: str) -> None:
+    steps = 0
+    while True:
+        machine = Machine(seed=steps, **SMALL)
+        log = await stuck_log(machine, 24)
+        before = await all_of(log)
+        machine.disk.crash_after(steps)
+        if await machine.survives(_step(log)):
+            break
+        steps += 1
+        await getattr(machine, end)()
+        log = await machine.start()
+        assert await all_of(log) == before, steps
+        await check(machine, log)
+        machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+        log.spiller.look()
+        while await log.spiller.step():
+            pass
+        assert await all_of(log) == before, steps
+        await check(machine, log)
+        await log.advance_floor({key: log.shard(*key).synced for key in (B, B1)})
+        assert (spills(machine.disk), [name for name in machine.disk.names() if name.endswith(".tmp")]) == ([], [])
+    assert steps > 15
+
+
+async def _spill_and_go_on(log: Log) -> None:
+    assert await log.spiller.step()
+    for number in range(24):
+        await log.submit([batch(log, B, b"later%d" % number)])
+        (placed,) = await log.submit([batch(log, A, bytes(7000))])
+        await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
+
+
+async def test_hazard_08_a_small_spill_file_gives_way_to_the_next_at_any_step() -> None:
+    steps = 0
+    while True:
+        machine = Machine(seed=steps, **SMALL)
+        log = await stuck_log(machine, 24)
+        await _spill_and_go_on(log)
+        machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+        before = await all_of(log)
+        (first,) = spills(machine.disk)
+        machine.disk.crash_after(steps)
+        if await machine.survives(_step(log)):
+            break
+        steps += 1
+        await machine.power_loss()
+        log = await machine.start()
+        assert len(spills(machine.disk)) == 1
+        assert await all_of(log) == before, steps
+        await check(machine, log)
+    assert await all_of(log) == before
+    (second,) = spills(machine.disk)
+    assert second != first
+    assert steps > 8
+
+
+async def _step(log: Log) -> None:
+    assert await log.spiller.step()
+
+
+async def test_hazard_08_the_copy_is_durable_before_any_log_file_goes() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    done = len(machine.disk.operations)
+    assert await log.spiller.step()
+    after = machine.disk.operations[done:]
+    (spill,) = spills(machine.disk)
+    temporary = spill.replace(".wal", ".tmp")
+    named = after.index(("rename", f"{temporary} {spill}"))
+    last_write = max(at for at, one in enumerate(after) if one == ("write", temporary))
+    synced = [at for at, one in enumerate(after) if one == ("sync", temporary) and at < named]
+    assert synced[-1] > last_write
+    directory_synced = next(at for at, one in enumerate(after) if at > named and one[0] == "sync_directory")
+    gone = [at for at, (what, name) in enumerate(after) if what in ("rename", "remove") and log_number(name.split()[0])]
+    assert gone
+    assert directory_synced < min(gone)
+
+
+async def test_hazard_08_a_copy_that_is_not_synced_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By power losses as in the tests above: so they look."""
+    publish_file = SpillFile.publish
+
+    def careless(self: SpillFile) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulatedFile, "sync", lambda _: None)
+            return publish_file(self)
+
+    monkeypatch.setattr(SpillFile, "publish", careless)
+    found = set()
+    for seed in range(20):
+        machine = Machine(seed=seed, **SMALL)
+        log = await stuck_log(machine, 24)
+        before = await all_of(log)
+        await log.spiller.step()
+        await machine.power_loss()
+        started = await machine.try_start()
+        found.add(not isinstance(started, Log) or await lost(started, before))
+    assert True in found
+
+
+async def lost(log: Log, before: dict[ShardKey, dict[int, bytes]]) -> bool:
+    try:
+        return await all_of(log) != before
+    except errors.LogDamaged:
+        return True
+
+
+@pytest.mark.parametrize("mode", SyncMode)
+async def test_hazard_08_any_life_of_a_log_with_stuck_topics(mode: SyncMode) -> None:
+    chance = random.Random(8)
+    machine = Machine(mode=mode, **SMALL)
+    log = await machine.start()
+    sent: dict[ShardKey, dict[int, bytes]] = {A: {}, B: {}, B1: {}}
+    log.shard(*B1)
+    for turn in range(250):
+        key = chance.choice([A, A, A, B, B1])
+        try:
+            payload = b"%d-" % turn + bytes(chance.randrange(7000))
+            (placed,) = await log.submit([batch(log, key, payload)])
+            sent[key][placed.base_offset] = payload  # type: ignore[union-attr]
+        except errors.Refused:
+            pass
+        await log.sync()
+        match chance.randrange(12):
+            case 0 | 1 | 2:
+                await log.advance_floor({A: log.shard(*A).synced})
+            case 3:
+                machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+                await log.spiller.step()
+            case 4 if turn % 3 == 0:
+                await log.advance_floor({B: chance.randint(log.shard(*B).floor, log.shard(*B).synced)})
+            case 5 if turn % 3 == 0:
+                await log.advance_floor({B1: chance.randint(log.shard(*B1).floor, log.shard(*B1).synced)})
+            case 6 if turn % 4 == 0:
+                await (machine.kill if chance.random() < 0.5 else machine.power_loss)()
+                log = await machine.start()
+                log.shard(*B1)
+                log.spiller.look()
+        for shard, known in sent.items():
+            floor = log.shard(*shard).floor
+            found = await messages(log, shard, floor)
+            wanted = {offset: payload for offset, payload in known.items() if offset >= floor}
+            assert {offset: found.get(offset) for offset in wanted} == wanted
+            stretches = [one for file in (await log.backlog.take()).files for one in file.stretches]
+            of_shard = [one for one in stretches if (one.topic_id, one.shard) == shard]
+            assert all(sum(part.start <= offset < part.end for part in of_shard) == 1 for offset in wanted)
+        assert charged(log) == counted(log)
+
+
+def counted(log: Log) -> dict[int, int]:
+    """What is charged to each topic, from the files alone."""
+    found = dict.fromkeys(log.state.usage, 0)
+    for file in log.upkeep.files:
+        for key, held in file.ranges():
+            found[key.topic_id] += held.own_bytes if held.end > log.upkeep.log_floor(key) else 0
+    for file in log.upkeep.spills.files:
+        for key, held in file.ranges():
+            found[key.topic_id] += held.own_bytes if held.end > log.shard(*key).floor else 0
+    for _, index in log.appender.open_files():
+        for topic, size in index.live_bytes().items():
+            found[topic] += size
+    return found
+
+
+# --- who reads it -----------------------------------------------------------------------------------------------------
+
+
+async def test_hazard_08_offsets_and_times_are_found_in_the_spill_log() -> None:
+    machine = Machine(**SMALL)
+    log = await machine.start()
+    times = []
+    for number in range(40):
+        machine.clock.advance(1)
+        times.append(machine.clock.wall_us())
+        await publish(log, B, b"%d" % number)
+        (placed,) = await log.submit([batch(log, A, bytes(7000))])
+        await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert await log.spiller.step()
+    assert log.reader.earliest(B) == 0
+    for number in (0, 7, 23, 39):
+        assert await log.reader.offset_for_time(B, times[number]) == number
+        (section, *_) = (await log.reader.read(B, number)).sections
+        assert (section.base_offset, section.append_time_us) == (number, times[number])
+
+
+async def test_hazard_08_a_round_that_reads_a_spill_file_keeps_it() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    await log.spiller.step()
+    (file,) = log.upkeep.spills.files
+    log.upkeep.leases.hold("r1", 1, [file.number], 60_000)
+    await log.advance_floor({key: log.shard(*key).synced for key in (B, B1)})
+    assert spills(machine.disk) == [spill_name(file.number)]
+    assert len(await log.reader.copy(file.number, 4096, file.seal.end_position)) == file.seal.end_position - 4096
+    log.upkeep.leases.hold("r1", 1, [], 0)
+    await log.upkeep.floors_moved()
+    assert spills(machine.disk) == []
+    with pytest.raises(errors.PositionGone):
+        await log.reader.copy(file.number, 4096, 4104)
+
+
+async def test_hazard_08_many_spill_files_leave_room_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SPILL_STEP_BYTES", 1)
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine, 60, 5000)
+    while await log.spiller.step():
+        pass
+    assert len(log.upkeep.spills.files) > 2
+    await publish(log, A, b"new")
+    seen: set[int] = set()
+    held = await log.backlog.take(files_max=2)
+    assert [file.spill for file in held.files] == [True, False]
+    assert held.is_cut
+    assert A in told(held)
+    ends = {key: max(offsets) + 1 for key, offsets in told(held).items()}
+    assert ends[B] == log.upkeep.spills.files[0].find(B).end, "nothing behind a hole"  # type: ignore[union-attr]
+    while B in told(held):
+        assert not seen & set(told(held)[B])
+        seen |= set(told(held)[B])
+        await log.advance_floor({key: max(offsets) + 1 for key, offsets in told(held).items()})
+        held = await log.backlog.take(files_max=2)
+    assert seen == set(range(60))
+
+
+async def test_hazard_08_a_retention_drops_from_the_spill_log_first() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine, 60, 5000)
+    await log.spiller.step()
+    before = charged(log)[2]
+    log.retainer.set(2, 2, Retention(bytes_max=before // 2))
+    await log.retainer.step()
+    assert charged(log)[2] < before
+    assert log.shard(*B).floor > 0
+    assert charged(log) == counted(log)
+    assert min(await messages(log, B, log.shard(*B).floor)) >= log.shard(*B).floor
+
+
+async def test_hazard_08_tasks_of_the_pipeline_read_a_spill_file_here_and_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SPILL_STUCK_SECONDS", 0.0)
+    async with operated(tmp_path / "data") as ask:
+        await ask("create_topic", topic="/default/orders")
+        await ask("create_topic", topic="/default/others")
+        log = ask.node.log
+        assert log is not None
+        for _ in range(60):
+            await ask.publish(1)
+            await log.append([log.batch(log.shard(2), encode_block(1, {envelope.PAYLOAD: [bytes(5000)]}))])
+        await log.advance_floor({ShardKey(2, 0): 60})
+        assert await log.spiller.step()
+        backlog = await backlog_of(ask)
+        assert backlog.files[0].spill
+        plan = plan_round(backlog, {1: {0: 0}}, {1: target_in(tmp_path)}, Budget(age_due_ms=0), NOW_US)
+        await ask("pipeline_lease", lease="r1", epoch=1, files=plan.files, ttl_ms=60_000)
+        for source in (
+            msgspec.structs.replace(plan.source, address=""),
+            msgspec.structs.replace(plan.source, directory="", lease="r1"),
+        ):
+            owner = LogOwner(source)
+            read = [await asyncio.to_thread(read_range, source, one, owner) for one in plan.ranges]
+            owner.close()
+            assert [failed for _, failed in read] == [{}] * len(read)
+            assert sorted(offset for found, _ in read for offset in found.base.tolist()) == list(range(60))
+
+
+async def test_hazard_08_inspect_and_metrics_show_the_spill_log() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    before = metrics.WAL_SPILLED_BYTES._value.get()
+    await log.spiller.step()
+    (file,) = log.upkeep.spills.files
+    assert metrics.WAL_SPILLED_BYTES._value.get() - before == file.size == log.upkeep.spills.bytes
+    shown = {one.name: one for one in (await log_families(log, machine.clock.wall_us()))}
+    assert shown["icestream_wal_spill_bytes"].samples[0].value == file.size
+    assert shown["icestream_wal_spill_topics"].samples[0].value == 1
+    (view,) = [one for one in view_log(machine.disk).files if one.state == SPILL]
+    assert (view.name, view.size, view.shards) == (spill_name(file.number), file.size, 2)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename", "create"])
+async def test_hazard_08_a_copy_that_fails_costs_nothing(operation: str) -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    before = await all_of(log)
+    machine.disk.fail(operation, errno.ENOSPC)
+    assert not await log.spiller.step()
+    assert await all_of(log) == before
+    assert [name for name in machine.disk.names() if "spill" in name] == []
+    assert await log.spiller.step()
+    assert await all_of(log) == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "header", "seal"])
+async def test_hazard_08_a_missing_spill_file_stops_the_start_and_a_repair_says_what_is_lost(damage: str) -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    await log.spiller.step()
+    before = await all_of(log)
+    await log.close()
+    (name,) = spills(machine.disk)
+    if damage == "gone":
+        machine.disk.remove(name)
+    else:
+        machine.disk.flip(name, 8 * (100 if damage == "header" else 520))
+    assert isinstance(started := await machine.try_start(), errors.LogDamaged), started
+    plan = plan_repair(machine.disk)
+    lost = {(gap.key, offset) for gap in plan.gaps for offset in range(gap.start, gap.end)}
+    apply_repair(machine.disk, machine.clock, plan)
+    log = await machine.start()
+    for key, known in before.items():
+        found = await messages(log, key, log.shard(*key).floor)
+        assert {offset for offset in known if offset not in found} == {offset for one, offset in lost if one == key}
+    assert (B, 0) in lost
+
+
+async def test_hazard_08_a_repair_of_the_log_leaves_the_spill_log_alone() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    await log.spiller.step()
+    for _ in range(12):
+        await publish(log, A, bytes(7000))
+        await publish(log, B, b"behind")
+    before = await all_of(log)
+    await log.close()
+    victim = logs(machine.disk)[0]
+    machine.disk.flip(victim, 8 * 9000)
+    plan = plan_repair(machine.disk)
+    assert {gap.key for gap in plan.gaps} == {A}
+    apply_repair(machine.disk, machine.clock, plan)
+    log = await machine.start()
+    assert await all_of(log) == before
+
+
+async def test_hazard_08_a_footer_of_a_spill_file_is_made_anew() -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine)
+    await log.spiller.step()
+    before = await all_of(log)
+    (file,) = log.upkeep.spills.files
+    await log.close()
+    machine.disk.flip(spill_name(file.number), 8 * (file.seal.footer_position + 70))
+    log = await machine.start()
+    assert await all_of(log) == before
