@@ -65,6 +65,14 @@ PREPARE_RETRY_NS: Final = 1_000_000_000
 # Resident footers of sealed files; beyond this the least recently used is read again on demand (hazard 20).
 FOOTERS_RESIDENT_MAX: Final = 64
 
+# --- a full disk (hazard 16) ----------------------------------------------------------------------------------------
+# Room kept for what drains the log: a round writes at most some hundred MiB before it frees as much.
+BALLAST_BYTES_MAX_DEFAULT: Final = 1 * GIB
+# On a small node: this share of its quota.
+BALLAST_QUOTA_SHARE: Final = 0.25
+# Hardly anything is free: less than a few data files, manifests and metadata of one round.
+BALLAST_LOW_BYTES: Final = 32 * MIB
+
 # --- backpressure ---------------------------------------------------------------------------------------------------
 # Bytes between assignment and ack, node-wide (hazard 35).
 IN_FLIGHT_BYTES_DEFAULT: Final = 64 * MIB

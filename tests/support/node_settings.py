@@ -9,7 +9,7 @@ from icestream.settings import Settings
 
 
 def node_settings(data_dir: Path, storage: str = "iceberg", *, managed: bool = False, **sections: Any) -> Settings:
-    wal = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0}
+    wal = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0, "ballast": 0}
     iceberg = {"wal": wal | sections.pop("wal", {}), **sections.pop("iceberg", {})}
     tree: dict[str, Any] = {
         "data_dir": str(data_dir),

@@ -24,6 +24,7 @@ SMALL = (
     "--set", "storage.iceberg_config.wal.max_file_size=64KiB",
     "--set", "storage.iceberg_config.wal.max_message_bytes=8000",
     "--set", "storage.iceberg_config.wal.spare_files=0",
+    "--set", "storage.iceberg_config.wal.ballast=0",
     "--set", "ports.native=0",
     "--set", "ports.broker_http=0",
     "--set", "ports.lake=0",

@@ -28,7 +28,7 @@ from tests.support.small_log import A, open_small
 
 
 def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
-    small = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0, **wal}
+    small = {"max_file_size": 65536, "max_message_bytes": 8000, "spare_files": 0, "ballast": 0, **wal}
     tree = {
         "data_dir": str(data_dir),
         "storage": {"type": storage, "iceberg_config": {"wal": small}},
@@ -59,6 +59,7 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         "max_message_bytes": 9000,
         "align_bytes": 512,
         "quota": 2**30,
+        "ballast": 2**20,
         "topic_quota": 2**29,
         "in_flight_bytes": 2**20,
         "spare_files": 5,
@@ -79,6 +80,7 @@ def test_every_option_of_the_log_comes_from_its_setting(tmp_path: Path) -> None:
         message_bytes_max=9000,
         align_bytes=512,
         quota_bytes=2**30,
+        ballast_bytes=2**20,
         topic_quota_bytes=2**29,
         in_flight_bytes=2**20,
         spare_files=5,

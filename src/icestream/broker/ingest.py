@@ -54,6 +54,7 @@ class Ingest:
         when the one who asks has left."""
         until_ns = self._clock.monotonic_ns() + min(wait_ms, limits.BACKLOG_WAIT_MS_MAX) * 1_000_000
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
+        await self.log.upkeep.look_at_ballast()  # whoever asks is about to write to this disk
         while True:
             lsn = await self.log.sync()
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())

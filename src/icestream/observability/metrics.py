@@ -207,6 +207,7 @@ WAL_USED = Reading("icestream_wal_used_bytes", "Bytes that the log takes on disk
 WAL_WARM = Reading("icestream_wal_warm_bytes", "Of it: kept although nobody needs it; it counts as room.")
 WAL_SPILL = Reading("icestream_wal_spill_bytes", "Of it: spill logs of topics whose tables take nothing.")
 WAL_SPILL_TOPICS = Reading("icestream_wal_spill_topics", "Topics that have a spill log.")
+WAL_BALLAST = Reading("icestream_wal_ballast_bytes", "Kept for draining a full disk; 0 while that is in use.")
 WAL_LEASES = Reading("icestream_wal_leases", "Leases of the pipeline on log files.")
 WAL_BACKLOG = Reading("icestream_wal_backlog_messages", "Messages that are synced and in no table yet.")
 WAL_BACKLOG_BYTES = Reading(

@@ -48,6 +48,8 @@ def _disk(log: Log) -> Check:
     """Shown only: consumers are served from a full disk too, and nobody gets it empty by staying away."""
     used, quota = log.upkeep.held_bytes, log.quota
     reason = f"the log uses {size_text(used)} of {size_text(quota.node_bytes)}"
+    if log.upkeep.ballast.is_given:
+        return Check("disk", False, f"it is full, what was kept for draining is in use: {reason}", is_needed=False)
     if log.upkeep.prepare_error is not None:
         return Check("disk", False, f"no room for another file: {log.upkeep.prepare_error}", is_needed=False)
     if used >= quota.node_bytes:

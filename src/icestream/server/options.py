@@ -28,6 +28,7 @@ def log_options(settings: Settings) -> LogOptions:
         retention_step_percent=wal.retention_step_percent,
         warm_ms=wal.warm_ms,
         warm_bytes=wal.warm_bytes,
+        ballast_bytes=wal.ballast,
     )
 
 

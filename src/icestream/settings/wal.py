@@ -51,6 +51,13 @@ class Wal(Section):
         "100 GiB, so that tables and metadata on the same disk keep room.",
         json_schema_extra=ONLINE,
     )
+    ballast: Annotated[int, units.size(0)] | None = Field(
+        default=None,
+        description="Room that is kept free for what drains the log, as a file beside it. When the disk is full it is "
+        "given up: data files, metadata and checkpoints have room, the log has not, and producers are refused until "
+        "the ballast is back. Without it: a quarter of `quota`, at most 1 GiB. 0 keeps none: then a disk that is full "
+        "stays full until somebody makes room.",
+    )
     topic_quota: Annotated[int, _SIZE] | None = Field(
         default=None,
         description="Bytes of the log that one topic may take, so that one stuck topic does not fill it for all. "

@@ -10,6 +10,7 @@ THE DIRECTORY
     checkpoint-<lsn>-<serial>      one record of kind CHECKPOINT (checkpoint.py); the newest two are kept
     copy-<number>.tmp, *.tmp       unfinished work of a process that died: removed at start, never read
     reserve                        room for one checkpoint on a full disk: without it nothing could be freed
+    ballast                        room for what drains the log when the disk is full (ballast.py)
     sync-failed                    a sync failed here; the next start says so
     mended-…, aside-…,             a repair that is not finished (repair.py): without the last one it never was one
       repair-decided

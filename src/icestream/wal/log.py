@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from icestream import errors, limits
+from icestream import errors
 from icestream.model.block import BlockHead, block_head, new_tuple
 from icestream.model.shard import Gap, ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
@@ -24,6 +24,7 @@ from icestream.wal import log_file
 from icestream.wal.admission import Quota, admit, quota_of
 from icestream.wal.appender import Appender, Batch, Result
 from icestream.wal.backlog import BacklogReader
+from icestream.wal.ballast import Ballast, ballast_bytes, found_bytes
 from icestream.wal.floors import Floors
 from icestream.wal.options import LogOptions, too_large
 from icestream.wal.reader import Reader
@@ -35,6 +36,7 @@ from icestream.wal.sink import NativeSink, Sink, SinkError
 from icestream.wal.spiller import Spiller
 from icestream.wal.state import LogState, Shard
 from icestream.wal.tail import Tail
+from icestream.wal.tick_clock import TickClock
 from icestream.wal.turnstile import Turnstile
 from icestream.wal.upkeep import Upkeep
 from icestream.wal.waiters import Waiters
@@ -82,14 +84,14 @@ class Log:
         )  # fmt: skip
         self.spiller = Spiller(directory, clock, maintenance, self._tasks, self.upkeep, self.reader, options)
         self.quota = self._make_quota()
-        self.upkeep.quota = lambda: self.quota
+        self.upkeep.quota, self.upkeep.ballast = lambda: self.quota, self._make_ballast()
         self.stopped: errors.LogStopped | None = None
         self.on_stop: Callable[[errors.LogStopped], None] = lambda _: None
         self._requests = Requests()
         self.turnstile = Turnstile()  # who waits for room
         self._waiters = Waiters()
         self._flush_planned = False
-        self._last_tick_us = 0
+        self._ticks = TickClock(clock)
         self._row_bytes_max = options.batch_bytes_max
         self._rows_bytes_max = options.rows_bytes_max
         self._closing = False
@@ -102,8 +104,10 @@ class Log:
         """The first file, the gaps that recovery found, the background work."""
         if self._sink.fileno() >= 0:
             self._loop.add_reader(self._sink.fileno(), self._on_progress)
+        await self.upkeep.look_at_ballast(is_start=True)
         await self.upkeep.prepare_next()
-        self._check_prepared()
+        if not self.upkeep.ballast.is_given:  # else it starts all the same: what drains the log needs it
+            self._check_prepared()
         if self.report.gaps:
             await self._write_gaps(self.report.gaps)
         if self._options.mode is SyncMode.PERIODIC:
@@ -142,9 +146,14 @@ class Log:
             )
 
     def _make_quota(self) -> Quota:
-        wanted = self._options
-        free_bytes = self._directory.free_bytes()
-        return quota_of(wanted.quota_bytes, wanted.topic_quota_bytes, free_bytes, self.upkeep.used_bytes)
+        wanted, used_bytes = self._options, self.upkeep.used_bytes + (found_bytes(self._directory) or 0)
+        return quota_of(wanted.quota_bytes, wanted.topic_quota_bytes, self._directory.free_bytes(), used_bytes)
+
+    def _make_ballast(self) -> Ballast:
+        free_bytes = self._directory.free_bytes() + (found_bytes(self._directory) or 0)
+        wanted = self._options.ballast_bytes
+        size = ballast_bytes(wanted, self.quota.node_bytes, free_bytes, self.upkeep.used_bytes)
+        return Ballast(self._directory, size, self._options.file_bytes)
 
     # --- topics and shards ---
 
@@ -273,7 +282,7 @@ class Log:
             return
         requests = list(self._requests.queue)
         batches = requests[0].batches if len(requests) == 1 else [batch for one in requests for batch in one.batches]
-        results = self.appender.append(batches, self._now_us())
+        results = self.appender.append(batches, self._ticks.now_us())
         whole = len(results) == len(batches)
         self._requests.hand_out(requests, results, self.appender.released_lsn, whole=whole)
         self._carry_out()
@@ -282,15 +291,6 @@ class Log:
             self._refuse_queue()
         if self._waiters:
             self._waiters.look(self.stopped)
-
-    def _now_us(self) -> int:
-        """The time of this tick; a wall clock that went back is said aloud (hazard 32)."""
-        now_us = self._clock.wall_us()
-        if now_us < self._last_tick_us - limits.CLOCK_CLAMP_US:
-            metrics.CLOCK_STEPS_BACK.inc()
-            _log.warning("the wall clock went back", seconds=(self._last_tick_us - now_us) / 1e6)
-        self._last_tick_us = now_us
-        return now_us
 
     def _file_ready(self) -> None:
         if self._requests.queue:

@@ -39,6 +39,7 @@ SEAL_POSITION: Final = 512
 LOCK_NAME: Final = "LOCK"
 SYNC_FAILED_NAME: Final = "sync-failed"
 RESERVE_NAME: Final = "reserve"
+BALLAST_NAME: Final = "ballast"
 # What a repair leaves on its way (repair.py).
 REPAIR_NAME: Final = "repair-decided"
 MENDED: Final = "mended-"

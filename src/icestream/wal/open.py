@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from icestream import errors, limits
@@ -13,10 +12,11 @@ from icestream.runtime.files import Directory, open_directory
 from icestream.runtime.randomness import Randomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
 from icestream.storage.native import native
+from icestream.wal.ballast import FULL, give_up_ballast
 from icestream.wal.log import Log
 from icestream.wal.log_file import LOCK_NAME
 from icestream.wal.options import LogOptions
-from icestream.wal.recovery import recover
+from icestream.wal.recovery import Recovered, recover
 from icestream.wal.sink import InlineSink, NativeSink, Sink
 
 
@@ -48,7 +48,7 @@ async def open_log_on(
         raise _cannot_open(directory, error) from error
     maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
     try:
-        recovered = await maintenance.run(lambda: recover(directory, clock, randomness.token(16), positions))
+        recovered = await maintenance.run(lambda: _recovered(directory, clock, randomness.token(16), positions))
         log = Log(directory, lock, options, clock, sink, maintenance, reads, recovered)
         await log.start()
     except BaseException as error:
@@ -63,8 +63,18 @@ async def open_log_on(
     return log
 
 
+def _recovered(directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int]) -> Recovered:
+    """On a full disk it gets the room of the ballast. A recovery that was cut off is done again as any other."""
+    try:
+        return recover(directory, clock, log_id, positions)
+    except OSError as error:
+        if error.errno not in FULL or not give_up_ballast(directory):
+            raise
+        return recover(directory, clock, log_id, positions)
+
+
 def _cannot_open(directory: Directory, error: OSError) -> errors.IcestreamError:
     where = directory.describe("")
-    if error.errno in (ENOSPC, EDQUOT):
+    if error.errno in FULL:
         return errors.DiskFull(f"the log in {where} needs room to start: {error}", hint="free disk space, start again")
     return errors.LogError(f"the log in {where} cannot be opened: {error}", hint="check the disk and its permissions")

@@ -27,6 +27,7 @@ class LogOptions:
     retention_step_percent: int = limits.RETENTION_STEP_PERCENT_DEFAULT
     warm_ms: int = 0  # how long a file is kept that nobody needs, and how many bytes of them; 0: not at all
     warm_bytes: int = 0
+    ballast_bytes: int | None = 0  # room kept for draining a full disk; None: by the quota, 0: none
 
     def __post_init__(self) -> None:
         if not limits.LOG_FILE_BYTES_MIN <= self.file_bytes <= limits.LOG_FILE_BYTES_MAX:

@@ -70,9 +70,13 @@ class Provisioner:
         except OSError:
             if not self.spares:
                 raise
-            self._directory.remove(self.spares.pop())
-            self._directory.sync()
+            self.drop_spare()
             self._make_reserve()
+
+    def drop_spare(self) -> None:
+        """Its room is needed for something else."""
+        self._directory.remove(self.spares.pop())
+        self._directory.sync()
 
     def _make_reserve(self) -> None:
         file = self._directory.create(log_file.RESERVE_NAME)

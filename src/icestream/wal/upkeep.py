@@ -17,6 +17,7 @@ from icestream.runtime.tasks import Offload, Tasks
 from icestream.wal import lifecycle, log_file
 from icestream.wal.admission import Quota
 from icestream.wal.appender import Appender, SealedFile
+from icestream.wal.ballast import FULL, Ballast
 from icestream.wal.checkpoint import (
     Checkpoint,
     KeptCheckpoint,
@@ -67,6 +68,7 @@ class Upkeep:
         self._checkpointing = asyncio.Lock()  # one after the other: each writes down the floors of its moment
         self._prepare_again_ns = 0
         self._frees_later = False
+        self.ballast = Ballast(directory, 0, options.file_bytes)
         self.pins = Pins(clock)
         self.leases = Leases(clock)
         self.warm = WarmFiles(clock)
@@ -151,6 +153,8 @@ class Upkeep:
             self.prepare_error = error
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             self._prepare_again_ns = self._clock.monotonic_ns() + limits.PREPARE_RETRY_NS
+            if error.errno in FULL:
+                await self._offload.run(lambda: self.ballast.give("there is no room for another log file"))
             if self.warm.files and not self.closing:
                 self._tasks.start(self.floors_moved(), "wal-free")
         else:
@@ -161,7 +165,14 @@ class Upkeep:
             self.preparing = False
         self._on_ready()
 
+    async def look_at_ballast(self, *, is_start: bool = False) -> None:
+        """Whether the room for draining must be given, or can be had again. It costs nothing where there is none."""
+        look = self.ballast.found if is_start else self.ballast.look
+        if is_start or self.ballast.size:
+            await self._offload.run(lambda: look(self._provisioner))
+
     def _prepare(self, number: int, synced: int) -> tuple[File, int]:
+        self.ballast.keep(self._provisioner)
         self._provisioner.keep_reserve()
         return self._provisioner.prepare(number, synced)
 
@@ -337,6 +348,7 @@ class Upkeep:
                 await self.checkpoint()
         await self.free_files()
         await self.free_spills()
+        await self.look_at_ballast()
         self.free_in_time()
 
     def free_in_time(self) -> None:

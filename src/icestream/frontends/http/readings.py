@@ -79,6 +79,7 @@ async def log_families(log: Log, now_us: int) -> list[GaugeMetricFamily]:
         metrics.WAL_WARM.family(log.upkeep.warm.bytes),
         metrics.WAL_SPILL.family(log.upkeep.spills.bytes),
         metrics.WAL_SPILL_TOPICS.family(len(log.upkeep.spills.topics)),
+        metrics.WAL_BALLAST.family(log.upkeep.ballast.held_bytes),
         metrics.WAL_LEASES.family(len(log.upkeep.leases)),
         metrics.WAL_BACKLOG.family(lag.messages),
         metrics.WAL_BACKLOG_BYTES.family(lag.bytes),
