@@ -29,6 +29,7 @@ class Part(Enum):
     LOG = "log"
     BROKER = "broker"
     LAKE = "lake"
+    RAFT = "raft"
 
 
 class Output(Enum):
@@ -39,7 +40,7 @@ class Output(Enum):
 def run(
     only: Annotated[list[str] | None, typer.Option(help="Run this scenario (can be given several times).")] = None,
     part: Annotated[
-        Part | None, typer.Option(help="Run the scenarios of the log, of the broker, or of the lake.")
+        Part | None, typer.Option(help="Run the scenarios of the log, of the broker, of the lake, or of Raft.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short and small: does it run, not how fast is it.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each scenario.")] = None,

@@ -16,6 +16,7 @@ PARTS = {
     ),
     "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint", "danube"),
     "lake": ("catalog", "pipeline"),
+    "raft": ("raft",),
 }  # fmt: skip
 NAMES = tuple(name for names in PARTS.values() for name in names)
 

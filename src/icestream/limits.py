@@ -399,6 +399,8 @@ METADATA_APPLY_SLICE: Final = 256
 # A slice of a snapshot: about 1 ms of the loop (hazard 28).
 METADATA_SNAPSHOT_SLICE_ENTRIES: Final = 512
 METADATA_SNAPSHOT_SLICE_BYTES: Final = 1 * MIB
+# A snapshot that somebody waits for and that failed is tried again: each attempt may write all of it.
+METADATA_SNAPSHOT_RETRY_SECONDS: Final = 2.0
 # The newest and the one before it: a damaged newest costs replaying, never state.
 METADATA_SNAPSHOTS_KEPT: Final = 2
 # A log file of the metadata store: two of the largest records, zeroed in about 10 ms.

@@ -20,7 +20,18 @@ def test_every_scenario_of_the_benchmark_loads() -> None:
     assert {line.split()[0] for line in listed.stdout.splitlines()} == names
 
 
-@pytest.mark.parametrize("name", ["backlog", "catalog_client", "danube_client", "danube_round_trip", "python_client"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backlog",
+        "catalog_client",
+        "danube_client",
+        "danube_round_trip",
+        "python_client",
+        "raft.load",
+        "raft.node_process",
+    ],
+)
 def test_the_child_processes_of_the_benchmark_load(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"bench.{name}"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

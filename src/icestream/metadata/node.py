@@ -9,8 +9,7 @@ The rules of the loop (metadata_and_backup, A7), each with a test:
        writes them itself, and the answer to a heartbeat depends on nothing
     2  nothing is applied before it is synced here: the core hands out only what is
     3  all proposals of one turn are one proposal, one record and one sync; all reads of one turn are one read index
-    4  the commit index alone is never written, but for changes of members: that they are committed is synced before
-       anything is sent to the new members or because of them, or a start could believe in voters of long ago
+    4  the commit index alone is never written, but that of new members, before anything is sent because of them
     5  a failed write or sync stops the node; it never goes on with a log of which nothing is known
     6  whatever the core or the state machine raises stops the node too
     7  the disk is waited for in the sink's thread (inline only where syncs were measured to be short: ADR 4)
@@ -81,6 +80,7 @@ class Node:
         self.applied_index = log.covered_index
         self.applied_term = log.snapshots[0].head.term if log.snapshots else 0
         self.applied_ns = clock.monotonic_ns()  # when the time of the state last moved on
+        self._noted_time_ms = machine.time_ms
         self.tasks = Tasks(self._task_failed)
         self.is_ready = False
         self.leads = False  # and everything of former leaders is applied
@@ -359,12 +359,10 @@ class Node:
         if self._installing:
             return
         if self._to_apply:
-            time_ms = self.machine.time_ms
             while self._to_apply and work > 0:
                 work -= self._apply(self._to_apply.popleft())
             self._core.applied(self.applied_index)
-            if self.machine.time_ms != time_ms:
-                self.applied_ns = self._clock.monotonic_ns()
+            self._note_time()
             self.on_applied()
             if self._to_apply:
                 self._plan_turn()
@@ -392,11 +390,16 @@ class Node:
         self._proposals.applied(entry, answer)
         if not self.leads and self._role == Role.LEADER and entry.term == self._term:
             # everything before it is applied too
+            self._note_time()
             self.is_ready = self.leads = True
             self.on_leading(True)
         if entry.kind != eraftpb.NORMAL:
             self.on_members()
         return work
+
+    def _note_time(self) -> None:
+        if self.machine.time_ms != self._noted_time_ms:
+            self._noted_time_ms, self.applied_ns = self.machine.time_ms, self._clock.monotonic_ns()
 
     # --- a snapshot of another node ---
 
@@ -417,7 +420,7 @@ class Node:
             self.machine = machine
             self._set_conf(parts.conf)
             self.applied_index, self.applied_term = parts.index, parts.term
-            self.applied_ns = self._clock.monotonic_ns()
+            self._note_time()
             self.hub.reset(machine.revision)
             self.installs += 1
             self._installing.popleft()
@@ -430,8 +433,7 @@ class Node:
     # --- files, and the end ---
 
     def _want_file(self) -> None:
-        is_over = self._closing is not None and not (self._proposals.queue or self._writes.are_queued)
-        if self.stopped is None and not is_over:
+        if self.stopped is None and (self._closing is None or self._proposals.queue or self._writes.are_queued):
             self._next_file.want()
 
     def _disk_failed(self, error: SinkError) -> None:

@@ -91,7 +91,7 @@ class OpenedMetadata:
         node = Node(recovered.machine, core, self.log, self._clock, self._options.command_bytes_max, conf, name)
         options = self._options
         every = Every(options.snapshot_every_bytes, options.snapshot_every_entries)
-        snapshots = SnapshotTask(node, core, self.log, self._held[0], every)
+        snapshots = SnapshotTask(node, core, self.log, self._held[0], self._clock, every)
         store = NodeStore(node, snapshots, self._clock, identity, recovered.report, self._held, name)
         node.start()
         return store

@@ -5,7 +5,7 @@ compare the SHA-256 of their states (cluster/state_hashes.py). A node that hears
 twice as long as it should be.
 
 A snapshot that fails (a full disk) costs nothing but its attempt: the log stays as long as it is, and the next attempt
-comes when it has grown further.
+comes when it has grown further; one that somebody asked for, such as a new member (trap 14), a little later.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from icestream.metadata.node import Node
 from icestream.metadata.snapshot import Frozen
 from icestream.metadata.snapshot_file import SnapshotHead, SnapshotWriter, snapshot_digest
 from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
 _log = get_logger("metadata")
@@ -45,13 +46,14 @@ class Moment(NamedTuple):
 
 
 class SnapshotTask:
-    def __init__(self, node: Node, core: Core, log: LogStore, offload: Offload, every: Every) -> None:
+    def __init__(self, node: Node, core: Core, log: LogStore, offload: Offload, clock: Clock, every: Every) -> None:
         self._node = node
         self._core = core
         self._log = log
         self._offload = offload
+        self._clock = clock
         self._every = every
-        self._next_try_bytes = 0
+        self._next_try_bytes = self._next_try_ns = 0
         self._running = self._wanted = self._asking = False
         self._task: asyncio.Task[None] | None = None
         self.propose: Callable[[cmd.Command], Awaitable[cmd.Answer]] = _nobody
@@ -65,12 +67,14 @@ class SnapshotTask:
     def look(self) -> None:
         """Called after each slice of applied commands."""
         node = self._node
-        if self._running or not node.is_ready or self._log.plan.planned_bytes < self._next_try_bytes:
+        if self._running or not node.is_ready or node.applied_index == self._log.covered_index:
             return
-        if node.applied_index == self._log.covered_index:
-            return
-        if self._wanted or self._is_due(1 if node.is_alone else 2):
+        if self._wanted and self._clock.monotonic_ns() >= self._next_try_ns:
             self._wanted = False
+            self._begin(is_wanted=True)
+        elif self._log.plan.planned_bytes < self._next_try_bytes:
+            return
+        elif self._is_due(1 if node.is_alone else 2):
             self._begin()
         elif node.leads and not self._asking and self._is_due(1):
             self._asking = True
@@ -96,21 +100,29 @@ class SnapshotTask:
         if not self._running and self._node.is_ready:
             self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, *, is_wanted: bool = False) -> None:
         self._running = True
         moment = self._freeze()
-        self._task = self._node.tasks.start(self._run(moment), "metadata-snapshot")
+        self._task = self._node.tasks.start(self._run(moment, is_wanted=is_wanted), "metadata-snapshot")
         # also when it was cancelled before its first step
         self._task.add_done_callback(lambda _: moment.frozen.end())
 
-    async def _run(self, moment: Moment) -> None:
+    async def _run(self, moment: Moment, *, is_wanted: bool) -> None:
         try:
             await self._take(moment)
         except OSError as error:
             _log.warning("a snapshot of the metadata store failed", error=str(error))
             self._next_try_bytes = self._log.plan.planned_bytes + self._every.size_bytes // 4
+            if is_wanted:
+                self._wanted = True
+                self._next_try_ns = self._clock.monotonic_ns() + int(limits.METADATA_SNAPSHOT_RETRY_SECONDS * 1e9)
+                self._node.tasks.start(self._again(), "metadata-snapshot-again")
         finally:
             self._running = False
+
+    async def _again(self) -> None:
+        await self._clock.sleep(limits.METADATA_SNAPSHOT_RETRY_SECONDS)
+        self.look()
 
     async def take_now(self) -> None:
         """A snapshot of what is applied now; waits for one that is under way. Raises DiskFull when it fails."""

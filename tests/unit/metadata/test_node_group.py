@@ -459,3 +459,27 @@ async def test_a_founder_that_starts_again_knows_who_votes_though_no_snapshot_sa
     await group.settle()
     assert len(group.states()) == 1
     await group.close()
+
+
+async def test_no_key_dies_early_because_a_new_leader_applied_it_together_with_its_own_first_entry(
+    group: NodeGroup,
+) -> None:
+    """The time of a new leader goes on from when it applied the last stamp, not from the one before."""
+    old = group.led
+    await group.do(old.put("/before", b""))
+    await group.settle()
+    for _ in range(200):
+        await group.tick()
+    # the others have the next command, and do not hear that it is committed
+    group.hold = lambda sender, message: sender == old.node.id and old.node.machine.get("/t") is not None
+    await group.do(old.put_with_ttl("/t", b"", 5_000))
+    start_ns = group.clock.monotonic_ns()
+    await group.kill(old.node.id)
+    group.network.clear()
+    group.hold = lambda sender, message: False
+    await group.until(lambda: group.leader is not None)
+    while group.clock.monotonic_ns() < start_ns + 4_800_000_000:
+        assert group.led.node.machine.get("/t") is not None
+        await group.tick()
+    await group.until(lambda: group.led.node.machine.get("/t") is None)
+    assert group.clock.monotonic_ns() < start_ns + 8_000_000_000

@@ -144,3 +144,19 @@ async def test_the_core_is_told_what_it_may_forget() -> None:
     await put_some(store, 3)
     await store.snapshots.take()
     assert store.snapshots._core.status()["first"] == 5
+
+
+async def test_one_that_somebody_asked_for_is_tried_again_though_the_log_does_not_grow() -> None:
+    """A new member waits for it, and takes no older one (trap 14)."""
+    machine = MetadataMachine(log_file_bytes=limits.MIB)
+    store = await machine.start()
+    await put_some(store, 5)
+    machine.disk.fail("create", errno.ENOSPC)
+    store.snapshots.request()
+    await settle()
+    assert names(machine, "snapshot-") == []
+    await put_some(store, 5)
+    assert names(machine, "snapshot-") == [], "not at every command"
+    machine.clock.advance(limits.METADATA_SNAPSHOT_RETRY_SECONDS)
+    await settle()
+    assert len(names(machine, "snapshot-")) == 1
