@@ -7,7 +7,7 @@ paths     every file that any manifest of any snapshot names is there
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from icestream.lake.verify.report import Finding, Report, Weight
 
 Messages = Mapping[int, Mapping[int, bytes]]  # payloads, by shard and offset
 Gone = Mapping[int, AbstractSet[int]]  # offsets, by shard
+_NAMED: dict[str, set[str]] = {}  # what each manifest and each list of them names
 
 
 def check_table(location: str, published: Messages, report: Report | None, gone: Gone | None = None) -> None:
@@ -43,14 +44,20 @@ def rows_of(table: Table) -> dict[int, list[tuple[int, bytes]]]:
     return {shard: sorted(rows) for shard, rows in found.items()}
 
 
-def named_files(table: Table) -> Iterator[str]:
-    """By the manifests of all its snapshots."""
-    seen = set()
+def named_files(table: Table) -> set[str]:
+    """By the manifests of all its snapshots. What a manifest says never changes, so it is read once."""
+    found: set[str] = set()
     for snapshot in table.snapshots():
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen:
-                seen.add(manifest.manifest_path)
-                yield from (one.data_file.file_path for one in manifest.fetch_manifest_entry(table.io))
+        if snapshot.manifest_list not in _NAMED:
+            manifests = snapshot.manifests(table.io)
+            for one in manifests:
+                if one.manifest_path not in _NAMED:
+                    entries = one.fetch_manifest_entry(table.io)
+                    _NAMED[one.manifest_path] = {entry.data_file.file_path for entry in entries}
+            _NAMED[snapshot.manifest_list] = {one.manifest_path for one in manifests}
+        manifests_named = _NAMED[snapshot.manifest_list]
+        found |= {snapshot.manifest_list, *manifests_named}.union(*(_NAMED[one] for one in manifests_named))
+    return found
 
 
 def told(findings: Sequence[Finding]) -> dict[int, set[int]]:
