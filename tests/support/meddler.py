@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Mapping
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from icestream import errors
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
+from icestream.catalog.topic import envelope
+from icestream.catalog.topic.commit import Request
 from icestream.model import ShardKey
 from icestream.model.written import WrittenFile
 from icestream.pipeline.commit.expiry import History
@@ -21,8 +26,45 @@ from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.commit.snapshot import Appended, new_snapshot
 from icestream.pipeline.tables import table_policy
 from icestream.runtime.clock import SystemClock
-from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange
+from icestream.warehouse.catalog import Outcome, TableCatalog, TableChange
 from tests.support.fault_world import FaultWorld, name_of
+
+
+class Answer(Enum):
+    """What hazard 21 and docs/lake.md promise."""
+
+    GOES_ON = auto()  # what is not in main any more is told as missing
+    REFUSED = auto()  # 403 for whoever asks, and the topic goes on
+    STOPS = auto()  # this topic alone, with the command that settles it
+
+
+# `forced`: with `icestream-force`, as somebody who insists.
+OWN = {
+    "append": Answer.GOES_ON,
+    "compaction": Answer.GOES_ON,
+    "expiry": Answer.GOES_ON,
+    "rollback": Answer.GOES_ON,
+    "delete": Answer.GOES_ON,
+    "replace": Answer.REFUSED,
+    "drop": Answer.REFUSED,
+    "rename": Answer.REFUSED,
+    "replace, forced": Answer.STOPS,
+    "drop, forced": Answer.STOPS,
+    "rename, forced": Answer.GOES_ON,  # a topic goes with its table
+}
+# Nobody refuses there, and nobody but us remembers.
+FOREIGN = {
+    "append": Answer.GOES_ON,
+    "compaction": Answer.GOES_ON,
+    "expiry": Answer.GOES_ON,
+    "rollback": Answer.STOPS,
+    "delete": Answer.GOES_ON,
+    "replace": Answer.STOPS,
+    "drop": Answer.STOPS,
+    "drop and make anew": Answer.STOPS,
+    "rename": Answer.STOPS,
+}
+NAME, ELSEWHERE = name_of(1), Identifier(("default",), "elsewhere")
 
 
 class Meddler:
@@ -31,8 +73,9 @@ class Meddler:
     def __init__(self, inner: TableCatalog, world: FaultWorld, deed: str, request: int) -> None:
         self._inner = inner
         self._world = world
-        self._deed = deed
+        self._deed, _, self._force = deed.partition(", ")
         self._requests_left = request
+        self.was_refused = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -53,27 +96,67 @@ class Meddler:
         self._requests_left -= 1
         if self._requests_left:
             return
-        name = name_of(1)
-        table = tables.load((await self._inner.load(name)).metadata)
         before = await self._world.rows(1)
-        updates = _rollback(table) if self._deed == "rollback" else await self._snapshot(table)
-        assert isinstance(await self._inner.commit(name, TableChange([], updates)), Done)
-        after = await self._world.rows(1)
-        for shard, rows in before.items():
-            gone = {at for at, _ in rows} - {at for at, _ in after.get(shard, [])}
-            self._world.forgone.setdefault(ShardKey(1, shard), set()).update(gone)
-        assert bool(self._world.forgone[ShardKey(1, 0)]) == (self._deed == "rollback")
+        try:
+            await self._do()
+        except errors.TopicTable:
+            self.was_refused = True
+        if self._deed in ("rollback", "delete"):
+            after = await self._world.rows(1)
+            for shard, rows in before.items():
+                gone = {at for at, _ in rows} - {at for at, _ in after.get(shard, [])}
+                self._world.forgone.setdefault(ShardKey(1, shard), set()).update(gone)
+            assert any(self._world.forgone.values())
+
+    async def _do(self) -> None:
+        making, is_forced = self._world.making.tables, bool(self._force)
+        match self._deed:
+            case "drop":
+                await making.drop(NAME, is_forced=is_forced)
+            case "drop and make anew":
+                await making.drop(NAME)
+                await making.create(NAME, {"schema": envelope.new_schema()})
+            case "rename":
+                await making.rename(NAME, ELSEWHERE, is_forced=is_forced)
+                self._world.names[1] = ELSEWHERE
+            case _:
+                updates = await self._updates()
+                await self._world.making.commits.commit(NAME, Request([], updates, is_forced))
+
+    async def _updates(self) -> list[Object]:
+        table = tables.load((await self._inner.load(NAME)).metadata)
+        current = table.snapshots.find(table.current_snapshot_id or 0)
+        assert current is not None
+        match self._deed:
+            case "rollback":
+                parent = current["parent-snapshot-id"]
+                return [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": parent}]
+            case "expiry":
+                older = [one["snapshot-id"] for one in table.snapshots if one is not current]
+                assert older
+                return [{"action": "remove-snapshots", "snapshot-ids": older}]
+            case "replace":
+                schema = {"type": "struct", "fields": [{"id": 900, "name": "n", "required": False, "type": "int"}]}
+                return [
+                    {"action": "add-schema", "schema": schema, "last-column-id": 900},
+                    {"action": "set-current-schema", "schema-id": -1},
+                    {"action": "remove-snapshot-ref", "ref-name": "main"},
+                ]
+        return await self._snapshot(table)
 
     async def _snapshot(self, table: Table) -> list[Object]:
-        """An append without rows, or all rows in one new file."""
+        """An append without rows; all rows in one new file; or those of one file less."""
         reader = ManifestReader(self._world.avro)
         manifests, appended, summary = await reader.manifests(table), [], {}
-        if self._deed == "compaction":
-            paths = [path for one in manifests for path in await self._world.avro.files(one.path)]
+        if self._deed != "append":
+            paths = sorted([path for one in manifests for path in await self._world.avro.files(one.path)])
             spec = table_policy.default_spec(table)
             layout = reader.layout(table, table.current_schema, spec)
-            appended, manifests = [Appended(layout, [_together(table, paths)])], []
+            kept = paths if self._deed == "compaction" else paths[1:]
+            appended, manifests = [Appended(layout, [_together(table, kept)])], []
             summary = {"operation": "replace"}
+            if self._deed == "delete":
+                summary = {"operation": "delete", "deleted-data-files": "1", "deleted-records": str(_rows(paths[0]))}
         now_ms = SystemClock().wall_us() // 1000
         token, number = uuid.uuid4().bytes, uuid.uuid4().int >> 66
         made = new_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, History(), summary)
@@ -82,11 +165,8 @@ class Meddler:
         return made.updates
 
 
-def _rollback(table: Table) -> list[Object]:
-    current = table.snapshots.find(table.current_snapshot_id or 0)
-    assert current is not None
-    parent = current["parent-snapshot-id"]
-    return [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": parent}]
+def _rows(location: str) -> int:
+    return int(pq.read_metadata(location.removeprefix("file:")).num_rows)
 
 
 def _together(table: Table, paths: list[str]) -> WrittenFile:
@@ -95,4 +175,8 @@ def _together(table: Table, paths: list[str]) -> WrittenFile:
     path = Path(location.removeprefix("file:"))
     pq.write_table(rows, path)
     schema_id, spec_id = table.fields["current-schema-id"], table.fields["default-spec-id"]
-    return WrittenFile(1, location, path.stat().st_size, len(rows), [], schema_id, spec_id, [], {}, {}, {}, {}, {}, [4])
+    number = next(one["id"] for one in table.current_schema["fields"] if one["name"] == "offset")
+    offsets = rows["offset"].to_pylist()
+    low, high = ({number: struct.pack("<q", one)} for one in (min(offsets), max(offsets)))
+    size = path.stat().st_size
+    return WrittenFile(1, location, size, len(rows), [], schema_id, spec_id, [], {}, {}, {}, low, high, [4])

@@ -17,11 +17,13 @@ import pytest_asyncio
 
 from icestream import errors
 from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
 from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.driver.topics import Halt
 from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange, Unknown
 from tests.support.driver_life import DriverLife, Stop, Struck
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
-from tests.support.meddler import Meddler
+from tests.support.meddler import FOREIGN, OWN, Answer, Meddler
 
 pytestmark = pytest.mark.asyncio
 SIDES = pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
@@ -243,18 +245,57 @@ async def test_a_catalog_that_fails_and_a_driver_that_is_killed_by_its_answer(ei
     await either.check()
 
 
-@pytest.mark.parametrize("deed", ["append", "compaction", "rollback"])
-async def test_others_who_change_a_table_between_two_attempts(world: FaultWorld, deed: str) -> None:
-    """What a rollback takes out of main stays out until somebody decides; everything else is there once."""
+# --- others who change tables between two attempts (hazard 21) --------------------------------------------------------
+
+
+async def meddled(world: FaultWorld, deed: str, answer: Answer) -> Halt | None:
+    """A driver whose third round meets a table that was changed while its files were written. Why it stopped then."""
     found: list[Meddler] = []
 
     def wrap(inner: TableCatalog) -> Meddler:
-        found.append(Meddler(inner, world, deed, 3))
+        found.append(Meddler(inner, world, deed, 5 if world.is_foreign else 3))
         return found[-1]
 
     one = world.driver(wrap=wrap)
+    may_stop = {1} if answer is Answer.STOPS else set[int]()
     for _ in range(4):
         await world.publish_some()
-        await world.drain(one)
+        await world.drain(one, may_stop)
     assert found[0].is_done
+    assert found[0].was_refused == (answer is Answer.REFUSED)
+    await world.check(may_stop)
+    assert one.topics.halted.keys() == may_stop
+    await one.lease.give_up()
+    return one.topics.halted.get(1)
+
+
+@pytest.mark.parametrize(("deed", "answer"), OWN.items())
+async def test_others_who_change_a_table_between_two_attempts(world: FaultWorld, deed: str, answer: Answer) -> None:
+    """What a rollback takes out of main stays out until somebody decides; everything else is there once."""
+    halt = await meddled(world, deed, answer)
+    if halt is None:
+        return
+    assert all(command in halt.stopped.hint for command in ("adopt", "bind", "recreate")), halt
+    keys = [key for key in world.published if key.topic_id == 1]
+    shards = {
+        key.shard: ShardLog(world.log.shard(*key).epoch, world.log.shard(*key).floor, world.log.shard(*key).synced)
+        for key in keys
+    }
+    world.names[1] = Identifier(("default",), "again")
+    await world.making.topics.recreate(TopicLog("/default/t1", 1, shards), world.names[1], [Consent.GAP])
+    for key in keys:  # what was in the other table is missing here, and said to be
+        world.forgone[key] = set(range(shards[key.shard].earliest))
+    await world.drain(world.driver())
     await world.check()
+
+
+@pytest.mark.parametrize(("deed", "answer"), FOREIGN.items())
+async def test_others_who_change_a_table_of_another_catalog(tmp_path: Path, deed: str, answer: Answer) -> None:
+    """Nothing of a topic that stopped leaves the log."""
+    world = await FaultWorld.open(tmp_path, is_foreign=True)
+    halt = await meddled(world, deed, answer)
+    if halt is not None:
+        assert "recreate" in halt.stopped.hint, halt
+        for key in (key for key in world.published if key.topic_id == 1):
+            assert world.log.reader.earliest(key) <= world.log.shard(*key).floor < world.log.shard(*key).synced
+    await world.close()

@@ -173,6 +173,9 @@ class Committer:
             except errors.StorageUnavailable as error:
                 self._away = error
                 break
+            except (errors.UnknownTable, errors.UnknownNamespace) as error:  # the next look says what to do about it
+                one.brought.table.is_stale = True
+                found[one.brought.table.topic_id] = NotCommitted(error.message)
             except errors.IcestreamError as error:
                 found[one.brought.table.topic_id] = Stopped(error.message, error.hint or "")
         return answers

@@ -74,10 +74,7 @@ class ForeignBooks:
             loaded = await self._catalog.load(name)
         except (errors.UnknownTable, errors.UnknownNamespace):
             if mirror is not None:
-                raise errors.TopicTable(
-                    f"the table {name} of topic {topic.name} is gone",
-                    hint="`icestream lake recreate` makes a fresh one",
-                ) from None
+                raise _gone(name, topic.name) from None
             loaded = await self._made(name, topic)
         return await self._standing(topic.topic_id, topic.name, name, tables.load(loaded.metadata), mirror)
 
@@ -88,7 +85,10 @@ class ForeignBooks:
         if mirror is not None:
             mirror.check_has_table(known.topic)
             name = Identifier(tuple(mirror.namespace), mirror.name)
-        loaded = await self._catalog.load(name)
+        try:
+            loaded = await self._catalog.load(name)
+        except (errors.UnknownTable, errors.UnknownNamespace):
+            raise _gone(name, known.topic) from None
         found = await self._standing(known.topic_id, known.topic, name, tables.load(loaded.metadata), mirror)
         known.__dict__.update(found.__dict__)
         return known
@@ -203,6 +203,12 @@ class ForeignBooks:
             return await self._catalog.create(name, asked)
         except errors.AlreadyExists:
             return await self._catalog.load(name)
+
+
+def _gone(name: Identifier, topic: str) -> errors.TopicTable:
+    return errors.TopicTable(
+        f"the table {name} of topic {topic} is gone", hint="`icestream lake recreate` makes a fresh one"
+    )
 
 
 def _unchanged(topic_id: int, revision: int) -> cmd.Compare:
