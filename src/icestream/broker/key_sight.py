@@ -1,6 +1,7 @@
 """Shows a key-shared dispatcher the keys that it wants to see: from memory at once, else by one read at a time.
 
-A read that fails is tried again after a while. One that was begun before a seek does not count.
+A read that fails is tried again after a while. One that was begun before a seek does not count. A table that nobody
+here can read ends the consumers, with the reason: whose a message is, nobody can see (hazard 22).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class SeenDelivery(Protocol):
 
     def nothing_there(self, gap: Gap) -> None: ...
 
+    def unreadable(self, start: int, error: errors.TableUnreadable) -> None: ...
+
 
 class KeySight:
     def __init__(self, delivery: SeenDelivery, clock: Clock, tasks: Tasks) -> None:
@@ -79,6 +82,9 @@ class KeySight:
                 self._take(dispatcher, found, start, end)
         except errors.StaleRead:
             pass  # the file was recycled under the read: the position is looked up again
+        except errors.TableUnreadable as error:
+            if generation == delivery.generation:
+                delivery.unreadable(start, error)
         except (errors.IcestreamError, OSError) as error:
             if generation == delivery.generation and not self._step_over_gone(start, error):
                 await self._rest(start, error)

@@ -236,6 +236,12 @@ class ShardDelivery:
                 consumer.sink.gap(self.stream.key.shard, self.generation, gap)
             self._mark()
 
+    def unreadable(self, start: int, error: errors.TableUnreadable) -> None:
+        """Nobody can read what comes next: all of them end, with the reason. Whoever comes again is told again."""
+        _log.error("readers stop", where=f"{self.stream.key} offset {start}", error=str(error))
+        for consumer in list(self._consumers.values()):
+            consumer.on_unreadable(str(error))
+
     # --- instructions ---
 
     def carry_out(self, instructions: list[Instruction]) -> None:

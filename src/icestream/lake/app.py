@@ -32,6 +32,17 @@ from icestream.observability.exposition import exposition
 from icestream.observability.health import Check
 from icestream.runtime.link_keeper import LinkKeeper
 
+# What readers do here. The registry as a whole is not shown: it has the broker's metrics too, all zero.
+SCAN_METRICS = (
+    metrics.SCANS,
+    metrics.SCAN_SECONDS,
+    metrics.SCAN_PLANS,
+    metrics.GROUP_CACHE,
+    metrics.GROUP_CACHE_BYTES,
+    metrics.READ_DOUBLED,
+    metrics.READ_MISSING,
+)
+
 
 def build_app(
     keeper: LinkKeeper,
@@ -111,6 +122,7 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> 
             metrics.API_CONNECTED.family(int(keeper.is_here)),
             metrics.API_REQUESTS.family(counted.requests),
             metrics.API_SECONDS.family(counted.seconds),
+            *(family for one in SCAN_METRICS for family in one.collect()),
             *metrics.STORAGE_CALLS.collect(),
             *metrics.STORAGE_CIRCUIT.collect(),
         ]

@@ -114,6 +114,11 @@ CURSORS_WRITTEN = TickCounter("icestream_cursor_writes_total", "Cursors written 
 # --- reads of tables, in the lake process -----------------------------------------------------------------------------
 SCANS = Counter("icestream_scan_questions_total", "Questions of the broker about tables, by outcome.", ["outcome"])
 SCAN_SECONDS = Counter("icestream_scan_seconds_total", "Time that answers took.")
+SCAN_PLANS = Counter("icestream_scan_plans_total", "Tables that were loaded for readers: first seen, changed, or old.")
+GROUP_CACHE_BYTES = Gauge("icestream_scan_cache_bytes", "Bytes of row groups in the cache.")
+READ_MISSING = Counter(
+    "icestream_scan_missing_offsets_total", "Committed offsets without a row that readers met, by cause.", ["cause"]
+)
 GROUP_CACHE = Counter("icestream_scan_cache_total", "Row groups looked for in the cache, by hit or miss.", ["outcome"])
 READ_DOUBLED = Counter("icestream_scan_doubled_rows_total", "Rows left out because their offset was there before.")
 

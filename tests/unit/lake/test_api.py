@@ -252,4 +252,8 @@ async def test_the_process_counts_its_requests(api: Api) -> None:
     text = (await api.ask("GET", "/metrics")).body.decode()
     assert ("ODD" in text, text.count('_requests_total{method="other"')) == (False, 1)
     assert "process_resident_memory_bytes" in text
+    for name in ("questions", "seconds", "plans", "doubled_rows"):
+        assert f"# TYPE icestream_scan_{name}_total counter" in text
+    for name in ("cache_total counter", "missing_offsets_total counter", "cache_bytes gauge"):
+        assert f"# TYPE icestream_scan_{name}" in text
     assert "icestream_wal" not in text, "the broker's numbers are the broker's to tell"

@@ -53,6 +53,7 @@ class BoundedCache:
     def put(self, key: GroupKey, rows: Any) -> None:
         if rows.nbytes < self._max_bytes:
             self._groups.insert(key, rows)
+            metrics.GROUP_CACHE_BYTES.set(self._groups.current_size())
 
     @property
     def held_bytes(self) -> int:

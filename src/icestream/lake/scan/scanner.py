@@ -212,8 +212,9 @@ def _holes(position: int, sections: list[Section], stop: int) -> list[tuple[int,
 
 
 def _missing(view: TableView, shard: int, holes: list[tuple[int, int]]) -> list[Missing]:
-    return [
-        Missing(one.start, one.end, absence.STATES[one.cause], one.reason)
-        for start, end in holes
-        for one in absence.explained(start, end, shard, view.binding, view.record.removals)
-    ]
+    found = []
+    for start, end in holes:
+        for one in absence.explained(start, end, shard, view.binding, view.record.removals):
+            metrics.READ_MISSING.labels(one.cause.value).inc(one.end - one.start)
+            found.append(Missing(one.start, one.end, absence.STATES[one.cause], one.reason))
+    return found

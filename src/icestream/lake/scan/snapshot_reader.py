@@ -12,6 +12,7 @@ from icestream.catalog.document.values import Object
 from icestream.catalog.table.table import Table
 from icestream.lake.manifests import AvroManifests, Record
 from icestream.lake.scan.data_files import DataFile, DeleteFile, SnapshotFiles, field_ids, files_of
+from icestream.observability import metrics
 
 Files = list[DataFile | DeleteFile]
 NO_FILES: Final = SnapshotFiles((), ())
@@ -23,6 +24,7 @@ class SnapshotReader:
         self._read: LRUCache[str, Files] = LRUCache(limits.SCAN_MANIFESTS_MAX)
 
     async def files_of_main(self, table: Table) -> SnapshotFiles:
+        metrics.SCAN_PLANS.inc()
         at = table.current_snapshot_id
         snapshot = table.snapshots.find(at) if at is not None else None
         return await self._files(snapshot, field_ids(table.current_schema)) if snapshot else NO_FILES
