@@ -735,6 +735,9 @@ ROUND_COMMITS_MAX: Final = 1_000
 ROUND_GATHER_BYTES_MAX: Final = 8 * MIB
 # Partition values of one topic in one task: each is a file.
 ROUND_PARTITIONS_MAX: Final = 1_000
+# Files that are synced one by one, each with its folder. More of them share one sync of their disk, which has to write
+# what others have put on it, too.
+FILES_SYNCED_APART_MAX: Final = 16
 # Syncs of data files that one task has under way, and uploads to an object store.
 DATA_FILE_SYNC_THREADS: Final = 8
 DATA_FILE_UPLOADS: Final = 8

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
@@ -14,7 +14,7 @@ from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from tests.support.metadata_machine import MetadataMachine
 from tests.support.tables import NOW_MS, SCHEMA, add, point, snapshot
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim
-from tests.support.warehouse import NS, TABLE, World
+from tests.support.warehouse import NS, TABLE, World, files_on
 
 pytestmark = pytest.mark.asyncio
 
@@ -264,3 +264,26 @@ async def test_hazard_11_a_full_disk_refuses_and_leaves_the_table() -> None:
         await world.catalog.commits.commit(TABLE, PROPERTY)
     assert (await world.another(9).commits.commit(TABLE, PROPERTY)).table.properties["a"] == "b"
     assert SCHEMA["type"] == "struct"
+
+
+async def test_hazard_11_many_manifests_share_a_sync_and_are_on_disk_before_anything_names_them() -> None:
+    world = World()
+    await world.with_table()
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    names = [f"{location}/metadata/m{number}.avro" for number in range(limits.FILES_SYNCED_APART_MAX + 1)]
+    await files_on(world.disk).create_all([(name, [b"one ", name.encode()]) for name in names])
+    world.disk.power_loss()
+    found = [world.disk.content(name.removeprefix("file:")) for name in names]
+    assert found == [b"one " + name.encode() for name in names]
+
+
+async def test_hazard_11_one_of_many_that_exists_leaves_none_of_the_others() -> None:
+    world = World()
+    await world.with_table()
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    names = [f"{location}/metadata/m{number}.avro" for number in range(limits.FILES_SYNCED_APART_MAX + 1)]
+    await files_on(world.disk).create(names[-1], [b"mine"])
+    with pytest.raises(errors.IcestreamError):
+        await files_on(world.disk).create_all([(name, [b"theirs"]) for name in names])
+    assert [await files_on(world.disk).exists(name) for name in names] == [False] * (len(names) - 1) + [True]
+    assert await files_on(world.disk).read(names[-1]) == b"mine"

@@ -2,6 +2,7 @@
 
     create         the file is on disk, with its name, when this returns (hazard 11); it must not exist. Unless
                    `is_synced` is false: then it is once somebody has called make_durable for it
+    create_all     the same for many; they may share a sync. After an error some may be there
     make_durable   everything that anybody wrote to the disks of these locations is on disk when this returns
     make_folder    others can write files into it; stores without folders have nothing to do
 
@@ -10,6 +11,7 @@ Local files here; object stores, where a finished upload is durable: warehouse/o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -32,6 +34,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 class TableFiles(Protocol):
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None: ...
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None: ...
 
     async def read(self, location: str) -> bytes:
         """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
@@ -92,6 +96,28 @@ class LocalFiles:
             await self._offload.run(lambda: self._create(path, name, pieces, is_synced))
         except OSError as error:
             raise _not_written(location, error) from error
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        """Each disk is synced once, behind the last of them."""
+        if len(files) <= limits.FILES_SYNCED_APART_MAX:
+            await created_apart(self, files)
+            return
+        made: list[str] = []
+        try:
+            await self._offload.run(lambda: self._create_unsynced(files, made))
+            await self.make_durable(made)
+        except errors.IcestreamError:
+            for location in made:
+                await self.remove(location)
+            raise
+
+    def _create_unsynced(self, files: Sequence[tuple[str, Sequence[bytes]]], made: list[str]) -> None:
+        for location, pieces in files:
+            try:
+                self._create(*_split(location), pieces, is_synced=False)
+            except OSError as error:
+                raise _not_written(location, error) from error
+            made.append(location)
 
     def _create(self, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
         """First the bytes, then the name: a crash in between leaves a file that nothing points to."""
@@ -260,6 +286,11 @@ def _write(file: File, pieces: Sequence[bytes], is_synced: bool) -> None:
         file.close()
 
 
+async def created_apart(store: TableFiles, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    """Each by itself, some at a time."""
+    await asyncio.gather(*(store.create(*one) for one in files))
+
+
 class LocalFolder(LocalDirectory):
     def exists(self, name: str) -> bool:
         return (self.path / name).exists()
@@ -280,11 +311,17 @@ class LocalFolder(LocalDirectory):
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
         fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if _libc.syncfs(fd) != 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(self.path))
+            sync_disk(fd)
         finally:
             os.close(fd)
+
+
+def sync_disk(fd: int) -> None:
+    """Everything on the file system of this descriptor is on disk when it returns. Raises OSError, also for what failed
+    since it was opened."""
+    if _libc.syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def open_local(path: Path, is_new: bool) -> LocalFolder:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.files import TableFiles
+from icestream.catalog.files import TableFiles, created_apart
 from icestream.catalog.location import normal
 from icestream.warehouse.bucket import Objects
 from icestream.warehouse.object_reader import ObjectReader
@@ -53,6 +53,9 @@ class ObjectFiles:
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         place = place_of(location)
         await self._bucket(place).put_new(place.name, b"".join(pieces))
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        await created_apart(self, files)
 
     async def read(self, location: str) -> bytes:
         place = place_of(location)
@@ -111,6 +114,12 @@ class AnyFiles:
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         await self._of(location).create(location, pieces, is_synced=is_synced)
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+        if all(normal(location).startswith("file:") for location, _ in files):
+            await self._local.create_all(files)
+        else:
+            await created_apart(self, files)
 
     async def read(self, location: str) -> bytes:
         return await self._of(location).read(location)

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from icestream import limits
 from icestream.catalog.topic.envelope import new_schema
 from icestream.model import envelope
 from icestream.model.block import Constant, Numbering, encode_block
@@ -354,3 +355,40 @@ def test_files_are_created_exclusively_and_synced_with_their_folder(
     store.put(f"file:{files[0]}", b"other bytes")
     assert "exists" in store.settle()[f"file:{files[0]}"]
     assert Path(files[0]).read_bytes() != b"other bytes"
+
+
+def test_many_files_share_a_sync_of_their_disk(log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the last of them, and nothing is told before it."""
+    monkeypatch.setattr(limits, "FILES_SYNCED_APART_MAX", 2)
+    filled(log, topics=5)
+    happened: list[str] = []
+    real_open, real_sync = os.open, file_store.sync_disk
+
+    def opened(path: Any, flags: int, *more: int) -> int:
+        if str(path).endswith(".parquet"):
+            happened.append("file")
+        return real_open(path, flags, *more)
+
+    def synced(number: int) -> None:
+        happened.append("sync")
+        real_sync(number)
+
+    monkeypatch.setattr(file_store.os, "open", opened)
+    monkeypatch.setattr(file_store, "sync_disk", synced)
+    written = write_here(log.plan(tables))
+    assert (len(written), happened) == (5, ["file"] * 5 + ["sync"])
+    assert [one.error for one in written] == [None] * 5
+
+
+def test_a_disk_that_cannot_be_synced_keeps_every_file_back(
+    log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FILES_SYNCED_APART_MAX", 2)
+    filled(log, topics=5)
+
+    def failing(number: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(file_store, "sync_disk", failing)
+    written = write_here(log.plan(tables))
+    assert [(one.files, one.error is None) for one in written] == [([], False)] * 5

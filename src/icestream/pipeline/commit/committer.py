@@ -10,7 +10,6 @@ is removed here (hazard 1).
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -150,8 +149,8 @@ class Committer:
                 found[brought.table.topic_id] = Stopped(error.message, error.hint or "")
         if not drafts:
             return []
-        await asyncio.gather(
-            *(self._files.create(file.location, file.pieces) for one in drafts.values() for file in one.made.files)
+        await self._files.create_all(
+            [(file.location, file.pieces) for one in drafts.values() for file in one.made.files]
         )
         if len(drafts) == 1 or not self._books.is_own:
             return await self._one_by_one(drafts.values(), found)

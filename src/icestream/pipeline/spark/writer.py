@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,9 @@ class SparkWriter:
 
     def try_out(self) -> None:
         """The smallest job there is, through Java and Python."""
-        self._run(lambda context: context.parallelize([0], 1).mapPartitions(list).collect())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the socket of a result to the collector
+            self._run(lambda context: context.parallelize([0], 1).mapPartitions(list).collect())
 
     def write(self, plan: RoundPlan) -> list[TopicWritten]:
         return [jobs.decode_written(one) for one in self._run(lambda context: run_round(context, plan))]
