@@ -21,6 +21,7 @@ from icestream.cluster.members import NodeRecord
 from icestream.cluster.node_info import to_document
 from icestream.metadata.open import MetadataOptions, open_directory
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.garbage import calm_collector
 from icestream.runtime.loop import loop_factory
 from icestream.runtime.randomness import SystemRandomness
 
@@ -77,6 +78,7 @@ async def live(plan: dict[str, Any]) -> None:
     port = ClientPort(node.running)
     port.methods |= {"status": status, "call": call, "stalls": take_stalls}
     await port.listen(plan["client_port"])
+    calm_collector()
     print("ready", flush=True)
     await stopped.wait()
     sys.exit(f"the node stopped: {node.running.stopped}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 
@@ -17,8 +15,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     deadline_ms: int  # 0: for ever
 
 
-class Event(NamedTuple):
-    """One key changed. `value` is None when it was deleted."""
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One key changed. `value` is None when it was deleted. Hundreds of thousands are kept for watches: as above."""
 
     key: str
     value: bytes | None

@@ -483,3 +483,14 @@ async def test_no_key_dies_early_because_a_new_leader_applied_it_together_with_i
         await group.tick()
     await group.until(lambda: group.led.node.machine.get("/t") is None)
     assert group.clock.monotonic_ns() < start_ns + 8_000_000_000
+
+
+async def test_an_idle_group_writes_nothing(group: NodeGroup) -> None:
+    """Hazard 46: heartbeats, reads and a lead that is kept cost no entry and no record."""
+    await group.do(group.led.put("/a", b"1"))
+    await group.settle()
+    marks = [(store.node.applied_index, store.node._log.plan.planned_bytes) for store in group.stores.values()]
+    for _ in range(300):
+        await group.tick()
+    await group.do(group.followers[0].get("/a"))
+    assert [(store.node.applied_index, store.node._log.plan.planned_bytes) for store in group.stores.values()] == marks
