@@ -76,6 +76,10 @@ chaos: $(STAMPS)/dev $(STAMPS)/package native-tested byte-code  ## run the long 
 conformance: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## judge the catalog by Iceberg's own compatibility kit (Maven, Java)
 	@exec $(BIN)/python -m conformance
 
+.PHONY: flink
+flink: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## run the example of docs/engines.md for Flink, which is installed once (Maven, Java 17)
+	@exec $(BIN)/python -m conformance.flink
+
 .PHONY: docs
 docs: $(STAMPS)/docs $(STAMPS)/package  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

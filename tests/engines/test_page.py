@@ -58,7 +58,7 @@ def test_the_page_from_top_to_bottom(spark: Spark, lakehouse: Lakehouse, tmp_pat
     assert counted == [("/", 1), ("/home", 1)]
     found = [spark.sql(one) for one in second.split(";\n") if one.strip()]
     assert [row[1] for row in found[1]] == ["append", "overwrite"]
-    by_duckdb, by_pyiceberg = blocks("python")
+    by_duckdb, by_pyiceberg, _ = blocks("python")
     check_is_promised(run_program(by_duckdb, lakehouse, tmp_path))
     check_is_promised(run_program(by_pyiceberg, lakehouse, tmp_path))
     assert spark.column("SELECT name FROM icestream.demo.people ORDER BY id") == ["Ada", "Grace"]
