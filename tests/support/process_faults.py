@@ -78,8 +78,8 @@ class FaultRun:
     def __enter__(self) -> FaultRun:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._run.__exit__()
+    def __exit__(self, *error: object) -> None:
+        self._run.__exit__(*error)
 
     @property
     def driver_pid(self) -> int:
