@@ -84,6 +84,7 @@ class TestBroker:
             "ports": {**dict.fromkeys(Ports.model_fields, 0), "native": self._port},
             "lake": {"managed": False},
             "pipeline": {"managed": False},
+            "broker": {"deleted_rest": "discard"},  # nobody commits it here
             "danube": {"enable": False},
             "storage": {
                 "type": "memory" if self._storage == "memory" else "iceberg",

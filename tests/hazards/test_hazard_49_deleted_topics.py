@@ -53,8 +53,8 @@ async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> No
     broker = await world.start()
     await world.with_table(schema=ENVELOPE)
     await world.catalog.topics.begin(TABLE, await world.log_of(broker))
-    assert await broker.delete_topic(TOPIC) == [*NS, TABLE.name], "it is told what stays"
-    assert "deleted_topics" in await world.left(), "in the decision itself"
+    assert (await broker.delete_topic(TOPIC)).table == [*NS, TABLE.name], "it is told what stays"
+    assert "deleted_topics" in await world.left(), "by the end of it"
     other = Identifier(NS, "other")
     await world.catalog.tables.rename(TABLE, other, is_forced=True)
     await world.upkeep()

@@ -180,6 +180,7 @@ def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command:
 
 def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
     local = ("--socket", str(lake.data / "broker.sock"))
+    plain = {"table_end": "keep", "rest": "commit", "rest_messages": 0}
     for name, table, asked in (("again", "shop.again", ()), ("bare", None, ("--output", "json"))):
         assert icestream("topic", "create", f"/default/{name}", *local).code == 0
         if table:
@@ -188,11 +189,11 @@ def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
         if table:
             assert "its table stays: shop.again. `icestream lake drop shop.again --purge`" in ran.err
         else:
-            assert ran.document == {"deleted": "/default/bare", "table": None}
+            assert ran.document == {"deleted": "/default/bare", "table": None, **plain}
     assert icestream("topic", "create", "/default/over_http", *local).code == 0
     told("recreate", "/default/over_http", "--table", "shop.over_http", "--yes")
     answer = lake("DELETE", "/api/v1/namespaces/default/topics/over_http")
-    assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"]}
+    assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"], **plain}
 
 
 def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:

@@ -43,6 +43,7 @@ class Ingest:
         self._state: Document | None = None
         self._told_ns = 0
         self.on_told: Callable[[], None] | None = None  # somebody waits for news of the driver
+        self.on_committed: Callable[[], None] | None = None  # floors have moved
 
     # --- what is to be written ---
 
@@ -116,6 +117,8 @@ class Ingest:
         known = self.log.state.shards
         floors = {ShardKey(topic_id, shard): offset for topic_id, shard, offset in positions}
         await self.log.advance_floor({key: offset for key, offset in floors.items() if key in known})
+        if self.on_committed is not None:
+            self.on_committed()
 
     # --- what the driver says of itself ---
 

@@ -27,8 +27,9 @@ from typing import TypeVar
 import msgspec
 
 from icestream import errors
-from icestream.model import table_layout
+from icestream.model import table_layout, topic_end
 from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
+from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
 
 NAMESPACES = "/namespaces/"
@@ -44,7 +45,8 @@ DELETED_TOPICS = "/deleted_topics/"
 class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound.
 
-    The last three say how its table is laid out (model/table_layout.py). None: the namespace's, else the table's own.
+    Three say how its table is laid out (model/table_layout.py). None: the namespace's, else the table's own. The last
+    two say what becomes of it when the topic is deleted (model/topic_end.py). None: the namespace's, else the settings.
     """
 
     max_producers: int | None = None
@@ -59,6 +61,8 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     partitioning: str | None = None
     compression: str | None = None
     target_file_bytes: int | None = None
+    deleted_table: str | None = None
+    deleted_rest: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -71,6 +75,10 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
             table_layout.check_compression(self.compression)
         if self.target_file_bytes is not None:
             table_layout.check_target_file_bytes(self.target_file_bytes)
+        if self.deleted_table is not None:
+            topic_end.table_end(self.deleted_table)
+        if self.deleted_rest is not None:
+            topic_end.rest_end(self.deleted_rest)
 
     def over(self, other: Policies) -> Policies:
         """These, and the other's where these say nothing."""
@@ -230,6 +238,10 @@ class DeletedTopic(msgspec.Struct, frozen=True):
     is_partitioned: bool = False
     dropped: list[tuple[int, int]] = []  # (shard, messages) that were in no table at the decision, and go with it
     owner: str = ""  # as of the topic: whose log has what is left of it
+    table: TableEnd = TableEnd.KEEP
+    rest: RestEnd = RestEnd.DISCARD
+    of_table: dict[str, str] = {}  # how its table is laid out, where the rest makes it
+    has_no_names: bool = False  # subscriptions, cursors and producers are gone: what has its name now is another's
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from icestream import errors
@@ -24,9 +25,11 @@ from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscribing import Subscribing
 from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Producer, Topic
+from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topics import Topics
 from icestream.metadata.store import MetadataStore
 from icestream.model.subscription import Dispatch, FailurePolicy, Start, SubscriptionType
+from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName, check_name
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
@@ -119,15 +122,27 @@ class Broker:
         create, given = self.topics.create, records.Policies()
         return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
 
-    async def delete_topic(self, name: TopicName) -> list[str] | None:
-        """The name of its table, which stays, level by level; None where it has none."""
+    async def delete_topic(
+        self, name: TopicName, table: TableEnd | None = None, rest: RestEnd | None = None
+    ) -> Deletion:
+        """What becomes of its table and of messages that are in none: else as its policies say."""
 
-        async def change() -> list[str] | None:
-            table = await self.topics.delete(name)
+        async def change() -> Deletion:
+            decided = await self.topics.delete(name, table, rest)
             self.registry.forget(name)
-            return table
+            return decided
 
         return await self._changes.make(change)
+
+    def tables_went_on(self) -> None:
+        """The pipeline has told how far tables are: a topic that was deleted may have nothing left to commit."""
+        if self.topics.has_waiting and not self.is_closing:
+            self._tasks.start(self._finish_drained(), "deletions")
+
+    async def _finish_drained(self) -> None:
+        """What fails is tried again with the next round, or at the next start."""
+        with contextlib.suppress(errors.IcestreamError):
+            await self._changes.make(self.topics.finish_drained)
 
     async def set_topic_policies(self, name: TopicName, policies: records.Policies) -> None:
         await self._changes.make(lambda: self.topics.set_policies(name, policies))

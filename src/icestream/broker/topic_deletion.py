@@ -1,16 +1,22 @@
 """Deletes a topic for good, in steps that a crash may end anywhere (hazard 49).
 
-    1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction. Its table stays, as a table
-                        like any other; that is written down there too, and the lake process parts them. Messages that
-                        are in no table are dropped: how many, by shard, stands in the decision
-    2  the rest         cursors, then subscriptions, consumers and producers; then what the log holds of it
-    3  the end          the DeletedTopic goes
+    1  the decision     the topic's record goes, a DeletedTopic comes, in one transaction. It says what becomes of the
+                        messages that are in no table, and of the table (model/topic_end.py)
+    2  the names        cursors, then subscriptions, consumers and producers
+    3  the rest         discard: what the log holds of it goes; how many messages, by shard, stands in the decision
+                        commit: the log keeps it until the pipeline has brought all of it into the table
+    4  the table        is let go of. What becomes of it is written down for the lake process, in the transaction in
+                        which the DeletedTopic goes (catalog/upkeep/partings.py)
 
-The node whose topic it was begins again with 2 when it finds a DeletedTopic. Nothing in 2 belongs to a topic of the
-same name that is created later: that is why it is finished first.
+Whoever finds a DeletedTopic begins again with 2. Nothing in 2 belongs to a topic of the same name that is created
+later: that is why it is finished first, and noted. 3 and 4 go by the topic's id, which no other has.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
 
 from icestream import errors
 from icestream.broker import records
@@ -19,10 +25,24 @@ from icestream.broker.schema_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.catalog import keys as catalog_keys
 from icestream.catalog import records as catalog_records
-from icestream.catalog.records import TopicRecord
-from icestream.metadata.command import Delete, Operation, Put
+from icestream.catalog.records import LetGoRecord, TopicRecord
+from icestream.metadata.command import Absent, AtRevision, Compare, Delete, Operation, Put
 from icestream.metadata.store import MetadataStore
+from icestream.model import shard as shards
+from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
+from icestream.observability.log import get_logger
+
+_log = get_logger("broker.deletion")
+
+
+class Deletion(NamedTuple):
+    """What was decided."""
+
+    table: list[str] | None  # its name, level by level; None: it has none here yet
+    end: TableEnd
+    rest: RestEnd
+    messages: int  # in no table at the decision: discarded, or on their way into it
 
 
 class TopicDeletion:
@@ -30,30 +50,66 @@ class TopicDeletion:
         self._store = store
         self._neighbours = neighbours
         self._storage = storage
-        self._unfinished: dict[TopicName, records.DeletedTopic] = {}
+        self._unfinished: dict[TopicName, records.DeletedTopic] = {}  # their names are not gone yet
+        self._waiting: dict[int, records.DeletedTopic] = {}  # for the pipeline, by topic id
 
-    async def decide(self, name: TopicName, record: records.TopicRecord) -> list[str] | None:
-        """The name of the table that stays behind, level by level; None where the topic has none."""
-        dropped = self._storage.uncommitted(record.id, record.shards)
+    # --- the decision ---
+
+    async def decide(
+        self, name: TopicName, record: records.TopicRecord, policies: records.Policies, end: TableEnd, rest: RestEnd
+    ) -> Deletion:
+        """`policies`: those in force. Raises TopicTable where the rest cannot be committed: an operator took the table
+        away."""
+        uncommitted = self._storage.uncommitted(record.id, record.shards)
+        messages = sum(count for _, count in uncommitted)
+        if messages and rest is RestEnd.COMMIT and await self._store.get(catalog_keys.parted_key(record.id)):
+            raise errors.TopicTable(
+                f"topic {name} has no table any more, and {messages} messages that are in none",
+                hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
+            )
         deleted = records.DeletedTopic(
-            record.id, name.namespace, name.name, record.shards, record.is_partitioned, dropped, record.owner
+            record.id,
+            name.namespace,
+            name.name,
+            record.shards,
+            record.is_partitioned,
+            uncommitted if rest is RestEnd.DISCARD else [],
+            record.owner,
+            end,
+            rest,
+            policies.of_table,
         )
-        key = records.deleted_topic_key(record.id)
-        operations: list[Operation] = [
-            Delete(records.topic_key(name)),
-            Delete(topic_schema_key(name)),
-            Put(key, records.encode(deleted)),
-            Delete(catalog_keys.parted_key(record.id)),
-        ]
-        table = await self._store.get(catalog_keys.topic_key(record.id))
-        if table is not None:
-            operations.append(Put(catalog_keys.deleted_topic_key(record.id), table.value))
-        await self._store.txn([], operations)
+        await self._store.txn(
+            [],
+            [
+                Delete(records.topic_key(name)),
+                Delete(topic_schema_key(name)),
+                Put(records.deleted_topic_key(record.id), records.encode(deleted)),
+            ],
+        )
         self._unfinished[name] = deleted
-        if table is None:
-            return None
-        left = catalog_records.decode(TopicRecord, catalog_keys.topic_key(record.id), table)
-        return [*left.namespace, left.name]
+        return Deletion(await self._table_name(record.id), end, rest, messages)
+
+    def waiting_of(self, name: TopicName) -> records.DeletedTopic | None:
+        """A topic that is gone, and whose rest is on its way into its table."""
+        found = (one for one in self._waiting.values() if (one.namespace, one.name) == (name.namespace, name.name))
+        return next(found, None)
+
+    async def discard(self, waiting: records.DeletedTopic) -> Deletion:
+        """Nobody commits the rest: it goes after all."""
+        uncommitted = self._storage.uncommitted(waiting.id, waiting.shards)
+        decided = msgspec.structs.replace(waiting, rest=RestEnd.DISCARD, dropped=uncommitted)
+        await self._store.put(records.deleted_topic_key(decided.id), records.encode(decided))
+        table = await self._table_name(decided.id)
+        await self._let_go(decided)
+        return Deletion(table, decided.table, RestEnd.DISCARD, sum(count for _, count in uncommitted))
+
+    def table_policy(self, topic_id: int) -> dict[str, str]:
+        """Of a topic whose rest is not committed yet: its table may not be there yet."""
+        found = self._waiting.get(topic_id)
+        return {} if found is None else found.of_table
+
+    # --- what follows from it ---
 
     async def finish(self, name: TopicName) -> None:
         """Nothing to do where no deletion of that name was begun."""
@@ -66,7 +122,7 @@ class TopicDeletion:
         """Raises NotReady while another node deletes a topic of that name: what it does would reach a new one."""
         for key, entry in await self._store.list_all(records.DELETED_TOPICS):
             deleted = records.decode(records.DeletedTopic, key, entry.value)
-            if (deleted.namespace, deleted.name) == (name.namespace, name.name):
+            if (deleted.namespace, deleted.name) == (name.namespace, name.name) and not deleted.has_no_names:
                 raise errors.NotReady(
                     f"topic {name} is still being deleted by the node that served it", hint="try again in a moment"
                 )
@@ -78,7 +134,31 @@ class TopicDeletion:
             if self._neighbours.is_own(deleted.owner):
                 await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
 
+    async def finish_drained(self) -> None:
+        """The pipeline has told how far tables are: those that have everything are let go of."""
+        for deleted in list(self._waiting.values()):
+            if not self._storage.uncommitted(deleted.id, deleted.shards):
+                await self._let_go(deleted)
+                _log.info("the rest of a deleted topic is in its table", topic=f"/{deleted.namespace}/{deleted.name}")
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
     async def _finish(self, name: TopicName, deleted: records.DeletedTopic) -> None:
+        if not deleted.has_no_names:
+            await self._delete_names(name, deleted)
+        await self._storage.settle()
+        if deleted.rest is RestEnd.DISCARD or not self._storage.uncommitted(deleted.id, deleted.shards):
+            await self._let_go(deleted)
+            return
+        waiting = msgspec.structs.replace(deleted, has_no_names=True)
+        if not deleted.has_no_names:
+            await self._store.put(records.deleted_topic_key(deleted.id), records.encode(waiting))
+        self._storage.declare_topic(shards.Topic(deleted.id, str(name), deleted.id), deleted.shards)
+        self._waiting[deleted.id] = waiting
+
+    async def _delete_names(self, name: TopicName, deleted: records.DeletedTopic) -> None:
         below = f"{name.namespace}/{name.name}/"
         prefix = records.SUBSCRIPTIONS + below
         await self._storage.delete_cursors(
@@ -92,5 +172,31 @@ class TopicDeletion:
         )
         for kind in (records.SUBSCRIPTIONS, records.PLANNED_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
             await self._store.delete_prefix(kind + below)
+
+    async def _let_go(self, deleted: records.DeletedTopic) -> None:
+        """What is left in the log goes, then the table is let go of, also one that is made at this moment."""
         await self._storage.forget_topic(deleted.id, deleted.shards)
-        await self._store.delete(records.deleted_topic_key(deleted.id))
+        key = catalog_keys.topic_key(deleted.id)
+        is_done = False
+        while not is_done:
+            entry = await self._store.get(key)
+            operations: list[Operation] = [
+                Delete(records.deleted_topic_key(deleted.id)),
+                Delete(catalog_keys.parted_key(deleted.id)),
+            ]
+            compare: Compare = Absent(key)
+            if entry is not None:
+                table = catalog_records.decode(TopicRecord, key, entry)
+                let_go = LetGoRecord(table.namespace, table.name, table.uuid, deleted.table)
+                operations.append(Put(catalog_keys.deleted_topic_key(deleted.id), catalog_records.encode(let_go)))
+                compare = AtRevision(key, entry.mod_revision)
+            is_done = (await self._store.txn([compare], operations)).held
+        self._waiting.pop(deleted.id, None)
+
+    async def _table_name(self, topic_id: int) -> list[str] | None:
+        key = catalog_keys.topic_key(topic_id)
+        entry = await self._store.get(key)
+        if entry is None:
+            return None
+        found = catalog_records.decode(TopicRecord, key, entry)
+        return [*found.namespace, found.name]

@@ -19,11 +19,12 @@ from icestream.broker.neighbours import Neighbours
 from icestream.broker.options import BrokerOptions
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic import Topic
-from icestream.broker.topic_deletion import TopicDeletion
+from icestream.broker.topic_deletion import Deletion, TopicDeletion
 from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
 from icestream.model.subscription import Dispatch
+from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName, check_namespace
 from icestream.runtime.clock import Clock
 
@@ -74,9 +75,11 @@ class Topics:
         return self.get(name)
 
     def table_policy(self, name: str, topic_id: int) -> dict[str, str]:
-        """How the table of a topic is to be laid out. One that is gone says nothing, nor does its successor for it."""
+        """How the table of a topic is to be laid out. One that is gone says nothing, unless it was deleted and its rest
+        is not committed yet; nor does its successor for it."""
         topic = self._topics.get(TopicName.parse(name))
-        return topic.policies.of_table if topic is not None and topic.record.id == topic_id else {}
+        is_it = topic is not None and topic.record.id == topic_id
+        return topic.policies.of_table if topic is not None and is_it else self._deletion.table_policy(topic_id)
 
     # --- start ---
 
@@ -252,15 +255,34 @@ class Topics:
         topic.record = record
         self._retain(topic)
 
-    async def delete(self, name: TopicName) -> list[str] | None:
-        """From the decision on nobody sends to it or gets anything of it; then everything it left goes, but its table,
-        which is named."""
+    async def delete(self, name: TopicName, table: TableEnd | None = None, rest: RestEnd | None = None) -> Deletion:
+        """From the decision on nobody sends to it or gets anything of it; then everything it left goes. `table` and
+        `rest`: else what its policies say. Called again with `rest` discard, one whose rest waits is finished."""
+        waiting = self._deletion.waiting_of(name)
+        if name not in self._topics and waiting is not None and rest is RestEnd.DISCARD:
+            return await self._deletion.discard(waiting)
         topic = self.get(name)
-        table = await self._deletion.decide(name, topic.record)
+        policies = topic.policies
+        end = table or TableEnd(policies.deleted_table or self._options.deleted_table)
+        if end is not TableEnd.KEEP and not self._options.has_own_catalog:
+            raise errors.InvalidInput(
+                f"the table of {name} is in another catalog",
+                hint="delete the topic with table `keep`, and drop it there",
+            )
+        decided_rest = rest or RestEnd(policies.deleted_rest or self._options.deleted_rest)
+        decided = await self._deletion.decide(name, topic.record, policies, end, decided_rest)
         del self._topics[name]
         topic.delete(f"topic {name} was deleted")
         await self._deletion.finish(name)
-        return table
+        return decided
+
+    @property
+    def has_waiting(self) -> bool:
+        """Topics that are gone, and whose rest is on its way into their tables."""
+        return self._deletion.is_waiting
+
+    async def finish_drained(self) -> None:
+        await self._deletion.finish_drained()
 
     async def set_policies(self, name: TopicName, policies: records.Policies) -> None:
         topic = self.get(name)

@@ -61,6 +61,6 @@ class Catalog:
         """What goes on in the background, in one process of a node."""
         documents, files, retired, roots, clock = self._upkeep
         purges = Purges(self.store, documents, files, manifests, roots)
-        partings = Partings(self.store, self.topics)
+        partings = Partings(self.store, self.topics, self.tables)
         leftovers = Leftovers(self.store, documents, files)
         return Upkeep(self.store, documents, retired, partings, purges, leftovers, clock)

@@ -6,8 +6,8 @@
     /catalog/topics/{topic id}                       TopicRecord: the table of a topic
     /catalog/bound/{table uuid}                      BoundRecord: the topic of a table
     /catalog/parted/{topic id}                       PartedRecord: the table that a topic had, until it has one again
-    /catalog/deleted_topics/{topic id}               TopicRecord: the table of a topic that was deleted, until they are
-                                                     parted; written by the broker with the deletion (hazard 49)
+    /catalog/deleted_topics/{topic id}               LetGoRecord: the table of a topic that was deleted, until they are
+                                                     parted; written by the broker, as a deletion ends (hazard 49)
     /catalog/requests/{idempotency key}              RequestRecord, for a while
     /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
     /pipeline/lease                                  LeaseRecord, written by the pipeline of a node on its own

@@ -15,6 +15,7 @@ from icestream import errors
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.removal import Removals
 from icestream.metadata.entry import Entry
+from icestream.model.topic_end import TableEnd
 
 
 class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,6 +45,15 @@ class TopicRecord(msgspec.Struct, frozen=True):
     namespace: list[str]
     name: str
     uuid: str
+
+
+class LetGoRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The table of a topic that was deleted, and what becomes of it."""
+
+    namespace: list[str]
+    name: str
+    uuid: str
+    end: TableEnd = TableEnd.KEEP
 
 
 class BoundRecord(msgspec.Struct, frozen=True):

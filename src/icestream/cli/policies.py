@@ -20,7 +20,15 @@ TOPIC_KEYS: tuple[str, ...] = Policies.__struct_fields__
 FAILURE_KEYS: tuple[str, ...] = FailurePolicyRecord.__struct_fields__
 DISPATCH_RATE = "max_dispatch_rate"
 PARTITIONING = "partitioning"
-_WORDS = ("backoff", "poison", "dead_letter_topic", PARTITIONING, "compression")  # the others are numbers
+_WORDS = (
+    "backoff",
+    "poison",
+    "dead_letter_topic",
+    PARTITIONING,
+    "compression",
+    "deleted_table",
+    "deleted_rest",
+)  # the others are numbers
 
 PolicyOption = Annotated[
     list[str] | None,

@@ -16,6 +16,7 @@ from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 from icestream.cli.table_name import shown
+from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.observability.words import counted, size_text
 
 app = Commands("List, make, change and delete topics.")
@@ -92,9 +93,19 @@ def create(
     Output(output).record({name: found[name] for name in ("topic", "id", "shards", "dispatch")})
 
 
+_TableEnd = Annotated[
+    TableEnd | None, typer.Option("--table", help="What becomes of its table; else as its policies say.")
+]
+_RestEnd = Annotated[
+    RestEnd | None, typer.Option("--rest", help="And of its messages that are in no table; else the same.")
+]
+
+
 @app.command()
 def delete(
     topic: TopicName,
+    table: _TableEnd = None,
+    rest: _RestEnd = None,
     yes: Yes = False,
     address: AddressOption = None,
     socket: SocketOption = None,
@@ -102,20 +113,38 @@ def delete(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Delete a topic with its messages and subscriptions; its table stays.
+    """Delete a topic with its subscriptions; messages that are in no table are committed first, and its table stays.
+
+    Its policies and the settings may say otherwise, and so may the options.
 
     Example: icestream topic delete /default/orders --yes
     """
     confirm(f"delete {topic} with all its messages and subscriptions", is_sure=yes)
 
     async def deleted(broker: BrokerCalls) -> Document:
-        return await broker.call("delete_topic", topic=topic)
+        return await broker.call("delete_topic", topic=topic, table=table, rest=rest)
 
-    found = ask(Target(address, socket, config, sets), deleted).get("table")
-    table, answer = shown(found) if found else None, Output(output)
-    answer.record({"deleted": topic} | ({} if answer.for_people else {"table": table}))
-    if table and answer.for_people:
-        say_aside(f"its table stays: {table}. `icestream lake drop {table} --purge` drops it with its files")
+    found, answer = ask(Target(address, socket, config, sets), deleted), Output(output)
+    name = shown(found["table"]) if found["table"] else None
+    more = {key: found[key] for key in ("table_end", "rest", "rest_messages")}
+    answer.record({"deleted": topic} | ({} if answer.for_people else {"table": name, **more}))
+    if answer.for_people:
+        for line in _said_of_deletion(topic, name, found):
+            say_aside(line)
+
+
+def _said_of_deletion(topic: str, table: str | None, found: Document) -> list[str]:
+    lines = []
+    if (messages := found["rest_messages"]) and found["rest"] == RestEnd.COMMIT:
+        way = f"{counted(messages, 'message')} on the way into the table"
+        lines.append(f"{way}; `icestream topic delete {topic} --rest discard` gives up on that")
+    elif messages:
+        lines.append(f"{counted(messages, 'message')} in no table went with it")
+    if table and found["table_end"] == TableEnd.KEEP:
+        lines.append(f"its table stays: {table}. `icestream lake drop {table} --purge` drops it with its files")
+    elif table:
+        lines.append(f"its table goes: {table}" + (", and its files" if found["table_end"] == TableEnd.PURGE else ""))
+    return lines
 
 
 @app.command()

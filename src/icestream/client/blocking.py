@@ -135,9 +135,15 @@ class BlockingClient:
         thread, client = self._here()
         return thread.run(client.create_topic(topic, shards=shards, dispatch=dispatch, **policies))
 
-    def delete_topic(self, topic: str) -> None:
+    def delete_topic(
+        self,
+        topic: str,
+        *,
+        table: Literal["keep", "drop", "purge"] | None = None,
+        rest: Literal["commit", "discard"] | None = None,
+    ) -> None:
         thread, client = self._here()
-        thread.run(client.delete_topic(topic))
+        thread.run(client.delete_topic(topic, table=table, rest=rest))
 
     def describe_topic(self, topic: str) -> TopicInfo:
         thread, client = self._here()

@@ -89,9 +89,16 @@ class Client:
         arguments = {"topic": topic, "shards": shards, "dispatch": dispatch, "policies": policies}
         return topic_info(await self.call("create_topic", arguments))
 
-    async def delete_topic(self, topic: str) -> None:
-        """With its subscriptions."""
-        await self.call("delete_topic", {"topic": topic})
+    async def delete_topic(
+        self,
+        topic: str,
+        *,
+        table: Literal["keep", "drop", "purge"] | None = None,
+        rest: Literal["commit", "discard"] | None = None,
+    ) -> None:
+        """With its subscriptions. What becomes of its table, and of messages that are in no table yet: else as the
+        topic's policies say."""
+        await self.call("delete_topic", {"topic": topic, "table": table, "rest": rest})
 
     async def describe_topic(self, topic: str) -> TopicInfo:
         return topic_info(await self.call("describe_topic", {"topic": topic}, repeats=True))

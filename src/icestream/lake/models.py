@@ -18,6 +18,8 @@ Milliseconds = Annotated[int, Field(ge=0, le=limits.FAILURE_POLICY_VALUE_MAX)]
 Name = Annotated[str, Field(min_length=1, max_length=limits.NAME_BYTES_MAX)]
 SubscriptionKind = Literal["exclusive", "shared", "failover", "key-shared"]
 DispatchKind = Literal["reliable", "non-reliable"]
+TableEnd = Literal["keep", "drop", "purge"]
+RestEnd = Literal["commit", "discard"]
 StartKind = Literal["latest", "earliest", "offset", "time", "snapshot"]
 
 
@@ -78,6 +80,12 @@ class Policies(Given):
     target_file_bytes: Number | None = Field(
         default=None, description="How large its data files become where there is enough."
     )
+    deleted_table: TableEnd | None = Field(
+        default=None, description="What becomes of its table when the topic is deleted; null: as the settings say."
+    )
+    deleted_rest: RestEnd | None = Field(
+        default=None, description="What becomes of its messages that are in no table then; null: as the settings say."
+    )
 
 
 class NewNamespace(Given):
@@ -133,8 +141,11 @@ class ShardOffsets(Shown):
 class DeletedTopic(Shown):
     deleted: str = Field(description="Its name.")
     table: list[str] | None = Field(
-        description="The levels of the namespace and the name of the table that stays; null: it had none here."
+        description="The levels of the namespace and the name of its table; null: it had none here."
     )
+    table_end: TableEnd = Field(description="What becomes of it.")
+    rest: RestEnd = Field(description="What becomes of the messages that were in no table.")
+    rest_messages: int = Field(description="How many these were: discarded, or on their way into the table.")
 
 
 class Topic(TopicLine):

@@ -132,6 +132,8 @@ class Node:
         self.broker = Broker(broker_options(settings), store, storage, clock, neighbours_of(store))
         policy = self.broker.topics.table_policy
         self.ingest = Ingest(log, clock, self._place(), policy) if log is not None else None
+        if self.ingest is not None:
+            self.ingest.on_committed = self.broker.tables_went_on
         welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
         self.native = NativeListener(self.broker, welcome)
         self.danube = DanubeListeners(settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
@@ -33,6 +33,17 @@ class BrokerSection(Section):
         description="Messages of a subscription, in each shard, that may be delivered and not acked. At the bound "
         "nothing new is delivered until an ack comes. Of a shared subscription one consumer has eight ninths of them "
         "at most, so that a slow one leaves room to the others.",
+    )
+    deleted_table: Literal["keep", "drop", "purge"] = Field(
+        default="keep",
+        description="What becomes of the table of a topic that is deleted, where neither the topic's policies nor its "
+        "namespace's say: it stays as a table like any other, is dropped, or dropped with its files. With another "
+        "catalog: keep.",
+    )
+    deleted_rest: Literal["commit", "discard"] = Field(
+        default="commit",
+        description="What becomes of the messages of such a topic that are in no table yet: the pipeline brings them "
+        "into the table before it is let go of, and the log keeps them until then; or they go.",
     )
     tail_bytes: Annotated[int, _SIZE] = Field(
         default=limits.TAIL_BYTES_DEFAULT,

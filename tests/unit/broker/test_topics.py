@@ -8,10 +8,13 @@ import pytest
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.options import BrokerOptions
 from icestream.broker.records import Policies
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
+from icestream.model.shard import ShardKey
 from icestream.model.subscription import Dispatch, SubscriptionType
+from icestream.model.topic_end import RestEnd
 from icestream.model.topic_name import TopicName
 from icestream.wal.appender import Placed
 from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
@@ -358,3 +361,59 @@ async def test_a_crash_at_any_write_of_a_deletion_leaves_the_topic_or_nothing() 
         write += 1
     assert seen == {False, True}
     assert write > 4
+
+
+async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_message() -> None:
+    """Either the topic is there, or its rest waits for the pipeline; and a topic of its name is another one."""
+    options = BrokerOptions(deleted_rest=RestEnd.COMMIT)
+    seen, write, is_over = set[bool](), 0, False
+    while not is_over:
+        for carried_out in (False, True):
+            machine = BrokerMachine(broker=options)
+            store = machine.store = HaltingStore(machine.clock)
+            broker = await opened(machine, 2)
+            key = ShardKey(broker.topics.get(TOPIC).record.id, 1)
+            await publish(broker, await open_one(broker), b"x", shard=1)
+            await subscribe(broker)
+            store.halt_at(write, carried_out=carried_out)
+            is_over = await _is_deleted(broker, store)
+            await machine.kill()
+            store.go_on()
+            broker = await machine.open_broker()
+            assert machine.log is not None
+            assert machine.log.backlog.waiting(key) == 1
+            is_there = broker.topics.find(TOPIC) is not None
+            assert broker.topics.has_waiting is not is_there
+            seen.add(is_there)
+            if not is_there:
+                await _check_another(machine, broker, key)
+            await machine.kill()
+        write += 1
+    assert seen == {False, True}
+    assert write > 3
+
+
+async def _is_deleted(broker: Broker, store: HaltingStore) -> bool:
+    """Else the store stands still in the middle of it."""
+    deleting = asyncio.ensure_future(broker.delete_topic(TOPIC))
+    halted = asyncio.ensure_future(store.halted.wait())
+    await asyncio.wait({deleting, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    return deleting.done()
+
+
+async def _check_another(machine: BrokerMachine, broker: Broker, old: ShardKey) -> None:
+    """A topic of the same name keeps its subscriptions when the deletion ends, and over another start."""
+    await broker.create_topic(TOPIC)
+    assert await publish(broker, await open_one(broker), b"new") == 0
+    await subscribe(broker)
+    await machine.kill()
+    broker = await machine.open_broker()
+    assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]
+    assert machine.log is not None
+    assert machine.log.backlog.waiting(old) == 1
+    await machine.log.advance_floor({old: 1})  # as the pipeline tells
+    broker.tables_went_on()
+    await quiet()
+    assert not broker.topics.has_waiting
+    assert not [key for key in await kept(machine) if key.startswith(records.DELETED_TOPICS)]
+    assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]

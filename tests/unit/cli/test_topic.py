@@ -59,6 +59,24 @@ def test_nothing_at_all_is_said_to_people_and_is_an_empty_list_to_programs() -> 
         assert "/default/a has no subscriptions" in icestream("sub", "list", "/default/a", *local).err
 
 
+def test_a_deletion_says_what_becomes_of_the_table_and_of_the_rest(
+    broker: testing.TestBroker, local: tuple[str, str], name: str
+) -> None:
+    """Nobody commits here: the rest waits until somebody gives it up."""
+    icestream("topic", "create", name, "--policy", "deleted_table=purge", *local)
+    icestream("produce", name, "--address", broker.address, given=b"x\n")
+    ran = icestream("topic", "delete", name, "--rest", "commit", "--yes", *local)
+    assert "1 message on the way into the table" in ran.err
+    assert icestream("topic", "describe", name, *local).code == 4
+    ran = icestream("topic", "delete", name, "--rest", "discard", "--yes", *local, "--output", "json")
+    told = {"table": None, "table_end": "purge", "rest": "discard", "rest_messages": 1}
+    assert ran.document == {"deleted": name, **told}
+    icestream("topic", "create", name, *local)
+    icestream("produce", name, "--address", broker.address, given=b"x\n")
+    assert "1 message in no table went with it" in icestream("topic", "delete", name, "--yes", *local).err
+    assert icestream("topic", "delete", name, "--table", "burn", "--yes", *local).code == 2
+
+
 def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
     icestream("topic", "create", name, *local)
     ran = icestream("topic", "delete", name, *local)

@@ -83,8 +83,10 @@ async def test_topics(api: Api) -> None:
     assert [one["topic"] for one in (await api("GET", TOPICS))["items"]] == ["/default/orders"]
     assert (await api.problem("POST", TOPICS, {"name": "orders"}))["status"] == 409
     assert (await api.problem("POST", TOPICS, {"name": "a b"}))["code"] == "invalid"
-    gone = await api.ask("DELETE", f"/api/v1{TOPICS}/orders")
+    assert (await api.problem("DELETE", f"{TOPICS}/orders?table=burn"))["status"] == 400
+    gone = await api.ask("DELETE", f"/api/v1{TOPICS}/orders?table=drop&rest=discard")
     assert (gone.status, gone.json["table"]) == (200, None)
+    assert (gone.json["table_end"], gone.json["rest"], gone.json["rest_messages"]) == ("drop", "discard", 0)
     assert (await api.problem("GET", f"{TOPICS}/orders"))["code"] == "unknown_topic"
 
 

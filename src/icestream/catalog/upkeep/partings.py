@@ -1,8 +1,8 @@
-"""Tables of topics that were deleted: they stay, as tables like any other (hazard 49).
+"""Tables of topics that were deleted: they stay, as tables like any other, or are dropped, or purged (hazard 49).
 
-The broker writes down, in the transaction that decides the deletion, which table the topic had. Parting them takes a
-new metadata file, which only the lake process writes; until then nothing but the name of a topic that is gone is wrong.
-A crash anywhere begins again: parting a table that is parted changes nothing.
+The broker writes down, in the transaction that ends the deletion, which table the topic had and what becomes of it.
+Parting them takes a new metadata file, which only the lake process writes; until then nothing but the name of a topic
+that is gone is wrong. A crash anywhere begins again: a table that is parted or dropped is the topic's no more.
 """
 
 from __future__ import annotations
@@ -10,27 +10,32 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from icestream import errors
-from icestream.catalog import keys
+from icestream.catalog import keys, records
+from icestream.catalog.calls.tables import Tables
 from icestream.catalog.calls.topics import Topics
 from icestream.catalog.identifier import Identifier
+from icestream.catalog.records import LetGoRecord
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
+from icestream.model.topic_end import TableEnd
 from icestream.observability.log import get_logger
 
 _log = get_logger("catalog.partings")
 
 
 class Partings:
-    def __init__(self, store: MetadataStore, topics: Topics) -> None:
+    def __init__(self, store: MetadataStore, topics: Topics, tables: Tables) -> None:
         self._store = store
         self._topics = topics
+        self._tables = tables
 
     async def work(self) -> AsyncIterator[None]:
-        for key, _ in await self._store.list_all(keys.DELETED_TOPICS):
+        for key, entry in await self._store.list_all(keys.DELETED_TOPICS):
             topic_id = int(key.removeprefix(keys.DELETED_TOPICS))
+            end = records.decode(LetGoRecord, key, entry).end
             table = await self._topics.table_of(topic_id)  # as it is called now
             if table is not None:
-                await self._part(table)
+                await (self._part(table) if end is TableEnd.KEEP else self._drop(table, end))
             await self._store.txn([], [cmd.Delete(keys.parted_key(topic_id)), cmd.Delete(key)])
             yield
 
@@ -41,3 +46,11 @@ class Partings:
             _log.warning("the table of a deleted topic cannot be parted from it", table=str(table), reason=str(error))
         else:
             _log.info("the table of a deleted topic is like any other now", table=str(table))
+
+    async def _drop(self, table: Identifier, end: TableEnd) -> None:
+        try:
+            await self._tables.drop(table, is_purging=end is TableEnd.PURGE, is_forced=True)
+        except errors.UnknownTable as error:
+            _log.warning("the table of a deleted topic is gone already", table=str(table), reason=str(error))
+        else:
+            _log.info("the table of a deleted topic is dropped", table=str(table), end=end)

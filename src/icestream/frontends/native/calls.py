@@ -14,6 +14,7 @@ from icestream.broker.topic import Producer, Topic
 from icestream.frontends.native import descriptions
 from icestream.frontends.native.consuming import NativeConsumer
 from icestream.model.subscription import Dispatch, Start, StartAt, SubscriptionType
+from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ class ListTopics(msgspec.Struct):
 
 class TopicOnly(msgspec.Struct):
     topic: str
+
+
+class DeleteTopic(msgspec.Struct):
+    """What is nil goes by the topic's policies."""
+
+    topic: str
+    table: TableEnd | None = None
+    rest: RestEnd | None = None
 
 
 class TopicAndSubscription(msgspec.Struct):
@@ -221,7 +230,9 @@ async def create_topic(connection: NativeConnection, given: Document) -> Documen
 
 
 async def delete_topic(connection: NativeConnection, given: Document) -> Document:
-    return {"table": await connection.broker.delete_topic(TopicName.parse(arguments_of(TopicOnly, given).topic))}
+    asked = arguments_of(DeleteTopic, given)
+    found = await connection.broker.delete_topic(TopicName.parse(asked.topic), asked.table, asked.rest)
+    return {"table": found.table, "table_end": found.end, "rest": found.rest, "rest_messages": found.messages}
 
 
 async def describe_topic(connection: NativeConnection, given: Document) -> Document:

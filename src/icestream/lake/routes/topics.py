@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from icestream.lake.broker import PREFIX, Broker, Page
-from icestream.lake.models import DeletedTopic, Gap, Listing, NewTopic, Policies, Producer, Topic, TopicLine
+from icestream.lake.models import (
+    DeletedTopic,
+    Gap,
+    Listing,
+    NewTopic,
+    Policies,
+    Producer,
+    RestEnd,
+    TableEnd,
+    Topic,
+    TopicLine,
+)
 
 everywhere = APIRouter(prefix=PREFIX, tags=["topics"])
 router = APIRouter(prefix=PREFIX + "/namespaces/{namespace}/topics", tags=["topics"])
@@ -44,9 +55,15 @@ async def list_gaps(broker: Broker, namespace: str, topic: str, shard: int, page
 
 
 @router.delete("/{topic}", response_model=DeletedTopic, summary="Delete a topic, its messages and subscriptions")
-async def delete_topic(broker: Broker, namespace: str, topic: str) -> Any:
+async def delete_topic(
+    broker: Broker,
+    namespace: str,
+    topic: str,
+    table: Annotated[TableEnd | None, Query(description="What becomes of its table; else as its policies say.")] = None,
+    rest: Annotated[RestEnd | None, Query(description="And of its messages that are in no table.")] = None,
+) -> Any:
     name = f"/{namespace}/{topic}"
-    return {"deleted": name, **await broker("delete_topic", topic=name)}
+    return {"deleted": name, **await broker("delete_topic", topic=name, table=table, rest=rest)}
 
 
 @router.put("/{topic}/policies", response_model=Topic, summary="Set the policies of a topic")

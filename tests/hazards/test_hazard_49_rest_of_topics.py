@@ -1,0 +1,316 @@
+"""Hazard 49: messages of a deleted topic that are in no table are committed first, or discarded on somebody's word;
+then its table is kept, dropped or purged. A broker over a real log, our own catalog, and the pipeline's driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from pyiceberg.table import StaticTable
+
+from icestream import errors
+from icestream.broker import records
+from icestream.broker.iceberg_storage import IcebergStorage
+from icestream.broker.ingest import Ingest, Place
+from icestream.broker.options import BrokerOptions
+from icestream.broker.service import Broker
+from icestream.catalog import keys
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.identifier import Identifier
+from icestream.lake.manifests import AvroManifests
+from icestream.metadata.store import MetadataStore
+from icestream.model.backlog import Backlog
+from icestream.model.topic_end import RestEnd, TableEnd
+from icestream.model.topic_name import TopicName
+from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.files import open_directory
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import InlineOffload
+from icestream.server.node import stored_positions
+from icestream.wal.open import open_log_on
+from icestream.wal.options import LogOptions
+from icestream.wal.sink import InlineSink
+from icestream.warehouse.embedded import EmbeddedCatalog
+from tests.support.broker_machine import KeptStore, publish, quiet, subscribe
+from tests.support.driver_life import DriverLife, Outside, Struck
+from tests.support.machine import HANGS_SECONDS, SMALL
+from tests.support.table_check import rows_of
+
+pytestmark = pytest.mark.asyncio
+TOPIC, TABLE = TopicName("default", "a"), Identifier(("default",), "a")
+COMMITTING = BrokerOptions(deleted_rest=RestEnd.COMMIT)
+
+
+class World:
+    """One broker after the other over one log and one store, a catalog, and drivers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = SystemClock()
+        self.store: MetadataStore = KeptStore(self.clock)
+        self.files = LocalFiles(open_local, InlineOffload())
+        self.avro = AvroManifests(self.files, InlineOffload())
+        self.catalog = Catalog(self.store, self.files, self.clock, SystemRandomness(), f"file:{folder}/warehouse")
+        self.upkeep = self.catalog.upkeep(self.avro)
+        self.broker: Broker
+        self._lives: list[DriverLife] = []
+
+    async def start(self, options: BrokerOptions = COMMITTING) -> Broker:
+        directory = open_directory(self.folder / "log")
+        positions = await stored_positions(self.store)
+        log = await open_log_on(directory, LogOptions(**SMALL), positions, self.clock, SystemRandomness(), InlineSink())
+        self.broker = Broker(options, self.store, IcebergStorage(log, self.store, self.clock, 10_000), self.clock)
+        await self.broker.start()
+        place = Place(str(self.folder / "log"), "", "")
+        self.ingest = Ingest(log, self.clock, place, self.broker.topics.table_policy)
+        self.ingest.on_committed = self.broker.tables_went_on
+        return self.broker
+
+    async def close(self) -> None:
+        for one in self._lives:
+            await one.end()
+        await self.broker.shutdown()
+
+    async def publish(self, *payloads: bytes) -> None:
+        producer = await self.broker.open_producer(TOPIC, "p")
+        for payload in payloads:
+            await publish(self.broker, producer, payload)
+        self.broker.close_producer(producer)
+
+    def driver(self, fault: Fault | None = None) -> DriverLife:
+        outside = Outside(
+            self.store,
+            IngestBroker(self.ingest),
+            lambda catalog: OwnBooks(self.store, catalog, self.catalog, None),
+            self.files,
+            lambda: ManifestReader(self.avro),
+            self.clock,
+            None,
+            History(0, 0),
+        )
+        found = DriverLife(outside, EmbeddedCatalog(self.catalog), fault)
+        self._lives.append(found)
+        return found
+
+    async def drain(self, one: DriverLife | None = None) -> None:
+        """Until nothing waits that can be written, and the broker has done what follows from it."""
+        one = one or self.driver()
+        stop = asyncio.Event()
+        one.broker.on_empty = stop.set
+        async with asyncio.timeout(HANGS_SECONDS):
+            await one.driver.run(stop)
+        await one.lease.give_up()
+        await self.settle()
+
+    async def settle(self) -> None:
+        await quiet()
+        async for _ in self.upkeep.work():
+            pass
+
+    async def rows(self, table: Identifier = TABLE) -> list[bytes]:
+        loaded = await self.catalog.tables.load(table)
+        found = rows_of(StaticTable.from_metadata(loaded.location))
+        return [payload for _, payload in found.get(0, [])]
+
+    async def begun(self) -> list[str]:
+        """What the store says of deletions."""
+        found = [key for prefix in (records.DELETED_TOPICS, keys.ROOT) for key, _ in await self.store.list_all(prefix)]
+        words = ("deleted_topics", "parted", "topics", "bound", "purges")
+        return [word for key in found for word in words if f"/{word}/" in key]
+
+
+class IngestBroker:
+    """The broker's side without a socket. Nobody waits here: who finds nothing to do is told so."""
+
+    def __init__(self, ingest: Ingest) -> None:
+        self._ingest = ingest
+        self.on_empty: Any = lambda: None
+
+    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+        found = await self._ingest.backlog()
+        if not found.topics:
+            self.on_empty()
+        return found
+
+    async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
+        self._ingest.lease(lease, epoch, files, ttl_ms)
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        await self._ingest.committed(list(positions))
+
+    async def tell(self, state: dict[str, Any]) -> None:
+        self._ingest.tell(state)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    (tmp_path / "log").mkdir()
+    found = World(tmp_path)
+    await found.start()
+    yield found
+    await found.close()
+
+
+async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(world: World) -> None:
+    """Although there was no table yet; it is laid out as the topic said."""
+    await world.broker.create_topic(TOPIC, policies=records.Policies(partitioning="day"))
+    await world.publish(b"1", b"2")
+    decided = await world.broker.delete_topic(TOPIC)
+    assert decided == (None, TableEnd.KEEP, RestEnd.COMMIT, 2)
+    with pytest.raises(errors.UnknownTopic):
+        world.broker.topics.get(TOPIC)
+    assert world.broker.topics.has_waiting
+    await world.drain()
+    assert await world.rows() == [b"1", b"2"]
+    assert await world.begun() == []
+    table = (await world.catalog.tables.load(TABLE)).table
+    assert "icestream.topic" not in table.properties
+    assert [one["transform"] for one in table.fields["partition-specs"][0]["fields"]] == ["day"]
+    assert (await world.ingest.backlog()).topics == []
+
+
+@pytest.mark.parametrize("end", [TableEnd.DROP, TableEnd.PURGE])
+async def test_hazard_49_a_table_is_dropped_or_purged_when_the_rest_is_in_it(world: World, end: TableEnd) -> None:
+    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table=str(end)))
+    await world.publish(b"1")
+    await world.drain()
+    await world.publish(b"2")
+    assert await world.broker.delete_topic(TOPIC) == (["default", "a"], end, RestEnd.COMMIT, 1)
+    assert await world.rows() == [b"1"], "nothing happens to it before"
+    location = (await world.catalog.tables.load(TABLE)).table.location
+    await world.drain()
+    with pytest.raises(errors.UnknownTable):
+        await world.catalog.tables.load(TABLE)
+    assert await world.begun() == (["purges"] if end is TableEnd.PURGE else [])
+    assert _has_files(location), "an hour later"
+
+
+def _has_files(location: str) -> bool:
+    return any(Path(location.removeprefix("file:")).rglob("*.parquet"))
+
+
+async def test_hazard_49_the_rest_is_discarded_where_somebody_says_so(world: World) -> None:
+    await world.broker.create_topic(TOPIC)
+    await world.publish(b"1")
+    await world.drain()
+    await world.publish(b"2")
+    decided = await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
+    assert decided == (["default", "a"], TableEnd.KEEP, RestEnd.DISCARD, 1)
+    assert not world.broker.topics.has_waiting
+    assert (await world.ingest.backlog()).topics == []
+    await world.settle()
+    assert await world.rows() == [b"1"]
+    assert await world.begun() == []
+
+
+async def test_hazard_49_a_rest_that_nobody_commits_can_be_given_up(world: World) -> None:
+    await world.broker.create_topic(TOPIC)
+    await world.publish(b"1")
+    await world.broker.delete_topic(TOPIC)
+    with pytest.raises(errors.UnknownTopic):
+        await world.broker.delete_topic(TOPIC)
+    assert await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD) == (None, TableEnd.KEEP, RestEnd.DISCARD, 1)
+    assert (await world.ingest.backlog()).topics == []
+    assert await world.begun() == []
+
+
+async def test_hazard_49_a_broker_that_begins_anew_goes_on_with_it(world: World) -> None:
+    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
+    await world.publish(b"1", b"2")
+    await world.drain()
+    await world.publish(b"3")
+    await world.broker.delete_topic(TOPIC)
+    for _ in range(2):
+        await world.broker.shutdown()
+        await world.start()
+        assert world.broker.topics.has_waiting
+        assert [one.rows for one in (await world.ingest.backlog()).topics] == [1]
+    await world.drain()
+    with pytest.raises(errors.UnknownTable):
+        await world.catalog.tables.load(TABLE)
+    assert await world.begun() == []
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("effect", [Effect.MAKE_TABLE, Effect.COMMIT, Effect.ADVANCE])
+async def test_hazard_49_a_driver_that_is_killed_meanwhile(world: World, effect: Effect, is_before: bool) -> None:
+    await world.broker.create_topic(TOPIC)
+    await world.publish(b"1")
+    await world.broker.delete_topic(TOPIC)
+    first = world.driver(Fault(is_before, effect, 1))
+    with pytest.raises(Struck):
+        await world.drain(first)
+    await first.end()
+    await world.drain()
+    assert await world.rows() == [b"1"]
+    assert await world.begun() == []
+
+
+async def test_hazard_49_a_topic_of_the_same_name_has_another_table_and_waits_for_the_name(world: World) -> None:
+    """Its subscriptions are its own, over restarts too."""
+    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
+    await world.publish(b"old")
+    await world.drain()
+    uuid = (await world.catalog.tables.load(TABLE)).table.uuid
+    await world.publish(b"old rest")
+    await world.broker.delete_topic(TOPIC)
+    await world.broker.create_topic(TOPIC)
+    await subscribe(world.broker, "s", topic=TOPIC)
+    await world.broker.shutdown()
+    await world.start()
+    assert list(world.broker.topics.get(TOPIC).subscriptions) == ["s"]
+    await world.publish(b"new")
+    one = world.driver()
+    backlog = await world.ingest.backlog()
+    assert len(backlog.topics) == 2
+    await one.driver.round(backlog, is_hurried=True)
+    assert await world.rows() == [b"old", b"old rest"]
+    assert len(one.topics.halted) == 1, "the name is taken"
+    await one.end()
+    await world.settle()
+    await world.drain()
+    assert await world.rows() == [b"new"]
+    assert (await world.catalog.tables.load(TABLE)).table.uuid != uuid
+
+
+async def test_hazard_49_what_cannot_be_carried_out_is_refused_before_anything_is_decided(world: World) -> None:
+    await world.broker.create_topic(TOPIC)
+    await world.publish(b"1")
+    await world.drain()
+    await world.catalog.topics.detach(TABLE)
+    await world.publish(b"2")
+    with pytest.raises(errors.TopicTable, match="1 messages"):
+        await world.broker.delete_topic(TOPIC)
+    await world.broker.shutdown()
+    await world.start(BrokerOptions(deleted_rest=RestEnd.COMMIT, has_own_catalog=False))
+    with pytest.raises(errors.InvalidInput, match="another catalog"):
+        await world.broker.delete_topic(TOPIC, TableEnd.PURGE)
+    assert world.broker.topics.find(TOPIC) is not None
+    await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
+    assert await world.begun() == []
+
+
+async def test_hazard_49_who_says_what_becomes_of_it(world: World) -> None:
+    """Whoever deletes, else the topic, else its namespace, else the settings."""
+    policies = records.Policies(deleted_table="purge", deleted_rest="discard")
+    await world.broker.set_namespace_policies("default", policies)
+    await world.broker.create_topic(TOPIC)
+    await world.publish(b"1")
+    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.PURGE, RestEnd.DISCARD, 1)
+    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
+    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.DROP, RestEnd.DISCARD, 0)
+    await world.broker.create_topic(TOPIC)
+    decided = await world.broker.delete_topic(TOPIC, TableEnd.KEEP, RestEnd.COMMIT)
+    assert decided[1:] == (TableEnd.KEEP, RestEnd.COMMIT, 0)
+    for wrong in ({"deleted_table": "burn"}, {"deleted_rest": "later"}):
+        with pytest.raises(errors.InvalidInput):
+            records.Policies(**wrong)
