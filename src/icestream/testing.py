@@ -30,7 +30,7 @@ from icestream.settings import Settings
 from icestream.settings.tree import Ports
 
 # Small files, none of them zeroed in the background: a start takes milliseconds.
-_SMALL_LOG: Final = {"max_file_size": "16MiB", "spare_files": 0}
+_SMALL_LOG: Final = {"max_file_size": "16MiB", "spare_files": 0, "ballast": 0}
 
 
 class TestBroker:
