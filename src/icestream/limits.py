@@ -605,6 +605,7 @@ SCAN_ANSWER_BYTES_MAX: Final = READ_BYTES_DEFAULT + MESSAGE_BYTES_MAX + MIB
 # A row group that decodes to more is read in batches of rows, again for each window of offsets (hazard 22).
 SCAN_GROUP_BYTES_MAX: Final = 64 * MIB
 SCAN_BATCH_ROWS: Final = 16_384
+SCAN_BATCH_BYTES: Final = 8 * MIB
 # What a reader holds of files that overlap.
 SCAN_WINDOW_BYTES: Final = 64 * MIB
 # Windows without a row that one question goes through; then it is told how far there is none.

@@ -49,6 +49,7 @@ class ParquetFiles:
         self._open = open_file
         self._cache = cache
         self._footers: LRUCache[str, Footer] = LRUCache(limits.SCAN_FOOTERS_MAX)
+        self._counted: LRUCache[tuple[str, int], int] = LRUCache(limits.SCAN_FOOTERS_MAX)
         self._deleted: LRUCache[tuple[str, str], list[int]] = LRUCache(limits.SCAN_FOOTERS_MAX)
         self.groups_read = 0
 
@@ -60,9 +61,30 @@ class ParquetFiles:
         for number in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(number)
             bounds = [_statistics(group, footer.columns.get(name)) for name in (SHARD, OFFSET, APPEND_TIME)]
-            found.append(Group(file, number, first, group.num_rows, group.total_byte_size, *bounds))
+            size = self._decoded_bytes(file, footer, number)
+            found.append(Group(file, number, first, group.num_rows, size, *bounds))
             first += group.num_rows
         return found
+
+    def _decoded_bytes(self, file: DataFile, footer: Footer, number: int) -> int:
+        """About. What a footer says is the size of the encoded values: of equal ones a dictionary has one, and rows of
+        a few KiB can decode to gigabytes. Where that may be, they are counted, once, without being decoded."""
+        group = footer.metadata.row_group(number)
+        repeated = _repeated(group, footer)
+        if not repeated:
+            return int(group.total_byte_size)
+        key = file.path, number
+        counted: int | None = self._counted.get(key)
+        if counted is None:
+            counted = self._count(file, footer, number, repeated)
+            self._counted.insert(key, counted)
+        return int(group.total_byte_size) + counted
+
+    def _count(self, file: DataFile, footer: Footer, number: int, names: list[str]) -> int:
+        source = self._open(file.path)
+        with pq.ParquetFile(source, metadata=footer.metadata, read_dictionary=names) as parquet:
+            rows = parquet.read_row_group(number, columns=names, use_threads=False)
+        return sum(_value_bytes(chunk) for column in rows.columns for chunk in column.chunks)
 
     def rows_in(self, file: DataFile | DeleteFile, ids: Mapping[str, int]) -> int:
         """By the footer. A file of deletes that we do not read is believed."""
@@ -133,7 +155,7 @@ class ParquetFiles:
         at = group.first_row
         with self._opened(group.file, footer) as parquet:
             for batch in parquet.iter_batches(
-                limits.SCAN_BATCH_ROWS, [group.number], [*footer.columns.values()], use_threads=False
+                _batch_rows(group), [group.number], [*footer.columns.values()], use_threads=False
             ):
                 rows = _named(pa.Table.from_batches([batch]), footer)
                 yield _without(rows, at, gone)
@@ -213,6 +235,34 @@ def _statistics(group: Any, column: str | None) -> Bounds:
                 break
             return Bounds(_plain(statistics.min_raw), _plain(statistics.max_raw))
     return Bounds(None, None)
+
+
+def _repeated(group: Any, footer: Footer) -> list[str]:
+    """Columns of values of any length that can decode to much more than they take: each value may be as long as all
+    that the dictionary has."""
+    named = set(footer.columns.values())
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return [
+        one.path_in_schema
+        for one in columns
+        if one.has_dictionary_page
+        and one.physical_type == "BYTE_ARRAY"
+        and one.path_in_schema in named
+        and one.num_values * one.total_uncompressed_size > limits.SCAN_GROUP_BYTES_MAX
+    ]
+
+
+def _value_bytes(chunk: Any) -> int:
+    if not pa.types.is_dictionary(chunk.type):
+        return int(chunk.nbytes)
+    lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+    return int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
+
+
+def _batch_rows(group: Group) -> int:
+    """So many that a batch is a part of a window, however long the rows are."""
+    row_bytes = max(group.bytes // max(group.rows, 1), 1)
+    return max(1, min(limits.SCAN_BATCH_ROWS, limits.SCAN_BATCH_BYTES // row_bytes))
 
 
 def _plain(value: Any) -> int | None:

@@ -36,6 +36,7 @@ TYPES: Final[dict[str, Any]] = {
 }
 _WIDTHS: Final = {ColumnKind.INT32: 4, ColumnKind.INT64: 8, ColumnKind.TIMESTAMP_US: 8, ColumnKind.BOOLEAN: 1}
 _ZEROS: Final = bytes(8)
+_SPARE: Final = 2  # rows at the front may be shorter than the others
 _ROW_BYTES: Final = 64  # what a row takes beside its values of any length, about
 Cut = tuple[int, int, bytes]  # encoding, flags, data
 
@@ -52,7 +53,7 @@ def to_sections(
     rows: Any, epoch_of: Callable[[int], int], bytes_max: int, sections_max: int = limits.READ_SECTIONS_MAX
 ) -> list[Section]:
     """The first rows, at least one of them, as long as they are within the bounds."""
-    rows = _with_encoded_headers(rows.slice(0, bytes_max // _ROW_BYTES + 1).combine_chunks())
+    rows = _with_encoded_headers(rows.slice(0, _likely(rows, bytes_max)).combine_chunks())
     rows = rows.slice(0, _fitting(rows, bytes_max))
     offsets, times = int64s(rows[OFFSET]), int64s(_times(rows))
     starts = _starts(rows)[: sections_max + 1]
@@ -66,6 +67,12 @@ def to_sections(
         )
         found.append(Section(offsets[start], end - start, times[start], epoch_of(offsets[start]), body))
     return found
+
+
+def _likely(rows: Any, bytes_max: int) -> int:
+    """How many rows are looked at: large ones are not copied by the thousand for each answer."""
+    row_bytes = max(rows.nbytes // len(rows), _ROW_BYTES)
+    return int(_SPARE * bytes_max // row_bytes) + 1
 
 
 def _with_encoded_headers(rows: Any) -> Any:

@@ -1,0 +1,54 @@
+"""Reads a whole table in a process of its own, and says how much memory that took."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.sections import TYPES
+from icestream.model.scan import Question
+from tests.support.topic_lake import TopicLake
+
+KIB = 1024
+
+
+def peak_bytes() -> int:
+    """Of this program alone: what getrusage says begins with the process that started it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = (one for one in lines if one.startswith("VmHWM:"))
+    return int(line.split()[1]) * KIB
+
+
+async def read(folder: Path, files: list[dict[str, Any]], end: int) -> dict[str, Any]:
+    """`files`: path, rows, first and last offset of each."""
+    lake = TopicLake(folder, cache=CacheOptions(enabled=False))
+    await lake.bind()
+    numbers = {field["name"]: field["id"] for field in (await lake.table()).current_schema["fields"]}
+    entries = []
+    for one in files:
+        ends = {"shard": [0, 0], "offset": [one["first"], one["last"]]}
+        bounds = pa.table({name: pa.array(values, TYPES[name]) for name, values in ends.items()})
+        entries.append(lake._entry(one["path"], bounds, numbers, record_count=one["rows"]))
+    await lake.round((0, 0, end), entries=entries)
+    await lake.ask(Question.SNAPSHOT, 10_001)  # everything that is loaded once, is
+    gc.collect()
+    before, position, size = peak_bytes(), 0, 0
+    while position < end:
+        found = await lake.ask(Question.READ, position)
+        assert not found.missing, found.missing
+        assert sum(one.rows for one in found.sections) == found.next_offset - position
+        size += sum(len(one.body) for one in found.sections)
+        position = found.next_offset
+    return {"rows": position, "bytes": size, "grown_bytes": peak_bytes() - before}
+
+
+def main() -> None:
+    folder, told, end = sys.argv[1:]
+    print(json.dumps(asyncio.run(read(Path(folder), json.loads(told), int(end)))))
