@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from icestream import limits
 from icestream.client.connect import connect
 from icestream.model.written import Trouble
 from icestream.pipeline.driver.broker import BrokerLink
@@ -54,7 +55,7 @@ async def leased_plan(broker: BrokerLink, folder: Path) -> RoundPlan:
     (topic,) = backlog.topics
     target = target_in(folder / "tables")
     plan = plan_round(backlog, {topic.topic_id: {0: 0}}, {topic.topic_id: target}, Budget(age_due_ms=0), NOW_US)
-    await broker.hold("a-round", 1, plan.files, 60_000)
+    await broker.hold("a-round", 1, plan.files, limits.LEASE_TTL_MS_MAX)  # nobody renews it here
     return plan.leased("a-round", 1)
 
 

@@ -90,7 +90,7 @@ def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Pat
     assert (code, err) == (0, "")
     assert [" ".join(line.split()) for line in out.splitlines()] == [
         "file state first record last record size used shards",
-        "log-0000000000000001.wal sealed 1 3 5.4 KiB 5.4 KiB 2",
+        "log-0000000000000001.wal sealed 1 3 5.5 KiB 5.5 KiB 2",
         "",
         "topic shard floor end reserved epoch declared gaps",
         "/default/a 0 0 3 3 0",
@@ -98,7 +98,7 @@ def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Pat
         "",
         "checkpoint 3, last record 3, 0 producer windows",
         "1 spare files; closed in order",
-        "5.4 KiB used of a quota of 1.0 GiB; a topic may use 512.0 MiB",
+        "5.5 KiB used of a quota of 1.0 GiB; a topic may use 512.0 MiB",
     ]
 
 

@@ -68,6 +68,14 @@ def test_rows_are_those_of_the_blocks(records: list[tuple[list[tuple[int, int, b
     check(log, unpacked(packed(found)))
 
 
+def test_an_empty_text_behind_the_last_byte_is_no_null() -> None:
+    """What has no nulls has no bitmap, and here not even a byte."""
+    log = LogBytes()
+    log.append((1, 0, encode_block(2, {envelope.TOPIC_NAME: ["a", None]})), time_us=1)
+    log.append((1, 0, encode_block(1, {envelope.TOPIC_NAME: [""]})), time_us=2)
+    check(log, found_in(log))
+
+
 @QUARTER
 @given(st.lists(SECTIONS, min_size=1, max_size=4), st.data())
 def test_only_wanted_offsets_become_rows(records: list[list[tuple[int, int, bytes]]], data: st.DataObject) -> None:

@@ -47,7 +47,8 @@ class Elements:
             self._forget_nulls(blocks, stored, number)
 
     def _forget_nulls(self, blocks: Blocks, stored: Stored, number: Ints) -> None:
-        byte = np.repeat(stored.start, self.count) + (number >> 3)
+        # a column without nulls has no bitmap, and one that is empty may lie behind the last byte: it is not looked at
+        byte = np.minimum(np.repeat(stored.start, self.count) + (number >> 3), len(blocks.octets) - 1)
         is_set = (blocks.octets[byte] >> (number & 7).astype(np.uint8)) & 1
         is_null = (is_set == 0) & np.repeat(stored.has_nulls, self.count)
         row = self.row
