@@ -45,6 +45,13 @@ def version() -> str:
 @contextmanager
 def running(folder: Path, nodes: int = NODES) -> Iterator[list[str]]:
     """The client addresses, the leader's first."""
+    with running_processes(folder, nodes) as (clients, _):
+        yield clients
+
+
+@contextmanager
+def running_processes(folder: Path, nodes: int = NODES) -> Iterator[tuple[list[str], list[int]]]:
+    """The same, and their processes."""
     name = program()
     clients, peers = [f"{HOST}:{free_port()}" for _ in range(nodes)], [f"{HOST}:{free_port()}" for _ in range(nodes)]
     together = ",".join(f"n{number}=http://{peer}" for number, peer in enumerate(peers))
@@ -59,7 +66,8 @@ def running(folder: Path, nodes: int = NODES) -> Iterator[list[str]]:
             with (folder / f"etcd-{number}.log").open("w") as said:
                 processes.append(subprocess.Popen(words, stdout=said, stderr=said))
         leader = _leader(clients)
-        yield [leader, *(client for client in clients if client != leader)]
+        order = sorted(range(nodes), key=lambda number: clients[number] != leader)
+        yield [clients[number] for number in order], [processes[number].pid for number in order]
     finally:
         for process in processes:
             process.kill()

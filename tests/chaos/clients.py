@@ -47,11 +47,13 @@ class Clients:
         self._working: list[asyncio.Task[None]] = []
         self._watching: list[asyncio.Task[None]] = []
         self._is_over = False
+        self.first_revision = 0  # of an empty store
         self.told = [0, 0]  # the last revision of each watcher
 
     def start(self, registers: int = 6) -> None:
         loop = asyncio.get_running_loop()
-        kinds = [RegisterClient] * registers + [ExpiringClient] * 2
+        kinds: list[type[Client]] = [RegisterClient] * registers
+        kinds += [ExpiringClient] * 2 if self._door.has_expiry else []
         kinds += [IdClient] if self._door.has_counters else []
         for number, kind in enumerate(kinds):
             self._working.append(loop.create_task(kind(self, number).run()))
@@ -117,7 +119,7 @@ class Clients:
 
     async def _watch(self, number: int) -> None:
         chance = random.Random(f"{self._seed} watcher {number}")
-        watching: Watching | None = Watching(number, 0)
+        watching: Watching | None = Watching(number, self.first_revision)
         while True:
             try:
                 session = await self.open(chance)
@@ -133,7 +135,7 @@ class Clients:
 
     async def _watch_node(self, number: int, session: Session, begun: Watching | None) -> Watching:
         """Until the node is lost."""
-        current = begun or Watching(number, 0)
+        current = begun or Watching(number, self.first_revision)
         if current not in self.history.watchings:
             self.history.watchings.append(current)
 

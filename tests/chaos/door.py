@@ -48,13 +48,14 @@ class Session(Protocol):
 class Door(Protocol):
     can_repeat: bool  # a named operation is carried out once, however often it is sent
     has_counters: bool
+    has_expiry: bool
 
     async def open(self, chance: random.Random) -> Session:
         """To one of the nodes. Raises OSError."""
 
 
 class IcestreamDoor:
-    can_repeat = has_counters = True
+    can_repeat = has_counters = has_expiry = True
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
