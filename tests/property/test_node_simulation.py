@@ -1,0 +1,73 @@
+"""Whole nodes agree, and clients see one history, whatever a seed does to clocks, network and disks (node_world.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from icestream import limits
+from icestream.metadata.raft_core import has_raft_core
+from icestream.wal.sink import Progress
+from tests.chaos.history import OK
+from tests.support.node_world import NodeWorld
+from tests.support.stepped_sink import SteppedSink
+
+pytestmark = pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part")
+SEEDS = 30
+SEEDS_TOGETHER = 10
+STEPS = 2_000
+
+
+@pytest.fixture(autouse=True)
+def _short_trail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was away needs a snapshot."""
+    monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 5)
+
+
+def world(seed: int) -> NodeWorld:
+    return NodeWorld(seed, nodes=5 if seed % 5 == 0 else 3)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_TOGETHER))
+def test_nodes_agree_and_clients_see_one_history(first: int) -> None:
+    """A seed that fails is named by the traceback; `NodeWorld(seed, nodes).run(STEPS)` is all of it again."""
+    crashes = installs = answered = 0
+    for seed in range(first, first + SEEDS_TOGETHER):
+        one = world(seed)
+        asyncio.run(one.run(STEPS))
+        crashes += one.crashes
+        installs += one.installs
+        answered += sum(operation.outcome == OK for operation in one.operations)
+    assert min(crashes, installs) > 0, "the seeds are too kind"
+    assert answered > SEEDS_TOGETHER * 20
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("first", range(10_000, 13_000, 500))
+def test_nodes_agree_for_long(first: int) -> None:
+    assert len({asyncio.run(world(seed).run(STEPS)) for seed in range(first, first + 500)}) == 500
+
+
+def test_a_seed_is_one_history() -> None:
+    assert asyncio.run(world(7).run(STEPS)) == asyncio.run(world(7).run(STEPS))
+    assert asyncio.run(world(7).run(STEPS)) != asyncio.run(world(8).run(STEPS))
+
+
+def test_the_simulation_would_see_an_answer_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_early(self: Any) -> Progress:
+        return Progress(self._written, self._written, self._error)
+
+    monkeypatch.setattr(SteppedSink, "progress", too_early)
+    assert any(is_noticed(seed) for seed in range(40))
+
+
+def is_noticed(seed: int) -> bool:
+    try:
+        asyncio.run(world(seed).run(STEPS))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: BLE001 (a panic of the crate is no Exception)
+        return True
+    return False
