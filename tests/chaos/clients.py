@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bench.raft.client_port import NodeRefused
 from tests.chaos.door import Door, NotDone, Session
 from tests.chaos.history import OK, REFUSED, History, Operation, TtlRead, TtlWrite, Watching
 
-GROUP_OPERATIONS = 100
+GROUP_OPERATIONS = 120
 WIDTH = 3
 ANSWER_SECONDS = 2.0
 REPEATS_MAX = 3
@@ -52,7 +52,7 @@ class Clients:
 
     def start(self, registers: int = 6) -> None:
         loop = asyncio.get_running_loop()
-        kinds: list[type[Client]] = [RegisterClient] * registers
+        kinds: list[type[Client]] = [RegisterClient] * registers + [ReadingClient] * 2
         kinds += [ExpiringClient] * 2 if self._door.has_expiry else []
         kinds += [IdClient] if self._door.has_counters else []
         for number, kind in enumerate(kinds):
@@ -78,11 +78,11 @@ class Clients:
 
     # --- registers ---
 
-    def next_operation(self, client: int, chance: random.Random) -> Operation:
+    def next_operation(self, client: int, chance: random.Random, kinds: Mapping[str, int]) -> Operation:
         self._begun += 1
         group = self._begun // GROUP_OPERATIONS
         place, other = chance.randrange(WIDTH), chance.randrange(WIDTH)
-        kind = chance.choices(("get", "put", "cas", "txn", "delete"), (35, 25, 20, 10, 10))[0]
+        kind = chance.choices(tuple(kinds), tuple(kinds.values()))[0]
         value, otherwise = (b"%d" % next(self._values) for _ in range(2))
         # what somebody has seen there lately: now and then it still is
         expected = self._recent.get((group, place)) if chance.random() < 0.8 else None
@@ -202,6 +202,8 @@ class Client:
 
 
 class RegisterClient(Client):
+    KINDS: ClassVar[Mapping[str, int]] = {"get": 35, "put": 25, "cas": 20, "txn": 10, "delete": 10}
+
     def __init__(self, clients: Clients, number: int) -> None:
         super().__init__(clients, number)
         can_repeat = clients._door.can_repeat and number % 2 == 0
@@ -209,7 +211,7 @@ class RegisterClient(Client):
         self._sequence = 0
 
     async def ask_one(self) -> None:
-        one = self._clients.next_operation(self._number, self._chance)
+        one = self._clients.next_operation(self._number, self._chance, self.KINDS)
         self._history.operations.append(one)
         self._sequence += 1
         was_sent = False
@@ -229,6 +231,12 @@ class RegisterClient(Client):
     async def _do(self, session: Session, one: Operation) -> Any:
         keys = [register_key(one.group, place) for place in range(WIDTH)]
         return await session.do(one.kind, keys, one.arguments, self._name, self._sequence if self._name else 0)
+
+
+class ReadingClient(RegisterClient):
+    """Is not held up by writes at a node that has lost the others: it sees whether such a node answers reads."""
+
+    KINDS: ClassVar[Mapping[str, int]] = {"get": 1}
 
 
 class IdClient(Client):
