@@ -119,6 +119,20 @@ def test_hazard_31_keys_that_another_engine_put_otherwise_rise_again() -> None:
     assert [one[2]["headers"] for one in messages([section])] == [one[2]["headers"] for one in rows]
 
 
+@pytest.mark.parametrize(
+    "payloads", [[b"a", b"b", b"a"], [b"a"] * 3, [b""] * 3, [b"ab", b"ba", b"ab"], [b"a", b"", b"aa"]]
+)
+def test_hazard_31_what_only_looks_like_one_value_again_and_again_is_not(payloads: list[bytes]) -> None:
+    table = pa.table(
+        {
+            "offset": pa.array(range(3), pa.int64()),
+            "append_time": pa.array([0] * 3, TYPES["append_time"]),
+            "payload": pa.array(payloads, pa.binary()),
+        }
+    )
+    assert [one[2]["payload"] for one in messages(to_sections(table, lambda offset: 0, 1_000_000))] == payloads
+
+
 @pytest.mark.asyncio
 async def test_hazard_31_every_field_is_the_same_from_all_four_tiers(tmp_path: Path) -> None:
     machine = TieredMachine(tmp_path, tail_bytes=10_000_000)

@@ -98,12 +98,13 @@ def _starts(rows: Any) -> list[int]:
 
 def _fitting(rows: Any, bytes_max: int) -> int:
     """How many rows: of each the bytes of its values of any length count, and about what the others take."""
-    total = pa.array(range(0, _ROW_BYTES * (len(rows) + 1), _ROW_BYTES), pa.int64())
+    none = pa.array([0], pa.int64())
+    total = pa.concat_arrays([none, pc.cumulative_sum(pa.repeat(pa.scalar(_ROW_BYTES, pa.int64()), len(rows)))])
     for column in envelope.COLUMNS:
         if column.in_table and column.kind not in _WIDTHS and column.name in rows.column_names:
             lengths = pc.fill_null(pc.binary_length(rows[column.name]), 0).cast(pa.int64())
             summed = pc.cumulative_sum(lengths).combine_chunks()
-            total = pc.add(total, pa.concat_arrays([pa.array([0], pa.int64()), summed]))
+            total = pc.add(total, pa.concat_arrays([none, summed]))
     return max(1, bisect_right(int64s(total), bytes_max) - 1)
 
 
@@ -181,7 +182,7 @@ def _stored(rows: Any, column: Column) -> _Stored | None:
 def _fixed(id_: int, array: Any, width: int, valid: memoryview | None) -> _Stored:
     plain = array.cast(pa.uint8()) if width == 1 else array.cast(pa.int64() if width == 8 else pa.int32())
     data = _bytes_of(pc.fill_null(plain, 0), width)
-    if valid is None and data == bytes(data[:width]) * len(array):
+    if valid is None and _repeats(data, width):
         return _Constant(id_, bytes(data[:width]))
     return _Fixed(id_, width, data, valid)
 
@@ -192,11 +193,18 @@ def _variable(id_: int, array: Any, valid: memoryview | None) -> _Stored:
     data = memoryview(binary.buffers()[2] or b"")
     low, after, high = ends[0].as_py(), ends[1].as_py(), ends[len(binary)].as_py()
     size = after - low
-    if valid is None and high - low == size * len(binary) and data[low:high] == bytes(data[low:after]) * len(binary):
+    if valid is None and high - low == size * len(binary) and _repeats(data[low:high], size):
         lengths = pc.min_max(pc.binary_length(binary)).as_py()
         if lengths["min"] == lengths["max"]:
             return _Constant(id_, bytes(data[low:after]))
     return _Variable(id_, ends, data, valid)
+
+
+def _repeats(data: memoryview, size: int) -> bool:
+    """Whether it is one value of so many bytes again and again. Views are compared element by element, which takes
+    seconds for some MiB; bytes are not. Most columns are told by their last value."""
+    first = data[:size].tobytes()
+    return data[len(data) - size :].tobytes() == first and data.tobytes() == first * (len(data) // max(size, 1))
 
 
 def _header_bytes(array: Any) -> Any:
