@@ -30,6 +30,7 @@ class Part(Enum):
     BROKER = "broker"
     LAKE = "lake"
     RAFT = "raft"
+    PIPELINE = "pipeline"
 
 
 class Output(Enum):

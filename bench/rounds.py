@@ -89,15 +89,12 @@ def timed(run: Callable[[], object]) -> dict[str, float]:
     return {"seconds": seconds, "cpu": cpu_seconds(family(os.getpid())) - cpu}
 
 
-def main(folder: Path, rows: int, repeats: int) -> None:
+def main(folder: Path, rows: int, repeats: int, *names: str) -> None:
+    """`names`: of those logs alone; else of all, and bare."""
     engine = set_up(Machine.of(load(None, {}, ()).settings, os.environ), say=lambda _: None)
     writer = SparkWriter(engine, SparkOptions("local[2]", scratch=folder / "scratch"))
-    logs = {
-        "small": make_log(folder / "small", 1, 1000, 1000),
-        "topics": make_log(folder / "topics", 200, 500, 50),
-        "one": make_log(folder / "one", 1, 100_000, 50),
-        "large": make_log(folder / "large", 1, rows, 1000),
-    }
+    sizes = {"small": (1, 1000, 1000), "topics": (200, 500, 50), "one": (1, 100_000, 50), "large": (1, rows, 1000)}
+    logs = {name: make_log(folder / name, *size) for name, size in sizes.items() if not names or name in names}
     found: dict[str, Any] = {name: [] for name in (*logs, "bare")}
 
     def write(plan: RoundPlan) -> None:
@@ -107,11 +104,12 @@ def main(folder: Path, rows: int, repeats: int) -> None:
         for name, backlog in logs.items():
             plan = plan_of(backlog, folder / f"tables-{name}-{number}", 2)
             found[name].append(timed(lambda plan=plan: write(plan)))  # type: ignore[misc]
-        plan = plan_of(logs["large"], folder / f"tables-bare-{number}", 1)
-        found["bare"].append(timed(lambda plan=plan: bare(plan)))  # type: ignore[misc]
+        if not names:
+            plan = plan_of(logs["large"], folder / f"tables-bare-{number}", 1)
+            found["bare"].append(timed(lambda plan=plan: bare(plan)))  # type: ignore[misc]
     writer.close()
     print(json.dumps({name: runs[1:] for name, runs in found.items()}))  # the first of each warms
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -15,7 +15,8 @@ PARTS = {
         "inline",
     ),
     "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint", "danube"),
-    "lake": ("catalog", "pipeline"),
+    "lake": ("catalog",),
+    "pipeline": ("pipeline", "append", "freshness", "freshness1000", "producers", "replay", "caches", "writers"),
     "raft": ("raft",),
 }  # fmt: skip
 NAMES = tuple(name for names in PARTS.values() for name in names)

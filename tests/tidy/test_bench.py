@@ -24,12 +24,17 @@ def test_every_scenario_of_the_benchmark_loads() -> None:
     "name",
     [
         "backlog",
+        "burst_client",
         "catalog_client",
         "danube_client",
         "danube_round_trip",
+        "paced",
         "python_client",
         "raft.load",
         "raft.node_process",
+        "replay_client",
+        "spark_append",
+        "watch_table",
     ],
 )
 def test_the_child_processes_of_the_benchmark_load(name: str) -> None:
