@@ -32,7 +32,7 @@ QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("default", deadline=None, max_examples=100, print_blob=True, suppress_health_check=QUIET)
 settings.register_profile("quick", settings.get_profile("default"), max_examples=10)
 settings.register_profile("chaos", settings.get_profile("default"), max_examples=5_000, stateful_step_count=100)
-# Whether a change lands is not left to chance: the same examples in every run. `make test` and `make chaos` try new.
+# Whether a change lands is not left to chance: the same examples in every run. The other profiles try new ones.
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
