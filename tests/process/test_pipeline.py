@@ -76,6 +76,18 @@ def test_what_is_published_is_a_row(run: PipelineRun) -> None:
         until(lambda: len(catalog.load_table("default.orders").scan().to_arrow()) == 15)
 
 
+@pytest.mark.timeout(300)
+def test_a_topic_that_is_deleted_at_once_has_its_rows_in_its_table(run: PipelineRun) -> None:
+    """And the table is like any other then (hazard 49)."""
+    with closing(RestCatalog("ice", uri=run.uri)) as catalog:
+        run.produce("/default/short", 10)
+        told = run.icestream("topic", "delete", "/default/short", "--yes")
+        assert (told["table_end"], told["rest"]) == ("keep", "commit")
+        until(lambda: catalog.table_exists("default.short"), 120)
+        until(lambda: len(catalog.load_table("default.short").scan().to_arrow()) == 10, 120)
+        until(lambda: "icestream.topic" not in catalog.load_table("default.short").properties, 120)
+
+
 @pytest.mark.timeout(180)
 def test_the_page_reads_what_was_published(run: PipelineRun) -> None:
     """README.md, with the port of this broker and DuckDB's extensions from Python packages."""
