@@ -49,9 +49,9 @@ def waits(sent: list[list[int]], seen: list[list[int]]) -> list[float]:
 
 def fresh(path: Path, seconds: float) -> dict[str, list[float]]:
     with node.running(path) as found:
-        default = seconds_to_rows(found, "by-default", seconds, 12)
+        default = seconds_to_rows(found, "by-default", seconds, 20)
         found.change(writer_flush_interval_ms="1s")
-        return {"default": default, "short": seconds_to_rows(found, "by-second", seconds * 0.7, 6)}
+        return {"default": default, "short": seconds_to_rows(found, "by-second", seconds * 0.7, 12)}
 
 
 def measure(bench: Bench) -> list[Row]:

@@ -24,9 +24,9 @@ COMMITS_SECONDS_MAX = 400.0
 def fresh(path: Path, seconds: float, commits: int) -> tuple[list[float], list[float], float]:
     """Before, after, and the seconds that a commit took in between."""
     with node.running(path, settings={f"{node.WRITER}.writer_flush_interval_ms": "1s"}) as found:
-        before = seconds_to_rows(found, TOPIC, seconds, 6)
+        before = seconds_to_rows(found, TOPIC, seconds, 12)
         took = make_commits(found, commits)
-        return before, seconds_to_rows(found, TOPIC, seconds, 6), took
+        return before, seconds_to_rows(found, TOPIC, seconds, 12), took
 
 
 def make_commits(found: Node, commits: int) -> float:
