@@ -145,6 +145,7 @@ async def test_hazard_21_rewinding_moves_main_and_the_topic_together(lake: Forei
     assert await lake.rewind() == await lake.rewind(is_dry=True), "nothing is left to do"
 
 
+@pytest.mark.wrong_tables("rows come twice, as was agreed")
 async def test_hazard_21_rows_of_others_need_a_word_and_stop_nobody_afterwards(lake: Foreign) -> None:
     await lake.rounds(1)
     table = await lake.pipeline.world.books.look(lake.pipeline.topics[1])
@@ -225,6 +226,7 @@ async def test_hazard_21_a_table_that_was_dropped_is_made_again(lake: Foreign) -
         await lake.operations.recreate(None, lake.log, [], False)
     await lake.catalog.drop(TABLE)
     await lake.publish(4)
+    await lake.go_on()
     assert lake.stopped()
     lake.earliest = 2
     with pytest.raises(errors.TopicTable, match="offsets 0 to 1 of shard 0"):
