@@ -99,10 +99,11 @@ class BrokerCalls:
 
     def __init__(self, ask: Callable[[str, Document], Awaitable[Document]], *, is_local: bool) -> None:
         self._ask = ask
+        self._public = frozenset[str]() if is_local else _public_calls()
         self.is_local = is_local
 
     async def call(self, method: str, **arguments: object) -> Document:
-        if not self.is_local and not _is_public(method):
+        if not self.is_local and method not in self._public:
             raise errors.InvalidInput(
                 "this is answered over the local socket only, and none was reached",
                 hint="use it on the broker's machine: --socket DATA_DIR/broker.sock, or --config as for `serve`",
@@ -120,10 +121,12 @@ class BrokerCalls:
         return found
 
 
-def _is_public(method: str) -> bool:
-    from icestream.frontends.native.calls import CALLS  # the whole broker: only where the question comes up
+def _public_calls() -> frozenset[str]:
+    from icestream.frontends.native.calls import (
+        CALLS,  # the whole broker: only for those who need it, and before they ask
+    )
 
-    return method in CALLS
+    return frozenset(CALLS)
 
 
 @contextlib.asynccontextmanager
