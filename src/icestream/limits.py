@@ -739,6 +739,8 @@ ROUND_PARTITIONS_MAX: Final = 1_000
 # Files that are synced one by one, each with its folder. More of them share one sync of their disk, which has to write
 # what others have put on it, too.
 FILES_SYNCED_APART_MAX: Final = 16
+# Folders of data files that a worker need not see to again: a path of each, for as many tables as a round has.
+DATA_FOLDERS_REMEMBERED_MAX: Final = 10_000
 # Syncs of data files that one task has under way, and uploads to an object store.
 DATA_FILE_SYNC_THREADS: Final = 8
 DATA_FILE_UPLOADS: Final = 8

@@ -3,6 +3,7 @@
 library(directory)              the shared object, compiled; None where there is no C compiler
 environment(library, …)         what a child process needs in its environment to be recorded
 read_trace(trace, directory)    the calls of the run that concern one directory
+read_tree(trace)                all of them
 """
 
 from __future__ import annotations
@@ -91,6 +92,16 @@ def read_trace(trace: Path, directory: Path, said: Path) -> list[Event]:
             events.append(replace(event, call=Call.SYNC_DIRECTORY))
         elif folder == place:
             events.append(replace(event, name=name, target=event.target.rpartition("/")[2]))
+    return list(_told_apart(sorted(events, key=lambda event: event.begin)))
+
+
+def read_tree(trace: Path, said: Path) -> list[Event]:
+    """The same for everything that was recorded, with whole paths as names."""
+    told = os.path.realpath(said)
+    events = [
+        replace(event, call=Call.SAY if path == told and event.call is Call.WRITE else event.call, name=path)
+        for event, path in _paired(trace.read_bytes())
+    ]
     return list(_told_apart(sorted(events, key=lambda event: event.begin)))
 
 

@@ -357,6 +357,27 @@ def test_files_are_created_exclusively_and_synced_with_their_folder(
     assert Path(files[0]).read_bytes() != b"other bytes"
 
 
+def test_hazard_11_a_folder_that_a_killed_task_made_is_on_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and nobody synced the folder above. Once is enough."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+        real(number)
+
+    monkeypatch.setattr(file_store.os, "fsync", fsync)
+    (tmp_path / "t" / "data").mkdir(parents=True)
+    for number in (1, 2):
+        store = file_store.FolderStore()
+        store.put(f"file:{tmp_path}/t/data/{number}.parquet", b"rows")
+        assert store.settle() == {}
+    assert synced.count(str(tmp_path / "t")) == 1
+    assert synced.count(str(tmp_path / "t" / "data")) == 2
+
+
 def test_many_files_share_a_sync_of_their_disk(log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the last of them, and nothing is told before it."""
     monkeypatch.setattr(limits, "FILES_SYNCED_APART_MAX", 2)

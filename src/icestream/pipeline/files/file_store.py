@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,9 @@ from icestream.catalog.files import TableFiles, sync_disk
 from icestream.catalog.location import normal
 
 Failures = dict[str, str]
+# Folders whose own names are on disk, as this process knows: one that it finds may come from a task that was killed
+# before it could see to that.
+_lasting: set[Path] = set()
 
 
 class FileStore(Protocol):
@@ -36,7 +39,7 @@ class FolderStore:
         self._pool = ThreadPoolExecutor(threads)
         self._syncs: dict[str, Future[None]] = {}
         self._folders: dict[Path, list[str]] = {}
-        self._above: set[Path] = set()  # folders with a new folder in them
+        self._above: set[Path] = set()  # folders with a folder in them that is new, or new to this process
         self._disks: dict[int, int] = {}  # descriptors: an error of the disk counts from when one was opened
         self._files = 0
         self._failures: Failures = {}
@@ -77,6 +80,8 @@ class FolderStore:
             self._sync_folders()
         for number in self._disks.values():
             os.close(number)
+        if not self._failures:
+            _remember(self._folders)
         return self._failures
 
     def _sync_folders(self) -> None:
@@ -113,15 +118,22 @@ class FolderStore:
 
     def _make_folder(self, folder: Path) -> None:
         """With those above it that are new."""
-        if folder.is_dir():
-            return
-        self._make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        self._above.add(folder.parent)
+        if not folder.is_dir():
+            self._make_folder(folder.parent)
+            folder.mkdir(exist_ok=True)
+            self._above.add(folder.parent)
+        elif folder not in _lasting:
+            self._above.add(folder.parent)
 
 
 def _opened(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _remember(folders: Iterable[Path]) -> None:
+    if len(_lasting) > limits.DATA_FOLDERS_REMEMBERED_MAX:
+        _lasting.clear()
+    _lasting.update(folders)
 
 
 def _write(number: int, data: Any) -> None:
