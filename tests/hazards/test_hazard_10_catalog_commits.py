@@ -258,7 +258,7 @@ def planned(count: int, shards: int) -> Any:
     changes = [
         Change(Identifier(NS, f"table-{number}"), entry, record, record.binding, True) for number in range(count)
     ]
-    return commits.commit(changes, Entry(LEASED, 1, 1, 1, 0))
+    return commits.commit(changes, commits.Lease("/pipeline/lease/" + "f" * 16, Entry(LEASED, 1, 1, 1, 0)))
 
 
 async def test_hazard_10_a_round_of_200_tables_fits_one_transaction() -> None:

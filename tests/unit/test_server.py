@@ -185,7 +185,8 @@ def test_a_signal_ends_it_and_the_handlers_are_given_back(tmp_path: Path, number
         if line == "Stop with Ctrl-C.":
             os.kill(os.getpid(), number)
 
-    before = signal.getsignal(number)
+    before = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    signal.signal(number, before)  # a loop of another test may have left its own
     asyncio.run(server.serve(settings(tmp_path, "iceberg"), say))
     assert said[-1] == "stopped in order: the next start needs no recovery"
     assert signal.getsignal(number) == before
