@@ -782,6 +782,11 @@ WRITER_FLUSH_INTERVAL_MS_MIN: Final = 100
 WRITER_FLUSH_INTERVAL_MS_MAX: Final = 24 * 3600 * 1000
 # A Raft group gets slower with each voter and seldom has more than nine; a list beyond this is a mistake.
 SEED_NODES_MAX: Final = 32
+# Commands of the metadata store over which the time that one takes is smoothed.
+METADATA_SMOOTHED_OVER: Final = 16
+# How long an operator's command waits for one node to say how it is, and for the cluster to do what it asks.
+CLUSTER_ASK_SECONDS: Final = 2.0
+CLUSTER_CHANGE_SECONDS: Final = 15.0
 # Seed nodes on one machine: what lies between the ports of one and the next. A node's own are up to 1 apart.
 SEED_PORT_SHIFT: Final = 10
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import icestream
 from icestream.wal.format import RECORDS_START
 from tests.support.nursery import nursery
-from tests.support.serve_process import SMALL, ServeProcess
+from tests.support.serve_process import COMMAND, SMALL, ServeProcess
 from tests.support.three_nodes import COUNT, ThreeNodes
 
 CALL_SECONDS = 60.0  # a machine under load takes its time to elect
@@ -64,6 +67,36 @@ def test_a_formation_that_is_killed_again_and_again_ends_in_one_cluster(tmp_path
                 nodes.kill(number)
         said = nodes.start_all()
         assert len({one["cluster"] for one in said}) == 1
+        assert publish(said[0]["address"], "/default/t", b"m") == 0
+
+
+def asked(nodes: ThreeNodes, number: int, *words: str) -> Any:
+    """What `icestream cluster` says as JSON, over the local socket of a node."""
+    (socket,) = nodes.folder.glob(f"data/**/{nodes.ports[number]}/**/broker.sock")
+    command = [*COMMAND, "cluster", *words, "--socket", str(socket), "--output", "json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_the_commands_show_and_change_a_running_cluster(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        said = nodes.start_all()
+        found = {one["name"]: one for one in asked(nodes, 0, "status")["nodes"]}
+        assert sorted(one["role"] for one in found.values()) == ["leader", "voter", "voter"]
+        follower = next(name for name, one in found.items() if one["role"] != "leader")
+        asked(nodes, 1, "transfer", follower)
+        again = {one["name"]: one["role"] for one in asked(nodes, 2, "status")["nodes"]}
+        assert [name for name, role in again.items() if role == "leader"] == [follower]
+        asked(nodes, 1, "snapshot")
+        verified = asked(nodes, 2, "verify")
+        assert verified["is_equal"]
+        assert len(verified["nodes"]) == COUNT
+        nodes.kill(2)
+        gone = said[2]["node"]
+        asked(nodes, 0, "remove", gone, "--yes")
+        left = asked(nodes, 1, "status")["nodes"]
+        assert gone not in {one["node"] for one in left} | {one["name"] for one in left}
         assert publish(said[0]["address"], "/default/t", b"m") == 0
 
 

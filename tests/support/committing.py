@@ -58,6 +58,7 @@ class Committing:
         fixed: tuple[str, ...] | None = None,
         wrap: Any = None,
         is_foreign: bool = False,
+        lease: str = "",
     ) -> None:
         """`wrap`: makes another catalog of the one that commits go to. `is_foreign`: it is asked as if it were somebody
         else's."""
@@ -69,7 +70,7 @@ class Committing:
         embedded: TableCatalog = EmbeddedCatalog(self.making)
         self.catalog: TableCatalog = wrap(embedded) if wrap else embedded
         avro = AvroManifests(self.files, InlineOffload())
-        self.books: Books = OwnBooks(self.store, embedded, self.making, fixed)
+        self.books: Books = OwnBooks(self.store, embedded, self.making, fixed, lease)
         if is_foreign:
             self.books = ForeignBooks(self.store, self.catalog, avro, fixed)
         self.reader = ManifestReader(avro)
@@ -77,6 +78,7 @@ class Committing:
             self.catalog, self.books, self.files, self.reader, self.clock, SystemRandomness(), history or History()
         )
         self.epoch = 1
+        self._lease = lease
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
             proof.note(lambda: self._tables(avro, is_foreign), self.files)
 
@@ -87,7 +89,7 @@ class Committing:
 
     async def lease(self, epoch: int) -> None:
         self.epoch = epoch
-        await self.store.put(keys.LEASE, records.encode(LeaseRecord(epoch)))
+        await self.store.put(keys.lease_key(self._lease), records.encode(LeaseRecord(epoch)))
 
     async def open(self, backlog: TopicBacklog) -> TopicTable:
         return await self.books.open(backlog)

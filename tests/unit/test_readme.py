@@ -20,6 +20,7 @@ README = read("README.md")
 # Those of the lake are run by tests/process/test_lake_commands.py.
 NOT_RUN = (
     "serve",
+    "cluster ",  # needs several nodes: tests/process/test_cluster.py
     "lake ",
     "pipeline run",
     "pipeline status",

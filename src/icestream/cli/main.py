@@ -43,6 +43,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "bench": "Publish and consume for some seconds: how fast is it here?",
         "config": "Show, check, explain and change the settings.",
         "wal": "Look into the write-ahead log, and repair it.",
+        "cluster": "Look at the nodes of a cluster, change and verify them.",
         "pipeline": "Set up what the pipeline runs on: Java, PySpark, Iceberg's jar.",
     },
 }

@@ -44,6 +44,7 @@ class Calls:
             "Remove": self._by_leader("Remove", self.remove),
             "Transfer": self._by_leader("Transfer", self.transfer),
             "Snapshot": self.snapshot,
+            "Invite": self.invite,
         }
 
     def _by_leader(self, method: str, do: Callable[[Document], Awaitable[Document]]) -> Any:
@@ -108,6 +109,17 @@ class Calls:
                     f"another node of the cluster is called {name}",
                     hint="set `node.name` to another name; or remove that node first: icestream cluster remove",
                 )
+
+    async def invite(self, given: Document) -> Document:
+        """A node that waits for others is told of one that is of a cluster: it asks that one to let it join."""
+        host = self._host
+        if host.identity.is_member:
+            raise errors.AlreadyExists(
+                f"node {wire.id_text(host.id)} is of cluster {host.identity.cluster_id.hex()} already",
+                hint="a node that changes clusters begins with an empty data_dir",
+            )
+        host.invited(wire.address_of(given))
+        return {"node": wire.id_text(host.id)}
 
     async def promote(self, given: Document) -> Document:
         node_id = self._member(given)

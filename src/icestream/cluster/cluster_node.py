@@ -77,7 +77,7 @@ class ClusterNode:
         self.peers.on_unreachable = self._unreachable
         self.listener = PeerListener(self, options.server_context)
         self.calls: dict[str, Call] = Calls(self).table
-        self.open_calls = frozenset({"GetNodeInfo"})
+        self.open_calls = frozenset({"GetNodeInfo", "Invite"})
         self.ticker: Ticker | None = None
         self._sender: SnapshotSender | None = None
         self._comparison: StateComparison | None = None
@@ -277,6 +277,9 @@ class ClusterNode:
         node.tasks.start(LeaderDuties(store, self._clock).run(), "leader-duties")
         self._tasks.start(self._become_known(), "join")
         self._members_changed()
+
+    def invited(self, address: str) -> None:
+        self._options = dataclasses.replace(self._options, join=address)
 
     def announce(self, record: NodeRecord) -> None:
         """Where this node is reached, when its ports are known. Nothing is written where the cluster knows it."""

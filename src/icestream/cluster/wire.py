@@ -16,7 +16,8 @@ other one; messages go the way of the connection, calls are answered on it. A sn
         ClientWrite       envelope (metadata/command.py): carried out by the leader, who stamps the time; -> answer
         StateHash         node, index, hash: the SHA-256 of its state there (state_hashes.py)
         Join              node, address, name: becomes a learner, in time a voter; asked of anybody, done by the leader
-        Remove, Promote, Transfer, Snapshot    node: what an operator asks for (administration.py)
+        Invite            address: of a node of a cluster, which one that waits for others then asks to join
+        Remove, Promote, Transfer, Snapshot    node: what an operator asks for (calls.py)
 
     InstallSnapshot  ->   the eraftpb Message that speaks of a snapshot; then
     CHUNK            ->   bytes of its state, in order, any number of them

@@ -26,6 +26,7 @@ from icestream.metadata.snapshot_file import (
     open_snapshot,
     received_name,
     remove_others,
+    snapshot_of,
     verify_snapshot,
 )
 from icestream.metadata.state_machine import StateMachine
@@ -35,7 +36,7 @@ from icestream.runtime.tasks import Offload
 from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.log_file import FileHeader
-from icestream.wal.sink import Progress, Sink
+from icestream.wal.sink import NativeSink, Progress, Sink
 
 
 class LogMark(NamedTuple):
@@ -140,6 +141,16 @@ class LogStore:
         """Hands the planned writes to the sink; True when there is news already."""
         writes = self.plan.take_writes()
         return bool(writes) and self._sink.submit(writes, self._handles)
+
+    @property
+    def sync_seconds(self) -> float | None:
+        """What a sync takes at present; None where nobody measures it."""
+        return self._sink.sync_seconds if isinstance(self._sink, NativeSink) else None
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of the newest one."""
+        return snapshot_of(self.snapshots[0].descriptor)[1] if self.snapshots else 0
 
     def progress(self) -> Progress:
         """How far the disk is. After an error nothing later is written."""

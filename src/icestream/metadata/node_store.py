@@ -63,6 +63,7 @@ class NodeStore(MetadataStore):
         self._expiry: Expiry | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._closed = False
+        self.proposal_seconds = 0.0  # what a command takes, smoothed
         node.on_applied = self._applied
         node.on_leading = self._lead
         node.request_snapshot = snapshots.request
@@ -89,9 +90,14 @@ class NodeStore(MetadataStore):
         rejected = refused_identity(client, sequence) or refusal(command)
         if rejected is not None:
             return rejected
-        if self.node.is_alone:
-            return await self.propose(command, client, sequence)
-        return await self._routing.submit(command, client, sequence)
+        begun_ns = self._clock.monotonic_ns()
+        try:
+            if self.node.is_alone:
+                return await self.propose(command, client, sequence)
+            return await self._routing.submit(command, client, sequence)
+        finally:
+            took_seconds = (self._clock.monotonic_ns() - begun_ns) / 1e9
+            self.proposal_seconds += (took_seconds - self.proposal_seconds) / limits.METADATA_SMOOTHED_OVER
 
     async def propose(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
         """Here and nowhere else: NotReady when this node does not lead."""

@@ -70,22 +70,34 @@ class OpenedMetadata:
         """Its log is that of a node with others, or of one that has had some."""
         if self.identity is None:
             return False
-        own = self.identity.node_id
-        confs = [self.identity.conf] + [one.head.conf for one in self._recovered.snapshots[:1]]
-        found = [eraftpb.decode_conf(conf) for conf in confs if conf]
-        if any({*one.voters, *one.learners} - {own} for one in found):
+        if self.known_members - {self.identity.node_id}:
             return True
         return any(eraftpb.decode_entry(one).kind != eraftpb.NORMAL for one in self._recovered.entries)
+
+    @property
+    def known_members(self) -> frozenset[int]:
+        """Ids of the nodes that its snapshot and the changes it has acted on name."""
+        confs = [b"" if self.identity is None else self.identity.conf]
+        confs += [one.head.conf for one in self._recovered.snapshots[:1]]
+        found = [eraftpb.decode_conf(conf) for conf in confs if conf]
+        return frozenset(node for one in found for node in (*one.voters, *one.learners))
 
     async def identify(self, identity: Identity) -> None:
         """Whose log this is, synced."""
         await self.log.identify(identity)
         self.identity = identity
 
-    def start(self, core_factory: CoreFactory) -> NodeStore:
+    @property
+    def recovered(self) -> RecoveredLog:
+        """What the start found."""
+        return self._recovered
+
+    def start(self, core_factory: CoreFactory, forced_conf: bytes | None = None) -> NodeStore:
+        """`forced_conf`: who is a member, whatever the log says (cluster/force_new_cluster.py)."""
         identity, recovered = self.identity, self._recovered
         assert identity is not None
-        conf = recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf
+        known = recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf
+        conf = forced_conf or known
         core = make_core(recovered, identity.node_id, conf, core_factory)
         name = self._randomness.token(16)
         node = Node(recovered.machine, core, self.log, self._clock, self._options.command_bytes_max, conf, name)

@@ -59,6 +59,10 @@ class SnapshotTask:
         self.propose: Callable[[cmd.Command], Awaitable[cmd.Answer]] = _nobody
         self.on_taken: Callable[[int, bytes], None] = lambda index, digest: None
 
+    @property
+    def log(self) -> LogStore:
+        return self._log
+
     def request(self) -> None:
         """As soon as one can be begun, whatever the size of the log."""
         self._wanted = True

@@ -84,6 +84,12 @@ class WatchHub:
             if (watch := held()) is not None:
                 watch.news.set()
 
+    @property
+    def lag(self) -> int:
+        """Revisions that the watch which is furthest behind has not taken."""
+        watches = [watch for held in self._watches if (watch := held()) is not None]
+        return max((self.revision - watch.after for watch in watches), default=0)
+
     def watch(self, prefix: str, after: int) -> Watch:
         """Changes of revisions above `after`, without end."""
         watch = Watch(self, prefix, after)
@@ -98,7 +104,7 @@ class Watch(AsyncIterator[Changes | Resync]):
     def __init__(self, hub: WatchHub, prefix: str, after: int) -> None:
         self._hub = hub
         self._prefix = prefix
-        self._after = after
+        self.after = after
         self._lost = not hub.floor <= after <= hub.revision
         self._behind = after < hub.revision
         self.news = asyncio.Event()
@@ -110,7 +116,7 @@ class Watch(AsyncIterator[Changes | Resync]):
             self._behind = True
             self.news.set()
         else:
-            self._after = revision
+            self.after = revision
 
     def lose(self) -> None:
         self._lost = True
@@ -129,15 +135,15 @@ class Watch(AsyncIterator[Changes | Resync]):
 
     def _next(self) -> Changes | Resync | None:
         hub = self._hub
-        if self._lost or self._after < hub.floor:
+        if self._lost or self.after < hub.floor:
             self._lost = self._behind = False
-            self._after = hub.revision
+            self.after = hub.revision
             return Resync(hub.revision)
-        while self._after < hub.revision:
-            self._after += 1
-            wanted = [event for event in hub.kept(self._after) if event.key.startswith(self._prefix)]
+        while self.after < hub.revision:
+            self.after += 1
+            wanted = [event for event in hub.kept(self.after) if event.key.startswith(self._prefix)]
             if wanted:
-                return Changes(self._after, wanted)
+                return Changes(self.after, wanted)
         self._behind = False
         return None
 

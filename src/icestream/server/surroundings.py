@@ -25,6 +25,7 @@ from icestream.frontends.http.listener import HttpListener, Response
 from icestream.frontends.http.log_range import log_range
 from icestream.frontends.http.request import Request
 from icestream.frontends.native.admin_calls import Administration
+from icestream.frontends.native.cluster_calls import ClusterCalls
 from icestream.frontends.native.listener import NativeListener
 from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.lake.options import LakeOptions
@@ -92,6 +93,8 @@ class Surroundings:
             found += await readings.log_families(node.log, self._clock.wall_us())
         if isinstance(node.store, NodeStore):
             found += readings.metadata_families(node.store.node.machine)
+            ticker = node.cluster.ticker if node.cluster is not None else None
+            found += readings.raft_families(node.store, ticker)
         return found
 
     async def _log_range(self, request: Request) -> Response:
@@ -116,7 +119,9 @@ class Surroundings:
     async def _listen_locally(self, node: Node, online: OnlineSettings) -> None:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         pipeline = PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else "")
-        administration = Administration(node.broker, node.log, online, self._clock, self.checks, pipeline)
+        administration = Administration(
+            node.broker, node.log, online, self._clock, self.checks, pipeline, ClusterCalls(node.cluster, self._clock)
+        )
         welcome = handshake.Server(self._settings.node.name, self._clock.wall_us)
         listener = NativeListener(node.broker, welcome, administration.offered())
         await listener.listen_locally(self._settings.local_socket)

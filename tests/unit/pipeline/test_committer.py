@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from pyiceberg.table import StaticTable
 
+from icestream import errors
 from icestream.catalog import keys
 from icestream.pipeline.commit.committer import Committed
 from icestream.pipeline.tables.topic_table import TopicTable
@@ -72,3 +73,18 @@ async def test_all_tables_of_a_round_go_together(world: Committing) -> None:
     assert all(isinstance(one, Committed) for one in found.values())
     assert await world.store.revision() == before + 1
     assert await world.store.get(keys.topic_key(3)) is not None
+
+
+async def test_the_pipeline_of_each_node_commits_under_a_lease_of_its_own(world: Committing) -> None:
+    """As two nodes of a cluster do, at the same time, over one store."""
+    other = Committing(world.folder, world.store, lease="00000000000000bb")
+    await other.lease(2)
+    mine, theirs = await world.open(topic(1, "/default/a")), await other.open(topic(2, "/default/b"))
+    for _ in range(2):
+        assert isinstance((await world.commit(world.brought(mine, 5)))[1], Committed)
+        assert isinstance((await other.commit(other.brought(theirs, 5)))[2], Committed)
+    await world.store.delete(keys.lease_key("00000000000000bb"))
+    with pytest.raises(errors.LeaseLost):
+        await other.commit(other.brought(theirs, 5))
+    assert isinstance((await world.commit(world.brought(mine, 5)))[1], Committed), "the other's is not"
+    assert len(await rows(world, theirs)) == 10

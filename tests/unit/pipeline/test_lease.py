@@ -125,3 +125,15 @@ async def test_who_is_cut_off_while_he_gives_it_up_can_do_it_again() -> None:
     await lease.give_up()
     assert await holder(store) is None
     await store.close()
+
+
+async def test_nodes_of_a_cluster_hold_one_each_under_epochs_that_nobody_shares() -> None:
+    clock = SimulatedClock()
+    store = MemoryStore(clock)
+    held = [DriverLease(store, clock, name=name) for name in ("", "00000000000000aa", "00000000000000bb")]
+    for lease in held:
+        await lease.take()
+    assert len({lease.check() for lease in held}) == 3
+    for lease in held:
+        await lease.give_up()
+    await store.close()

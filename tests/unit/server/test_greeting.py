@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from icestream.server.node import Node
 from icestream.server.reading import statements
 from tests.support.free_ports import free_ports
 from tests.support.node_settings import node_settings
+
+PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
 
 
 @pytest.mark.asyncio
@@ -91,3 +94,22 @@ def test_what_reads_a_table_quotes_its_levels() -> None:
     assert 'FROM ice."default"."demo";' in by_duckdb
     assert "FROM ice.`default`.`demo`" in by_spark
     assert len(list(statements(["default", "demo"], ""))) == 1
+
+
+@pytest.mark.asyncio
+async def test_metrics_tell_of_the_consensus(tmp_path: Path) -> None:
+    node = await Node.start(node_settings(tmp_path))
+    try:
+        await node.broker.create_namespace("shop")
+        text = (await node.around.exposition()).decode()
+    finally:
+        await node.stop()
+    lines = [line.split(" ") for line in text.splitlines() if line.startswith("icestream_raft_")]
+    told = {name: float(value) for name, value in lines}
+    assert told["icestream_raft_is_leader"] == told["icestream_raft_has_leader"] == told["icestream_raft_voters"] == 1
+    assert told["icestream_raft_applied_index"] == told["icestream_raft_commit_index"] > 1
+    assert told["icestream_raft_term"] >= 1
+    assert 0 < told["icestream_raft_proposal_seconds"] < 60
+    named = re.findall(r"`(icestream_raft_\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 10
+    assert [name for name in named if name not in told] == [], "docs/cluster.md"

@@ -14,7 +14,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from icestream import limits
 from icestream.broker.dispatch.dispatcher import Pause
 from icestream.broker.service import Broker
+from icestream.metadata.node_store import NodeStore
 from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.ticker import Ticker
 from icestream.model.sync_mode import SyncMode
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
@@ -98,6 +100,25 @@ def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
         metrics.METADATA_KEYS.family(len(machine.entries)),
         metrics.METADATA_BYTES.family(machine.size_bytes),
     ]
+
+
+def raft_families(store: NodeStore, ticker: Ticker | None) -> list[GaugeMetricFamily]:
+    node, log, status = store.node, store.snapshots.log, store.node.status()
+    found = [
+        metrics.RAFT_TERM.family(status["term"]),
+        metrics.RAFT_IS_LEADER.family(float(node.leads)),
+        metrics.RAFT_HAS_LEADER.family(float(node.leads or bool(node.leader))),
+        metrics.RAFT_COMMIT.family(status["commit"]),
+        metrics.RAFT_APPLIED.family(node.applied_index),
+        metrics.RAFT_VOTERS.family(len(node.members.voters)),
+        metrics.RAFT_LEARNERS.family(len(node.members.learners)),
+        metrics.RAFT_PROPOSAL_SECONDS.family(store.proposal_seconds),
+        metrics.RAFT_TICK_DRIFT.family(ticker.drift_seconds_max if ticker is not None else 0.0),
+        metrics.RAFT_LATE_TICKS.family(ticker.late_ticks if ticker is not None else 0),
+        metrics.RAFT_WATCH_LAG.family(node.hub.lag),
+        metrics.RAFT_SNAPSHOT_SIZE.family(log.snapshot_bytes),
+    ]
+    return found if log.sync_seconds is None else [*found, metrics.RAFT_SYNC_SECONDS.family(log.sync_seconds)]
 
 
 def with_counters(families: Sequence[Metric]) -> bytes:

@@ -21,6 +21,7 @@ from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Topic
 from icestream.frontends.native import descriptions
 from icestream.frontends.native.calls import CALLS, Document, Offered, TopicAndSubscription, TopicOnly, arguments_of
+from icestream.frontends.native.cluster_calls import ClusterCalls
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pages import Page, page_of
 from icestream.frontends.native.pipeline_calls import PipelineCalls
@@ -124,6 +125,7 @@ class Administration:
         clock: Clock,
         checks: Callable[[], Sequence[Check]],
         pipeline: PipelineCalls | None = None,
+        cluster: ClusterCalls | None = None,
     ) -> None:
         self._broker = broker
         self._log = log
@@ -131,11 +133,12 @@ class Administration:
         self._clock = clock
         self._checks = checks
         self._pipeline = pipeline or PipelineCalls(None)
+        self._cluster = cluster or ClusterCalls(None, clock)
 
     def offered(self) -> Offered:
         """Everything that the local socket offers."""
         mine = {name: getattr(self, name) for name in METHODS}
-        shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls()}
+        shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls(), **self._cluster.calls()}
         return Offered({**shared, **mine}, limits.LOCAL_CALL_BYTES_MAX)
 
     def _topic(self, name: str) -> Topic:

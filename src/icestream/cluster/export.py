@@ -1,0 +1,104 @@
+"""The log and the newest snapshot of a node's metadata store as JSON, a line for each thing. For people and programs.
+
+    {"identity": {node, cluster, voters}}
+    {"snapshot": {index, term, sha256, revision}}, then {"key", "value" (text, or base64), revisions, deadline_ms}
+    {"entry": {index, term, kind}, "command": …} for each entry behind the snapshot
+
+Offline: the node must not run. Its log is opened as at a start, so what a crash left is mended first.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from icestream.metadata import command as cmd
+from icestream.metadata import eraftpb
+from icestream.metadata.entry import Entry
+from icestream.metadata.open import MetadataOptions, OpenedMetadata, open_directory
+from icestream.metadata.snapshot_file import snapshot_digest
+from icestream.runtime.clock import Clock
+
+Document = dict[str, Any]
+
+
+async def export(path: Path, clock: Clock) -> AsyncIterator[Document]:
+    """Raises LogLocked while the node runs, LogDamaged for a log that does not add up."""
+    opened = await open_directory(path, clock, MetadataOptions())
+    try:
+        for line in _lines(opened):
+            yield line
+    finally:
+        await opened.close()
+
+
+def _lines(opened: OpenedMetadata) -> list[Document]:
+    recovered, identity = opened.recovered, opened.identity
+    found: list[Document] = []
+    if identity is not None:
+        voters = eraftpb.decode_conf(identity.conf).voters if identity.conf else ()
+        named = {"node": f"{identity.node_id:016x}", "cluster": identity.cluster_id.hex()}
+        found.append({"identity": named | {"founder": [f"{one:016x}" for one in voters]}})
+    if recovered.snapshots:
+        newest = recovered.snapshots[0]
+        members = eraftpb.decode_conf(newest.head.conf)
+        found.append(
+            {
+                "snapshot": {
+                    "index": newest.head.index,
+                    "term": newest.head.term,
+                    "sha256": snapshot_digest(newest.name).hex(),
+                    "revision": recovered.machine.revision,
+                    "voters": [f"{one:016x}" for one in members.voters],
+                    "learners": [f"{one:016x}" for one in members.learners],
+                }
+            }
+        )
+        machine = recovered.machine
+        found += [_key(key, entry) for key, entry in machine.page("", "", len(machine.entries))]
+    return found + [_entry(eraftpb.decode_entry(one)) for one in recovered.entries]
+
+
+def _key(key: str, entry: Entry) -> Document:
+    return {
+        "key": key,
+        "value": _shown(entry.value),
+        "create_revision": entry.create_revision,
+        "mod_revision": entry.mod_revision,
+        "version": entry.version,
+        "deadline_ms": entry.deadline_ms,
+    }
+
+
+def _entry(entry: eraftpb.LogEntry) -> Document:
+    kind = "normal" if entry.kind == eraftpb.NORMAL else "members"
+    found: Document = {"entry": {"index": entry.index, "term": entry.term, "kind": kind}}
+    if entry.kind == eraftpb.NORMAL and entry.data:
+        envelope = cmd.decode_envelope(entry.data)
+        found["command"] = _plain(msgspec.to_builtins(envelope.command, builtin_types=(bytes,)))
+        found["time_ms"] = envelope.time_ms
+    elif entry.data:
+        found["change"] = entry.data.hex()
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _shown(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+def _shown(value: bytes) -> str | Document:
+    """Text as it is; other bytes in base64."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

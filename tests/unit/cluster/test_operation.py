@@ -1,0 +1,155 @@
+"""What operators do to a cluster: look at it, change it through any node, and save what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors
+from icestream.cluster.cluster_node import ClusterNode
+from icestream.cluster.export import export
+from icestream.cluster.force_new_cluster import force_new_cluster
+from icestream.cluster.members import removed_key
+from icestream.frontends.native.cluster_calls import CLUSTER_METHODS, ClusterCalls
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
+from tests.support.cluster_nodes import SECONDS, ClusterNodes
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def three(tmp_path: Path) -> AsyncIterator[ClusterNodes]:
+    nodes = ClusterNodes(tmp_path, 3)
+    await nodes.start_all()
+    await nodes.until_voters(3)
+    for node in nodes.nodes.values():
+        await until_connected(node)
+    yield nodes
+    await nodes.close()
+
+
+async def until_connected(node: ClusterNode) -> None:
+    """Two nodes that joined at the same time may hear of each other a moment later."""
+    async with asyncio.timeout(SECONDS):
+        are_up = False
+        while not are_up:
+            await SystemClock().sleep(0.02)
+            are_up = all(one["is_up"] for one in (await ask(node, "cluster_status"))["nodes"])
+
+
+async def ask(through: ClusterNode | None, method: str, /, **arguments: Any) -> dict[str, Any]:
+    calls = ClusterCalls(through, SystemClock()).calls()
+    async with asyncio.timeout(SECONDS):
+        return await calls[method](cast("Any", None), arguments)
+
+
+async def test_any_node_tells_of_all_and_who_is_away(three: ClusterNodes) -> None:
+    found = await ask(three.followers[0], "cluster_status")
+    assert found["cluster"] == three.leader.identity.cluster_id.hex()
+    assert found["leader"] == f"{three.leader.id:016x}"
+    assert [one["role"] for one in found["nodes"]].count("leader") == 1
+    assert all(one["is_up"] for one in found["nodes"])
+    number = next(number for number, node in three.nodes.items() if not node.node.leads)
+    gone = f"{three.nodes[number].id:016x}"
+    await three.stop(number)
+    found = await ask(three.leader, "cluster_status")
+    (line,) = [one for one in found["nodes"] if one["node"] == gone]
+    assert (line["is_up"], line["applied"]) == (False, None)
+    assert line["address"] == three.seeds[number]
+
+
+async def test_states_are_compared_at_one_place_of_the_log(three: ClusterNodes) -> None:
+    await three.leader.running.put("/a", b"1")
+    found = await ask(three.followers[0], "cluster_verify")
+    assert found["is_equal"]
+    assert len(found["nodes"]) == 3
+    taken = await ask(three.followers[0], "cluster_snapshot")
+    assert taken["index"] >= found["index"]
+
+
+async def test_the_lead_goes_where_it_is_wanted_by_name_or_id(three: ClusterNodes) -> None:
+    wanted, leader = three.followers
+    assert await ask(leader, "cluster_transfer", node=wanted.record.name) == {"leader": f"{wanted.id:016x}"}
+    async with asyncio.timeout(SECONDS):
+        await wanted.node.until(lambda: wanted.node.leads)
+
+
+async def test_a_leader_that_is_removed_hands_over_first(three: ClusterNodes) -> None:
+    leader, asked = three.leader, three.followers[0]
+    await ask(asked, "cluster_remove", node=f"{leader.id:016x}")
+    async with asyncio.timeout(SECONDS):
+        await asked.node.until(lambda: leader.id not in asked.node.members.voters)
+    assert asked.node.machine.get(removed_key(leader.id)) is not None
+    with pytest.raises(errors.InvalidInput, match="no node of this cluster"):
+        await ask(asked, "cluster_promote", node=f"{leader.id:016x}")
+
+
+async def test_a_node_that_waits_for_others_is_added_from_within(three: ClusterNodes, tmp_path: Path) -> None:
+    more = ClusterNodes(tmp_path / "more", 1)
+    starting = asyncio.ensure_future(more.start(0, seeds=(more.seeds[0], "127.0.0.1:9")))  # nobody is at port 9
+    async with asyncio.timeout(SECONDS):
+        while True:
+            try:
+                added = await ask(three.leader, "cluster_add", address=more.seeds[0])
+                break
+            except errors.ConnectionLost:
+                await asyncio.sleep(0.05)
+        fourth = await starting
+        assert added == {"node": f"{fourth.id:016x}"}
+        await fourth.node.until(lambda: fourth.id in fourth.node.members.learners)
+    with pytest.raises(errors.AlreadyExists):
+        await ask(three.leader, "cluster_add", address=more.seeds[0])
+    await more.close()
+
+
+async def test_one_node_becomes_a_cluster_of_its_own_when_the_others_are_lost(three: ClusterNodes) -> None:
+    await three.leader.running.put("/kept", b"value")
+    others = [f"{node.id:016x}" for number, node in three.nodes.items() if number]
+    old, own = three.nodes[0].identity.cluster_id, three.nodes[0].id
+    async with asyncio.timeout(SECONDS):
+        await three.nodes[0].node.until(lambda: three.nodes[0].node.machine.get("/kept") is not None)
+    await three.close()
+    path = three.folder / "0"
+    forced = await force_new_cluster(path, SystemClock(), SystemRandomness())
+    assert forced.node_id == own
+    assert forced.cluster_id != old
+    assert sorted(forced.removed) == sorted(others)
+    alone = await three.start(0, seeds=(three.seeds[0],))
+    async with asyncio.timeout(SECONDS):
+        await alone.running.ready()
+        entry = await alone.running.get("/kept")
+        assert entry is not None
+        assert entry.value == b"value"
+        assert alone.node.members.voters == (own,)
+        for one in others:
+            assert await alone.running.get(removed_key(int(one, 16))) is not None
+        lost = await three.start(1, seeds=(three.seeds[0],))  # it comes back
+        with pytest.raises(errors.ForeignCluster):
+            await lost.peers.ask(three.seeds[0], "GetNodeInfo", {})
+
+
+async def test_log_and_snapshot_are_written_as_json(three: ClusterNodes) -> None:
+    await three.leader.running.put("/before", b"\xff")
+    await three.leader.running.snapshots.take_now()
+    await three.leader.running.put("/behind", b"text")
+    number = next(number for number, node in three.nodes.items() if node.node.leads)
+    with pytest.raises(errors.LogLocked):
+        [line async for line in export(three.folder / str(number), SystemClock())]
+    await three.stop(number)
+    lines = [line async for line in export(three.folder / str(number), SystemClock())]
+    assert [name for line in lines for name in line if name in ("identity", "snapshot")] == ["identity", "snapshot"]
+    keys = {line["key"]: line["value"] for line in lines if "key" in line}
+    assert keys["/before"] == {"base64": "/w=="}
+    assert ["put", "/behind", "text"] in [line["command"] for line in lines if "command" in line]
+
+
+async def test_a_node_on_its_own_is_of_no_cluster() -> None:
+    for method in CLUSTER_METHODS:
+        with pytest.raises(errors.InvalidInput, match="on its own"):
+            await ask(None, method, node="x", address="127.0.0.1:1")
