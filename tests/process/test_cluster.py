@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -72,8 +75,8 @@ def test_a_formation_that_is_killed_again_and_again_ends_in_one_cluster(tmp_path
 
 def asked(nodes: ThreeNodes, number: int, *words: str) -> Any:
     """What `icestream cluster` says as JSON, over the local socket of a node."""
-    (socket,) = nodes.folder.glob(f"data/**/{nodes.ports[number]}/**/broker.sock")
-    command = [*COMMAND, "cluster", *words, "--socket", str(socket), "--output", "json"]
+    (path,) = nodes.folder.glob(f"data/**/{nodes.ports[number]}/**/broker.sock")
+    command = [*COMMAND, "cluster", *words, "--socket", str(path), "--output", "json"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -98,6 +101,26 @@ def test_the_commands_show_and_change_a_running_cluster(tmp_path: Path) -> None:
         left = asked(nodes, 1, "status")["nodes"]
         assert gone not in {one["node"] for one in left} | {one["name"] for one in left}
         assert publish(said[0]["address"], "/default/t", b"m") == 0
+
+
+def test_nodes_with_certificates_form_a_cluster_and_one_without_stays_outside(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [*COMMAND, "cluster", "certificates", str(tmp_path / "made"), "--output", "json"],
+        capture_output=True, text=True, timeout=CALL_SECONDS, check=True,
+    )  # fmt: skip
+    tls = [word for key, path in json.loads(made.stdout).items() for word in ("--set", f"{key}={path}")]
+    with ThreeNodes(tmp_path) as nodes:
+        for number in range(COUNT):
+            nodes.begin(number, *tls)
+        said = [nodes.running[number].announcement() for number in range(COUNT)]
+        assert len({one["cluster"] for one in said}) == 1
+        assert publish(said[1]["address"], "/default/t", b"m") == 0
+        with (
+            socket.create_connection(("127.0.0.1", nodes.ports[0]), CALL_SECONDS) as stranger,
+            ssl._create_unverified_context().wrap_socket(stranger) as wrapped,
+            contextlib.suppress(ssl.SSLError),  # in TLS 1.3 the server's no comes behind the handshake
+        ):
+            assert wrapped.recv(1) == b"", "one without a certificate gets no answer"
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

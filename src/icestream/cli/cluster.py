@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -212,6 +213,36 @@ def export(
                 typer.echo(json.dumps(line, ensure_ascii=False))
 
     asyncio.run(write(_store_of(directory, config, sets)))
+
+
+@app.command()
+def certificates(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where they are, or will be.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Of the certificate and its key.")] = "node",
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="A name or address that others dial; loopback else."),
+    ] = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Make a certificate for nodes, for development, signed by an authority that is made once in the directory.
+
+    Example: icestream cluster certificates certificates --name node
+    """
+    try:
+        from icestream.cluster.development_authority import LOOPBACK, make_certificate
+    except ImportError:
+        raise errors.ConfigurationError(
+            "making certificates needs cryptography, which is not installed", hint="pip install 'icestream[tls]'"
+        ) from None
+    made = make_certificate(directory, name, tuple(host or LOOPBACK), datetime.now(UTC))
+    Output(output).record(
+        {
+            "meta_store.tls_certificate": str(made.certificate),
+            "meta_store.tls_key": str(made.key),
+            "meta_store.tls_authority": str(made.authority),
+        }
+    )
 
 
 def _store_of(directory: Path | None, config: Path | None, sets: list[str] | None) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
+from icestream.cluster.tls import PeerTls
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, OpenedMetadata, new_node_id, open_directory, start_alone
 from icestream.metadata.raft_core import has_raft_core
@@ -42,7 +43,7 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
     wants_others = bool(settings.meta_store.seed_nodes or join)
     if wants_others:
         check_can_have_others()
-    place = place_of(settings)
+    options_of_cluster = _options(settings, place_of(settings), join)  # refused before anything is opened
     randomness, clock = SystemRandomness(), SystemClock()
     options = MetadataOptions(node_id=new_node_id(randomness))
     opened = await open_directory(settings.meta_store.data_dir, clock, options)
@@ -56,7 +57,7 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
         return OpenedStore(store)
     if not wants_others:
         await _check_before(opened)
-    cluster = await _unless(stop, ClusterNode.start(opened, _options(settings, place, join), clock, randomness))
+    cluster = await _unless(stop, ClusterNode.start(opened, options_of_cluster, clock, randomness))
     try:
         await _unless(stop, cluster.running.ready())
     except BaseException:
@@ -99,6 +100,7 @@ def _options(settings: Settings, place: str, join: str) -> ClusterOptions:
     scheme = "https" if danube.tls_certificate is not None else "http"
     port = settings.ports.danube if danube.enable else 0
     url = f"{scheme}://{advertised_address(settings, port, danube.advertised_host)}" if port else ""
+    tls = _tls(settings)
     return ClusterOptions(
         bind_host=settings.node.bind_host,
         port=settings.ports.raft,
@@ -106,7 +108,16 @@ def _options(settings: Settings, place: str, join: str) -> ClusterOptions:
         seeds=settings.meta_store.seed_nodes,
         join=join,
         record=record_of(settings, settings.ports.native, url),
+        server_context=None if tls is None else tls.server_context(),
+        client_context=None if tls is None else tls.client_context(),
     )
+
+
+def _tls(settings: Settings) -> PeerTls | None:
+    given = settings.meta_store
+    if given.tls_certificate is None or given.tls_key is None or given.tls_authority is None:
+        return None
+    return PeerTls(given.tls_certificate, given.tls_key, given.tls_authority)
 
 
 async def _unless(stop: Stop | None, work: Coroutine[Any, Any, Answer]) -> Answer:

@@ -118,8 +118,24 @@ class MetaStore(Section):
         description="Addresses `host:port` of all nodes of the cluster, this one included. Empty, the default: a node "
         "on its own, which needs no configuration.",
     )
+    tls_certificate: Annotated[Path, text.FILE] | None = Field(
+        default=None,
+        description="PEM file with the certificate of this node, and its chain. Set: nodes speak TLS with each other, "
+        "and each must show one.",
+    )
+    tls_key: Annotated[Path, text.FILE] | None = Field(
+        default=None, description="PEM file with the private key of the certificate."
+    )
+    tls_authority: Annotated[Path, text.FILE] | None = Field(
+        default=None, description="PEM file with the cluster's own authority: whoever it signed may be a node."
+    )
 
     def broken_rules(self) -> Iterator[Broken]:
+        if len({one is None for one in (self.tls_certificate, self.tls_key, self.tls_authority)}) > 1:
+            yield Broken(
+                ("tls_certificate", "tls_key", "tls_authority"), "TLS between nodes needs a certificate, its key and "
+                "the authority", "set all three of `tls_…`, or none",
+            )  # fmt: skip
         if len(self.seed_nodes) > limits.SEED_NODES_MAX:
             given = len(self.seed_nodes)
             yield Broken(("seed_nodes",), f"{given} `seed_nodes` are too many", f"list at most {limits.SEED_NODES_MAX}")
