@@ -7,6 +7,7 @@
     get      key                          -> nil, or value, create_revision, mod_revision, version
     put      key, value                   -> revision
     submit   command, client, sequence    -> answer (metadata/command.py), each as msgpack bytes
+    renew    key, revision                -> whether the lease is held
     list     prefix                       -> array of key, value
     revision                              -> number
     watch    after                        -> events: revision, array of key, value; a resync: revision, nil
@@ -69,6 +70,7 @@ class ClientPort:
             "get": self._get,
             "put": store.put,
             "submit": self._submit,
+            "renew": store.renew,
             "list": self._list,
             "revision": store.revision,
         }

@@ -384,6 +384,11 @@ METADATA_CLIENT_BYTES_MAX: Final = 64
 # Times and deadlines stay far below the end of 63 bits: ten years to live, stamps up to the year 285,000.
 METADATA_TTL_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
 METADATA_TIME_MS_MAX: Final = 2**53
+# Leases: all are looked at when one may have ended, and no more often than this. One lives on for all its time when the
+# lead changes, so it is for somebody who renews it, not for things that grow old.
+METADATA_LEASES_MAX: Final = 4_096
+METADATA_LEASE_MS_MAX: Final = 3_600_000
+METADATA_LEASE_LOOK_MS: Final = 100
 # A counter never comes near the end of 63 bits.
 METADATA_COUNTER_MAX: Final = 2**62
 # Keys that one command lets expire: 2 MiB at the longest keys.
@@ -420,6 +425,8 @@ METADATA_READ_TICKS_MAX: Final = 200
 # Ticks of a node with others: a heartbeat of a leader each, an election after 10 to 20 without one (50 and 500 ms).
 METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
+# Ticks that a follower which hears its leader sleeps through: fewer wakes of an idle node, far below an election.
+METADATA_QUIET_TICKS: Final = 5
 # A read that got no answer is asked again after so many ticks: half an election.
 METADATA_READ_PATIENCE_TICKS: Final = 5
 # Entries that stay in memory behind a snapshot, for followers that are a little late: a snapshot for each is dear.

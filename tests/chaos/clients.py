@@ -3,7 +3,7 @@
     registers    groups of three keys; all clients work on the newest group, so that they meet, and a group is left
                  after some operations, so that each is short enough to be judged
     ids          one counter for all
-    expiring     keys with a short time to live, put once or renewed, looked at until they are gone
+    expiring     keys with a short time to live, put once or again, and leases that are renewed; looked at until gone
     watchers     everything, from the first revision on; behind what was told when the node is lost
 Half of the register clients are named: they send an operation whose outcome is unknown again, and it counts once.
 """
@@ -53,7 +53,7 @@ class Clients:
     def start(self, registers: int = 6) -> None:
         loop = asyncio.get_running_loop()
         kinds: list[type[Client]] = [RegisterClient] * registers + [ReadingClient] * 2
-        kinds += [ExpiringClient] * 2 if self._door.has_expiry else []
+        kinds += [ExpiringClient, LeaseClient] if self._door.has_expiry else []
         kinds += [IdClient] if self._door.has_counters else []
         for number, kind in enumerate(kinds):
             self._working.append(loop.create_task(kind(self, number).run()))
@@ -276,10 +276,14 @@ class ExpiringClient(Client):
         write = TtlWrite(key, ttl_ms, time.monotonic_ns())
         self._history.ttl_writes.append(write)
         try:
-            await self.asked(lambda session: session.put_ttl(key, ttl_ms))
-            write.completed = time.monotonic_ns()
+            if await self.asked(lambda session: self._keep(session, key, ttl_ms)):
+                write.completed = time.monotonic_ns()
         except (*LOST, NotDone):
             return
+
+    async def _keep(self, session: Session, key: str, ttl_ms: int) -> bool:
+        await session.put_ttl(key, ttl_ms)
+        return True
 
     async def _look(self, key: str) -> bool:
         """Whether to look again."""
@@ -290,3 +294,18 @@ class ExpiringClient(Client):
             return True
         self._history.ttl_reads.append(TtlRead(key, invoked, time.monotonic_ns(), is_present))
         return is_present
+
+
+class LeaseClient(ExpiringClient):
+    """Puts each key once, as a lease, and renews it: that writes nothing, and must keep it all the same."""
+
+    def __init__(self, clients: Clients, number: int) -> None:
+        super().__init__(clients, number)
+        self._held = ("", 0)
+
+    async def _keep(self, session: Session, key: str, ttl_ms: int) -> bool:
+        if self._held[0] != key:
+            self._held = (key, await session.put_lease(key, ttl_ms))
+            return True
+        self._clients.history.renewals += 1
+        return await session.renew(*self._held)

@@ -36,6 +36,11 @@ class Session(Protocol):
 
     async def put_ttl(self, key: str, ttl_ms: int) -> None: ...
 
+    async def put_lease(self, key: str, ttl_ms: int) -> int:
+        """The revision, for `renew`."""
+
+    async def renew(self, key: str, revision: int) -> bool: ...
+
     async def is_there(self, key: str) -> bool: ...
 
     async def revision(self) -> int: ...
@@ -85,6 +90,12 @@ class IcestreamSession:
 
     async def put_ttl(self, key: str, ttl_ms: int) -> None:
         await self._submit(cmd.PutWithTtl(key, b"", ttl_ms))
+
+    async def put_lease(self, key: str, ttl_ms: int) -> int:
+        return (await self._submit(cmd.PutLease(key, b"", ttl_ms))).revision
+
+    async def renew(self, key: str, revision: int) -> bool:
+        return bool(await self._ask("renew", key, revision))
 
     async def is_there(self, key: str) -> bool:
         return await self._ask("get", key) is not None

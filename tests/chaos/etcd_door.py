@@ -64,6 +64,12 @@ class EtcdSession:
     async def put_ttl(self, key: str, ttl_ms: int) -> None:
         raise NotDone("not asked for")
 
+    async def put_lease(self, key: str, ttl_ms: int) -> int:
+        raise NotDone("not asked for")
+
+    async def renew(self, key: str, revision: int) -> bool:
+        raise NotDone("not asked for")
+
     async def is_there(self, key: str) -> bool:
         raise NotDone("not asked for")
 

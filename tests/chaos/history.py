@@ -70,6 +70,7 @@ class History:
     healed: int = 0  # since then nothing was broken
     terms: set[int] = field(default_factory=set)
     installs: int = 0
+    renewals: int = 0  # of leases
 
     @property
     def acked(self) -> int:

@@ -162,6 +162,8 @@ def missing(verdict: Verdict, kinds: tuple[str, ...]) -> list[str]:
         found.append("no states were compared")
     if not history.ids and not history.ttl_reads:
         found.append("no ids and no expiring keys")
+    if history.ttl_reads and not history.renewals:
+        found.append("no lease was renewed")
     return found
 
 

@@ -48,6 +48,10 @@ class LosingStore(MetadataStore):
             await after()
         raise errors.OutcomeUnknown("the answer is lost")
 
+    async def renew(self, key: str, revision: int) -> bool:
+        self._check()
+        return await self.behind.renew(key, revision)
+
     def _check(self) -> None:
         if self.is_down:
             raise errors.NotReady("the store is down")

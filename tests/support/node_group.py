@@ -98,6 +98,7 @@ class NodeGroup:
         member.store = opened.start(core)
         member.store.node.send = partial(self._send, member.id)
         member.store.forward = partial(self._forward, member.id)
+        member.store.forward_renewal = partial(self._forward_renewal, member.id)
         return member.store
 
     async def kill(self, node_id: int, *, power_loss: bool = False) -> None:
@@ -169,6 +170,15 @@ class NodeGroup:
             self.lose_answers -= 1
             raise errors.ConnectionLost("cut on the way back")
         return answer
+
+    async def _forward_renewal(self, sender: int, leader: int, key: str, revision: int) -> bool:
+        target = self.members[leader].store
+        if target is None or self.is_cut(sender, leader):
+            raise errors.ConnectionLost("cut")
+        held = await target.renew_here(key, revision)
+        if self.is_cut(leader, sender):
+            raise errors.ConnectionLost("cut on the way back")
+        return held
 
     # --- time ---
 

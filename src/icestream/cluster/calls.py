@@ -38,6 +38,7 @@ class Calls:
         self.table = {
             "GetNodeInfo": self.get_node_info,
             "ClientWrite": self.client_write,
+            "RenewLease": self.renew_lease,
             "StateHash": self.state_hash,
             "Join": self._by_leader("Join", self.join),
             "Promote": self._by_leader("Promote", self.promote),
@@ -71,6 +72,12 @@ class Calls:
             raise errors.NotReady("this node does not lead", hint="ask the node that does")
         answer = await store.propose(asked.command, asked.client, asked.sequence)
         return {"answer": msgspec.msgpack.encode(answer)}
+
+    async def renew_lease(self, given: Document) -> Document:
+        key, revision = given.get("key"), given.get("revision")
+        if not isinstance(key, str) or not isinstance(revision, int):
+            raise errors.DecodeError("a RenewLease without a key or a revision")
+        return {"held": await self._host.running.renew_here(key, revision)}
 
     async def state_hash(self, given: Document) -> Document:
         digest, index = given.get("hash"), given.get("index")

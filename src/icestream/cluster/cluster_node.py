@@ -212,8 +212,18 @@ class ClusterNode:
                 self._sender.start(message.to, message.data)
 
     async def _forward(self, leader: int, envelope: bytes) -> cmd.Answer:
-        found = await self.peers.call(leader, "ClientWrite", {"envelope": envelope})
+        try:
+            found = await self.peers.call(leader, "ClientWrite", {"envelope": envelope})
+        except errors.IcestreamError as error:
+            _log.debug(
+                "the leader did not take a command", rpc="ClientWrite", leader=wire.id_text(leader), error=str(error)
+            )
+            raise
         return cmd.decode_answer(found.get("answer"))
+
+    async def _forward_renewal(self, leader: int, key: str, revision: int) -> bool:
+        found = await self.peers.call(leader, "RenewLease", {"key": key, "revision": revision})
+        return found.get("held") is True
 
     # --- formation ---
 
@@ -250,7 +260,7 @@ class ClusterNode:
         except errors.ForeignCluster:
             raise
         except errors.IcestreamError as error:
-            _log.debug("a seed node does not answer", address=address, error=str(error))
+            _log.debug("a seed node does not answer", rpc="GetNodeInfo", address=address, error=str(error))
             return None
         self.peers.learn(info.node, info.address or address)
         return info
@@ -267,7 +277,7 @@ class ClusterNode:
         self.store = store = self._opened.start(partial(RaftCore, self._randomness))
         node = store.node
         self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
-        node.send, store.forward = self._send, self._forward
+        node.send, store.forward, store.forward_renewal = self._send, self._forward, self._forward_renewal
         node.on_members = self._members_changed
         self._comparison = StateComparison(node, self.peers)
         store.snapshots.on_taken = self._comparison.taken

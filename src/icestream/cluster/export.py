@@ -1,7 +1,7 @@
 """The log and the newest snapshot of a node's metadata store as JSON, a line for each thing. For people and programs.
 
     {"identity": {node, cluster, voters}}
-    {"snapshot": {index, term, sha256, revision}}, then {"key", "value" (text, or base64), revisions, deadline_ms}
+    {"snapshot": {index, term, sha256, revision}}, then {"key", "value" (text, or base64), revisions, times}
     {"entry": {index, term, kind}, "command": …} for each entry behind the snapshot
 
 Offline: the node must not run. Its log is opened as at a start, so what a crash left is mended first.
@@ -71,6 +71,7 @@ def _key(key: str, entry: Entry) -> Document:
         "mod_revision": entry.mod_revision,
         "version": entry.version,
         "deadline_ms": entry.deadline_ms,
+        "lease_ms": entry.lease_ms,
     }
 
 

@@ -14,6 +14,7 @@ other one; messages go the way of the connection, calls are answered on it. A sn
     CALL             ->   a document {method, arguments}; RESULT or ERROR with its number comes back
         GetNodeInfo       who this is, and how it stands (node_info.py). The only one before there is a cluster
         ClientWrite       envelope (metadata/command.py): carried out by the leader, who stamps the time; -> answer
+        RenewLease        key, revision: kept by the leader without an entry (metadata/leases.py); -> held
         StateHash         node, index, hash: the SHA-256 of its state there (state_hashes.py)
         Join              node, address, name: becomes a learner, in time a voter; asked of anybody, done by the leader
         Invite            address: of a node of a cluster, which one that waits for others then asks to join

@@ -84,6 +84,8 @@ def _write(command: cmd.Operation) -> str:
         return f"{shown(command.key)}: a value of {size} bytes, at most {most} fit"
     if isinstance(command, cmd.PutWithTtl) and not 0 < command.ttl_ms <= limits.METADATA_TTL_MS_MAX:
         return f"{shown(command.key)}: a time to live that is not 1 to {limits.METADATA_TTL_MS_MAX} ms"
+    if isinstance(command, cmd.PutLease) and not 0 < command.ttl_ms <= limits.METADATA_LEASE_MS_MAX:
+        return f"{shown(command.key)}: a lease that is not 1 to {limits.METADATA_LEASE_MS_MAX} ms"
     return ""
 
 

@@ -5,9 +5,9 @@ when the command is proposed; `client` and `sequence` make a repeat harmless, fo
 way at a time. A version that is not known is never skipped: the node stops, because the others may understand it.
 
 Seed 004's commands are Put, PutWithTTL, Delete, DeletePrefix, CompareAndSwap, AllocateMonotonicId and ExpireTTLKeys.
-Txn (hazard 10) and TakeSnapshot are ours. A Txn is all of `then` when every comparison holds, else all of `otherwise`;
-one revision, one batch of events. Its operations see those before them. bounds.py says which commands have a meaning at
-all.
+Txn (hazard 10), PutLease (46) and TakeSnapshot are ours. A Txn is all of `then` when every comparison holds, else all
+of `otherwise`; one revision, one batch of events. Its operations see those before them. bounds.py says which commands
+have a meaning at all.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ class Put(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 class PutWithTtl(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="put_ttl"):
     """The key goes away `ttl_ms` after the time of the command, unless it is put again before."""
+
+    key: str
+    value: bytes
+    ttl_ms: int
+
+
+class PutLease(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="lease"):
+    """The key goes away when it was not renewed for `ttl_ms`. A renewal is no command: see leases.py."""
 
     key: str
     value: bytes
@@ -93,7 +101,7 @@ class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     """Changes nothing. Every node takes a snapshot of the state right here, so that their SHA-256 can be compared."""
 
 
-Operation = Put | PutWithTtl | Delete | DeletePrefix
+Operation = Put | PutWithTtl | PutLease | Delete | DeletePrefix
 
 
 class Txn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="txn"):
@@ -102,9 +110,7 @@ class Txn(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     otherwise: list[Operation] = []
 
 
-Command = (
-    Put | PutWithTtl | Delete | DeletePrefix | CompareAndSwap | AllocateMonotonicId | ExpireTtlKeys | Txn | TakeSnapshot
-)
+Command = Operation | CompareAndSwap | AllocateMonotonicId | ExpireTtlKeys | Txn | TakeSnapshot
 
 COUNTERS: Final = "/counters/"
 

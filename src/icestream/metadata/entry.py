@@ -13,6 +13,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     mod_revision: int
     version: int  # how many revisions have put it since its creation, from 1
     deadline_ms: int  # 0: for ever
+    lease_ms: int = 0  # above 0: it may live on beyond its deadline, by so much with each renewal (leases.py)
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,7 +1,8 @@
 """Proposes that keys expire when their deadline has passed. Sleeps exactly until then: an idle store does nothing.
 
 `look` is called after applied commands and costs a comparison; it wakes the task when a deadline came that is earlier
-than the one it sleeps for. A key that is renewed only moves its deadline: the task finds that out when it wakes.
+than the one it sleeps for. A key that is renewed only moves its deadline: the task finds that out when it wakes. The
+same task ends leases (leases.py), whose deadlines are not in the log.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
+from icestream.metadata.leases import KeysAtRevisions, Leases
 from icestream.metadata.state_machine import StateMachine
 from icestream.metadata.store_time import StoreTime
 from icestream.runtime.clock import Clock
@@ -26,18 +28,23 @@ class Expiry:
         machine: StateMachine,
         clock: Clock,
         time: StoreTime,
+        leases: Leases,
         submit: Callable[[cmd.Command], Awaitable[cmd.Answer]],
     ) -> None:
         self._machine = machine
         self._clock = clock
         self._time = time
+        self._leases = leases
         self._submit = submit
         self._waits_for_ms: int | None = None
+        self._known_leases = 0
         self._news = asyncio.Event()
 
     def look(self) -> None:
         deadline_ms = self._machine.next_deadline_ms
         if deadline_ms is not None and (self._waits_for_ms is None or deadline_ms < self._waits_for_ms):
+            self._news.set()
+        if self._machine.lease_revision != self._known_leases:
             self._news.set()
 
     async def run(self) -> None:
@@ -48,20 +55,23 @@ class Expiry:
     async def _run(self) -> None:
         while True:
             self._news.clear()
+            self._known_leases = self._machine.lease_revision
+            ended, lease_ms = self._leases.look()
             self._waits_for_ms = deadline_ms = self._machine.next_deadline_ms
-            if deadline_ms is None:
+            left_ms = min((ms for ms in (deadline_ms, lease_ms) if ms is not None), default=-1) - self._time.now_ms()
+            if deadline_ms is None and lease_ms is None:
                 await self._news.wait()
-                continue
-            left_ms = deadline_ms - self._time.now_ms()
-            if left_ms > 0:
+            elif left_ms > 0:
                 await self._news_or(left_ms / 1000 + _ROUNDING_SECONDS)
             else:
-                await self._expire()
+                await self._expire(ended)
 
-    async def _expire(self) -> None:
-        keys = self._machine.expired(self._time.now_ms(), limits.METADATA_EXPIRE_KEYS_MAX)
+    async def _expire(self, ended: KeysAtRevisions) -> None:
+        keys = ended + self._machine.expired(self._time.now_ms(), limits.METADATA_EXPIRE_KEYS_MAX)
+        keys = keys[: limits.METADATA_EXPIRE_KEYS_MAX]
         try:
-            await self._submit(cmd.ExpireTtlKeys(keys))
+            with self._leases.ending(keys):
+                await self._submit(cmd.ExpireTtlKeys(keys))
         except (errors.Refused, errors.OutcomeUnknown):
             await self._clock.sleep(limits.METADATA_RETRY_SECONDS)
 

@@ -8,7 +8,8 @@ asks for the read index (node.read), unless the caller is content with less:
     SESSION        everything that was answered here: a write counts as answered when the state here has it
     STALE          what is here, however old; no hop to anybody
 
-Commands go to whoever leads (routing.py), who stamps the time. Only the leader lets keys expire.
+Commands go to whoever leads (routing.py), who stamps the time. Only the leader lets keys expire, and knows until when
+leases are kept (leases.py).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from icestream.metadata.bounds import refusal, refused_identity
 from icestream.metadata.entry import Entry
 from icestream.metadata.expiry import Expiry
 from icestream.metadata.leadership import Leadership
+from icestream.metadata.leases import Leases
 from icestream.metadata.log_format import Identity
 from icestream.metadata.log_recovery import MetadataReport
 from icestream.metadata.node import Node
-from icestream.metadata.routing import Forward, Routing
+from icestream.metadata.routing import Forward, ForwardRenewal, Routing
 from icestream.metadata.snapshot_task import SnapshotTask
 from icestream.metadata.store import Consistency, Entries, MetadataStore
 from icestream.metadata.store_time import StoreTime
@@ -54,12 +56,14 @@ class NodeStore(MetadataStore):
         self.identity = identity
         self.report = report
         self.forward: Forward = _nobody
+        self.forward_renewal: ForwardRenewal = _nobody_renews
         self.before_close: Callable[[], Awaitable[None]] = _nothing
         self.after_close: Callable[[], Awaitable[None]] = _nothing
         self._clock = clock
         self._held = held
-        self._routing = Routing(node, clock, name, self.propose, self._forward)
+        self._routing = Routing(node, clock, name, self)
         self._time: StoreTime | None = None
+        self._leases: Leases | None = None
         self._expiry: Expiry | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._closed = False
@@ -106,8 +110,22 @@ class NodeStore(MetadataStore):
         envelope = cmd.Envelope(cmd.VERSION, client, sequence, self._time.now_ms(), command)
         return await self.node.propose(cmd.encode_envelope(envelope))
 
-    async def _forward(self, leader: int, envelope: bytes) -> cmd.Answer:
-        return await self.forward(leader, envelope)
+    async def renew(self, key: str, revision: int) -> bool:
+        self.node.check_serving()
+        if self.node.is_alone:
+            return await self.renew_here(key, revision)
+        return await self._routing.renew(key, revision)
+
+    async def renew_here(self, key: str, revision: int) -> bool:
+        """By this node and nobody else: NotReady when it does not lead, or not without a break."""
+        leases = self._leases
+        if leases is None:
+            raise errors.NotReady("this node does not lead", hint="ask the node that does")
+        leases.renew(key, revision)
+        await self._until_current(Consistency.LINEARIZABLE)  # it led when that was noted
+        if self._leases is not leases:
+            raise errors.NotReady("the lead was lost meanwhile", hint="it is tried again by itself")
+        return leases.is_held(key, revision)
 
     # --- the lead ---
 
@@ -115,22 +133,26 @@ class NodeStore(MetadataStore):
         """The time of a leader: only now the highest stamp of the log is known."""
         if self._expiring is not None:
             self._expiring.cancel()
-        self._time = self._expiry = self._expiring = None
+        self._time = self._leases = self._expiry = self._expiring = None
         if leads:
             stamp_ms = self.node.machine.time_ms
             if self.node.is_alone or not stamp_ms:
                 self._time = StoreTime.from_wall(self._clock, stamp_ms)
             else:
                 self._time = StoreTime.going_on(self._clock, stamp_ms, self.node.applied_ns)
+            self._leases = Leases(self.node.machine, self._time)
 
     def _applied(self) -> None:
         """After each slice of applied commands."""
         if self._expiry is not None:
             self._expiry.look()
-        elif self._time is not None and self.node.machine.next_deadline_ms is not None:
-            self._expiry = Expiry(self.node.machine, self._clock, self._time, self.propose)
+        elif self._time is not None and self._leases is not None and self._have_deadlines():
+            self._expiry = Expiry(self.node.machine, self._clock, self._time, self._leases, self.propose)
             self._expiring = self.node.tasks.start(self._expiry.run(), "metadata-expiry")
         self.snapshots.look()
+
+    def _have_deadlines(self) -> bool:
+        return self.node.machine.next_deadline_ms is not None or bool(self.node.machine.leases)
 
     # --- reads ---
 
@@ -182,4 +204,8 @@ async def _nothing() -> None:
 
 
 async def _nobody(leader: int, envelope: bytes) -> cmd.Answer:
+    raise errors.ConnectionLost(f"node {leader:x} cannot be reached from here")
+
+
+async def _nobody_renews(leader: int, key: str, revision: int) -> bool:
     raise errors.ConnectionLost(f"node {leader:x} cannot be reached from here")

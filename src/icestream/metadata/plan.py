@@ -23,6 +23,7 @@ class Plan:
         self.changes: dict[str, Entry | None] = {}  # None: deleted
         self.grown_keys = 0
         self.grown_bytes = 0
+        self.grown_leases = 0
         self.deleted = 0
         self.more = False  # keys below a prefix were left because one command deletes no more
 
@@ -32,6 +33,8 @@ class Plan:
                 self.put(key, value, 0)
             case cmd.PutWithTtl(key, value, ttl_ms):
                 self.put(key, value, self._time_ms + ttl_ms)
+            case cmd.PutLease(key, value, ttl_ms):
+                self.put(key, value, self._time_ms + ttl_ms, ttl_ms)
             case cmd.Delete(key):
                 self.delete(key)
             case cmd.DeletePrefix(prefix):
@@ -41,16 +44,18 @@ class Plan:
         changes = self.changes
         return changes[key] if key in changes else self._entries.get(key)
 
-    def put(self, key: str, value: bytes, deadline_ms: int) -> None:
+    def put(self, key: str, value: bytes, deadline_ms: int, lease_ms: int = 0) -> None:
         old, revision = self.get(key), self._revision
         if old is None:
             self.grown_keys += 1
             self.grown_bytes += key_bytes(key) + len(value)
-            entry = Entry(value, revision, revision, 1, deadline_ms)
+            entry = Entry(value, revision, revision, 1, deadline_ms, lease_ms)
         else:
             self.grown_bytes += len(value) - len(old.value)
             version = old.version if old.mod_revision == revision else old.version + 1
-            entry = Entry(value, old.create_revision, revision, version, deadline_ms)
+            entry = Entry(value, old.create_revision, revision, version, deadline_ms, lease_ms)
+        if lease_ms or (old is not None and old.lease_ms):
+            self.grown_leases += bool(lease_ms) - bool(old and old.lease_ms)
         self.changes[key] = entry
 
     def delete(self, key: str) -> None:
@@ -59,6 +64,7 @@ class Plan:
             return
         self.deleted += 1
         self.grown_keys -= 1
+        self.grown_leases -= bool(old.lease_ms)
         self.grown_bytes -= key_bytes(key) + len(old.value)
         if key in self._entries:
             self.changes[key] = None

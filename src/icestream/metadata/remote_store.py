@@ -72,6 +72,9 @@ class RemoteStore(MetadataStore):
             raise errors.OutcomeUnknown(error.message, hint="read what the command would have changed") from None
         return answer
 
+    async def renew(self, key: str, revision: int) -> bool:
+        return bool((await self._ask("metadata_renew", {"key": key, "revision": revision})).get("held"))
+
     async def get(self, key: str) -> Entry | None:
         found = (await self._ask("metadata_get", {"key": key})).get("entry")
         return None if found is None else _decoded(_entry, found)

@@ -1,4 +1,4 @@
-"""Commands of a node that is not alone: to whoever leads, again when that one is lost, carried out once.
+"""Commands and renewals of a node that is not alone: to whoever leads, again when that one is lost; a command once.
 
 this node leads       the command is proposed here
 another one leads     it is sent there (ClientWrite); the answer counts here when the state here has its revision,
@@ -12,7 +12,8 @@ no answer in METADATA_REMOTE_SECONDS_MAX  OutcomeUnknown when any try may have b
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
@@ -21,7 +22,7 @@ from icestream.metadata.node import Node
 from icestream.metadata.proposals import UNKNOWN_HINT
 from icestream.runtime.clock import Clock
 
-Propose = Callable[[cmd.Command, bytes, int], Awaitable[cmd.Answer]]
+Found = TypeVar("Found")
 
 
 class Forward(Protocol):
@@ -29,27 +30,45 @@ class Forward(Protocol):
         """Raises what the leader says, or ConnectionLost."""
 
 
+class ForwardRenewal(Protocol):
+    async def __call__(self, leader: int, key: str, revision: int) -> bool:
+        """Raises what the leader says, or ConnectionLost."""
+
+
+class Ways(Protocol):
+    """How it is done here, and how it gets to another node (node_store.py)."""
+
+    forward: Forward
+    forward_renewal: ForwardRenewal
+
+    async def propose(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer: ...
+
+    async def renew_here(self, key: str, revision: int) -> bool: ...
+
+
 class Routing:
-    def __init__(self, node: Node, clock: Clock, token: bytes, propose: Propose, forward: Forward) -> None:
+    def __init__(self, node: Node, clock: Clock, token: bytes, ways: Ways) -> None:
         self._node = node
         self._clock = clock
-        self._propose = propose
-        self._forward = forward
+        self._ways = ways
         self._names = Names(token, limits.METADATA_FORWARDED_COMMANDS_MAX)
 
     async def submit(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
         if client:
-            return await self._until_known(command, client, sequence)
+            return await self._until_known(partial(self._try, command, client, sequence))
         async with self._names.take() as name:
-            return await self._until_known(command, name.client, name.sequence)
+            return await self._until_known(partial(self._try, command, name.client, name.sequence))
 
-    async def _until_known(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
+    async def renew(self, key: str, revision: int) -> bool:
+        return await self._until_known(partial(self._try_renewal, key, revision))
+
+    async def _until_known(self, attempt: Callable[[], Awaitable[Found]]) -> Found:
         start_ns = self._clock.monotonic_ns()
         last_ns = start_ns + int(limits.METADATA_REMOTE_SECONDS_MAX * 1e9)
         may_be_done = False
         while True:
             try:
-                return await self._try(command, client, sequence)
+                return await attempt()
             except (errors.OutcomeUnknown, errors.ConnectionLost):
                 may_be_done = True
             except (errors.NotReady, errors.ShuttingDown):
@@ -65,14 +84,22 @@ class Routing:
     async def _try(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
         node = self._node
         if node.leads:
-            return await self._propose(command, client, sequence)
-        if not node.leader or node.leader == node.id:
-            raise errors.NotReady("no node leads now", hint="it is tried again by itself")
+            return await self._ways.propose(command, client, sequence)
         envelope = cmd.Envelope(cmd.VERSION, client, sequence, 0, command)
-        answer = await self._forward(node.leader, cmd.encode_envelope(envelope))
+        answer = await self._ways.forward(self._other_leader(), cmd.encode_envelope(envelope))
         if isinstance(answer, cmd.Done):
             await node.until(lambda: node.machine.revision >= answer.revision)
         return answer
+
+    async def _try_renewal(self, key: str, revision: int) -> bool:
+        if self._node.leads:
+            return await self._ways.renew_here(key, revision)
+        return await self._ways.forward_renewal(self._other_leader(), key, revision)
+
+    def _other_leader(self) -> int:
+        if not self._node.leader or self._node.leader == self._node.id:
+            raise errors.NotReady("no node leads now", hint="it is tried again by itself")
+        return self._node.leader
 
 
 def _given_up(*, may_be_done: bool) -> errors.IcestreamError:

@@ -8,9 +8,9 @@ A SNAPSHOT
             u32  kind
             body: one msgpack value
         1 HEAD     array: revision, time_ms, number of entries, number of clients
-        2 ENTRIES  array of arrays: key (str), array: value (bin), create_revision, mod_revision, version, deadline_ms;
-                   keys rise over all chunks. A chunk ends at 512 entries, or behind the entry that brings its keys and
-                   values to 1 MiB: where it ends follows from the entries alone
+        2 ENTRIES  array of arrays: key (str), array: value (bin), create_revision, mod_revision, version, deadline_ms,
+                   lease_ms (entry.py); keys rise over all chunks. A chunk ends at 512 entries, or behind the entry that
+                   brings its keys and values to 1 MiB: where it ends follows from the entries alone
         3 CLIENTS  array of arrays: client (bin), sequence, time_ms, answer (command.py), at most 512;
                    least recently used first
         4 END      nil
@@ -189,7 +189,9 @@ def _load(chunks: Iterator[tuple[int, bytes]], budget: Budget) -> StateMachine:
 def _check_entry(key: str, last: str, entry: Entry, revision: int) -> None:
     if key <= last:
         raise errors.DecodeError("the keys of a snapshot do not rise")
-    if not 0 < entry.create_revision <= entry.mod_revision <= revision or entry.version < 1 or entry.deadline_ms < 0:
+    if not 0 < entry.create_revision <= entry.mod_revision <= revision or entry.version < 1:
+        raise errors.DecodeError(f"the numbers of {key[:60]!r} in a snapshot do not add up")
+    if entry.deadline_ms < 0 or entry.lease_ms < 0 or (entry.lease_ms and not entry.deadline_ms):
         raise errors.DecodeError(f"the numbers of {key[:60]!r} in a snapshot do not add up")
 
 

@@ -5,6 +5,7 @@ Every node applies the same envelopes in the same order and gets the same state,
     map        key -> value, revision of its creation and of its last change, how often it was changed, deadline
     revision   one number, +1 for each command that changes something; each event carries the revision that made it
     time_ms    the highest stamp seen: deadlines are measured by it, never by a clock
+    leases     keys that live on while somebody renews them; until when is not in here (leases.py)
     clients    the last sequence of each client and its answer: a repeat gets that answer and changes nothing
 
 Every command is answered, whatever it holds: carried out as a whole, or rejected as a whole. bounds.py has what is
@@ -54,7 +55,9 @@ class StateMachine:
         self.size_bytes = 0  # keys and values
         self.clients: dict[bytes, Remembered] = {}  # least recently used first
         self._budget = budget
-        self._deadlines: OrderedMap[tuple[int, str], int] = ordered_map()  # -> mod_revision
+        self._deadlines: OrderedMap[tuple[int, str], int] = ordered_map()  # -> mod_revision; not of leases
+        self.leases: dict[str, Entry] = {}
+        self.lease_revision = 0  # when one was put last
         # told what a key was before it changes, while a snapshot is taken (snapshot.py)
         self.keep_preimage: Callable[[str, Entry | None], None] | None = None
 
@@ -158,24 +161,39 @@ class StateMachine:
             return cmd.Rejected("metadata_full", f"{keys} keys, at most {self._budget.keys} fit")
         if plan.grown_bytes > 0 and size_bytes > self._budget.size_bytes:
             return cmd.Rejected("metadata_full", f"{size_bytes} bytes, at most {self._budget.size_bytes} fit")
+        if plan.grown_leases > 0 and (leases := len(self.leases) + plan.grown_leases) > limits.METADATA_LEASES_MAX:
+            return cmd.Rejected("metadata_full", f"{leases} leases, at most {limits.METADATA_LEASES_MAX} fit")
         return None
 
     def _commit(self, plan: Plan) -> None:
         self.revision += 1
         self.size_bytes += plan.grown_bytes
-        entries, deadlines = self.entries, self._deadlines
+        entries = self.entries
         for key, entry in plan.changes.items():
             old = entries.get(key)
             if self.keep_preimage is not None:
                 self.keep_preimage(key, old)
             if old is not None and old.deadline_ms:
-                del deadlines[old.deadline_ms, key]
+                self._forget_deadline(key, old)
             if entry is None:
                 del entries[key]
                 continue
             entries[key] = entry
             if entry.deadline_ms:
-                deadlines[entry.deadline_ms, key] = entry.mod_revision
+                self._note_deadline(key, entry)
+
+    def _forget_deadline(self, key: str, entry: Entry) -> None:
+        if entry.lease_ms:
+            del self.leases[key]
+        else:
+            del self._deadlines[entry.deadline_ms, key]
+
+    def _note_deadline(self, key: str, entry: Entry) -> None:
+        if entry.lease_ms:
+            self.leases[key] = entry
+            self.lease_revision = entry.mod_revision
+        else:
+            self._deadlines[entry.deadline_ms, key] = entry.mod_revision
 
     # --- reads ---
 
@@ -220,8 +238,12 @@ class StateMachine:
         self.entries = ordered_map(entries)
         self.size_bytes = sum(key_bytes(key) + len(entry.value) for key, entry in self.entries.items())
         self._deadlines = ordered_map(
-            ((entry.deadline_ms, key), entry.mod_revision) for key, entry in self.entries.items() if entry.deadline_ms
+            ((entry.deadline_ms, key), entry.mod_revision)
+            for key, entry in self.entries.items()
+            if entry.deadline_ms and not entry.lease_ms
         )
+        self.leases = {key: entry for key, entry in self.entries.items() if entry.lease_ms}
+        self.lease_revision = revision
 
 
 def _counter(value: bytes) -> int | None:

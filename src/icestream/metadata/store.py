@@ -19,6 +19,7 @@ from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.expiry import Expiry
+from icestream.metadata.leases import Leases
 from icestream.metadata.state_machine import StateMachine
 from icestream.metadata.store_time import StoreTime
 from icestream.metadata.watch import Changes, Resync, WatchHub
@@ -46,6 +47,13 @@ class MetadataStore(ABC):
     @abstractmethod
     async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
         """Carries out a command; the answer is durable."""
+
+    @abstractmethod
+    async def renew(self, key: str, revision: int) -> bool:
+        """Keeps a lease that was put (PutLease) at this revision for its whole time from now on; False when it is gone.
+
+        It costs no entry of the log. Whatever is raised: the lease may have been kept, or not. Whoever holds it may
+        rely on its time from before this call, when True came back."""
 
     @abstractmethod
     async def get(self, key: str) -> Entry | None:
@@ -119,6 +127,7 @@ class MemoryStore(MetadataStore):
         self._clock = clock or SystemClock()
         self._machine = StateMachine()
         self._time = StoreTime.from_wall(self._clock, 0)
+        self._leases = Leases(self._machine, self._time)
         self._hub = WatchHub(0)
         self._tasks = Tasks(self._task_failed)
         self._expiry: Expiry | None = None
@@ -138,9 +147,14 @@ class MemoryStore(MetadataStore):
         """The task that lets keys expire begins with the first that has a deadline."""
         if self._expiry is not None:
             self._expiry.look()
-        elif self._machine.next_deadline_ms is not None:
-            self._expiry = Expiry(self._machine, self._clock, self._time, self.submit)
+        elif self._machine.next_deadline_ms is not None or self._machine.leases:
+            self._expiry = Expiry(self._machine, self._clock, self._time, self._leases, self.submit)
             self._tasks.start(self._expiry.run(), "metadata-expiry")
+
+    async def renew(self, key: str, revision: int) -> bool:
+        self._check_open()
+        self._leases.renew(key, revision)
+        return self._leases.is_held(key, revision)
 
     async def get(self, key: str) -> Entry | None:
         self._check_open()

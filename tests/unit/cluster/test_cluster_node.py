@@ -77,6 +77,40 @@ async def test_a_node_that_was_away_for_long_gets_a_snapshot(
     assert encode_snapshot(again.node.machine) == encode_snapshot(three.leader.node.machine)
 
 
+async def test_trap_14_a_node_that_joins_when_the_log_is_gone_gets_a_snapshot_that_knows_it(
+    three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner takes no snapshot from before it was one: a new one is taken with each change of the members."""
+    monkeypatch.setattr(limits, "METADATA_TRAIL_ENTRIES", 0)
+    leader = three.leader
+    await asyncio.gather(*(leader.running.put(f"/{number}", b"x") for number in range(50)))
+    await leader.running.snapshots.take_now()
+    assert leader.node.status()["first"] > 50, "what came before is gone"
+    more = ClusterNodes(three.folder / "more", 1)
+    try:
+        async with asyncio.timeout(SECONDS):
+            fourth = await more.start(0, join=three.seeds[0])
+            await fourth.running.ready()
+            assert fourth.node.installs == 1
+            assert fourth.id in fourth.node.members.learners
+            assert await fourth.running.get("/49") is not None
+    finally:
+        await more.close()
+
+
+async def test_a_lease_is_renewed_through_any_node(three: ClusterNodes) -> None:
+    async with asyncio.timeout(SECONDS):
+        done = await three.followers[0].running.txn([], [cmd.PutLease("/lease", b"", 60_000)])
+        applied = three.leader.node.applied_index
+        for node in three.nodes.values():
+            assert await node.running.renew("/lease", done.revision)
+            assert not await node.running.renew("/lease", done.revision + 1)
+        assert three.leader.node.applied_index == applied
+    for given in ({}, {"key": "/lease"}, {"key": 1, "revision": 1}, {"key": "/lease", "revision": "1"}):
+        with pytest.raises(errors.DecodeError, match="RenewLease"):
+            await three.leader.calls["RenewLease"](given)
+
+
 async def test_nodes_take_their_snapshots_at_one_place_and_compare_them(three: ClusterNodes) -> None:
     await three.leader.running.put("/a", b"x")
     async with asyncio.timeout(SECONDS):

@@ -106,7 +106,7 @@ def test_the_layout_is_as_documented() -> None:
         at += 8 + size
     assert chunks == [
         (1, [1, 1000, 1, 1]),
-        (2, [["/k", [b"v", 1, 1, 1, 1005]]]),
+        (2, [["/k", [b"v", 1, 1, 1, 1005, 0]]]),
         (3, [[b"c", 9, 1000, ["done", 1, True, False, 0]]]),
         (4, None),
     ]
@@ -213,6 +213,8 @@ def test_another_version_is_told_from_garbage() -> None:
         ([("/a", Entry(b"", 1, 6, 1, 0))], 5),
         ([("/a", Entry(b"", 1, 1, 0, 0))], 5),
         ([("/a", Entry(b"", 1, 1, 1, -1))], 5),
+        ([("/a", Entry(b"", 1, 1, 1, 9, -1))], 5),
+        ([("/a", Entry(b"", 1, 1, 1, 0, 9))], 5),
     ],
 )
 def test_entries_that_can_not_be_are_refused(rows: list[tuple[str, Entry]], revision: int) -> None:

@@ -243,6 +243,7 @@ COMPARE = st.one_of(
 OPERATION = st.one_of(
     st.builds(cmd.Put, KEY, VALUE),
     st.builds(cmd.PutWithTtl, KEY, VALUE, TTL),
+    st.builds(cmd.PutLease, KEY, VALUE, TTL),
     st.builds(cmd.Delete, KEY),
     st.builds(cmd.DeletePrefix, st.sampled_from(["/a", "/b", "/a/", "/x"])),
 )
@@ -254,6 +255,7 @@ COMMAND = st.one_of(
     st.builds(cmd.Txn, *(st.lists(one, max_size=4) for one in (COMPARE, OPERATION, OPERATION))),
 )
 DELETED_MAX = 2
+LEASES_MAX = 2
 
 
 @dataclass
@@ -315,6 +317,8 @@ class Oracle:
                     after[key] = self.entry(after.get(key), value, 0, revision)
                 case cmd.PutWithTtl(key, value, ttl_ms):
                     after[key] = self.entry(after.get(key), value, self.time_ms + ttl_ms, revision)
+                case cmd.PutLease(key, value, ttl_ms):
+                    after[key] = self.entry(after.get(key), value, self.time_ms + ttl_ms, revision, ttl_ms)
                 case cmd.Delete(key):
                     deleted += after.pop(key, None) is not None
                 case cmd.DeletePrefix(prefix):
@@ -327,6 +331,8 @@ class Oracle:
             return "invalid", []
         if (len(after) > max(len(self.map), BUDGET.keys)) or size(after) > max(size(self.map), BUDGET.size_bytes):
             return "metadata_full", []
+        if leases(after) > max(leases(self.map), LEASES_MAX):
+            return "metadata_full", []
         events = [
             Event(key, after[key].value if key in after else None, revision)
             for key in sorted({*self.map, *after})
@@ -337,15 +343,19 @@ class Oracle:
         return cmd.Done(self.revision, held, more), events
 
     @staticmethod
-    def entry(old: Entry | None, value: bytes, deadline_ms: int, revision: int) -> Entry:
+    def entry(old: Entry | None, value: bytes, deadline_ms: int, revision: int, lease_ms: int = 0) -> Entry:
         if old is None:
-            return Entry(value, revision, revision, 1, deadline_ms)
+            return Entry(value, revision, revision, 1, deadline_ms, lease_ms)
         version = old.version + (old.mod_revision != revision)
-        return Entry(value, old.create_revision, revision, version, deadline_ms)
+        return Entry(value, old.create_revision, revision, version, deadline_ms, lease_ms)
 
 
 def size(entries: dict[str, Entry]) -> int:
     return sum(len(key.encode()) + len(entry.value) for key, entry in entries.items())
+
+
+def leases(entries: dict[str, Entry]) -> int:
+    return sum(bool(entry.lease_ms) for entry in entries.values())
 
 
 class StateMachineModel(RuleBasedStateMachine):
@@ -402,8 +412,11 @@ class StateMachineModel(RuleBasedStateMachine):
         assert (machine.revision, machine.time_ms) == (oracle.revision, oracle.time_ms)
         assert machine.size_bytes == size(oracle.map)
         due = sorted(
-            (entry.deadline_ms, key, entry.mod_revision) for key, entry in oracle.map.items() if entry.deadline_ms
+            (entry.deadline_ms, key, entry.mod_revision)
+            for key, entry in oracle.map.items()
+            if entry.deadline_ms and not entry.lease_ms
         )
+        assert machine.leases == {key: entry for key, entry in oracle.map.items() if entry.lease_ms}
         assert machine.expired(10**9, 100) == [(key, revision) for _, key, revision in due]
         assert machine.next_deadline_ms == (due[0][0] if due else None)
         if machine.keep_preimage is None:
@@ -416,6 +429,7 @@ class StateMachineModel(RuleBasedStateMachine):
 
 def test_any_history_agrees_with_a_plain_dict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "METADATA_DELETE_KEYS_MAX", DELETED_MAX)
+    monkeypatch.setattr(limits, "METADATA_LEASES_MAX", LEASES_MAX)
     monkeypatch.setattr(snapshot, "_SLICE_ENTRIES", 1)
     run_state_machine_as_test(StateMachineModel, settings=settings(HALF, stateful_step_count=40))
     assert bounds.refusal(cmd.Put(KEYS[0], b"")) is None

@@ -13,6 +13,7 @@ import pytest_asyncio
 from icestream import errors, limits
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry, Event
+from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import open_metadata
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.metadata.watch import Changes, Resync
@@ -188,6 +189,54 @@ async def test_a_renewed_key_lives_on(store: MetadataStore, clock: SimulatedCloc
     clock.advance(10)
     await settle()
     assert await store.get("/lease") is not None
+
+
+async def test_hazard_46_a_lease_lives_while_it_is_renewed_and_that_writes_nothing(
+    store: MetadataStore, clock: SimulatedClock
+) -> None:
+    taken = await store.txn([cmd.Absent("/lease")], [cmd.PutLease("/lease", b"mine", 1_000)])
+    written = log_end(store)
+    for _ in range(20):
+        await settle()
+        clock.advance(0.9)
+        await settle()
+        assert await store.renew("/lease", taken.revision)
+    assert (await store.revision(), log_end(store)) == (1, written)
+    watch = store.watch("/", 1)
+    clock.advance(0.999)
+    await settle()
+    assert await store.get("/lease") is not None
+    clock.advance(0.2)
+    assert await within(anext(watch)) == Changes(2, [Event("/lease", None, 2)])
+    assert not await store.renew("/lease", taken.revision)
+
+
+def log_end(store: MetadataStore) -> tuple[int, int]:
+    if not isinstance(store, NodeStore):
+        return 0, 0
+    return store.node.applied_index, store.node._log.plan.planned_bytes
+
+
+async def test_a_lease_that_was_put_again_or_is_none_is_not_renewed(store: MetadataStore) -> None:
+    first = (await store.txn([], [cmd.PutLease("/lease", b"first", 1_000)])).revision
+    second = (await store.txn([], [cmd.PutLease("/lease", b"second", 1_000)])).revision
+    assert not await store.renew("/lease", first)
+    assert await store.renew("/lease", second)
+    assert not await store.renew("/plain", await store.put("/plain", b""))
+    assert not await store.renew("/expiring", await store.put_with_ttl("/expiring", b"", 1_000))
+    await store.delete("/lease")
+    assert not await store.renew("/lease", second)
+
+
+async def test_a_short_lease_that_comes_later_ends_first(store: MetadataStore, clock: SimulatedClock) -> None:
+    await store.txn([], [cmd.PutLease("/long", b"", 60_000)])
+    await settle()
+    await store.txn([], [cmd.PutLease("/short", b"", 500)])
+    watch = store.watch("/", 2)
+    await settle()
+    clock.advance(0.6)
+    assert await within(anext(watch)) == Changes(3, [Event("/short", None, 3)])
+    assert await store.get("/long") is not None
 
 
 async def test_an_earlier_deadline_that_comes_later_is_kept(store: MetadataStore, clock: SimulatedClock) -> None:

@@ -1,10 +1,12 @@
 """The metadata store for other processes of this node: methods of a CALL that only the local socket offers.
 
     method               arguments               result
-    metadata_get         key                     entry: [value, created, changed, version, deadline ms], or nil
+    metadata_get         key                     entry: [value, created, changed, version, deadline ms,
+                                                 lease ms], or nil
     metadata_list        prefix, after, limit    entries: [[key, entry], …], more: the page was cut
     metadata_submit      envelope                answer; both as bytes of metadata/command.py. The time in the envelope
                                                  is not looked at: who leads stamps it
+    metadata_renew       key, revision           held: whether the lease put at that revision is still there, and kept
     metadata_revision                            revision
     metadata_watch       prefix, after           handle; then EVENT frames of that number
     metadata_unwatch     handle
@@ -52,6 +54,11 @@ class Submit(msgspec.Struct):
     envelope: bytes
 
 
+class Renew(msgspec.Struct):
+    key: str
+    revision: int
+
+
 class Watch(msgspec.Struct):
     prefix: str
     after: int
@@ -86,6 +93,11 @@ async def metadata_submit(connection: NativeConnection, given: Document) -> Docu
     asked = cmd.decode_envelope(arguments_of(Submit, given).envelope)
     answer = await connection.broker.store.submit(asked.command, asked.client, asked.sequence)
     return {"answer": msgspec.msgpack.encode(answer)}
+
+
+async def metadata_renew(connection: NativeConnection, given: Document) -> Document:
+    asked = arguments_of(Renew, given)
+    return {"held": await connection.broker.store.renew(asked.key, asked.revision)}
 
 
 async def metadata_revision(connection: NativeConnection, given: Document) -> Document:
@@ -131,7 +143,7 @@ def encode_change(change: Changes | Resync) -> bytes:
     return document.encode({"event": "resync", "revision": change.revision})
 
 
-METADATA_CALLS: Final[dict[str, Call]] = {
-    call.__name__: call
-    for call in (metadata_get, metadata_list, metadata_submit, metadata_revision, metadata_watch, metadata_unwatch)
-}
+_CALLS: Final = (
+    metadata_get, metadata_list, metadata_submit, metadata_renew, metadata_revision, metadata_watch, metadata_unwatch,
+)  # fmt: skip
+METADATA_CALLS: Final[dict[str, Call]] = {call.__name__: call for call in _CALLS}

@@ -1,9 +1,9 @@
 """The lease of the driver: one pipeline commits at a time, and every commit says under which epoch (hazards 1, 25).
 
-`/pipeline/lease` in the metadata store: a key with a time to live, whose value is the epoch. In a cluster each node has
-a pipeline of its own for the topics of its log, and a lease below that key (ADR 32). Renewed with the same value; our
-own catalog compares it in the transaction of each commit. Two drivers at once lose nothing: the older one's commits are
-refused.
+`/pipeline/lease` in the metadata store: a lease (metadata/leases.py), whose value is the epoch. In a cluster each node
+has a pipeline of its own for the topics of its log, and a lease below that key (ADR 32). A renewal writes nothing; our
+own catalog compares the value in the transaction of each commit. Two drivers at once lose nothing: the older one's
+commits are refused.
 
     free     --take: the key is not there-->                held
     held     --renewed in time-->                           held
@@ -84,11 +84,12 @@ class DriverLease:
         epoch = await self._store.allocate_id(COUNTER)
         value = records.encode(LeaseRecord(epoch, self._owner))
         sent_ns = self._clock.monotonic_ns()
-        if not await self._put(compare, value):
+        revision = await self._put(compare, value)
+        if revision is None:
             return False
         self.epoch, self._value = epoch, value
         self._until_ns = sent_ns + self._ttl_ms * 1_000_000
-        self._renewing = asyncio.create_task(self._renew(value))
+        self._renewing = asyncio.create_task(self._renew(revision))
         return True
 
     async def _free_or_ours(self) -> cmd.Compare | None:
@@ -99,21 +100,22 @@ class DriverLease:
         is_ours = bool(self._owner) and records.decode(LeaseRecord, self._key, entry).owner == self._owner
         return cmd.HasValue(self._key, entry.value) if is_ours else None
 
-    async def _put(self, compare: cmd.Compare, value: bytes) -> bool:
+    async def _put(self, compare: cmd.Compare, value: bytes) -> int | None:
+        """The revision of the lease when it is ours."""
         try:
-            done = await self._store.compare_and_swap(compare, value, self._ttl_ms)
+            done = await self._store.txn([compare], [cmd.PutLease(self._key, value, self._ttl_ms)])
         except errors.OutcomeUnknown:
             entry = await self._store.get(self._key)
-            return entry is not None and entry.value == value
-        return done.held
+            return entry.mod_revision if entry is not None and entry.value == value else None
+        return done.revision if done.held else None
 
-    async def _renew(self, value: bytes) -> None:
+    async def _renew(self, revision: int) -> None:
         """Until it is lost, or nobody wants it any more."""
         while True:
             await self._clock.sleep(self._ttl_ms / 3000)
             sent_ns = self._clock.monotonic_ns()
             try:
-                is_ours = await self._put(cmd.HasValue(self._key, value), value)
+                is_ours = await self._store.renew(self._key, revision)
             except errors.IcestreamError as error:
                 _log.warning("the lease of the pipeline was not renewed", reason=error.message)
                 if self._clock.monotonic_ns() >= self._until_ns:

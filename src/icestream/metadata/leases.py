@@ -1,0 +1,85 @@
+"""Leases: keys that live while somebody renews them. A renewal costs no entry of the log (hazard 46).
+
+The log knows that there is a lease, for how long at a time, and that it has ended. Until when it is kept at present
+only the leader knows:
+
+    until    the latest of: the deadline with which it was put; its last renewal and its time; the beginning of this
+             lead and its time
+    ended    when that has passed. The end goes through the log, as (key, revision), as that of every key (expiry.py);
+             from then on it is not renewed any more
+
+A renewal is noted first, and then confirmed as a linearizable read is: this node still led after it had noted it
+(node_store.py). So whoever leads next began later, and gives each lease its whole time from then on. A holder measures
+from before it sent the renewal; therefore it knows that its lease is over before anybody else can have it. A lease that
+is not renewed ends late by at most its own time for each change of the lead, never early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from icestream import limits
+from icestream.metadata.entry import Entry
+from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.store_time import StoreTime
+
+KeysAtRevisions = list[tuple[str, int]]
+
+
+class Renewal(NamedTuple):
+    revision: int
+    until_ms: int
+
+
+class Leases:
+    """Those of one lead; the next one begins with new ones."""
+
+    def __init__(self, machine: StateMachine, time: StoreTime) -> None:
+        self._machine = machine
+        self._time = time
+        self._since_ms = time.now_ms()
+        self._renewals: dict[str, Renewal] = {}
+        self._ending: frozenset[str] = frozenset()
+
+    def renew(self, key: str, revision: int) -> None:
+        """From now on for its whole time. Nothing happens to one that is gone: see `is_held`."""
+        if self.is_held(key, revision):
+            self._renewals[key] = Renewal(revision, self._time.now_ms() + self._machine.leases[key].lease_ms)
+
+    def is_held(self, key: str, revision: int) -> bool:
+        entry = self._machine.leases.get(key)
+        return entry is not None and entry.mod_revision == revision and key not in self._ending
+
+    def look(self) -> tuple[KeysAtRevisions, int | None]:
+        """Those that have ended, and when to look again; None: when there is one."""
+        leases, now_ms = self._machine.leases, self._time.now_ms()
+        self._renewals = {key: one for key, one in self._renewals.items() if key in leases}
+        ended: KeysAtRevisions = []
+        next_ms: int | None = None
+        for key, entry in leases.items():
+            until_ms = self._until_ms(key, entry)
+            if until_ms <= now_ms:
+                ended.append((key, entry.mod_revision))
+            elif next_ms is None or until_ms < next_ms:
+                next_ms = until_ms
+        if ended:
+            return ended, now_ms
+        return ended, None if next_ms is None else max(next_ms, now_ms + limits.METADATA_LEASE_LOOK_MS)
+
+    def _until_ms(self, key: str, entry: Entry) -> int:
+        until_ms = max(entry.deadline_ms, self._since_ms + entry.lease_ms)
+        renewal = self._renewals.get(key)
+        if renewal is not None and renewal.revision == entry.mod_revision:
+            return max(until_ms, renewal.until_ms)
+        return until_ms
+
+    @contextmanager
+    def ending(self, keys: Sequence[tuple[str, int]]) -> Iterator[None]:
+        """While their end is on its way."""
+        self._ending = frozenset(key for key, _ in keys)
+        try:
+            yield
+        finally:
+            self._ending = frozenset()

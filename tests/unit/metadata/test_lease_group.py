@@ -1,0 +1,199 @@
+"""Leases with several voters: who renews keeps them, whoever leads; a renewal writes nothing (hazard 46)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors
+from icestream.metadata import command as cmd
+from icestream.metadata.node_store import NodeStore
+from icestream.metadata.raft_core import has_raft_core
+from tests.support.node_group import NodeGroup
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part"),
+]
+TTL_MS = 2_000
+MS = 1_000_000
+
+
+@pytest_asyncio.fixture
+async def group() -> AsyncIterator[NodeGroup]:
+    found = await NodeGroup.form(3)
+    yield found
+    await found.close()
+
+
+async def take(group: NodeGroup, store: NodeStore, key: str = "/lease") -> int:
+    done: cmd.Done = await group.do(store.txn([cmd.Absent(key)], [cmd.PutLease(key, b"", TTL_MS)]))
+    assert done.held
+    return done.revision
+
+
+async def pass_time(group: NodeGroup, milliseconds: int) -> None:
+    end_ns = group.clock.monotonic_ns() + milliseconds * MS
+    while group.clock.monotonic_ns() < end_ns:
+        await group.tick()
+
+
+def is_there(group: NodeGroup, key: str = "/lease") -> bool:
+    return group.led.node.machine.get(key) is not None
+
+
+async def test_hazard_46_renewals_through_any_node_write_nothing(group: NodeGroup) -> None:
+    revision = await take(group, group.followers[0])
+    await group.settle()
+    marks = [(store.node.applied_index, store.node._log.plan.planned_bytes) for store in group.stores.values()]
+    for _ in range(5):
+        for store in group.stores.values():
+            assert await group.do(store.renew("/lease", revision))
+            await pass_time(group, TTL_MS // 2)
+    assert is_there(group)
+    assert [(store.node.applied_index, store.node._log.plan.planned_bytes) for store in group.stores.values()] == marks
+    await pass_time(group, TTL_MS + 200)
+    assert not is_there(group)
+    for store in group.stores.values():
+        assert not await group.do(store.renew("/lease", revision))
+
+
+async def test_a_lease_outlives_the_leader_that_kept_it_and_ends_when_nobody_renews_it(group: NodeGroup) -> None:
+    holder = group.followers[0]
+    revision = await take(group, holder)
+    for _ in range(6):
+        await pass_time(group, TTL_MS // 2)
+        renewed_ns = group.clock.monotonic_ns()
+        assert await group.do(holder.renew("/lease", revision))
+    assert group.led.node.machine.leases["/lease"].deadline_ms < group.led.node.machine.time_ms + 3 * TTL_MS
+    await group.kill(group.led.node.id)
+    await group.until(lambda: group.leader is not None)
+    while group.clock.monotonic_ns() < renewed_ns + TTL_MS * MS:
+        assert is_there(group)
+        await group.tick()
+    assert await group.do(holder.renew("/lease", revision)), "it is the same lease for the new leader"
+    await pass_time(group, TTL_MS + 200)
+    assert not is_there(group)
+
+
+async def test_a_leader_that_was_deposed_keeps_nothing(group: NodeGroup) -> None:
+    """It would say yes for as long as it likes, while the others give the lease to somebody else."""
+    old = group.led
+    revision = await take(group, old)
+    others = [store for store in group.stores.values() if store is not old]
+    group.cuts = {(old.node.id, 0), (0, old.node.id)}
+    asked = [asyncio.ensure_future(old.renew("/lease", revision)) for _ in range(3)]
+    await group.until(lambda: any(store.node.leads for store in others))
+    new = next(store for store in others if store.node.leads)
+    await group.until(lambda: new.node.machine.get("/lease") is None)
+    assert not any(one.done() and not one.exception() and one.result() for one in asked)
+    await take(group, new)
+    group.cuts.clear()
+    assert not any(await group.do(asyncio.gather(*asked)))
+
+
+async def test_a_lease_whose_end_is_on_its_way_is_not_renewed(group: NodeGroup) -> None:
+    leader = group.led
+    revision = await take(group, leader)
+    await group.settle()
+    term, applied = leader.node._term, leader.node.applied_index
+    group.hold = lambda sender, message: sender != leader.node.id and leader.node.status()["last"] > applied
+    while leader.node.status()["last"] == applied:
+        await group.tick()
+    assert is_there(group), "the end is in the log and not in force"
+    group.hold = lambda sender, message: False
+    assert not await group.do(leader.renew("/lease", revision))
+    await group.until(lambda: not is_there(group))
+    assert leader.node._term == term
+
+
+async def test_a_node_on_its_own_gives_a_lease_its_whole_time_after_a_restart() -> None:
+    group = await NodeGroup.form(1)
+    revision = await take(group, group.led)
+    await pass_time(group, TTL_MS // 2)
+    assert await group.do(group.led.renew("/lease", revision))
+    await pass_time(group, TTL_MS - 200)
+    await group.kill(1)
+    await group.start(1)
+    await group.until(lambda: group.leader is not None)
+    await pass_time(group, TTL_MS - 200)
+    assert await group.do(group.led.renew("/lease", revision))
+    await pass_time(group, TTL_MS + 200)
+    assert not is_there(group)
+    await group.close()
+
+
+# --- any history ------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    """Has one lease as long as it can, and knows until when: measured from before it asked."""
+
+    def __init__(self, group: NodeGroup, number: int, chance: random.Random) -> None:
+        self._group = group
+        self._chance = chance
+        self.key = f"/lease/{number}"
+        self.revision = 0
+        self.until_ns = 0
+        self.renewals = self.takes = 0
+
+    async def run(self) -> None:
+        while True:
+            await self._group.clock.sleep(self._chance.uniform(0.1, 0.9) * TTL_MS / 1000)
+            stores = list(self._group.stores.values())
+            if not stores:
+                continue
+            sent_ns = self._group.clock.monotonic_ns()
+            try:
+                if await self._ask(self._chance.choice(stores)):
+                    self.until_ns = sent_ns + TTL_MS * MS
+            except errors.IcestreamError:
+                continue
+
+    async def _ask(self, store: NodeStore) -> bool:
+        if self.revision:
+            held = await store.renew(self.key, self.revision)
+            self.renewals += held
+            self.revision = self.revision if held else 0
+            return held
+        done = await store.txn([cmd.Absent(self.key)], [cmd.PutLease(self.key, b"", TTL_MS)])
+        self.revision = done.revision if done.held else 0
+        self.takes += done.held
+        return done.held
+
+    def check(self) -> None:
+        """Nobody may think that it is over while the holder does not."""
+        if self._group.clock.monotonic_ns() >= self.until_ns:
+            return
+        for store in self._group.stores.values():
+            if store.node.machine.revision >= self.revision:
+                assert store.node.machine.get(self.key) is not None, f"{self.key} died while it was held"
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_in_any_history_no_lease_dies_that_was_renewed(seed: int) -> None:
+    chance = random.Random(seed)
+    group = await NodeGroup.form(3)
+    holders = [Holder(group, number, chance) for number in range(3)]
+    tasks = [asyncio.ensure_future(holder.run()) for holder in holders]
+    for _ in range(1_500):
+        await group.tick()
+        for holder in holders:
+            holder.check()
+        luck = chance.random()
+        if luck < 0.005 and group.stores:
+            await group.kill(chance.choice(list(group.stores)), power_loss=True)
+        elif luck < 0.02 and len(group.stores) < 3:
+            await group.start(next(number for number in (1, 2, 3) if number not in group.stores))
+        elif luck < 0.03:
+            group.cuts = {(chance.randint(0, 3), chance.randint(0, 3)) for _ in range(chance.randint(0, 2))}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(holder.renewals for holder in holders) > 20
+    assert sum(holder.takes for holder in holders) >= 3
+    await group.close()
