@@ -282,7 +282,7 @@ class ClusterNode:
         self._comparison = StateComparison(node, self.peers)
         store.snapshots.on_taken = self._comparison.taken
         store.before_close, store.after_close = self._leave, self._end
-        self.ticker = Ticker(self._clock, node.tick)
+        self.ticker = Ticker(self._clock, node)
         node.tasks.start(self.ticker.run(), "metadata-ticks")
         node.tasks.start(LeaderDuties(store, self._clock).run(), "leader-duties")
         self._tasks.start(self._become_known(), "join")

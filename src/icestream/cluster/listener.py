@@ -173,6 +173,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             _log.error("a call of another node failed", error=repr(error))
 
     async def _answer(self, one: Frame) -> None:
+        method = ""
         try:
             method, arguments = document.decode_call(one.body, limits.LOCAL_CALL_BYTES_MAX)
             call = self._host.calls.get(method)
@@ -182,6 +183,7 @@ class PeerConnection(asyncio.BufferedProtocol):
                 self._check_member()
             self._send(Kind.RESULT, one.number, document.encode(await call(arguments)))
         except errors.IcestreamError as error:
+            _log.debug("a call of another node was refused", rpc=method, error=str(error))
             self._send(Kind.ERROR, one.number, document.encode_error(error))
 
     async def _take_snapshot(self, message: bytes, chunks: asyncio.Queue[Frame]) -> None:
@@ -196,7 +198,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             await incoming.give_up()
             if not isinstance(error, errors.IcestreamError | OSError):
                 raise
-            _log.warning("a snapshot of another node was not taken", error=str(error))
+            _log.warning("a snapshot of another node was not taken", rpc="InstallSnapshot", error=str(error))
             self._refuse(errors.DecodeError(f"the snapshot was not taken: {error}"))
             return
         self._host.receive([message])

@@ -40,9 +40,9 @@ class SnapshotSender:
         try:
             sent = await self._stream(to, message)
             succeeded = True
-            _log.info("a snapshot was sent", node=id_text(to), bytes=sent)
+            _log.info("a snapshot was sent", rpc="InstallSnapshot", node=id_text(to), bytes=sent)
         except (errors.IcestreamError, OSError, TimeoutError) as error:
-            _log.warning("a snapshot was not sent", node=id_text(to), error=str(error))
+            _log.warning("a snapshot was not sent", rpc="InstallSnapshot", node=id_text(to), error=str(error))
         finally:
             self._sending.discard(to)
             self._node.snapshot_sent(to, succeeded=succeeded)

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypedDict
 
 import msgspec
 
-from icestream.metadata.eraftpb import LogEntry
+from icestream.metadata.eraftpb import LogEntry, depends_on_no_write
 
 
 class Role(IntEnum):
@@ -42,6 +42,12 @@ class Message(NamedTuple):
     to: int
     data: bytes
     is_snapshot: bool
+
+
+def without_a_write(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """Those that depend on no write and need not wait for a slow disk (trap 3), and the others."""
+    free = [message for message in messages if depends_on_no_write(message.data)]
+    return free, [message for message in messages if message not in free]
 
 
 class ReadState(msgspec.Struct, frozen=True):

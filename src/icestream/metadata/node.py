@@ -32,8 +32,8 @@ from collections.abc import Callable
 
 from icestream import errors, limits
 from icestream.metadata import command as cmd
-from icestream.metadata import eraftpb
-from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Status
+from icestream.metadata import eraftpb, stop_reasons
+from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Status, without_a_write
 from icestream.metadata.eraftpb import LogEntry, SnapshotParts
 from icestream.metadata.log_format import Base
 from icestream.metadata.log_store import LogStore
@@ -86,6 +86,7 @@ class Node:
         self.leads = False  # and everything of former leaders is applied
         self.leader = 0
         self.installs = 0  # snapshots of others that took the place of the state
+        self.heard_ns = 0  # when another node was last heard
         self.stopped: errors.IcestreamError | None = None
         self.send: Callable[[list[Message]], None] = lambda _: None
         self.on_stop: Callable[[errors.IcestreamError], None] = lambda _: None
@@ -185,6 +186,7 @@ class Node:
 
     def receive(self, messages: list[bytes]) -> None:
         """From other nodes. A snapshot among them must lie here already."""
+        self.heard_ns = self._clock.monotonic_ns()
         self._guarded(lambda: self._take_messages(messages))
 
     def _take_messages(self, messages: list[bytes]) -> None:
@@ -202,6 +204,11 @@ class Node:
         self._core.tick()
         self._reads.tick(limits.METADATA_READ_PATIENCE_TICKS, limits.METADATA_READ_TICKS_MAX)
         self._step()
+
+    @property
+    def is_quiet(self) -> bool:
+        """It follows and waits for nothing: while it hears the leader, its ticks change nothing."""
+        return self._role == Role.FOLLOWER and bool(self.leader) and not self._reads.are_under_way
 
     def transfer(self, to: int) -> None:
         """The lead; nothing happens when the other one cannot have it."""
@@ -280,7 +287,8 @@ class Node:
             ready.number, ready.entries, ready.hard_state, base, ready.send_after, needs_disk, base is not None
         )
         if needs_disk or self._writes.are_under_way:
-            write.messages = self._send_free(ready.send_after)
+            free, write.messages = without_a_write(ready.send_after)
+            self.send(free)
             self._writes.add(write)
         else:
             self.send(ready.send_after)
@@ -288,13 +296,9 @@ class Node:
         self._to_apply.extend(ready.committed)
         self._reads.answered(ready.reads)
 
-    def _send_free(self, messages: list[Message]) -> list[Message]:
-        """What depends on no write does not wait for a slow disk (trap 3); the others are left."""
-        free = [message for message in messages if eraftpb.depends_on_no_write(message.data)]
-        self.send(free)
-        return [message for message in messages if message not in free]
-
     def _take_role(self, soft: SoftState) -> None:
+        if soft.leader != self.leader:
+            _log.info("who leads has changed", rpc="Vote", leader=f"{soft.leader:016x}", term=self._term)
         led, self._role, self.leader = self.leads, soft.role, soft.leader
         if self._role == Role.LEADER:
             return
@@ -438,12 +442,7 @@ class Node:
 
     def _disk_failed(self, error: SinkError) -> None:
         self._log.note_failed_sync()
-        self._stop(
-            errors.LogStopped(
-                f"a {error.operation} of the metadata log failed (errno {error.errno}): the node stops",
-                hint="check the disk, then start again: recovery writes the unsealed part anew",
-            )
-        )
+        self._stop(stop_reasons.disk_failed(error))
 
     def fail(self, error: errors.IcestreamError) -> None:
         """Somebody else has found a reason to stop."""
@@ -451,8 +450,7 @@ class Node:
             self._stop(error)
 
     def _failed(self, error: BaseException) -> None:
-        stopped = errors.LogStopped(f"the metadata store stops: {error!r}", hint="start the node again")
-        self._stop(error if isinstance(error, errors.IcestreamError) else stopped)
+        self._stop(stop_reasons.broken(error))
 
     def _task_failed(self, error: BaseException) -> None:
         self._loop.call_exception_handler({"message": "a task of the metadata store failed", "exception": error})
@@ -464,8 +462,7 @@ class Node:
         self.is_ready = self.leads = False
         self._stop_listening()
         _log.error("the metadata store stops", error=str(error))
-        unknown = errors.OutcomeUnknown("the metadata store stopped before this was confirmed", hint=UNKNOWN_HINT)
-        self._proposals.lose(unknown)
+        self._proposals.lose(stop_reasons.unknown_outcome())
         self._proposals.refuse_queue(error)
         self._reads.fail(error)
         self._waiters.end(error)

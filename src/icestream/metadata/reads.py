@@ -34,6 +34,10 @@ class Reads:
     def are_waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._waiting or self._asked)
+
     def ask(self) -> Read:
         read: Read = asyncio.get_running_loop().create_future()
         self._waiting.append((self._now, read))

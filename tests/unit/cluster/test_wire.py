@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.cluster import wire
+from icestream.cluster.calls import Calls
+from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.wire import Hello, Kind, Welcome
 from icestream.metadata import eraftpb
 from icestream.metadata.eraftpb import SnapshotParts
@@ -17,6 +21,7 @@ from icestream.metadata.log_format import NO_CLUSTER
 from icestream.protocol import document
 from icestream.protocol.frame import HEAD
 
+ROOT = Path(__file__).resolve().parents[3]
 ids = st.integers(1, 2**64 - 1)
 clusters = st.one_of(st.just(NO_CLUSTER), st.binary(min_size=16, max_size=16))
 addresses = st.sampled_from(["", "127.0.0.1:7650", "[::1]:7650", "node-1.example:1"])
@@ -91,3 +96,9 @@ def test_the_snapshot_of_a_message_is_found() -> None:
     assert eraftpb.snapshot_in(message) == parts
     with pytest.raises(errors.DecodeError, match="without a snapshot"):
         eraftpb.snapshot_in(bytes([8, 7, 16, 2]))
+
+
+def test_the_protocol_document_names_every_call_between_nodes() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text().split("## Between nodes")[1]
+    methods = Calls(cast(ClusterNode, None)).table
+    assert [name for name in (*methods, "AppendEntries", "Vote", "InstallSnapshot") if name not in page] == []

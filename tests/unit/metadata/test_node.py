@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from icestream.metadata import eraftpb, log_format
 from icestream.metadata.core import HardState, Ready
 from icestream.metadata.log_format import LogRecord
 from icestream.metadata.node_store import NodeStore
-from icestream.metadata.open import open_metadata
+from icestream.metadata.open import MetadataOptions, open_directory, open_metadata, start_alone
 from icestream.metadata.solo_core import SoloCore
+from icestream.runtime.files import LocalFile
+from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
+from icestream.storage.native import native
 from icestream.wal import format as wire
 from icestream.wal.log_file import SYNC_FAILED_NAME
 from icestream.wal.scan import scan_records
@@ -208,6 +212,30 @@ async def test_rule_6_whatever_the_core_raises_stops_the_node() -> None:
     assert isinstance(store.stopped, errors.LogStopped)
     assert [type(error) for error in seen] == [Panics], "it is not swallowed"
     await store.close()
+
+
+@pytest.mark.skipif(native is None, reason="without the native part there is no thread for the disk")
+async def test_rule_7_the_loop_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes and syncs of the log are the native thread's; files and snapshots are made in a thread of their own."""
+    waited: set[int] = set()
+    for name in ("write_at", "sync", "allocate"):
+        does = getattr(LocalFile, name)
+
+        def noting(self: LocalFile, *given: Any, does: Any = does) -> None:
+            waited.add(threading.get_ident())
+            does(self, *given)
+
+        monkeypatch.setattr(LocalFile, name, noting)
+    options = MetadataOptions(log_file_bytes=limits.MIB, inline_sync_below_us=0)
+    store = await start_alone(await open_directory(tmp_path, None, options), options, SystemRandomness(), SoloCore)
+    await store.ready()
+    for number in range(40):  # several files
+        await store.put(f"/{number}", bytes(60_000))
+    await store.snapshots.take()
+    await store.close()
+    assert store.node._log.plan.planned_bytes > 2 * limits.MIB
+    assert waited
+    assert threading.get_ident() not in waited
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""Why a node of the metadata store stops (rules 5 and 6 of node.py), in the words that an operator reads."""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.metadata.proposals import UNKNOWN_HINT
+from icestream.wal.sink import SinkError
+
+
+def disk_failed(error: SinkError) -> errors.LogStopped:
+    return errors.LogStopped(
+        f"a {error.operation} of the metadata log failed (errno {error.errno}): the node stops",
+        hint="check the disk, then start again: recovery writes the unsealed part anew",
+    )
+
+
+def broken(error: BaseException) -> errors.IcestreamError:
+    """Whatever was raised where nothing may be."""
+    if isinstance(error, errors.IcestreamError):
+        return error
+    return errors.LogStopped(f"the metadata store stops: {error!r}", hint="start the node again")
+
+
+def unknown_outcome() -> errors.OutcomeUnknown:
+    """What becomes of commands that are in the log then."""
+    return errors.OutcomeUnknown("the metadata store stopped before this was confirmed", hint=UNKNOWN_HINT)

@@ -1,0 +1,148 @@
+"""Ticks come in time, as many as time asks for, and a quiet follower sleeps through those that change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from icestream import errors, limits
+from icestream.metadata.raft_core import has_raft_core
+from icestream.metadata.ticker import Ticker
+from icestream.metadata.waiters import Waiters
+from icestream.runtime.clock import SimulatedClock
+from tests.support.node_group import NodeGroup
+
+pytestmark = pytest.mark.asyncio
+TICK = limits.METADATA_TICK_SECONDS
+STEP = TICK / 10
+
+
+class Counting:
+    """A node that counts its ticks."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self.clock = clock
+        self.heard_ns = 0
+        self.is_quiet = False
+        self.ticked: list[float] = []
+        self.waiters = Waiters(clock)
+
+    def tick(self) -> None:
+        self.ticked.append(round(self.clock.monotonic_ns() / 1e9 / TICK, 1))
+
+    async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool:
+        return await self.waiters.until(is_reached, seconds)
+
+
+class Life:
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.node = Counting(self.clock)
+        self.ticker = Ticker(self.clock, self.node)
+        self.task = asyncio.ensure_future(self.ticker.run())
+
+    async def ticks(self, count: float, *, heard_every: float = 0.0) -> None:
+        """So much time passes, in ticks."""
+        for step in range(1, round(count * 10) + 1):
+            self.clock.advance(STEP)
+            if heard_every and step % round(heard_every * 10) == 0:
+                self.node.heard_ns = self.clock.monotonic_ns()
+                self.node.waiters.look()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+
+@pytest_asyncio.fixture
+async def life() -> AsyncIterator[Life]:
+    found = Life()
+    await asyncio.sleep(0)
+    yield found
+    found.task.cancel()
+    await asyncio.gather(found.task, return_exceptions=True)
+
+
+async def test_a_node_that_leads_or_looks_for_a_leader_makes_every_tick_in_its_time(life: Life) -> None:
+    await life.ticks(7, heard_every=0.3)
+    assert life.node.ticked == [1, 2, 3, 4, 5, 6, 7]
+
+
+async def test_a_follower_that_hears_its_leader_has_no_ticks(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(100, heard_every=1)
+    assert life.node.ticked == [1.0]
+
+
+async def test_a_leader_that_falls_silent_is_noticed_as_if_every_tick_had_been_made(life: Life) -> None:
+    """Whenever it was heard last, an election of 10 ticks comes 10 to 11 ticks later."""
+    life.node.is_quiet = True
+    for silent_from in range(30, 50):
+        await life.ticks(silent_from / 10 + 3, heard_every=1)
+        life.node.heard_ns = heard_ns = life.clock.monotonic_ns()
+        life.node.ticked.clear()
+        while len(life.node.ticked) < 10:
+            await life.ticks(0.1)
+        since = (life.clock.monotonic_ns() - heard_ns) / 1e9 / TICK
+        assert 9 <= since <= 11.1
+
+
+async def test_a_follower_that_takes_the_lead_while_it_sleeps_ticks_at_once(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(3, heard_every=1)
+    life.node.is_quiet = False
+    life.node.waiters.look()
+    life.node.ticked.clear()
+    await life.ticks(4, heard_every=1)
+    assert len(life.node.ticked) == 4
+
+
+async def test_rule_8_ticks_that_come_late_are_counted_and_not_made_up_for(life: Life) -> None:
+    await life.ticks(3)
+    assert (life.ticker.late_ticks, len(life.node.ticked)) == (0, 3)
+    life.clock.advance(TICK * limits.METADATA_ELECTION_TICKS)  # the process stood still
+    await life.ticks(0.1)
+    assert life.ticker.late_ticks == 1
+    assert life.ticker.drift_seconds_max == pytest.approx(TICK * (limits.METADATA_ELECTION_TICKS - 0.9))
+    assert len(life.node.ticked) == 4
+    await life.ticks(1)
+    assert len(life.node.ticked) == 5
+
+
+async def test_a_follower_that_stood_still_does_not_count_that_as_silence_of_its_leader(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(3, heard_every=1)
+    life.node.ticked.clear()
+    life.clock.advance(10.0)
+    await life.ticks(0.1)
+    assert len(life.node.ticked) <= limits.METADATA_QUIET_TICKS < limits.METADATA_ELECTION_TICKS
+
+
+async def test_it_ends_with_the_node(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(3, heard_every=1)
+    life.node.waiters.end(errors.LogClosed("closed"))
+    await asyncio.wait_for(life.task, 5)
+    assert life.task.exception() is None
+
+
+@pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part")
+async def test_real_nodes_sleep_while_their_leader_lives_and_replace_it_in_time() -> None:
+    group = await NodeGroup.form(3)
+    for store in group.stores.values():
+        store.node.tasks.start(Ticker(group.clock, store.node).run(), "ticks")
+    term = group.led.node._term
+
+    async def ticks(count: int) -> None:
+        for _ in range(count * 5):
+            group.clock.advance(TICK / 5)
+            for _ in range(3):
+                await group.turn()
+
+    await ticks(200)
+    assert group.led.node._term == term, "nobody held an election"
+    await group.kill(group.led.node.id)
+    await ticks(2 * limits.METADATA_ELECTION_TICKS + 3)
+    assert group.leader is not None
+    await group.close()
