@@ -425,8 +425,12 @@ METADATA_READ_TICKS_MAX: Final = 200
 # Ticks of a node with others: a heartbeat of a leader each, an election after 10 to 20 without one (50 and 500 ms).
 METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
-# Ticks that a follower which hears its leader sleeps through: fewer wakes of an idle node, far below an election.
-METADATA_QUIET_TICKS: Final = 5
+# An idle node wakes rarely: that is nearly all that it costs. A follower that hears its leader sleeps through so many
+# ticks, less than an election; a leader with nothing to do for a while sends its heartbeats every second tick, of which
+# five must get lost before anybody holds an election.
+METADATA_QUIET_TICKS: Final = 8
+METADATA_IDLE_HEARTBEAT_TICKS: Final = 2
+METADATA_IDLE_SECONDS: Final = 1.0
 # A read that got no answer is asked again after so many ticks: half an election.
 METADATA_READ_PATIENCE_TICKS: Final = 5
 # Entries that stay in memory behind a snapshot, for followers that are a little late: a snapshot for each is dear.

@@ -204,9 +204,10 @@ class ClusterNode:
 
     def _send(self, messages: list[Message]) -> None:
         for to in {message.to for message in messages}:
-            plain = [message.data for message in messages if message.to == to and not message.is_snapshot]
+            # once: heartbeats of several ticks are alike
+            plain = dict.fromkeys(message.data for message in messages if message.to == to and not message.is_snapshot)
             if plain:
-                self.peers.send(to, plain)
+                self.peers.send(to, [*plain])
         for message in messages:
             if message.is_snapshot and self._sender is not None:
                 self._sender.start(message.to, message.data)

@@ -27,9 +27,11 @@ class LeaderDuties:
                 await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _are_voters_missing(self) -> bool:
+        if not self._node.leads:
+            return False
         members = self._node.members
         nodes = len(members.voters) + len(members.learners)
-        return self._node.leads and bool(members.learners) and len(members.voters) < voters_wanted(nodes)
+        return bool(members.learners) and len(members.voters) < voters_wanted(nodes)
 
     async def _look(self) -> None:
         status = self._node.status()

@@ -197,18 +197,20 @@ class Node:
                 _log.warning("a message of another node is not understood", error=str(error))
         self._step()
 
-    def tick(self) -> None:
-        self._guarded(self._tick)
+    def tick(self, ticks: int = 1) -> None:
+        self._guarded(lambda: self._tick(ticks))
 
-    def _tick(self) -> None:
-        self._core.tick()
-        self._reads.tick(limits.METADATA_READ_PATIENCE_TICKS, limits.METADATA_READ_TICKS_MAX)
+    def _tick(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self._core.tick()
+            self._reads.tick(limits.METADATA_READ_PATIENCE_TICKS, limits.METADATA_READ_TICKS_MAX)
         self._step()
 
     @property
     def is_quiet(self) -> bool:
-        """It follows and waits for nothing: while it hears the leader, its ticks change nothing."""
-        return self._role == Role.FOLLOWER and bool(self.leader) and not self._reads.are_under_way
+        """It leads, or follows a leader, and nobody waits for anything (ticker.py)."""
+        is_settled = self.leads or (self._role == Role.FOLLOWER and bool(self.leader))
+        return is_settled and not (self._reads.are_under_way or self._proposals.are_under_way)
 
     def transfer(self, to: int) -> None:
         """The lead; nothing happens when the other one cannot have it."""

@@ -3,9 +3,13 @@
 Ticks that were missed are not made up for: a process that was stopped would hold an election for each. How late they
 come is measured: half an election late means that this node nearly lost its leader for no reason but itself (rule 8).
 
-A FOLLOWER THAT HEARS ITS LEADER counts ticks from the last message, so those before it change nothing. It sleeps
-through METADATA_QUIET_TICKS of them, and ticks as often as the time since that message asks for. As soon as it leads,
-looks for a leader, waits for a read, or has heard nobody for two ticks, every tick is made in its time.
+WAKES are nearly all that an idle node costs, so there are fewer of them than ticks:
+
+    a leader     for which nothing happened for METADATA_IDLE_SECONDS makes METADATA_IDLE_HEARTBEAT_TICKS at a time
+    a follower   that hears its leader counts ticks from the last message: those before it change nothing. It sleeps
+                 through METADATA_QUIET_TICKS, and then makes those that came after that message. It wakes
+                 at once when it takes the lead, looks for a leader, or waits for a read
+    anybody else, and a follower that has heard nobody for a while, makes every tick in its time
 """
 
 from __future__ import annotations
@@ -20,17 +24,21 @@ from icestream.runtime.clock import Clock
 
 _log = get_logger("metadata")
 _TICK_NS: Final = int(limits.METADATA_TICK_SECONDS * 1e9)
+# A heartbeat more than this late is missing.
+_HEARD_TICKS: Final = limits.METADATA_IDLE_HEARTBEAT_TICKS + 1
 
 
 class Ticked(Protocol):
     """The node (node.py)."""
 
+    leads: bool
     heard_ns: int
+    applied_ns: int
 
     @property
     def is_quiet(self) -> bool: ...
 
-    def tick(self) -> None: ...
+    def tick(self, ticks: int = 1) -> None: ...
 
     async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool: ...
 
@@ -50,22 +58,35 @@ class Ticker:
     async def _run(self) -> None:
         last_ns = self._clock.monotonic_ns()
         while True:
-            ticks = limits.METADATA_QUIET_TICKS if self._may_sleep() else 1
+            ticks = self._ticks_together()
             due_ns = last_ns + ticks * _TICK_NS
             left_seconds = (due_ns - self._clock.monotonic_ns()) / 1e9
-            if ticks == 1:
+            if ticks <= limits.METADATA_IDLE_HEARTBEAT_TICKS:
                 await self._clock.sleep(left_seconds)
-            elif await self._node.until(lambda: not self._node.is_quiet, left_seconds):
-                ticks = min(ticks, (self._clock.monotonic_ns() - last_ns) // _TICK_NS)
-                due_ns = last_ns + ticks * _TICK_NS
-            last_ns = self._noted(due_ns)
-            self._tick(ticks)
+                last_ns = self._noted(due_ns)
+                self._node.tick(ticks)
+                continue
+            if await self._node.until(self._must_wake, left_seconds):
+                ticks = min(ticks, self._ticks_since(last_ns))
+            before_heard = max(self._node.heard_ns - last_ns, 0) // _TICK_NS
+            last_ns = self._noted(last_ns + ticks * _TICK_NS)
+            if ticks > before_heard:
+                self._node.tick(ticks - before_heard)
 
-    def _may_sleep(self) -> bool:
-        return self._node.is_quiet and self._unheard_ticks() < 2
+    def _ticks_together(self) -> int:
+        node = self._node
+        if not node.is_quiet:
+            return 1
+        if node.leads:
+            is_idle = self._ticks_since(node.applied_ns) * limits.METADATA_TICK_SECONDS >= limits.METADATA_IDLE_SECONDS
+            return limits.METADATA_IDLE_HEARTBEAT_TICKS if is_idle else 1
+        return limits.METADATA_QUIET_TICKS if self._ticks_since(node.heard_ns) < _HEARD_TICKS else 1
 
-    def _unheard_ticks(self) -> int:
-        return (self._clock.monotonic_ns() - self._node.heard_ns) // _TICK_NS
+    def _must_wake(self) -> bool:
+        return self._node.leads or not self._node.is_quiet
+
+    def _ticks_since(self, then_ns: int) -> int:
+        return (self._clock.monotonic_ns() - then_ns) // _TICK_NS
 
     def _noted(self, due_ns: int) -> int:
         """From when on the next tick counts."""
@@ -76,9 +97,3 @@ class Ticker:
             self.late_ticks += 1
             _log.warning("a tick came late", seconds=round(late_seconds, 3))
         return now_ns if late_seconds > limits.METADATA_TICK_SECONDS else due_ns
-
-    def _tick(self, ticks: int) -> None:
-        if ticks > 1:
-            ticks = min(ticks, self._unheard_ticks())
-        for _ in range(ticks):
-            self._node.tick()

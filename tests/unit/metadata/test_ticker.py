@@ -25,13 +25,13 @@ class Counting:
 
     def __init__(self, clock: SimulatedClock) -> None:
         self.clock = clock
-        self.heard_ns = 0
-        self.is_quiet = False
+        self.heard_ns = self.applied_ns = 0
+        self.is_quiet = self.leads = False
         self.ticked: list[float] = []
         self.waiters = Waiters(clock)
 
-    def tick(self) -> None:
-        self.ticked.append(round(self.clock.monotonic_ns() / 1e9 / TICK, 1))
+    def tick(self, ticks: int = 1) -> None:
+        self.ticked += [round(self.clock.monotonic_ns() / 1e9 / TICK, 1)] * ticks
 
     async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool:
         return await self.waiters.until(is_reached, seconds)
@@ -69,6 +69,16 @@ async def test_a_node_that_leads_or_looks_for_a_leader_makes_every_tick_in_its_t
     assert life.node.ticked == [1, 2, 3, 4, 5, 6, 7]
 
 
+async def test_a_leader_with_nothing_to_do_makes_two_ticks_at_a_time_and_all_of_them(life: Life) -> None:
+    life.node.is_quiet = life.node.leads = True
+    await life.ticks(23)
+    assert life.node.ticked == [*range(1, 20), 20, 22, 22]
+    life.node.applied_ns = life.clock.monotonic_ns()
+    life.node.ticked.clear()
+    await life.ticks(7)
+    assert life.node.ticked == [24, 24, 25, 26, 27, 28, 29, 30]
+
+
 async def test_a_follower_that_hears_its_leader_has_no_ticks(life: Life) -> None:
     life.node.is_quiet = True
     await life.ticks(100, heard_every=1)
@@ -91,7 +101,8 @@ async def test_a_leader_that_falls_silent_is_noticed_as_if_every_tick_had_been_m
 async def test_a_follower_that_takes_the_lead_while_it_sleeps_ticks_at_once(life: Life) -> None:
     life.node.is_quiet = True
     await life.ticks(3, heard_every=1)
-    life.node.is_quiet = False
+    life.node.leads = True
+    life.node.applied_ns = life.clock.monotonic_ns()
     life.node.waiters.look()
     life.node.ticked.clear()
     await life.ticks(4, heard_every=1)
