@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from icestream import errors
-from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.ingest import Ingest, Place
 from icestream.broker.lake_desk import LakeDesk
@@ -35,7 +34,6 @@ from icestream.metadata import eraftpb
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
-from icestream.model.topic_name import parse_shard
 from icestream.protocol import handshake
 from icestream.protocol.compression import Compression
 from icestream.runtime import local_socket
@@ -46,6 +44,7 @@ from icestream.server.advertised import advertised_address
 from icestream.server.cluster import Stop, open_store, record_of
 from icestream.server.danube import DanubeListeners
 from icestream.server.options import broker_options, frame_bytes_max, log_options
+from icestream.server.stored_positions import stored_positions
 from icestream.server.surroundings import Surroundings
 from icestream.settings import Origin, Settings
 from icestream.wal.log import Log
@@ -72,33 +71,6 @@ def neighbours_of(store: MetadataStore) -> Neighbours:
         return entry.value if entry is not None else None
 
     return Neighbours(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek)
-
-
-async def stored_positions(store: MetadataStore) -> dict[ShardKey, int]:
-    """The highest offset of each shard of this node that some cursor knows: the log must go on behind it (hazard 3)."""
-    found: dict[ShardKey, int] = {}
-    others = await _topics_of_others(store, neighbours_of(store))
-    for key, entry in await store.list_all(records.CURSORS):
-        cursor = records.decode(records.CursorRecord, key, entry.value)
-        if cursor.topic_id in others:
-            continue
-        _, shard = parse_shard("/" + "/".join(key.split("/")[-2:]))
-        place = ShardKey(cursor.topic_id, shard or 0)
-        found[place] = max(found.get(place, 0), cursor.end)
-    return found
-
-
-async def _topics_of_others(store: MetadataStore, neighbours: Neighbours) -> set[int]:
-    """Ids of topics that this node's log knows nothing of."""
-    topics = [
-        records.decode(records.TopicRecord, key, entry.value) for key, entry in await store.list_all(records.TOPICS)
-    ]
-    deleted = [
-        records.decode(records.DeletedTopic, key, entry.value)
-        for key, entry in await store.list_all(records.DELETED_TOPICS)
-    ]
-    owners = [(one.id, one.owner) for one in topics] + [(one.id, one.owner) for one in deleted]
-    return {topic_id for topic_id, owner in owners if not neighbours.is_own(owner)}
 
 
 def _check_not_running(settings: Settings) -> None:
@@ -199,7 +171,7 @@ class Node:
         opened = await open_store(settings, join, stop)
         store = opened.store
         try:
-            log = await open_configured_log(settings, await stored_positions(store))
+            log = await open_configured_log(settings, await stored_positions(store, neighbours_of(store)))
         except BaseException:
             await store.close()
             raise
