@@ -145,8 +145,11 @@ class IngestBroker:
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         self._ingest.lease(lease, epoch, files, ttl_ms)
 
-    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
-        await self._ingest.committed(list(positions))
+    async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        await self._ingest.reopen(list(positions))
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
+        await self._ingest.committed(list(positions), reopenings)
 
     async def tell(self, state: dict[str, Any]) -> None:
         self._ingest.tell(state)

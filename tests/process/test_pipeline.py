@@ -88,6 +88,29 @@ def test_a_topic_that_is_deleted_at_once_has_its_rows_in_its_table(run: Pipeline
         until(lambda: "icestream.topic" not in catalog.load_table("default.short").properties, 120)
 
 
+@pytest.mark.timeout(300)
+def test_a_table_that_goes_back_is_written_again_from_the_log(run: PipelineRun) -> None:
+    """Rewound below what was committed, then dropped and made anew: nothing is published meanwhile (hazard 21)."""
+
+    def offsets() -> list[int]:
+        return sorted(catalog.load_table("default.back").scan().to_arrow()["offset"].to_pylist())
+
+    with closing(RestCatalog("ice", uri=run.uri)) as catalog:
+        for _ in range(2):
+            run.produce("/default/back", 5)
+            run.icestream("lake", "commit-now", "/default/back", "--wait", "120")
+        first = catalog.load_table("default.back").snapshots()[0].snapshot_id
+        told = run.lake("rewind", "default.back", "--snapshot", str(first), "--yes")
+        assert [shard["written_again"] for shard in told["shards"]] == [[5, 10]]
+        until(lambda: offsets() == list(range(10)), 120)
+        run.lake("drop", "default.back", "--force", "--yes")
+        run.lake("recreate", "/default/back", "--yes")
+        until(lambda: offsets() == list(range(10)), 120)
+        report = run.verified("/default/back", "--deep")
+        assert (report["is_good"], report["findings"]) == (True, [])
+        assert run.icestream("pipeline", "status")["stopped_topics"] == []
+
+
 @pytest.mark.timeout(180)
 def test_the_page_reads_what_was_published(run: PipelineRun) -> None:
     """README.md, with the port of this broker and DuckDB's extensions from Python packages."""

@@ -91,7 +91,10 @@ class LogBroker:
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         self._ingest.lease(lease, epoch, files, ttl_ms)
 
-    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+    async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        await self._ingest.reopen(list(positions))
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
         """No floor goes beyond what is in the table. Log files that nobody needs any more are used again at once."""
         told = list(positions)
         for topic_id, shard, offset in told:
@@ -99,7 +102,7 @@ class LogBroker:
             held = {at for at, _ in rows.get(shard, ())}
             wanted = {at for at in self._world.published.get(ShardKey(topic_id, shard), {}) if at < offset}
             assert wanted <= held | self._world.forgone.get(ShardKey(topic_id, shard), set()), "a floor beyond the rows"
-        await self._ingest.committed(told)
+        await self._ingest.committed(told, reopenings)
         await self._ingest.log.checkpoint()
 
     async def tell(self, state: dict[str, Any]) -> None:
@@ -116,10 +119,8 @@ class FaultWorld:
         self.avro = AvroManifests(self.files, InlineOffload())
         self.making = Catalog(self.store, self.files, clock, SystemRandomness(), f"file:{folder}/warehouse")
         self.catalog = EmbeddedCatalog(self.making)
-        self.log = log
         self.policies: dict[int, dict[str, str]] = {}
-        place = Place(str(folder / "log"), "", "")
-        self.ingest = Ingest(log, clock, place, lambda name, topic_id: self.policies.get(topic_id, {}))
+        self.use(log)
         self.published: dict[ShardKey, dict[int, bytes]] = {}
         self.names: dict[int, Identifier] = {}  # of tables that have another one than their topic
         self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
@@ -128,10 +129,17 @@ class FaultWorld:
         self._lives: list[DriverLife] = []
         self._count = 0
 
+    def use(self, log: Log) -> None:
+        """Another life of the log: for drivers that are made from now on."""
+        self.log = log
+        place = Place(str(self.folder / "log"), "", "")
+        self.ingest = Ingest(log, self.clock, place, lambda name, topic_id: self.policies.get(topic_id, {}))
+
     @classmethod
-    async def open(cls, folder: Path, is_foreign: bool = False) -> FaultWorld:
+    async def open(cls, folder: Path, is_foreign: bool = False, **more: Any) -> FaultWorld:
+        """`more`: options of the log."""
         (folder / "log").mkdir(parents=True)
-        options = LogOptions(**SMALL)
+        options = LogOptions(**(SMALL | more))
         directory = open_directory(folder / "log")
         log = await open_log_on(directory, options, {}, SystemClock(), SystemRandomness(), InlineSink())
         for topic_id in (1, 2):
@@ -224,7 +232,11 @@ class FaultWorld:
         view = await scans.tables.fresh(topic_id)
         assert view is not None
         log = {
-            key.shard: ShardInLog(self.log.reader.earliest(key), self.log.shard(*key).synced)
+            key.shard: ShardInLog(
+                self.log.reader.earliest(key),
+                self.log.shard(*key).synced,
+                [(gap.start, gap.end, gap.reason) for gap in self.log.gaps(key)],
+            )
             for key in self.published
             if key.topic_id == topic_id
         }

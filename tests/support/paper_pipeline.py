@@ -74,7 +74,13 @@ class PaperBroker:
         else:
             self.held.pop(lease, None)
 
-    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
+    async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        self._check()
+        for topic_id, shard, offset in positions:
+            key = topic_id, shard
+            self.floors[key] = max(offset, min(self.begins.get(key, 0), self.floors[key]))
+
+    async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
         self._check()
         for topic_id, shard, offset in positions:
             key = topic_id, shard

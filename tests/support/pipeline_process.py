@@ -108,6 +108,15 @@ class PipelineRun:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def lake(self, *arguments: str) -> Any:
+        """`icestream lake …`, of commands that ask the lake process."""
+        port = ("--set", f"ports.lake={self._run.lake_port}")
+        done = subprocess.run(
+            [*COMMAND, "lake", *arguments, "--output", "json", *port], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
     @contextlib.contextmanager
     def second_driver(self) -> Iterator[None]:
         """Another pipeline for the same broker, started by hand."""

@@ -21,6 +21,7 @@ from icestream.runtime.clock import Clock
 from icestream.wal.log import Log
 
 Document = dict[str, Any]
+Position = tuple[int, int, int]  # topic, shard, offset
 
 
 class Place(NamedTuple):
@@ -42,6 +43,9 @@ class Ingest:
         self._table_policy = table_policy
         self._state: Document | None = None
         self._told_ns = 0
+        self._reopenings = 0
+        self._reopened: dict[ShardKey, int] = {}  # the last reopening of a shard
+        self._went_back = asyncio.Event()
         self.on_told: Callable[[], None] | None = None  # somebody waits for news of the driver
         self.on_committed: Callable[[], None] | None = None  # floors have moved
 
@@ -57,13 +61,15 @@ class Ingest:
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
         await self.log.upkeep.look_at_ballast()  # whoever asks is about to write to this disk
         while True:
-            lsn = await self.log.sync()
+            self._went_back.clear()
+            reopenings, lsn = self._reopenings, await self.log.sync()
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
             if is_late or lsn > after_lsn:
                 found = await self.log.backlog.take(files_max)
                 if found.topics or is_late:
                     topics = [self._with_policy(topic) for topic in found.topics]
-                    return Backlog(self.log.log_id.hex(), *self.place, topics, found.files, found.is_cut, lsn)
+                    log_id = self.log.log_id.hex()
+                    return Backlog(log_id, *self.place, topics, found.files, found.is_cut, lsn, reopenings)
             await self._wait(max(lsn, after_lsn) + 1, until_ns, leaving)
 
     def _with_policy(self, topic: TopicBacklog) -> TopicBacklog:
@@ -72,9 +78,9 @@ class Ingest:
 
     async def _wait(self, lsn: int, until_ns: int, leaving: asyncio.Event | None) -> None:
         """Costs nothing meanwhile: the log's own news end it."""
-        waiting = {asyncio.ensure_future(self.log.wait_released(lsn))}
-        if leaving is not None:
-            waiting.add(asyncio.ensure_future(leaving.wait()))  # type: ignore[arg-type]  # only its end is of interest
+        events = [self._went_back] if leaving is None else [self._went_back, leaving]
+        waiting: set[asyncio.Future[Any]] = {asyncio.ensure_future(one.wait()) for one in events}
+        waiting.add(asyncio.ensure_future(self.log.wait_released(lsn)))
         seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
         try:
             done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -108,17 +114,35 @@ class Ingest:
         self.log.upkeep.leases.check(lease, number)
         return found
 
-    async def committed(self, positions: Sequence[tuple[int, int, int]]) -> None:
-        """Floors of shards that the log does not know are of no interest to it: it holds nothing of them."""
+    async def committed(self, positions: Sequence[Position], reopenings: int | None = None) -> None:
+        """`reopenings`: of the backlog by which they are known; None: they are true now. A shard that went back since
+        stays where it is: its table was moved meanwhile, and the next look at it finds where."""
+        floors = self._known(positions)
+        if reopenings is not None:
+            floors = {key: one for key, one in floors.items() if self._reopened.get(key, 0) <= reopenings}
+        await self.log.advance_floor(floors)
+        if self.on_committed is not None:
+            self.on_committed()
+
+    async def reopen(self, positions: Sequence[Position]) -> list[Position]:
+        """The tables end there, below what was committed (hazard 21). Where the floors are then."""
+        wanted = self._known(positions)
+        self._reopenings += 1
+        self._reopened.update(dict.fromkeys(wanted, self._reopenings))
+        floors = await self.log.floors.reopen(wanted)
+        self._went_back.set()
+        return [(*key, floor) for key, floor in floors.items()]
+
+    def _known(self, positions: Sequence[Position]) -> dict[ShardKey, int]:
+        """Shards that the log does not know are of no interest to it: it holds nothing of them."""
         if len(positions) > limits.PIPELINE_POSITIONS_MAX:
             raise errors.InvalidInput(
                 f"{len(positions)} positions in one call", hint=f"at most {limits.PIPELINE_POSITIONS_MAX}: call again"
             )
         known = self.log.state.shards
-        floors = {ShardKey(topic_id, shard): offset for topic_id, shard, offset in positions}
-        await self.log.advance_floor({key: offset for key, offset in floors.items() if key in known})
-        if self.on_committed is not None:
-            self.on_committed()
+        return {
+            ShardKey(topic_id, shard): offset for topic_id, shard, offset in positions if (topic_id, shard) in known
+        }
 
     # --- what the driver says of itself ---
 

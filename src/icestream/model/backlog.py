@@ -14,7 +14,10 @@ The calls on the broker's local socket (frontends/native/pipeline_calls.py); a B
     pipeline_backlog     wait_ms, files_max, after_lsn    backlog: bytes
     pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: one with a higher
                                                           epoch was here. PositionGone: a file is not there any more
-    pipeline_committed   positions [[topic_id, shard, offset], …], at most PIPELINE_POSITIONS_MAX      nothing
+    pipeline_committed   positions [[topic_id, shard, offset], …], at most PIPELINE_POSITIONS_MAX; reopenings of the
+                         backlog that they were made by: of shards that went back since nothing is taken      nothing
+    pipeline_reopen      positions, as above: the tables end there. Floors go down, as far as the log has it
+                                                          floors [[topic_id, shard, offset], …]: where they are then
     pipeline_state       state, a document; nil only asks  state, age_ms: the last one that was said
 """
 
@@ -73,6 +76,7 @@ class Backlog(msgspec.Struct, frozen=True):
     files: list[LogFile]
     is_cut: bool = False  # there is more: ask again after this is committed
     lsn: int = 0  # the last record that this knows of: `after_lsn` of a call that is to wait for more
+    reopenings: int = 0  # how often floors went back, in this life of the broker
     # Settings `writer_…` that were changed while the broker runs: they go before those that the driver started with.
     changed_settings: dict[str, int] = {}
 

@@ -1,20 +1,29 @@
-"""Moves the floors of shards: everything below one is durable elsewhere, so the log may forget it."""
+"""Moves the floors of shards: everything below one is durable elsewhere, so the log may forget it.
+
+    up      by whoever made it durable
+    down    when it is durable there no longer (hazard 21): a table was rewound, or made anew. As far as the log still
+            has all of it. What lies above counts against its topic again and is not freed, also after a crash
+
+A shard with a spill log (hazard 8) goes back to the beginning of that at most: what lies before it is kept by nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from icestream import errors, limits
 from icestream.model.shard import ShardKey
-from icestream.wal.state import LogState
+from icestream.wal.state import LogState, Shard
 from icestream.wal.upkeep import Upkeep
 
 
 class Floors:
-    def __init__(self, state: LogState, upkeep: Upkeep) -> None:
+    def __init__(self, state: LogState, upkeep: Upkeep, earliest: Callable[[ShardKey], int]) -> None:
+        """`earliest`: the lowest offset of a shard that can be read."""
         self._state = state
         self._upkeep = upkeep
+        self._earliest = earliest
 
     async def advance(self, floors: Mapping[ShardKey, int]) -> None:
         """All of them, or none when one cannot be right. Never down. Frees the files that nobody needs any more."""
@@ -30,3 +39,28 @@ class Floors:
             if not number % limits.FLOORS_SLICE:
                 await asyncio.sleep(0)
         await self._upkeep.floors_moved()
+
+    async def reopen(self, floors: Mapping[ShardKey, int]) -> dict[ShardKey, int]:
+        """Down, never up: to these offsets, or as near as the log can. Where the floors are then."""
+        shards = {key: self._state.shard(key) for key in floors}
+        lower = {key: found for key, shard in shards.items() if (found := self._lowest(key, floors[key])) < shard.floor}
+        for key, offset in lower.items():
+            self._lower(shards[key], offset)
+        if lower:
+            await self._upkeep.floors_lowered(lower)
+        return {key: shard.floor for key, shard in shards.items()}
+
+    def _lowest(self, key: ShardKey, offset: int) -> int:
+        copied = next((held.first for _, held in self._upkeep.spills.of(key)), None)
+        return self._state.step_over(key, max(offset, self._earliest(key) if copied is None else copied))
+
+    def _lower(self, shard: Shard, offset: int) -> None:
+        """What `move_floor` took from its topic's account comes back (hazard 8)."""
+        upkeep, key = self._upkeep, shard.key
+        before, log_before = shard.floor, upkeep.log_floor(key)
+        shard.floor = offset
+        log_floor = upkeep.log_floor(key)
+        in_log = [held for file in upkeep.files if (held := file.find(key)) is not None]
+        shard.usage.held_bytes += sum(held.own_bytes for held in in_log if log_floor < held.end <= log_before)
+        copied = [held for _, held in upkeep.spills.of(key)]
+        shard.usage.held_bytes += sum(held.own_bytes for held in copied if offset < held.end <= before)

@@ -75,9 +75,9 @@ class Log:
         self.upkeep = Upkeep(
             directory, clock, maintenance, options, self.appender, recovered, self._tasks, self._file_ready
         )
-        self.floors = Floors(self.state, self.upkeep)
         self.backlog = BacklogReader(self.state, self.appender, self.upkeep, clock)
         self.reader = Reader(self.state, self.appender, self.upkeep, directory, reads, self.wait_released)
+        self.floors = Floors(self.state, self.upkeep, self.reader.earliest)
         self.retainer = Retainer(
             self.state, self.upkeep, clock, self._tasks, lambda: self._next_seal(self.appender.sealed_count),
             lambda: self._options,

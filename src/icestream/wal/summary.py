@@ -61,10 +61,14 @@ class FileSummary:
             yield key, self[at]
 
     def is_passed(self, floor_of: Callable[[ShardKey], int]) -> bool:
-        """Whether nothing in it lies above a floor. Floors only rise: what was passed once is not looked at again."""
+        """Whether nothing in it lies above a floor. What was passed once is not looked at again: floors rise."""
         while self._passed < len(self.keys) and self._end[self._passed] <= floor_of(self.keys[self._passed]):
             self._passed += 1
         return self.was_passed
+
+    def look_again(self) -> None:
+        """A floor went down."""
+        self._passed = 0
 
     @property
     def was_passed(self) -> bool:

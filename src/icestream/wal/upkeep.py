@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from icestream import limits
 from icestream.model.shard import ShardKey
@@ -351,6 +351,15 @@ class Upkeep:
         await self.look_at_ballast()
         self.free_in_time()
 
+    async def floors_lowered(self, keys: Iterable[ShardKey]) -> None:
+        """Nothing above them is freed. All kept checkpoints know it, so that a start does, too (hazard 4)."""
+        self.moved_ns.update(dict.fromkeys(keys, self._clock.monotonic_ns()))
+        for file in self.files:
+            file.look_again()
+        self._look()
+        for _ in range(limits.CHECKPOINTS_KEPT):
+            await self.checkpoint()
+
     def free_in_time(self) -> None:
         """Looks again when the oldest warm file is due. Nothing happens while there is none."""
         if self.warm.files and not self._frees_later and not self.closing:
@@ -396,7 +405,8 @@ class Upkeep:
         return len(self.spills.passed(self._checkpointed_floor)) < len(passed)
 
     async def free_spills(self) -> None:
-        passed = self.spills.passed(self._checkpointed_floor)
+        shards = self.state.shards
+        passed = self.spills.passed(lambda key: min(self._checkpointed_floor(key), shards[key].floor))
         free = [file for file in passed if self.leases.without_leased([file]) and self.pins.let_go(file.number)]
         if free:
             self.spills.remove(free)

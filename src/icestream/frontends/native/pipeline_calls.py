@@ -4,7 +4,8 @@ method              arguments                      result
 pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backlog.py. It waits until something is
                                                    in no table and the log is beyond after_lsn; wait_ms at most
 pipeline_lease      lease, epoch, files, ttl_ms    nothing. Holds these log files; again to renew; no file ends it
-pipeline_committed  positions                      nothing. [[topic_id, shard, offset], …]: floors, never down
+pipeline_committed  positions, reopenings          nothing. [[topic_id, shard, offset], …]: floors, never down
+pipeline_reopen     positions                      floors, in the same form: they went down, as far as the log has it
 pipeline_state      state                          state, age_ms. What the driver says of itself; nil only asks
 pipeline_name                                      name: of the lease of this node's driver, empty for a node on its own
 """
@@ -28,6 +29,7 @@ PIPELINE_METHODS: Final = (
     "pipeline_backlog",
     "pipeline_lease",
     "pipeline_committed",
+    "pipeline_reopen",
     "pipeline_state",
     "pipeline_name",
 )
@@ -51,6 +53,11 @@ class Lease(msgspec.Struct):
 
 
 class Committed(msgspec.Struct):
+    positions: list[tuple[int, int, int]]
+    reopenings: int | None = None
+
+
+class Reopen(msgspec.Struct):
     positions: list[tuple[int, int, int]]
 
 
@@ -102,8 +109,13 @@ class PipelineCalls:
         return {"name": self._name}
 
     async def pipeline_committed(self, connection: NativeConnection, given: Document) -> Document:
-        await self._ingest.committed(arguments_of(Committed, given).positions)
+        asked = arguments_of(Committed, given)
+        await self._ingest.committed(asked.positions, asked.reopenings)
         return {}
+
+    async def pipeline_reopen(self, connection: NativeConnection, given: Document) -> Document:
+        floors = await self._ingest.reopen(arguments_of(Reopen, given).positions)
+        return {"floors": [list(one) for one in floors]}
 
     async def pipeline_state(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(Told, given)

@@ -15,7 +15,7 @@ from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier, identifier, namespace_of
 from icestream.catalog.records import PurgeRecord
-from icestream.catalog.topic.consequence import Consent, Consequence, ShardLog, TopicLog
+from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
 from icestream.lake import data_files
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import (
@@ -36,6 +36,7 @@ from icestream.lake.lake_models import (
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Listing
 from icestream.lake.operations import AskLog, Operations
+from icestream.lake.topic_log import decided, topic_log
 from icestream.lake.unknown_table import looking_for
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
@@ -158,22 +159,39 @@ def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
 
 @router.post("/bind", response_model=Operation, summary="Give a topic a table that has no rows")
 async def bind(operations: Deciding, broker: Broker, given: BindGiven) -> Any:
-    table = _named(given)
-    return _told(table, given, await operations.bind(table, _log(broker, given.topic), _consents(given), given.dry_run))
+    table, consents = _named(given), _consents(given)
+
+    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+        return await operations.bind(table, log, consents, is_dry)
+
+    return _told(table, given, await decided(broker, given.topic, consents, given.dry_run, decide))
 
 
 @router.post(
     "/adopt", response_model=Operation, summary="Give a topic a table that has rows: it goes on where they end"
 )
 async def adopt(operations: Deciding, broker: Broker, given: AdoptGiven) -> Any:
-    table, log = _named(given), _log(broker, given.topic)
+    table, consents = _named(given), _consents(given)
     positions = None if given.positions is None else {_shard(one): end for one, end in given.positions.items()}
-    return _told(table, given, await operations.adopt(table, log, _consents(given), positions, given.dry_run))
+
+    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+        return await operations.adopt(table, log, consents, positions, is_dry)
+
+    return _told(table, given, await decided(broker, given.topic, consents, given.dry_run, decide))
 
 
 @router.post("/rewind", response_model=Operation, summary="Let a topic go on where a snapshot of its table stands")
 async def rewind(operations: Deciding, broker: Broker, given: RewindGiven) -> Any:
-    table = _named(given)
+    table, consents = _named(given), _consents(given)
+    topic = await _topic_of(operations, broker, table)
+
+    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+        return await operations.rewind(table, log, consents, given.snapshot, is_dry)
+
+    return _told(table, given, await decided(broker, topic, consents, given.dry_run, decide))
+
+
+async def _topic_of(operations: Operations, broker: BrokerCalls, table: Identifier) -> str:
     owner = await operations.owner(table)
     if owner is None:
         raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
@@ -187,18 +205,22 @@ async def rewind(operations: Deciding, broker: Broker, given: RewindGiven) -> An
             f"{table} belongs to a deleted topic {owner.topic} (id {owner.topic_id})",
             hint=f"`icestream lake detach {table}` parts them",
         )
-    asked = _log(broker, owner.topic)
-    return _told(table, given, await operations.rewind(table, asked, _consents(given), given.snapshot, given.dry_run))
+    return owner.topic
 
 
 @router.post("/recreate", response_model=Operation, summary="Make a fresh table for a topic whose table is gone")
 async def recreate(operations: Deciding, broker: Broker, given: RecreateGiven) -> Any:
-    wanted = None
+    tables: list[Identifier | None] = [None]
     if given.namespace is not None and given.table is not None:
-        wanted = identifier(namespace_of(given.namespace), given.table)
-    asked = _log(broker, given.topic)
-    table, told = await operations.recreate(wanted, asked, _consents(given), given.dry_run)
-    return _told(table, given, told)
+        tables = [identifier(namespace_of(given.namespace), given.table)]
+
+    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+        tables[0], told = await operations.recreate(tables[0], log, _consents(given), is_dry)
+        return told
+
+    told = await decided(broker, given.topic, _consents(given), given.dry_run, decide)
+    assert tables[0] is not None
+    return _told(tables[0], given, told)
 
 
 @router.post("/detach", response_model=TableName, summary="Part a table from its topic")
@@ -214,20 +236,6 @@ async def drop(catalog: OwnCatalog, given: DropGiven) -> Any:
     async with looking_for(catalog, table):
         await catalog.tables.drop(table, given.purge, given.force)
     return _name(table)
-
-
-async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
-    """What the broker's log holds of a topic now."""
-    found = await broker("inspect_topic", topic=topic)
-    shards = {
-        one["shard"]: ShardLog(one["epoch"], one["earliest"], max(one["earliest"], one["synced"]))
-        for one in found["shard_offsets"]
-    }
-    return TopicLog(found["topic"], found["id"], shards)
-
-
-def _log(broker: BrokerCalls, topic: str) -> AskLog:
-    return lambda: topic_log(broker, topic)
 
 
 def _shard(text: str) -> int:

@@ -1,11 +1,11 @@
-"""The broker as the driver sees it: five calls over its local socket (model/backlog.py).
+"""The broker as the driver sees it: six calls over its local socket (model/backlog.py).
 
 A broker that is away is waited for: nothing of a round is lost by that, and nobody else can tell what is to be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from icestream import errors, limits
@@ -19,8 +19,11 @@ class Broker(Protocol):
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None: ...
 
-    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
-        """Topic, shard, offset: everything below is in the table."""
+    async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
+        """Topic, shard, offset: everything below is in the table. `reopenings`: of the backlog that it was known by."""
+
+    async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        """Everything from there on is in the table no longer."""
 
     async def tell(self, state: dict[str, Any]) -> None: ...
 
@@ -41,10 +44,13 @@ class BrokerLink:
         asked = {"lease": lease, "epoch": epoch, "files": list(files), "ttl_ms": ttl_ms}
         await self._keeper.call("pipeline_lease", asked)
 
-    async def advance(self, positions: Iterable[tuple[int, int, int]]) -> None:
-        told, most = [list(one) for one in positions], limits.PIPELINE_POSITIONS_MAX
-        for begin in range(0, len(told), most):
-            await self._keeper.call("pipeline_committed", {"positions": told[begin : begin + most]})
+    async def advance(self, positions: Iterable[tuple[int, int, int]], reopenings: int) -> None:
+        for part in _parts(positions):
+            await self._keeper.call("pipeline_committed", {"positions": part, "reopenings": reopenings})
+
+    async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
+        for part in _parts(positions):
+            await self._keeper.call("pipeline_reopen", {"positions": part})
 
     async def name(self) -> str:
         """Of the lease of its driver: the id of a node of a cluster."""
@@ -53,3 +59,9 @@ class BrokerLink:
 
     async def tell(self, state: dict[str, Any]) -> None:
         await self._keeper.call("pipeline_state", {"state": state})
+
+
+def _parts(positions: Iterable[tuple[int, int, int]]) -> Iterator[list[list[int]]]:
+    told, most = [list(one) for one in positions], limits.PIPELINE_POSITIONS_MAX
+    for begin in range(0, len(told), most):
+        yield told[begin : begin + most]

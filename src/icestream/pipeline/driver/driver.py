@@ -8,7 +8,7 @@
     write    one Spark job
     judge    pure (judgement.py)
     commit   all tables in one request
-    advance  the broker's floors, by what the catalog answered alone
+    advance  the broker's floors, by what the catalog answered alone (floors.py)
     clean up some of the files that no table needs any more (upkeep/cleaner.py)
 
 What fails is tried again: the catalog away, the broker away, a job that failed. A topic that cannot go on stops alone.
@@ -33,6 +33,7 @@ from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committed, Committer, NotCommitted, Result
 from icestream.pipeline.driver.broker import Broker
 from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.floors import FloorKeeper
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.driver.report import Report, RoundReport
@@ -40,7 +41,7 @@ from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.judgement import Judged, judge
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import Budget, RoundPlan
-from icestream.pipeline.tables.topic_table import Stopped, TopicTable
+from icestream.pipeline.tables.topic_table import Stopped
 from icestream.pipeline.upkeep.cleaner import Cleaner
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
@@ -83,6 +84,7 @@ class Driver:
         self._lease = lease
         self._books = books
         self._topics = topics
+        self._floors = FloorKeeper(broker, topics, effects)
         self._committer = committer
         self._writer = writer
         self._offload = offload
@@ -196,8 +198,7 @@ class Driver:
         return plan
 
     async def _planned(self, backlog: Backlog, is_hurried: bool) -> RoundPlan:
-        tables = await self._topics.ready(backlog.topics)
-        await self._catch_up(backlog, tables)
+        backlog, tables = await self._floors.settled(backlog)
         positions, targets = self._topics.positions(tables), self._topics.targets(tables)
         budget = self._budget(backlog, is_hurried)
         return plan_round(backlog, positions, targets, budget, self._clock.wall_us())
@@ -326,31 +327,15 @@ class Driver:
 
     # --- the broker ---
 
-    async def _catch_up(self, backlog: Backlog, tables: Sequence[TopicTable]) -> None:
-        """Floors that lag behind the tables: a driver before us ended between commit and advance."""
-        by_id = {one.topic_id: one for one in tables}
-        behind = [
-            (topic.topic_id, shard.shard, min(by_id[topic.topic_id].positions[shard.shard].next, shard.synced))
-            for topic in backlog.topics
-            if topic.topic_id in by_id
-            for shard in topic.shards
-            if shard.shard in by_id[topic.topic_id].positions
-            and min(by_id[topic.topic_id].positions[shard.shard].next, shard.synced) > shard.committed
-        ]
-        if behind:
-            with self._effects.happens(Effect.ADVANCE):
-                await self._broker.advance(behind)
-
     async def _advance(self, results: dict[int, Result]) -> None:
         done = [topic_id for topic_id, one in results.items() if isinstance(one, Committed)]
-        told = [
-            (topic_id, shard, position.next)
-            for topic_id in done
-            for shard, position in self._topics[topic_id].positions.items()
-        ]
-        if told:
-            with self._effects.happens(Effect.ADVANCE):
-                await self._broker.advance(told)
+        await self._floors.advance(
+            [
+                (topic_id, shard, position.next)
+                for topic_id in done
+                for shard, position in self._topics[topic_id].positions.items()
+            ]
+        )
 
     @contextlib.asynccontextmanager
     async def _held(self, name: str, files: Sequence[int]) -> AsyncIterator[None]:

@@ -1,0 +1,83 @@
+"""The broker's floors follow the tables: by what the catalog answered, never by what a driver remembers.
+
+    the table is ahead    a driver ended between commit and advance, or the broker was away: the floor goes up
+    the floor is ahead    an operator rewound the table, or made it anew (hazard 21): the floor goes down as far as the
+                          log still has it, and that is written again. What the log has no longer stops the topic: it is
+                          lost only on somebody's word
+    either                the table is looked at again before anything is done about it
+
+A word to the broker names the backlog that it was known by: when the shard went back since, it counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from icestream.model.backlog import Backlog
+from icestream.pipeline import gaps
+from icestream.pipeline.driver.broker import Broker
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.tables.topic_table import TopicTable
+
+Positions = list[tuple[int, int, int]]  # topic, shard, offset
+
+
+class Astray(NamedTuple):
+    """Where floors and tables disagree, by what the tables say."""
+
+    behind: Positions
+    ahead: Positions
+
+    @property
+    def topics(self) -> set[int]:
+        return {topic_id for topic_id, _, _ in (*self.behind, *self.ahead)}
+
+
+def astray(backlog: Backlog, positions: Mapping[int, Mapping[int, int]]) -> Astray:
+    """Of the topics with positions. A table that is ahead of what is synced counts up to there; one that ends where a
+    gap begins, up to the end of the gap: that is how far a retention takes a floor."""
+    found = Astray([], [])
+    for topic in backlog.topics:
+        ends = positions.get(topic.topic_id, {})
+        for shard in topic.shards:
+            end = min(gaps.past(shard.gaps, ends.get(shard.shard, shard.committed)), shard.synced)
+            if end != shard.committed:
+                (found.behind if end > shard.committed else found.ahead).append((topic.topic_id, shard.shard, end))
+    return found
+
+
+class FloorKeeper:
+    def __init__(self, broker: Broker, topics: Topics, effects: Effects) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._effects = effects
+        self._reopenings = 0  # of the backlog that the round is planned by
+
+    async def settled(self, backlog: Backlog) -> tuple[Backlog, list[TopicTable]]:
+        """The backlog as it is when its floors agree with the tables, as far as they can; and the tables."""
+        tables, found = await self._looked_at(backlog)
+        if found.ahead:
+            with self._effects.happens(Effect.ADVANCE):
+                await self._broker.reopen(found.ahead)
+            with self._effects.happens(Effect.ASK):
+                backlog = await self._broker.backlog(0, 0)
+            tables, found = await self._looked_at(backlog)
+        self._reopenings = backlog.reopenings
+        await self.advance(found.behind)
+        return backlog, tables
+
+    async def _looked_at(self, backlog: Backlog) -> tuple[list[TopicTable], Astray]:
+        tables = await self._topics.ready(backlog.topics)
+        found = astray(backlog, self._topics.positions(tables))
+        if found.topics:
+            self._topics.doubt(found.topics)
+            tables = await self._topics.ready(backlog.topics)
+            found = astray(backlog, self._topics.positions(tables))
+        return tables, found
+
+    async def advance(self, positions: Sequence[tuple[int, int, int]]) -> None:
+        if positions:
+            with self._effects.happens(Effect.ADVANCE):
+                await self._broker.advance(positions, self._reopenings)

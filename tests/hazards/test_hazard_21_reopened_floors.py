@@ -1,0 +1,166 @@
+"""Hazard 21, the log's part: a table went back, so the floor does, as far as the log has it. Then nothing of it is let
+go before it is in the table again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from icestream import limits
+from icestream.broker.ingest import Ingest, Place
+from icestream.model import ShardKey
+from icestream.wal.log import Log
+from icestream.wal.retention import Retention
+from tests.support.machine import A, B, Machine, batch, messages, publish, settle
+
+pytestmark = pytest.mark.asyncio
+WARM = {"warm_ms": 600_000, "warm_bytes": 2**30}
+
+
+async def committed(machine: Machine, count: int = 60) -> Log:
+    """All of A is in its table, and its files are warm."""
+    log = await machine.start()
+    for _ in range(count):
+        await log.submit([batch(log, A, bytes(3000))])
+    await log.advance_floor({A: count})
+    return log
+
+
+def charged(log: Log) -> int:
+    return log.state.usage[1].held_bytes
+
+
+async def later(machine: Machine, seconds: float) -> None:
+    await settle()
+    machine.clock.advance(seconds)
+    for _ in range(4):
+        await settle()
+
+
+async def test_hazard_21_a_floor_goes_back_and_the_log_keeps_what_lies_above() -> None:
+    machine = Machine(**WARM)
+    log = await committed(machine)
+    files = [file.number for file in log.upkeep.files]
+    before = charged(log)
+    assert await log.floors.reopen({A: 20}) == {A: 20}
+    assert charged(log) > before, "it counts against its topic again"
+    held = [file.number for file in log.upkeep.files if (one := file.find(A)) is not None and one.end > 20]
+    await later(machine, 10_000)
+    assert [file.number for file in log.upkeep.files] == held
+    assert len(held) < len(files), "what lies below goes in its time"
+    assert [*await messages(log, A, 20)] == [*range(20, 60)]
+    (topic,) = (await log.backlog.take()).topics
+    assert (topic.rows, topic.shards[0].committed) == (40, 20)
+    await log.advance_floor({A: 60})
+    assert charged(log) == before
+    await later(machine, 600)
+    assert log.upkeep.files == []
+
+
+async def test_hazard_21_a_floor_that_went_back_is_there_after_a_crash() -> None:
+    """Also when the newest checkpoint is lost."""
+    for lost in (0, 1):
+        machine = Machine(**WARM)
+        log = await committed(machine)
+        await log.floors.reopen({A: 20})
+        names = [one.name for one in log.upkeep.checkpoints]
+        await machine.power_loss()
+        for name in names[:lost]:
+            machine.disk.remove(name)
+        log = await machine.start()
+        assert log.shard(*A).floor == 20
+        assert [*await messages(log, A, 20)] == [*range(20, 60)]
+        await machine.kill()
+
+
+async def test_hazard_21_a_floor_goes_back_no_further_than_the_log() -> None:
+    machine = Machine(**(WARM | {"warm_bytes": 150_000}))
+    log = await committed(machine, 100)
+    earliest = log.reader.earliest(A)
+    assert 0 < earliest < 100
+    assert await log.floors.reopen({A: 0}) == {A: earliest}
+    assert await log.floors.reopen({A: 100}) == {A: earliest}, "nor up"
+    await later(machine, 10_000)
+    assert len(await messages(log, A)) == 100 - earliest
+    assert (await log.backlog.take()).topics[0].rows == 100 - earliest
+
+
+async def test_hazard_21_a_shard_without_anything_in_the_log_stays() -> None:
+    machine = Machine()
+    log = await committed(machine)
+    log.shard(*B)
+    assert await log.floors.reopen({A: 0, B: 0}) == {A: log.reader.earliest(A), B: 0}
+
+
+async def test_hazard_21_a_floor_goes_back_to_the_beginning_of_a_spill_log_at_most() -> None:
+    """What lies before it is warm at best: nobody keeps it for a shard that need not be in the log any more."""
+    machine = Machine(quota_bytes=1_000_000, topic_quota_bytes=500_000, **WARM)
+    log = await machine.start()
+    for number in range(50):
+        await log.submit([batch(log, B, b"b%d-" % number + bytes(200))])
+        (placed,) = await log.submit([batch(log, A, bytes(7000))])
+        await log.advance_floor({A: placed.base_offset + 1, B: min(number, 9)})  # type: ignore[union-attr]
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert await log.spiller.step()
+    (spill,) = log.upkeep.spills.files
+    held = spill.find(B)
+    assert held is not None
+    assert log.reader.earliest(B) < held.first == 9
+    before = charged_of(log, B)
+    assert await log.floors.reopen({B: 0}) == {B: 9}
+    assert charged_of(log, B) == before
+    await log.advance_floor({B: 30})
+    assert await log.floors.reopen({B: 0}) == {B: 9}, "as long as the file is there"
+    found = await messages(log, B, 9)
+    assert [found[at].partition(b"-")[0] for at in range(9, 50)] == [b"b%d" % at for at in range(9, 50)]
+    assert charged_of(log, B) == before
+
+
+def charged_of(log: Log, key: ShardKey) -> int:
+    return log.state.usage[key.topic_id].held_bytes
+
+
+async def test_hazard_21_what_a_retention_dropped_stays_dropped() -> None:
+    """A floor that a retention moved is not ahead of the table: what lies between is a declared gap."""
+    machine = Machine(**WARM)
+    log = await machine.start()
+    for _ in range(60):
+        await log.submit([batch(log, A, bytes(3000))])
+    log.retainer.set(1, 1, Retention(bytes_max=100_000))
+    await later(machine, 60)
+    floor = log.shard(*A).floor
+    assert floor > 0
+    assert await log.floors.reopen({A: 0}) == {A: floor}
+
+
+# --- who may move it up again -----------------------------------------------------------------------------------------
+
+
+async def test_hazard_21_a_word_from_before_a_floor_went_back_counts_for_nothing() -> None:
+    """A driver that committed before the table was moved tells it afterwards."""
+    machine = Machine(**WARM)
+    log = await committed(machine)
+    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    await publish(log, A, b"more")
+    await publish(log, B, b"other")
+    before = await ingest.backlog()
+    assert await ingest.reopen([(1, 0, 20), (99, 0, 0)]) == [(1, 0, 20)]
+    await ingest.committed([(1, 0, 61), (2, 0, 1)], before.reopenings)
+    assert (log.shard(*A).floor, log.shard(*B).floor) == (20, 1), "other shards go on"
+    after = await ingest.backlog()
+    await ingest.committed([(1, 0, 61)], after.reopenings)
+    assert log.shard(*A).floor == 61
+
+
+async def test_hazard_21_a_driver_that_waits_is_told() -> None:
+    machine = Machine(**WARM)
+    log = await committed(machine)
+    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    waiting = asyncio.create_task(ingest.backlog(60_000))
+    await settle()
+    assert not waiting.done()
+    await ingest.reopen([(1, 0, 20)])
+    async with asyncio.timeout(5):
+        (topic,) = (await waiting).topics
+    assert topic.rows == 40
