@@ -255,6 +255,10 @@ CLIENT_MESSAGE_BYTES: Final = 256
 CLIENT_PREFETCH_DEFAULT: Final = 1_000
 # The first credit, while neither the size of messages nor the speed of the application is known.
 CLIENT_PREFETCH_START: Final = 64
+# The same for an application that takes batches and said nothing of it: what a read of a table brings, twice. Of the
+# bytes that may wait it is this share at most: messages may become so many times as large while they are on their way.
+CLIENT_PREFETCH_BATCHES: Final = 16_384
+CLIENT_PREFETCH_BATCHES_SHARE: Final = 1 / 8
 # Bytes that wait for the application in one subscription.
 CLIENT_BUFFER_BYTES_DEFAULT: Final = 64 * MIB
 # A prefetched message should be taken in a quarter of the time in which it must be acked, or less is prefetched.
@@ -605,6 +609,10 @@ READ_THREADS: Final = 2
 # Questions of the broker that are with the lake process at a time; others wait in the broker. Threads that read.
 SCANS_IN_FLIGHT_MAX: Final = 16
 SCAN_THREADS: Final = 2
+# Answers that the broker holds near their readers, of all shards together: as many last ones, and as many that are
+# asked for ahead. How old one may be: what somebody deletes from a table is not handed out much longer.
+SCANS_NEAR_MAX: Final = 16
+SCAN_NEAR_SECONDS_MAX: Final = 5.0
 # How long an answer may take: opening a table of many files in an object store, and decoding a row group of each.
 SCAN_SECONDS_MAX: Final = 60.0
 # How long a question waits for a lake process that is away: it starts again in about two seconds.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from icestream import errors
 from icestream.broker.cursors import CursorBook, read_stream
 from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.near_answers import NearAnswers
 from icestream.broker.storage import CursorSource, Found, SubscriptionStream
 from icestream.broker.table_tier import TableTier
 from icestream.metadata.command import Compare, Operation
@@ -35,6 +36,7 @@ class IcebergStorage:
         """`desk`: where to ask for what the log does not hold any more; None: nowhere."""
         self.log = log
         self.desk = desk
+        self._near = NearAnswers()
         self._clock = clock
         self._store = store
         self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
@@ -59,7 +61,7 @@ class IcebergStorage:
     def _table(self, topic: Topic, shard: Shard) -> TableTier | None:
         if self.desk is None:
             return None
-        return TableTier(self.desk, topic.name, shard.key, lambda: self.log.gaps(shard.key))
+        return TableTier(self.desk, self._near, topic.name, shard.key, lambda: self.log.gaps(shard.key))
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
         waiting = ((number, self.log.backlog.waiting(ShardKey(topic_id, number))) for number in range(shards))
@@ -143,6 +145,7 @@ class IcebergStorage:
     async def shutdown(self) -> None:
         """Cursors first: whoever has heard of a position finds it in the log. The log is closed in any case."""
         await self._tasks.stop()
+        self._near.close()
         try:
             await self.cursors.flush()
         except errors.IcestreamError as error:

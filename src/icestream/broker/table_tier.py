@@ -2,7 +2,7 @@
 
 What comes is in order and without a hole: sections, and gaps with their reasons. Where the log has declared a gap
 itself, its word counts. An answer with gaps between its sections is handed on piece by piece, each with its gaps in
-front, as reads of the log are; what is left of it waits for whoever goes on there.
+front, as reads of the log are; what is left of it waits for whoever goes on there (near_answers.py, too).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.near_answers import NearAnswers
 from icestream.broker.storage import Found
 from icestream.model.scan import Missing, Question, Scanned
 from icestream.model.shard import Gap, GapState, ShardKey
@@ -21,12 +22,16 @@ CACHE, TABLE = "cache", "table"
 
 
 class TableTier:
-    def __init__(self, desk: LakeDesk, topic: str, key: ShardKey, declared: Callable[[], Sequence[Gap]]) -> None:
+    def __init__(
+        self, desk: LakeDesk, near: NearAnswers, topic: str, key: ShardKey, declared: Callable[[], Sequence[Gap]]
+    ) -> None:
         self._desk = desk
+        self._near = near
         self._topic = topic
         self._key = key
         self._declared = declared
         self._left: tuple[int, list[Piece]] = 0, []
+        self._behind = -1  # the last answer ends there
 
     async def read(self, offset: int, bytes_max: int) -> tuple[Found, str] | None:
         """And which tier it came from. None: the table has nothing there, or there is none. Raises LakeAway,
@@ -35,10 +40,24 @@ class TableTier:
         self._left = 0, []
         if pieces and at == offset:
             return self._front(pieces), CACHE
-        scanned = await self._ask(Question.READ, offset, bytes_max)
+        rest = self._near.rest(self._key, offset)
+        if rest is not None:
+            return rest, CACHE
+        scanned = await self._answer(offset, bytes_max)
         if scanned.end is None or offset >= scanned.end:
             return None
         return self._front(self._pieces(scanned)), CACHE if scanned.is_cached else TABLE
+
+    async def _answer(self, offset: int, bytes_max: int) -> Scanned:
+        """Whoever goes on where the last answer ended goes on behind this one, too."""
+        near, key, at = self._near, self._key, offset
+        begun = near.take(key, at, bytes_max)
+        scanned = await (begun if begun is not None else self._ask(Question.READ, at, bytes_max))
+        is_reading_on, self._behind = at == self._behind, scanned.next_offset
+        if is_reading_on and scanned.end is not None and scanned.next_offset < scanned.end:
+            behind = scanned.next_offset
+            near.begin(key, behind, bytes_max, self._ask(Question.READ, behind, bytes_max))
+        return scanned
 
     async def first(self) -> int | None:
         return (await self._ask(Question.EARLIEST)).offset
@@ -94,7 +113,9 @@ class TableTier:
         self._left = next_offset, pieces[taken:]
         metrics.READ_GAPS.value += len(gaps)
         metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
-        return Found(sections, gaps, next_offset)
+        found = Found(sections, gaps, next_offset)
+        self._near.keep(self._key, found)
+        return found
 
 
 def _start(piece: Piece) -> int:

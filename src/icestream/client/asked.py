@@ -34,7 +34,7 @@ class SubscriptionAsked:
     type: TypeName
     start: Whence
     consumer: str | None
-    prefetch: int
+    prefetch: int | None  # None: as many as suit how they are taken
     buffer_bytes: int
     take_timeout: float | None
     dedup: bool
@@ -56,7 +56,7 @@ class SubscriptionAsked:
         self._check_bounds()
 
     def _check_bounds(self) -> None:
-        if type(self.prefetch) is not int or not 0 < self.prefetch <= limits.CREDIT_MAX:
+        if self.prefetch is not None and (type(self.prefetch) is not int or not 0 < self.prefetch <= limits.CREDIT_MAX):
             raise errors.InvalidInput(f"prefetch={self.prefetch!r}", hint=f"1 to {limits.CREDIT_MAX} messages")
         if type(self.buffer_bytes) is not int or self.buffer_bytes < 1:
             raise errors.InvalidInput(f"buffer_bytes={self.buffer_bytes!r}", hint="at least one byte")

@@ -106,7 +106,7 @@ class BlockingClient:
         type: TypeName = "shared",  # noqa: A002  # the word of the protocol
         start: Whence = "latest",
         consumer: str | None = None,
-        prefetch: int = limits.CLIENT_PREFETCH_DEFAULT,
+        prefetch: int | None = None,
         buffer_bytes: int = limits.CLIENT_BUFFER_BYTES_DEFAULT,
         take_timeout: float | None = None,
         dedup: bool = False,

@@ -55,7 +55,7 @@ class Client:
         type: TypeName = "shared",  # noqa: A002  # the word of the protocol
         start: Whence = "latest",
         consumer: str | None = None,
-        prefetch: int = limits.CLIENT_PREFETCH_DEFAULT,
+        prefetch: int | None = None,
         buffer_bytes: int = limits.CLIENT_BUFFER_BYTES_DEFAULT,
         take_timeout: float | None = None,
         dedup: bool = False,

@@ -15,7 +15,7 @@ from icestream import limits
 
 class CreditWindow:
     def __init__(self, prefetch: int, buffer_bytes: int) -> None:
-        self._prefetch = prefetch
+        self._prefetch = self._most = prefetch
         self._buffer_bytes = buffer_bytes
         self._row_bytes = 0.0  # of a message, lately
         self.drain_ns = 7_500_000_000
@@ -25,6 +25,10 @@ class CreditWindow:
         self.held_bytes = 0
         self._taken = 0  # since then
         self._since_ns = 0
+
+    def widen(self, most: int) -> None:
+        """The application takes many at once: the window may grow to this, as far as messages are small."""
+        self._most = max(self._most, most)
 
     def restart(self) -> None:
         """A new connection: nothing was asked for, nothing is held."""
@@ -60,12 +64,15 @@ class CreditWindow:
         self._taken += rows
         if self._taken >= self.window:
             if (now_ns - self._since_ns) * 4 < self.drain_ns:
-                self.window = min(self._prefetch, self.window * 2)
+                self.window = min(self._most, self.window * 2)
             self._taken, self._since_ns = 0, now_ns
 
     def grant(self) -> int:
         """How many more to ask for: in large portions, when half of the window is used up."""
         window = self.window
+        if window > self._prefetch:
+            likely = limits.CLIENT_PREFETCH_BATCHES_SHARE * self._buffer_bytes / max(self._row_bytes, 1.0)
+            window = max(self._prefetch, min(window, int(likely)))
         if self._row_bytes * window > self._buffer_bytes:
             window = max(1, int(self._buffer_bytes / self._row_bytes))
         used = self.credit + self.held

@@ -57,7 +57,8 @@ class Subscription:
         self._asked = asked
         self._arguments = asked.arguments(self.consumer)
         self._session = session
-        self._inbox = Inbox(asked.prefetch, asked.buffer_bytes, deduplicates=asked.dedup)
+        prefetch = limits.CLIENT_PREFETCH_DEFAULT if asked.prefetch is None else asked.prefetch
+        self._inbox = Inbox(prefetch, asked.buffer_bytes, deduplicates=asked.dedup)
         self._out = Handout(self._inbox)
         self._acks = AckBook()
         self._connection: Connection | None = None
@@ -92,6 +93,8 @@ class Subscription:
         """Messages as Arrow, with the columns of the topic's table; each batch has `ack()`. Needs pyarrow."""
         from icestream.client.arrow import arrow_batches
 
+        if self._asked.prefetch is None:
+            self._inbox.credit.widen(min(2 * max_messages, limits.CLIENT_PREFETCH_BATCHES))
         return arrow_batches(self, max_messages)
 
     async def take_chunk(self, max_messages: int) -> Chunk | None:

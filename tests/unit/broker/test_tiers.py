@@ -280,3 +280,37 @@ async def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> Non
     assert events == ["asked", "dropped"]
     machine.desk.take(machine.desk._number, b"\x80", True)
     await broker.shutdown()
+
+
+async def test_a_reader_with_little_credit_does_not_ask_for_the_same_rows_again(tmp_path: Path) -> None:
+    """An answer has more than it takes at once."""
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.attendant is not None
+    asked = machine.attendant.asked
+    reader = await subscribe(broker, credit=1)
+    while len(reader.sink.got) < 10:
+        await quiet()
+        reader.credit(1)
+    assert [one.value for one in asked if one.question is Question.READ] == [0]
+    await until(machine, 10, reader.sink.got)
+    assert numbers(reader.sink.payloads)[:10] == list(range(10))
+    await broker.shutdown()
+
+
+async def test_whoever_reads_on_finds_the_next_answer_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third on nobody waits for the question to be asked."""
+    monkeypatch.setattr(limits, "READ_BYTES_DEFAULT", 3 * len(BODY))
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.attendant is not None
+    reader = await subscribe(broker, credit=3)
+    await until(machine, 3, reader.sink.got)
+    reader.credit(1)
+    await until(machine, 4, reader.sink.got)
+    positions = [one.value for one in machine.attendant.asked if one.question is Question.READ]
+    assert max(positions) >= len(reader.sink.got), positions
+    reader.credit(1000)
+    await until(machine, 60, reader.sink.got)
+    assert numbers(reader.sink.payloads) == list(range(60))
+    await broker.shutdown()

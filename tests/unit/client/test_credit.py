@@ -85,3 +85,18 @@ def test_credit_and_what_is_held_never_exceed_the_prefetch(
     window.held_bytes = 0
     window.grant()
     assert window.credit, "an empty consumer must ask for something"
+
+
+def test_whoever_takes_batches_gets_more_as_long_as_messages_are_small() -> None:
+    window = CreditWindow(1000, 8 * 1_600_000)
+    window.widen(16_000)
+    for number in range(20):
+        window.grant()
+        drain(window, 100, 0, number * 1000)
+    assert window.grant() == 16_000, "a share of the bytes, so that messages may become larger meanwhile"
+    drain(window, 1000, 0, 21_000)
+    assert window.grant() == 1600
+    drain(window, 10_000, 0, 22_000)
+    assert window.grant() == 1000, "as for everybody"
+    drain(window, 100_000, 0, 23_000)
+    assert window.grant() == 128

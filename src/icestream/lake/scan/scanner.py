@@ -12,6 +12,7 @@ A row that has not been committed yet is not told: the broker's log has it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,10 +35,23 @@ from icestream.runtime.tasks import Offload
 
 
 class Stretch(NamedTuple):
-    """Rows of a shard, in order, each once: everything that the table has of the offsets up to `stop`."""
+    """Rows of a shard, in order, each once: everything that the table has of the offsets [start, stop)."""
 
     rows: Any
+    offsets: memoryview  # of these rows
+    start: int
     stop: int
+
+    def rest(self, position: int) -> Stretch:
+        """From there on."""
+        at = bisect_left(self.offsets, position)
+        return Stretch(self.rows.slice(at), self.offsets[at:], position, self.stop)
+
+
+def stretch(rows: Any, start: int, stop: int) -> Stretch:
+    """In one piece: answers are cut out of it without a look at what lies behind them."""
+    whole = rows.combine_chunks()
+    return Stretch(whole, int64s(whole[OFFSET]), start, stop)
 
 
 class Scanner:
@@ -45,7 +59,7 @@ class Scanner:
         self._tables = tables
         self._files = files
         self._offload = offload
-        self._kept: OrderedDict[tuple[str, int, int], Stretch] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int, int], Stretch] = OrderedDict()  # by table, shard and where they end
         self._units = GroupUnits(files)
 
     async def answer(self, asked: Asked) -> Scanned:
@@ -91,17 +105,15 @@ class Scanner:
         if asked.value >= end:
             return Scanned(end, next_offset=asked.value)
         before = self._files.groups_read
-        kept = self._kept.pop((view.uuid, shard, asked.value), None)
-        stretch = kept or self._first(view, shard, asked.value)
-        if stretch is None:
+        found = self._kept_at(view.uuid, shard, asked.value) or self._first(view, shard, asked.value)
+        if found is None:
             return Scanned(end, missing=_missing(view, shard, [(asked.value, end)]), next_offset=end)
-        sections = _sections(stretch.rows, lambda at: view.epoch_of(shard, at), asked.bytes_max)
+        here = found.rest(asked.value)
+        sections = _sections(here.rows, lambda at: view.epoch_of(shard, at), asked.bytes_max)
         told = sum(section.rows for section in sections)
-        rest = stretch.rows.slice(told)
-        next_offset = int64s(rest[OFFSET])[0] if len(rest) else stretch.stop
+        next_offset = here.offsets[told] if told < len(here.offsets) else found.stop
         holes = _holes(asked.value, sections, next_offset)
-        if len(rest):
-            self._keep((view.uuid, shard, next_offset), Stretch(rest, stretch.stop))
+        self._keep((view.uuid, shard, found.stop), found, is_over=next_offset >= found.stop)
         return Scanned(
             end,
             sections=sections,
@@ -110,8 +122,18 @@ class Scanner:
             is_cached=self._files.groups_read == before,
         )
 
-    def _keep(self, key: tuple[str, int, int], stretch: Stretch) -> None:
-        self._kept[key] = stretch
+    def _kept_at(self, uuid: str, shard: int, position: int) -> Stretch | None:
+        """Of any place in it: whoever was told of it may have had no use for all of that, and others may be behind."""
+        for key, found in list(self._kept.items()):  # another thread may be at it
+            if key[:2] == (uuid, shard) and found.start <= position < found.stop:
+                return found
+        return None
+
+    def _keep(self, key: tuple[str, int, int], found: Stretch, *, is_over: bool) -> None:
+        """As long as somebody is in it, and no more than a few."""
+        self._kept.pop(key, None)
+        if not is_over:
+            self._kept[key] = found
         while len(self._kept) > limits.SCAN_KEPT_MAX:
             self._kept.popitem(last=False)
 
@@ -119,7 +141,7 @@ class Scanner:
         found = self._first(view, shard, 0)
         while found is not None and not len(found.rows):
             found = self._first(view, shard, found.stop)
-        return None if found is None else int64s(found.rows[OFFSET])[0]
+        return None if found is None else found.offsets[0]
 
     def _first(self, view: TableView, shard: int, position: int) -> Stretch | None:
         """The next rows from a position on. None: there are none up to the end."""
@@ -133,7 +155,7 @@ class Scanner:
             if len(found.rows):
                 return found
             position = found.stop
-        return Stretch(empty(), position) if position < end else None
+        return stretch(empty(), position, position) if position < end else None
 
     def _window(self, view: TableView, shard: int, position: int, end: int) -> Stretch | None:
         shelf = view.shelf(shard)
@@ -143,13 +165,13 @@ class Scanner:
         groups = Units(unit for file in files for unit in self._units.of_file(view, file, shard, position))
         inner = groups.next_window(position, limits.SCAN_WINDOW_BYTES)
         if inner is None or inner.start >= stop:
-            return Stretch(empty(), stop) if window else None
+            return stretch(empty(), position, stop) if window else None
         stop = min(stop, inner.stop)
         parts = [
             self._files.shard_rows(unit.what, view.ids, shard, view.files.deletes_of(unit.what.file), inner.start, stop)
             for unit in inner.units
         ]
-        return Stretch(_once(parts), stop)
+        return stretch(_once(parts), position, stop)
 
     # --- by time ---
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from icestream import limits
 from icestream.pipeline.files.layout import Column, Layout, writer_options
 from icestream.pipeline.files.single_value import lower_bound, upper_bound
 
 # zstd's own is 3. Most of a file's time is compression, and payloads seldom get much smaller by more of it.
 _ZSTD_LEVEL: Final = 1
+# Of a row group, decoded: readers hold one as a whole, and our own keep a few of them (limits.SCAN_GROUP_BYTES_MAX).
 _ROW_GROUP_ROWS: Final = 1_048_576
+_ROW_GROUP_BYTES: Final = 32 * limits.MIB
 # Not worth a bound: their first 16 bytes say nothing about the rows.
 _WITHOUT_BOUNDS: Final = frozenset({"payload", "wire", "headers"})
 
@@ -45,8 +49,25 @@ def encoded(table: Any, layout: Layout, codec: str, level: int | None) -> tuple[
         store_schema=False,
         **writer_options(table),
     ) as writer:
-        writer.write_table(table, _ROW_GROUP_ROWS)
+        writer.write_table(table, _group_rows(table))
     return sink.getvalue(), _metrics(table, layout, writer.writer.metadata)
+
+
+def _group_rows(table: Any) -> int:
+    """So many rows are in a row group, however often its values repeat."""
+    row_bytes = sum(_decoded_bytes(column) for column in table.columns) / max(table.num_rows, 1)
+    return max(1, min(_ROW_GROUP_ROWS, int(_ROW_GROUP_BYTES / max(row_bytes, 1))))
+
+
+def _decoded_bytes(column: Any) -> int:
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    return sum(
+        int(pc.sum(pc.binary_length(chunk.dictionary).cast(pa.int64()).take(chunk.indices)).as_py() or 0)
+        if pa.types.is_binary(chunk.type.value_type) or pa.types.is_string(chunk.type.value_type)
+        else 8 * len(chunk)
+        for chunk in column.chunks
+    )
 
 
 def _metrics(table: Any, layout: Layout, metadata: Any) -> Metrics:

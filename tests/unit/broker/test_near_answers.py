@@ -1,0 +1,103 @@
+"""Answers near their readers: what is left of the last one, and the next one. Few of them, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from icestream import errors, limits
+from icestream.broker.near_answers import NearAnswers
+from icestream.broker.storage import Found
+from icestream.model.scan import Scanned
+from icestream.model.shard import ShardKey
+from icestream.wal.tail import SectionRead
+
+pytestmark = pytest.mark.asyncio
+KEY = ShardKey(1, 0)
+
+
+def found(*starts: int, rows: int = 10) -> Found:
+    sections = [SectionRead(start, rows, 0, 0, b"") for start in starts]
+    return Found(sections, [], starts[-1] + rows)
+
+
+def starts(rest: Found | None) -> list[int] | None:
+    return None if rest is None else [one.base_offset for one in rest.sections]
+
+
+async def answer(end: int) -> Scanned:
+    return Scanned(end)
+
+
+async def test_what_is_left_of_an_answer_is_told_from_any_place_in_it() -> None:
+    near = NearAnswers()
+    near.keep(KEY, found(0, 10, 20))
+    assert starts(near.rest(KEY, 0)) == [0, 10, 20]
+    assert starts(near.rest(KEY, 15)) == [10, 20], "the section that holds it comes whole"
+    assert starts(near.rest(KEY, 20)) == [20]
+    assert near.rest(KEY, 30) is None
+    assert near.rest(ShardKey(1, 1), 15) is None
+    near.keep(KEY, found(30))
+    assert near.rest(KEY, 15) is None
+
+
+async def test_the_next_answer_is_for_whoever_asks_for_just_that() -> None:
+    near = NearAnswers()
+    near.begin(KEY, 30, 1000, answer(99))
+    assert near.take(KEY, 31, 1000) is None
+    assert near.take(KEY, 30, 999) is None
+    begun = near.take(KEY, 30, 1000)
+    assert begun is not None
+    assert await begun == Scanned(99)
+    assert near.take(KEY, 30, 1000) is None, "once"
+
+
+async def test_an_error_that_nobody_hears_of_is_no_news_and_whoever_asks_hears_it() -> None:
+    async def away() -> Scanned:
+        raise errors.LakeAway("it is away")
+
+    near = NearAnswers()
+    near.begin(KEY, 0, 1, away())
+    near.begin(KEY, 5, 1, away())
+    begun = near.take(KEY, 5, 1)
+    assert begun is not None
+    with pytest.raises(errors.LakeAway):
+        await begun
+
+
+async def test_few_are_held_and_the_oldest_go() -> None:
+    near, most = NearAnswers(), limits.SCANS_NEAR_MAX
+    for number in range(most + 3):
+        near.keep(ShardKey(number, 0), found(0))
+        near.begin(ShardKey(number, 0), 10, 1, answer(number))
+    held = [near.rest(ShardKey(number, 0), 0) is not None for number in range(most + 3)]
+    assert held == [False] * 3 + [True] * most
+    begun = [near.take(ShardKey(number, 0), 10, 1) is not None for number in range(most + 3)]
+    assert begun == held
+
+
+async def test_what_is_under_way_ends_with_it() -> None:
+    near, ended = NearAnswers(), asyncio.Event()
+
+    async def hang() -> Scanned:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.set()
+        return Scanned()
+
+    near.begin(KEY, 0, 1, hang())
+    await asyncio.sleep(0)
+    near.close()
+    async with asyncio.timeout(5):
+        assert await ended.wait()
+
+
+async def test_none_is_older_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = NearAnswers()
+    near.keep(KEY, found(0))
+    near.begin(KEY, 10, 1, answer(1))
+    monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
+    assert near.rest(KEY, 0) is None
+    assert near.take(KEY, 10, 1) is None
