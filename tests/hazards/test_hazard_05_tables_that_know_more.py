@@ -54,7 +54,8 @@ async def test_hazard_05_tables_count_like_cursors() -> None:
     await bound(store, 3, s0=9)
     await bound(store, 4, s0=9)  # its topic was deleted
     await store.put(keys.relation_key(Identifier(("default",), "plain")), catalog_records.encode(_plain()))
-    assert await stored_positions(store, Neighbours()) == {ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}
+    found = await stored_positions(store, Neighbours("this node", "this node"))
+    assert found == {ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}
 
 
 def _plain() -> catalog_records.TableRecord:

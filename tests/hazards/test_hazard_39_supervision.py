@@ -19,6 +19,7 @@ import pytest
 
 from icestream.lake.options import LakeOptions
 from tests.support.lake_run import LakeRun, children_of, is_running, until
+from tests.support.pipeline_process import PipelineRun
 
 GONE_SECONDS = 5.0
 # Starts a child that inherits this process's stdin, says its id, and waits to be killed.
@@ -57,6 +58,28 @@ def test_hazard_39_kill_9_of_the_broker_leaves_no_process_and_no_port(tmp_path: 
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(("127.0.0.1", run.lake_port))
+
+
+def below(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    found = children_of(pid)
+    return found + [further for child in found for further in below(child)]
+
+
+@pytest.mark.timeout(180)
+def test_hazard_39_kill_9_of_the_broker_leaves_no_spark(tmp_path: Path) -> None:
+    """The driver, its Java machine and the parent of its Python workers."""
+    run = PipelineRun(tmp_path / "data")
+    try:
+        run.produce("/default/orders", 3)
+        run.icestream("lake", "commit-now", "--wait", "120")
+        family = below(run.pid)
+        assert len(family) >= 4, "lake process, driver, Java, parent of the workers"
+        os.kill(run.pid, signal.SIGKILL)
+        for pid in family:
+            check_gone(pid)
+    finally:
+        run.kill()
 
 
 @pytest.mark.parametrize("after_seconds", [0.0, 0.2])

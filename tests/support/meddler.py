@@ -45,6 +45,8 @@ OWN = {
     "expiry": Answer.GOES_ON,
     "rollback": Answer.GOES_ON,
     "delete": Answer.GOES_ON,
+    "add a column": Answer.GOES_ON,
+    "partition": Answer.GOES_ON,
     "replace": Answer.REFUSED,
     "drop": Answer.REFUSED,
     "rename": Answer.REFUSED,
@@ -59,6 +61,8 @@ FOREIGN = {
     "expiry": Answer.GOES_ON,
     "rollback": Answer.STOPS,
     "delete": Answer.GOES_ON,
+    "add a column": Answer.GOES_ON,
+    "partition": Answer.GOES_ON,
     "replace": Answer.STOPS,
     "drop": Answer.STOPS,
     "drop and make anew": Answer.STOPS,
@@ -135,6 +139,19 @@ class Meddler:
                 older = [one["snapshot-id"] for one in table.snapshots if one is not current]
                 assert older
                 return [{"action": "remove-snapshots", "snapshot-ids": older}]
+            case "add a column":
+                number = table.fields["last-column-id"] + 1
+                added = {"id": number, "name": "note", "required": False, "type": "string"}
+                fields = [*table.current_schema["fields"], added]
+                schema = {"type": "struct", "fields": fields}
+                return [
+                    {"action": "add-schema", "schema": schema, "last-column-id": number},
+                    {"action": "set-current-schema", "schema-id": -1},
+                ]
+            case "partition":
+                source = next(one["id"] for one in table.current_schema["fields"] if one["name"] == "append_time")
+                spec = {"fields": [{"source-id": source, "transform": "hour", "name": "append_hour"}]}
+                return [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
             case "replace":
                 schema = {"type": "struct", "fields": [{"id": 900, "name": "n", "required": False, "type": "int"}]}
                 return [
