@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.generator import Load, Target, publish
 from bench.harness import RunFailed
 from bench.process import free_port
 from bench.raft.client_port import ClientLink, NodeRefused
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 3
+VALUE_BYTES = 256
 READY_SECONDS = 120.0
 Found = TypeVar("Found")
 
@@ -83,14 +85,11 @@ class Cluster:
             time.sleep(0.02)
         raise RunFailed(f"no cluster came together: {found}")
 
-    def load(self, number: int, kind: str, connections: int, in_flight: int, seconds: float) -> dict[str, float]:
-        words = [sys.executable, "-m", "bench.raft.load", str(self.client_ports[number])]
-        words += [kind, str(connections), str(in_flight), str(seconds)]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RunFailed(f"clients of a node: {done.stderr.strip()[-500:]}")
-        found: dict[str, float] = json.loads(done.stdout)
-        return found
+    def load(self, number: int, kind: str, connections: int, in_flight: int, seconds: float) -> Load:
+        """Clients in a process of their own: puts or gets of one key, with 256 bytes."""
+        target = Target(f"127.0.0.1:{self.client_ports[number]}", self.processes[number].pid)
+        given = {"connections": connections, "in_flight": in_flight, "seconds": seconds, "size": VALUE_BYTES}
+        return publish(f"store-{kind}", target, **given)
 
     def work(self, do: Callable[[list[ClientLink]], Awaitable[Found]]) -> Found:
         """With a link to each node that is up."""

@@ -2,11 +2,12 @@
 
 puts      256 bytes, at the leader, synced by a majority: 1 writer, and 64
 reads     linearizable, at the leader: 64 readers with one request under way each, and with 16
-          Our client is a process of Python, etcd's is h2load, which costs less than any client of gRPC.
+          Our client is the load generator, etcd's is h2load, which costs less than any client of gRPC: a thread each.
 failover  kill -9 of the leader until the next write is accepted by one of the others; elections after 500 ms
 transfer  the lead is handed over until the next write is accepted
 restart   all nodes are killed with 100,000 keys, and started: until a write is accepted
 idle      CPU time of all nodes together, from /proc
+publish   one producer that awaits each ack, `always`, beside 100 metadata writes a second on the same broker and disk
 million   1,000,000 keys, a snapshot every 200 entries, 64 writers: the longest time for which a loop did not turn, and
           whether anybody held an election
 """
@@ -14,6 +15,8 @@ million   1,000,000 keys, a snapshot every 200 entries, 64 writers: the longest 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +25,9 @@ from typing import Any
 
 import msgspec
 
-from bench import process
+from bench import broker, generator, process
 from bench.figures import Figure, Goal, Row, percentile, ratios
+from bench.generator import Load, Target
 from bench.harness import Bench, RunFailed
 from bench.peers import etcd
 from bench.raft import cluster
@@ -41,6 +45,8 @@ LOADS: dict[str, tuple[str, int, int, float]] = {
     "linearizable reads, 64 readers, 16 in flight each": ("get", 64, 16, 8),
 }
 KEYS_PER_COMMAND = 500
+METADATA_WRITES_PER_SECOND = 100
+BESIDE = Goal(at_most=1.1)
 Rates = dict[str, float]
 
 
@@ -50,6 +56,7 @@ def measure(bench: Bench) -> list[Row]:
         ("failover", Goal(at_most=1, unit=" s"), _failover),
         ("restart", Goal(at_most=3, unit=" s"), _restart),
         ("idle", Goal(at_most=1, unit=" %"), _idle),
+        ("publish beside metadata work", BESIDE, _publish),
         ("a million keys", Goal(at_most=10, unit=" ms"), _million),
     ]
     return [row for what, goal, part in parts for row in bench.attempt(NAME, what, goal, partial(part, bench))]
@@ -66,7 +73,7 @@ def _against_etcd(bench: Bench) -> list[Row]:
             leader = nodes.leader()
             nodes.load(leader, "put", 8, 1, 1)  # warm
             found = {what: nodes.load(leader, *one[:3], seconds) for what, one in LOADS.items()}
-            return {what: one["count"] / one["seconds"] for what, one in found.items()}
+            return {what: one.rate for what, one in found.items()}
 
     def theirs(path: Path) -> Rates:
         with etcd.running(path) as clients:
@@ -199,6 +206,45 @@ def _idle(bench: Bench) -> list[Row]:
     return [
         Row(NAME, f"an idle cluster of three, {seconds:g} s: share of a core, all together", Figure(found, " %"), goal)
     ]
+
+
+# --- publish beside metadata work -------------------------------------------------------------------------------------
+
+
+def _publish(bench: Bench) -> list[Row]:
+    seconds = bench.pick(5, 1)
+    found = bench.interleave(bench.rounds(5), {"ours": partial(_beside, seconds=seconds)})["ours"]
+    quiet, busy = [one for one, _ in found], [one for _, one in found]
+    medians = [[load.p50_us for load in side] for side in (busy, quiet)]
+    tails = [[load.p99_us for load in side] for side in (busy, quiet)]
+    what = f"one producer awaiting each ack, `always`, beside {METADATA_WRITES_PER_SECOND} metadata writes a second"
+    return [
+        Row(NAME, f"{what}: {name}", ratios(*sides), goal, ours=str(Figure(sides[0], " us")),
+            peer=str(Figure(sides[1], " us")), peer_version="the same alone")
+        for name, sides, goal in (("p50", medians, BESIDE), ("p99", tails, None))
+    ]  # fmt: skip
+
+
+def _beside(path: Path, seconds: float) -> tuple[Load, Load]:
+    """Alone, and beside metadata work; each after the other, on the same broker."""
+    with broker.running(path, "always") as target:
+        broker.warm(target, path)
+        quiet = _awaiting(target, seconds, "quiet")
+        words = [sys.executable, "-m", "bench.raft.metadata_work", str(path / "icestream" / "broker.sock")]
+        words += [str(METADATA_WRITES_PER_SECOND), str(seconds * 1.5)]
+        child = subprocess.Popen(words, cwd=cluster.ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() != "ready\n":
+                raise RunFailed("the metadata work did not begin")
+            return quiet, _awaiting(target, seconds, "busy")
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def _awaiting(target: Target, seconds: float, topic: str) -> Load:
+    return generator.publish("native", target, connections=1, seconds=seconds, warm_seconds=seconds / 5, topic=topic)
 
 
 # --- a million keys ---------------------------------------------------------------------------------------------------

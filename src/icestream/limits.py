@@ -401,8 +401,13 @@ METADATA_EXPIRE_KEYS_MAX: Final = 1_024
 METADATA_COMMAND_BYTES_MAX: Final = 3 * MIB
 # Bytes of commands between proposal and answer; the next one is refused.
 METADATA_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+# Commands that come while others are under way wait for those to be answered, so that all of them share one record, one
+# message to each node and one sync; but not when there are this many bytes of them.
+METADATA_GATHERED_BYTES: Final = 256 * KIB
 # Bytes of keys and values in the batches that are kept for watches.
 METADATA_WATCH_BYTES_MAX: Final = 64 * MIB
+# A leader that sends nothing else tells the others of a commit after this time: watches there are late by it.
+METADATA_TELL_SECONDS: Final = 0.002
 # Commands applied at once when many are there (a start): about 2 ms, then the loop turns.
 METADATA_APPLY_SLICE: Final = 256
 # A slice of a snapshot: about 1 ms of the loop (hazard 28).

@@ -66,7 +66,7 @@ def dropped_watch_event(faults: DiskFaults) -> None:
     def forgetful(self: WatchHub, events: Any) -> None:
         publish(self, events)
         if events and self.revision % DROPPED_EVERY == 0:
-            self._kept[self.revision] = []
+            self._kept[self.revision] = [], 0
 
     WatchHub.publish = forgetful
 

@@ -93,13 +93,16 @@ class NodeWorld:
         if luck < 0.08:
             await self.group.tick(turns=self.chance.randint(0, 2))
         elif luck < 0.50:
-            self._sync(member, self.chance.randint(1, 8))
+            self._sync(member, self.chance.choice((1, 1, 1, 3, 8)))  # often between a write and its sync
         elif luck < 0.75:
             await self.group.turn()
         elif luck < 0.965:
             self._ask()
-        elif luck < 0.97:
-            await self._crash(member)
+        elif luck < 0.969:
+            await self._crash(member, power_loss=self.chance.random() < 0.7)
+        elif luck < 0.970:
+            for one in self.group.members.values():  # the power of all of them
+                await self._crash(one, power_loss=True)
         elif luck < 0.99:
             await self._boot(member)
         elif self.group.cuts and self.chance.random() < 0.7:
@@ -113,11 +116,11 @@ class NodeWorld:
                 member.sink.step()
             member.store.node._on_news()
 
-    async def _crash(self, member: Member) -> None:
+    async def _crash(self, member: Member, *, power_loss: bool) -> None:
         if member.store is not None:
             self.crashes += 1
             self.installs += member.store.node.installs
-            await self.group.kill(member.id, power_loss=self.chance.random() < 0.7)
+            await self.group.kill(member.id, power_loss=power_loss)
 
     async def _boot(self, member: Member) -> None:
         if member.store is None:

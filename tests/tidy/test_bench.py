@@ -30,7 +30,7 @@ def test_every_scenario_of_the_benchmark_loads() -> None:
         "danube_round_trip",
         "paced",
         "python_client",
-        "raft.load",
+        "raft.metadata_work",
         "raft.node_process",
         "replay_client",
         "spark_append",

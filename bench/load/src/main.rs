@@ -1,6 +1,6 @@
 //! The load generator of the benchmark: one client for every server, so that a figure is the server's.
 //!
-//!     icestream-load publish native|nats|redis-rpush|redis-xadd|redis-rpush-many ADDRESS key=value …
+//!     icestream-load publish native|nats|redis-rpush|redis-xadd|redis-rpush-many|store-put|store-get ADDRESS key=value …
 //!     icestream-load consume native|nats ADDRESS key=value …
 //!     icestream-load fanout native|nats ADDRESS key=value …      one publisher and `consumers` consumers of all of it
 //!
@@ -22,6 +22,7 @@ mod positions;
 mod publishing;
 mod redis;
 mod report;
+mod store;
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -66,6 +67,8 @@ fn wire(server: &str, address: &str, number: usize, options: &Options) -> Result
         "redis-rpush" => Box::new(redis::Publisher::open(address, redis::Command::Push, options)?),
         "redis-rpush-many" => Box::new(redis::Publisher::open(address, redis::Command::PushMany, options)?),
         "redis-xadd" => Box::new(redis::Publisher::open(address, redis::Command::Add, options)?),
+        "store-put" => Box::new(store::Asker::open(address, store::Method::Put, options)?),
+        "store-get" => Box::new(store::Asker::open(address, store::Method::Get, options)?),
         _ => return Err(format!("no server is called {server}").into()),
     })
 }

@@ -13,6 +13,12 @@ pub fn number(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(&value.to_be_bytes());
 }
 
+pub fn bytes(out: &mut Vec<u8>, value: &[u8]) {
+    out.push(0xc5);
+    out.extend_from_slice(&(value.len() as u16).to_be_bytes());
+    out.extend_from_slice(value);
+}
+
 pub fn map(out: &mut Vec<u8>, entries: u8) {
     out.push(0x80 | entries);
 }
@@ -36,7 +42,7 @@ pub fn find(data: &[u8], key: &str) -> Result<u64, Failure> {
     Err(format!("the answer has no {key}").into())
 }
 
-fn integer(data: &[u8]) -> Result<u64, Failure> {
+pub fn integer(data: &[u8]) -> Result<u64, Failure> {
     let width = |size: usize| data[1..1 + size].iter().fold(0u64, |sum, byte| sum << 8 | *byte as u64);
     match data[0] {
         byte @ 0..=0x7f => Ok(byte as u64),

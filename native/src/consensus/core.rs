@@ -31,7 +31,7 @@ impl RaftCore {
     #[new]
     #[pyo3(signature = (
         node_id, election_tick, heartbeat_tick, hard_state, conf, entries, snapshot=None, applied=0, *,
-        message_bytes_max=1 << 20, messages_in_flight_max=256
+        message_bytes_max=1 << 20, messages_in_flight_max=256, tells_commits=true
     ))]
     #[expect(clippy::too_many_arguments, reason = "named, and given in one place")]
     fn new(
@@ -45,6 +45,7 @@ impl RaftCore {
         applied: u64,
         message_bytes_max: u64,
         messages_in_flight_max: usize,
+        tells_commits: bool,
     ) -> PyResult<RaftCore> {
         let mut mirror = Mirror::default();
         if let Some(snapshot) = snapshot {
@@ -73,6 +74,7 @@ impl RaftCore {
             check_quorum: true,
             max_size_per_msg: message_bytes_max,
             max_inflight_msgs: messages_in_flight_max,
+            skip_bcast_commit: !tells_commits,
             ..Config::default()
         };
         let logger = slog::Logger::root(slog::Discard, slog::o!());
@@ -111,6 +113,14 @@ impl RaftCore {
         message.from = self.node.raft.id;
         message.entries = batch.into_iter().map(|data| Entry { data, ..Entry::default() }).collect();
         self.node.raft.step(message).is_ok()
+    }
+
+    /// Tells the others how far the log is committed. Without `tells_commits` they hear of it with the next entries and
+    /// heartbeats alone.
+    fn tell_commit(&mut self) {
+        if self.node.raft.state == StateRole::Leader {
+            self.node.raft.bcast_append();
+        }
     }
 
     fn read_index(&mut self, context: Vec<u8>) {

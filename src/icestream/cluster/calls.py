@@ -71,6 +71,7 @@ class Calls:
         if not store.node.leads:
             raise errors.NotReady("this node does not lead", hint="ask the node that does")
         answer = await store.propose(asked.command, asked.client, asked.sequence)
+        store.node.telling.now()  # the one that asks waits until its own state has it
         return {"answer": msgspec.msgpack.encode(answer)}
 
     async def renew_lease(self, given: Document) -> Document:

@@ -66,6 +66,7 @@ class PeerListener:
         self._server: asyncio.Server | None = None
         self.connections: set[PeerConnection] = set()
         self.port = 0
+        self.is_closed = False
 
     async def listen(self, address: str, port: int) -> None:
         loop = asyncio.get_running_loop()
@@ -76,6 +77,7 @@ class PeerListener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
+        self.is_closed = True  # one that was accepted a moment ago is made a connection behind this
         if self._server is not None:
             self._server.close()
         for connection in tuple(self.connections):
@@ -96,7 +98,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._listener.connections) >= limits.PEER_CONNECTIONS_MAX:
+        if self._listener.is_closed or len(self._listener.connections) >= limits.PEER_CONNECTIONS_MAX:
             transport.close()
         self._listener.connections.add(self)
 

@@ -97,6 +97,9 @@ class Core(Protocol):
     def propose(self, batch: list[bytes]) -> bool:
         """One entry for each. False when nothing was taken: this node does not lead."""
 
+    def tell_commit(self) -> None:
+        """The others hear how far the log is committed: by itself a leader says it with entries and heartbeats only."""
+
     def read_index(self, context: bytes) -> None: ...
 
     def transfer_leader(self, to: int) -> None: ...

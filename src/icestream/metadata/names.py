@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 
 class Name:
@@ -24,13 +22,13 @@ class Names:
         self._free = deque(Name(token + number.to_bytes(2)) for number in range(count))
         self._are_free = asyncio.Semaphore(count)
 
-    @asynccontextmanager
-    async def take(self) -> AsyncIterator[Name]:
-        """A name with its next number; waits while all are in use."""
-        async with self._are_free:
-            name = self._free.popleft()
-            name.sequence += 1
-            try:
-                yield name
-            finally:
-                self._free.append(name)
+    async def take(self) -> Name:
+        """A name with its next number; waits while all are in use. It must be given back."""
+        await self._are_free.acquire()
+        name = self._free.popleft()
+        name.sequence += 1
+        return name
+
+    def give_back(self, name: Name) -> None:
+        self._free.append(name)
+        self._are_free.release()

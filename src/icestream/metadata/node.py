@@ -8,7 +8,8 @@ The rules of the loop (metadata_and_backup, A7), each with a test:
     1  entries, term and vote are synced before anything that depends on them is sent; a leader sends entries while it
        writes them itself, and the answer to a heartbeat depends on nothing
     2  nothing is applied before it is synced here: the core hands out only what is
-    3  all proposals of one turn are one proposal, one record and one sync; all reads of one turn are one read index
+    3  all proposals of one turn are one proposal, one record and one sync, and so are those that come while others are
+       under way (proposals.py); all reads of one turn are one read index
     4  the commit index alone is never written, but that of new members, before anything is sent because of them
     5  a failed write or sync stops the node; it never goes on with a log of which nothing is known
     6  whatever the core or the state machine raises stops the node too
@@ -42,13 +43,13 @@ from icestream.metadata.proposals import UNKNOWN_HINT, Answer, Proposal, Proposa
 from icestream.metadata.reads import Read, Reads
 from icestream.metadata.snapshot_file import snapshot_digest, snapshot_of
 from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.telling import Telling
 from icestream.metadata.waiters import Waiters
 from icestream.metadata.watch import WatchHub
 from icestream.metadata.writes import Write, Writes
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.wal.sink import SinkError
 
 # Header, sections and entries around them stay below RECORD_BYTES_TARGET.
 BATCH_BYTES_MAX = limits.RECORD_BYTES_TARGET - 512 * limits.KIB
@@ -102,6 +103,7 @@ class Node:
         self._reads = Reads(name)
         self._writes = Writes(log, BATCH_BYTES_MAX)
         self._next_file = NextFile(log, clock, self.tasks, self._proposals, self._plan_turn)
+        self.telling = Telling(clock, self.tasks, lambda: self._guarded(core.tell_commit, self._step))
         self._wakes = True  # what was known to be committed is not applied yet
         self._confs_unsynced = 0
         self._synced_ticket = 0
@@ -319,7 +321,7 @@ class Node:
 
     def _offer(self) -> None:
         """Hands the queue to the core, as much at a time as fits a record."""
-        while not self._writes.are_queued:
+        while self._proposals.may_go and not self._writes.are_queued:
             batch = self._proposals.take_batch(BATCH_BYTES_MAX, self._log.plan.room_for)
             if not batch:
                 break
@@ -328,6 +330,7 @@ class Node:
                 continue
             ready = self._core.ready()
             assert ready is not None
+            self.telling.entries_sent()
             own = ready.entries[-len(batch) :]
             for proposal, (index, _) in zip(batch, own, strict=True):
                 self._proposals.logged(proposal, index, self._term)
@@ -347,7 +350,8 @@ class Node:
             self._drain()
             while self._to_apply and not self._installing:
                 self._apply_slice(limits.METADATA_APPLY_SLICE)
-            self._disk_failed(progress.error)
+            self._log.note_failed_sync()
+            self._stop(stop_reasons.disk_failed(progress.error))
 
     def _take_synced(self) -> None:
         done = self._writes.take_synced(self._synced_ticket, is_installing=bool(self._installing))
@@ -370,7 +374,9 @@ class Node:
             self._core.applied(self.applied_index)
             self._note_time()
             self.on_applied()
-            if self._to_apply:
+            if self.leads and len(self.members.voters + self.members.learners) > 1:
+                self.telling.committed()
+            if self._to_apply or self._proposals.may_go:
                 self._plan_turn()
         self._reads.applied(self.applied_index)
 
@@ -441,10 +447,6 @@ class Node:
     def _want_file(self) -> None:
         if self.stopped is None and (self._closing is None or self._proposals.queue or self._writes.are_queued):
             self._next_file.want()
-
-    def _disk_failed(self, error: SinkError) -> None:
-        self._log.note_failed_sync()
-        self._stop(stop_reasons.disk_failed(error))
 
     def fail(self, error: errors.IcestreamError) -> None:
         """Somebody else has found a reason to stop."""

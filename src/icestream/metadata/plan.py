@@ -16,6 +16,18 @@ from icestream.metadata.ordered_map import OrderedMap
 
 
 class Plan:
+    __slots__ = (
+        "_entries",
+        "_revision",
+        "_time_ms",
+        "changes",
+        "deleted",
+        "grown_bytes",
+        "grown_keys",
+        "grown_leases",
+        "more",
+    )
+
     def __init__(self, entries: OrderedMap[str, Entry], revision: int, time_ms: int) -> None:
         self._entries = entries
         self._revision = revision
@@ -28,9 +40,10 @@ class Plan:
         self.more = False  # keys below a prefix were left because one command deletes no more
 
     def add(self, operation: cmd.Operation) -> None:
+        if type(operation) is cmd.Put:  # the most frequent one, the short way
+            self.put(operation.key, operation.value, 0)
+            return
         match operation:
-            case cmd.Put(key, value):
-                self.put(key, value, 0)
             case cmd.PutWithTtl(key, value, ttl_ms):
                 self.put(key, value, self._time_ms + ttl_ms)
             case cmd.PutLease(key, value, ttl_ms):
@@ -45,7 +58,8 @@ class Plan:
         return changes[key] if key in changes else self._entries.get(key)
 
     def put(self, key: str, value: bytes, deadline_ms: int, lease_ms: int = 0) -> None:
-        old, revision = self.get(key), self._revision
+        changes, revision = self.changes, self._revision
+        old = changes[key] if key in changes else self._entries.get(key)
         if old is None:
             self.grown_keys += 1
             self.grown_bytes += key_bytes(key) + len(value)
@@ -56,7 +70,7 @@ class Plan:
             entry = Entry(value, old.create_revision, revision, version, deadline_ms, lease_ms)
         if lease_ms or (old is not None and old.lease_ms):
             self.grown_leases += bool(lease_ms) - bool(old and old.lease_ms)
-        self.changes[key] = entry
+        changes[key] = entry
 
     def delete(self, key: str) -> None:
         old = self.get(key)

@@ -1,6 +1,7 @@
 """What this node has proposed, or is about to: in the queue, then in the log by index, until it is applied.
 
-    queued --a batch is taken--> in the log --the entry of its index is applied--> answered
+    queued --nothing is in the log, or much is queued: a batch is taken--> in the log
+    in the log --the entry of its index is applied--> answered
 What was in the log when the node lost the lead, or stopped, has an unknown outcome; what was in the queue has none.
 """
 
@@ -33,7 +34,8 @@ class Proposals:
         self._command_bytes_max = command_bytes_max
         self.queue: deque[Proposal] = deque()
         self.in_log: dict[int, Proposal] = {}
-        self.in_flight_bytes = 0
+        self.queued_bytes = 0
+        self.in_flight_bytes = 0  # queued, and in the log
 
     @property
     def are_under_way(self) -> bool:
@@ -48,8 +50,14 @@ class Proposals:
             )
         answer: Answer = asyncio.get_running_loop().create_future()
         self.queue.append(Proposal(data, answer))
+        self.queued_bytes += len(data)
         self.in_flight_bytes += len(data)
         return answer
+
+    @property
+    def may_go(self) -> bool:
+        """Something waits, and nothing of this node is under way; or enough waits to be a write of its own."""
+        return bool(self.queue) and (not self.in_log or self.queued_bytes >= limits.METADATA_GATHERED_BYTES)
 
     def take_batch(self, bytes_max: int, has_room: Callable[[int, int], bool]) -> list[Proposal]:
         """As many as fit a record and the file."""
@@ -62,6 +70,7 @@ class Proposals:
             if not has_room(size, len(batch) + 1):
                 break
             batch.append(queue.popleft())
+        self.queued_bytes -= sum([len(proposal.data) for proposal in batch])
         return batch
 
     def logged(self, proposal: Proposal, index: int, term: int) -> None:
@@ -92,7 +101,7 @@ class Proposals:
 
     def refuse_queue(self, error: errors.IcestreamError) -> None:
         """Nothing of it was stored."""
-        refused, self.queue = self.queue, deque()
+        refused, self.queue, self.queued_bytes = self.queue, deque(), 0
         self.refuse(refused, error)
 
     def lose(self, error: errors.OutcomeUnknown) -> None:

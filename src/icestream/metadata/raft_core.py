@@ -42,7 +42,15 @@ class RaftCore:
         self._drawn_for: tuple[int, int] | None = None
         assert native is not None
         self._core: Any = native.RaftCore(
-            node_id, election_tick, heartbeat_tick, tuple(hard_state), conf, entries, snapshot, applied
+            node_id,
+            election_tick,
+            heartbeat_tick,
+            tuple(hard_state),
+            conf,
+            entries,
+            snapshot,
+            applied,
+            tells_commits=False,
         )
         self._draw_timeout()
 
@@ -73,6 +81,9 @@ class RaftCore:
     def propose(self, batch: list[bytes]) -> bool:
         found: bool = self._core.propose(batch)
         return found
+
+    def tell_commit(self) -> None:
+        self._core.tell_commit()
 
     def read_index(self, context: bytes) -> None:
         self._core.read_index(context)

@@ -61,8 +61,11 @@ class RemoteStore(MetadataStore):
             return rejected
         if client:
             return await self._submit(cmd.Envelope(cmd.VERSION, client, sequence, 0, command))
-        async with self._names.take() as name:
+        name = await self._names.take()
+        try:
             return await self._submit(cmd.Envelope(cmd.VERSION, name.client, name.sequence, 0, command))
+        finally:
+            self._names.give_back(name)
 
     async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
         found = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)

@@ -56,8 +56,11 @@ class Routing:
     async def submit(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
         if client:
             return await self._until_known(partial(self._try, command, client, sequence))
-        async with self._names.take() as name:
+        name = await self._names.take()
+        try:
             return await self._until_known(partial(self._try, command, name.client, name.sequence))
+        finally:
+            self._names.give_back(name)
 
     async def renew(self, key: str, revision: int) -> bool:
         return await self._until_known(partial(self._try_renewal, key, revision))

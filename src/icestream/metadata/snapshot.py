@@ -81,7 +81,10 @@ class Frozen:
         yield _FRONT.pack(MAGIC, VERSION) + _chunk(_HEAD, self._head)
         yield from self._entry_slices()
         for start in range(0, len(self._clients), _SLICE_ENTRIES):
-            rows = [(client, *last) for client, last in self._clients[start : start + _SLICE_ENTRIES]]
+            rows = [
+                (client, last.sequence, last.time_ms, last.answer)
+                for client, last in self._clients[start : start + _SLICE_ENTRIES]
+            ]
             yield _chunk(_CLIENTS, rows)
         yield _chunk(_END, None)
 

@@ -80,6 +80,9 @@ class SoloCore:
         self._fresh.append((self._last, eraftpb.encode_entry(self._last, self._term, kind, data)))
         self._not_handed_out.append(LogEntry(self._last, self._term, kind, data, b""))
 
+    def tell_commit(self) -> None:
+        """There is nobody to tell."""
+
     def read_index(self, context: bytes) -> None:
         """Nobody else can lead: everything accepted so far is what a read must see."""
         self._reads.append(ReadState(self._last, context))

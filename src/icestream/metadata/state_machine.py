@@ -15,9 +15,12 @@ A command that makes nothing larger is let through at the limits.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from icestream import limits
 from icestream.metadata import command as cmd
@@ -32,7 +35,7 @@ class Applied(NamedTuple):
     events: list[Event]  # all of one revision, one for each key
 
 
-class Remembered(NamedTuple):
+class Remembered(msgspec.Struct, frozen=True, gc=False):
     """The last command of a client."""
 
     sequence: int
@@ -53,7 +56,7 @@ class StateMachine:
         self.revision = 0
         self.time_ms = 0
         self.size_bytes = 0  # keys and values
-        self.clients: dict[bytes, Remembered] = {}  # least recently used first
+        self.clients: OrderedDict[bytes, Remembered] = OrderedDict()  # least recently used first
         self._budget = budget
         self._deadlines: OrderedMap[tuple[int, str], int] = ordered_map()  # -> mod_revision; not of leases
         self.leases: dict[str, Entry] = {}
@@ -64,14 +67,15 @@ class StateMachine:
     # --- commands ---
 
     def apply(self, envelope: cmd.Envelope) -> Applied:
-        client, sequence, command = envelope.client, envelope.sequence, envelope.command
-        self.time_ms = max(self.time_ms, min(envelope.time_ms, limits.METADATA_TIME_MS_MAX))
+        client, sequence = envelope.client, envelope.sequence
+        if envelope.time_ms > self.time_ms:
+            self.time_ms = min(envelope.time_ms, limits.METADATA_TIME_MS_MAX)
         if not client:
-            return self._carry_out(command)
+            return self._carry_out(envelope.command)
         known = refused_identity(client, sequence) or self._repeated(client, sequence)
         if known is not None:
             return Applied(known, [])
-        applied = self._carry_out(command)
+        applied = self._carry_out(envelope.command)
         self._remember(client, Remembered(sequence, self.time_ms, applied.answer))
         return applied
 
@@ -84,18 +88,17 @@ class StateMachine:
         return cmd.Rejected("out_of_order", f"sequence {sequence} came after {known.sequence}")
 
     def _remember(self, client: bytes, last: Remembered) -> None:
-        self.clients.pop(client, None)
-        self.clients[client] = last
-        while True:
-            oldest = next(iter(self.clients))
-            is_old = self.clients[oldest].time_ms < self.time_ms - limits.METADATA_CLIENT_AGE_MS
-            if not is_old and len(self.clients) <= limits.METADATA_CLIENTS_MAX:
-                return
-            del self.clients[oldest]
+        clients, oldest_ms = self.clients, self.time_ms - limits.METADATA_CLIENT_AGE_MS
+        clients[client] = last
+        clients.move_to_end(client)
+        while len(clients) > limits.METADATA_CLIENTS_MAX or clients[next(iter(clients))].time_ms < oldest_ms:
+            clients.popitem(last=False)
 
     def _carry_out(self, command: cmd.Command) -> Applied:
         if (rejected := refusal(command)) is not None:
             return Applied(rejected, [])
+        if type(command) is cmd.Put:
+            return self._change((command,))  # the most frequent one, the short way
         match command:
             case cmd.CompareAndSwap(compare, value, ttl_ms):
                 put = cmd.PutWithTtl(compare.key, value, ttl_ms) if ttl_ms else cmd.Put(compare.key, value)
@@ -150,17 +153,16 @@ class StateMachine:
             return Applied(rejected, [])
         if plan.changes:
             self._commit(plan)
-        events = [
-            Event(key, None if entry is None else entry.value, self.revision) for key, entry in plan.changes.items()
-        ]
+        revision = self.revision
+        events = [Event(key, entry.value if entry else None, revision) for key, entry in plan.changes.items()]
         return Applied(cmd.Done(self.revision, held, plan.more), events)
 
     def _over_budget(self, plan: Plan) -> cmd.Rejected | None:
-        keys, size_bytes = len(self.entries) + plan.grown_keys, self.size_bytes + plan.grown_bytes
-        if plan.grown_keys > 0 and keys > self._budget.keys:
-            return cmd.Rejected("metadata_full", f"{keys} keys, at most {self._budget.keys} fit")
-        if plan.grown_bytes > 0 and size_bytes > self._budget.size_bytes:
-            return cmd.Rejected("metadata_full", f"{size_bytes} bytes, at most {self._budget.size_bytes} fit")
+        budget = self._budget
+        if plan.grown_keys > 0 and (keys := len(self.entries) + plan.grown_keys) > budget.keys:
+            return cmd.Rejected("metadata_full", f"{keys} keys, at most {budget.keys} fit")
+        if plan.grown_bytes > 0 and (size_bytes := self.size_bytes + plan.grown_bytes) > budget.size_bytes:
+            return cmd.Rejected("metadata_full", f"{size_bytes} bytes, at most {budget.size_bytes} fit")
         if plan.grown_leases > 0 and (leases := len(self.leases) + plan.grown_leases) > limits.METADATA_LEASES_MAX:
             return cmd.Rejected("metadata_full", f"{leases} leases, at most {limits.METADATA_LEASES_MAX} fit")
         return None

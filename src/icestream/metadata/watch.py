@@ -43,7 +43,7 @@ class WatchHub:
     ) -> None:
         self._batches_max = batches_max
         self._bytes_max = bytes_max
-        self._kept: dict[int, list[Event]] = {}
+        self._kept: dict[int, tuple[list[Event], int]] = {}  # with their bytes
         self._kept_bytes = 0
         self.floor = revision  # changes up to here can not be told any more
         self.revision = revision
@@ -55,18 +55,19 @@ class WatchHub:
         if not events:
             return
         self.revision = events[0].revision
-        self._kept[self.revision] = events
-        self._kept_bytes += _size(events)
+        size = _size(events)
+        self._kept[self.revision] = events, size
+        self._kept_bytes += size
         while len(self._kept) > self._batches_max or self._kept_bytes > self._bytes_max:
             self.floor += 1
-            self._kept_bytes -= _size(self._kept.pop(self.floor))
-        for held in tuple(self._watches):
+            self._kept_bytes -= self._kept.pop(self.floor)[1]
+        for held in tuple(self._watches) if self._watches else ():
             if (watch := held()) is not None:
                 watch.published(self.revision, events)
 
     def kept(self, revision: int) -> list[Event]:
         """What a revision above the floor changed."""
-        return self._kept[revision]
+        return self._kept[revision][0]
 
     def reset(self, revision: int) -> None:
         """The state was replaced as a whole (a snapshot of another node): everybody must read again."""
@@ -149,4 +150,7 @@ class Watch(AsyncIterator[Changes | Resync]):
 
 
 def _size(events: list[Event]) -> int:
-    return sum([len(event.key) + len(event.value or b"") for event in events])
+    size = 0
+    for event in events:
+        size += len(event.key) + len(event.value or b"")
+    return size

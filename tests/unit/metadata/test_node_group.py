@@ -22,6 +22,7 @@ from icestream.runtime.simulated_disk import Crash
 from tests.support.node_group import NodeGroup
 from tests.support.stepped_sink import SteppedSink
 
+ENTRIES, ENTRIES_ANSWER = 3, 4  # types of a Message
 pytestmark = [
     pytest.mark.asyncio,
     pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part"),
@@ -122,6 +123,83 @@ async def test_rule_3_all_reads_of_a_turn_are_one_read_index(group: NodeGroup) -
     group.sent.clear()
     await group.do(asyncio.gather(*(follower.get(f"/{number}") for number in range(50))))
     assert kinds(group, follower.node.id).count(15) == 1
+
+
+async def test_rule_3_what_comes_while_commands_are_under_way_goes_together(group: NodeGroup) -> None:
+    await group.settle()
+    leader = group.led
+    answers_held = [True]
+    group.hold = lambda sender, message: answers_held[0] and eraftpb.message_kind(message.data) == ENTRIES_ANSWER
+    group.sent.clear()
+    puts = []
+    for number in range(20):
+        puts.append(asyncio.ensure_future(leader.put(f"/{number}", b"")))
+        await group.turn()
+    assert kinds(group, leader.node.id).count(ENTRIES) == 2, "the first of them, to each of the others"
+    answers_held[0] = False
+    for _ in range(5):
+        await group.turn()
+    assert [put.result() for put in puts] == list(range(1, 21))
+    assert kinds(group, leader.node.id).count(ENTRIES) == 4, "and all others together"
+
+
+async def test_commands_that_are_large_enough_wait_for_nothing(
+    group: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "METADATA_GATHERED_BYTES", 8 * limits.KIB)
+    await group.settle()
+    leader = group.led
+    group.hold = lambda sender, message: eraftpb.message_kind(message.data) == ENTRIES_ANSWER
+    group.sent.clear()
+    value = bytes(2 * limits.KIB)
+    puts = [asyncio.ensure_future(leader.put("/first", b""))]
+    await group.turn()
+    puts += [asyncio.ensure_future(leader.put(f"/{number}", value)) for number in range(3)]
+    await group.turn()
+    assert kinds(group, leader.node.id).count(ENTRIES) == 2, "there is room for more with them"
+    puts.append(asyncio.ensure_future(leader.put("/last", value)))
+    await group.turn()
+    assert kinds(group, leader.node.id).count(ENTRIES) == 4
+    group.hold = lambda sender, message: False
+    await group.do(asyncio.gather(*puts))
+
+
+async def test_a_commit_is_told_with_the_next_entries(group: NodeGroup) -> None:
+    await group.settle()
+    leader, follower = group.led, group.followers[0]
+    group.sent.clear()
+    for number in range(3):
+        put = asyncio.ensure_future(leader.put("/a", b""))
+        for _ in range(5):
+            await group.turn()
+        assert put.done()
+        assert follower.node.machine.revision == number, "the one before"
+    assert kinds(group, leader.node.id) == [ENTRIES] * 6, "nothing but the entries"
+
+
+async def test_a_commit_that_nothing_follows_is_told_soon(group: NodeGroup) -> None:
+    await group.settle()
+    leader, follower = group.led, group.followers[0]
+    put = asyncio.ensure_future(leader.put("/a", b""))
+    for _ in range(5):
+        await group.turn()
+    assert (put.result(), follower.node.machine.revision) == (1, 0)
+    group.clock.advance(limits.METADATA_TELL_SECONDS)
+    for _ in range(5):
+        await group.turn()
+    assert follower.node.machine.revision == 1
+    group.sent.clear()
+    group.clock.advance(10 * limits.METADATA_TELL_SECONDS)
+    await group.turn()
+    assert group.sent == [], "it is told once"
+
+
+async def test_a_node_that_has_forwarded_a_command_hears_of_the_commit_at_once(group: NodeGroup) -> None:
+    await group.settle()
+    put = asyncio.ensure_future(group.followers[0].put("/a", b""))
+    for _ in range(10):
+        await group.turn()
+    assert put.result() == 1, "and no time has passed"
 
 
 async def test_rule_4_a_follower_does_not_write_the_commit_index(group: NodeGroup) -> None:

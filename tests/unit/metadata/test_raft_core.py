@@ -127,6 +127,8 @@ def test_trap_13_what_is_applied_at_a_start_comes_from_the_snapshot_and_the_rest
     for _ in range(SNAPSHOT_EVERY + 5):
         leader.core.propose([b"x"])
         settle(world)
+        leader.core.tell_commit()  # by itself, not with the next entries
+        settle(world)
     follower = world.nodes[2]
     applied, state = follower.applied, follower.state
     follower.crash()
