@@ -105,14 +105,15 @@ class Caller:
             number += 1
 
     async def _once(self, what: str, attempt: Callable[[], Awaitable[Answer]], deadline_ns: int) -> Answer:
+        before = self._breaker.state
         permit = self._breaker.ask(self.clock.monotonic_ns())
+        self._tell(before, call=what)
         if isinstance(permit, Refusal):
             self._count("refused")
             raise errors.CircuitOpen(
                 f"the {self.target} failed too often and is left alone for {permit.wait_ns / 1e9:.1f} s",
                 hint=f"look at the {self.target}: `icestream doctor` says what is wrong with it",
             )
-        self._show(self._breaker.state)
         left = (deadline_ns - self.clock.monotonic_ns()) / 1e9
         try:
             async with asyncio.timeout(max(min(left, self.patience.request_seconds), 0.0)):
@@ -131,7 +132,9 @@ class Caller:
             self._succeeded(permit)
             raise
         except BaseException:
+            before = self._breaker.state
             self._breaker.abandoned(permit, self.clock.monotonic_ns())
+            self._tell(before, call=what)
             raise
         self._succeeded(permit)
         return answer

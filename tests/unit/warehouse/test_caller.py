@@ -115,7 +115,8 @@ async def test_what_fails_too_often_is_not_asked_any_more_and_then_probed() -> N
     with capture_logs() as told:
         assert await subject.read("x", attempt) == "answer"
     assert [(one["event"], one["before"], one["now"], one["target"]) for one in told] == [
-        ("circuit changed", "half-open", "closed", "test")
+        ("circuit changed", "open", "half-open", "test"),
+        ("circuit changed", "half-open", "closed", "test"),
     ]
     assert subject.state is State.CLOSED
     assert circuit() == {"closed": 1, "open": 0, "half-open": 0}
@@ -139,9 +140,11 @@ async def test_a_cancelled_probe_leaves_its_place() -> None:
     probe = asyncio.create_task(subject.read("x", never))
     await asked.wait()
     assert subject.state is State.HALF_OPEN
+    assert circuit() == {"closed": 0, "open": 0, "half-open": 1}
     probe.cancel()
     with pytest.raises(asyncio.CancelledError):
         await probe
+    assert circuit() == {"closed": 0, "open": 1, "half-open": 0}, "what is shown is what the next caller meets"
     assert await subject.read("x", attempt) == "answer"
 
 
