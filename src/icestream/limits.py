@@ -480,6 +480,10 @@ CATALOG_CACHE_BYTES_DEFAULT: Final = 64 * MIB
 CATALOG_REMEMBERED_MAX: Final = 4_096
 # Metadata files of one transaction that are written at the same time.
 CATALOG_WRITES_AT_ONCE: Final = 16
+# A metadata file of so many bytes at most is written and synced on the loop while that takes less than this on average
+# and nobody else asks.
+CATALOG_INLINE_BYTES_MAX: Final = 256 * KIB
+CATALOG_INLINE_BELOW_NS: Final = 1_000_000
 # Between two syncs of a whole disk that producers write to: so many times as long as the last one took, so that less
 # than one ack in a hundred meets one; and at most so long, because a sync may take long once.
 CATALOG_SYNC_REST_TIMES: Final = 25

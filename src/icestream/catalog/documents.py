@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from icestream import errors
 from icestream.catalog import metadata_file
@@ -22,12 +23,18 @@ from icestream.runtime.randomness import Randomness
 Document = Table | View
 
 
+@lru_cache(1024)
+def _allowed_folder(location: str, roots: tuple[str, ...]) -> str:
+    """Most commits write into a few."""
+    return allowed(location, roots)
+
+
 class Documents:
     def __init__(self, files: TableFiles, randomness: Randomness, roots: Sequence[str], cache_bytes: int) -> None:
         """`roots`: where the catalog may read and write at all."""
         self._files = files
         self._randomness = randomness
-        self._roots = roots
+        self._roots = tuple(roots)
         self._room = cache_bytes
         self._kept: OrderedDict[str, tuple[Document, int]] = OrderedDict()  # the least recently used first
         self._kept_bytes = 0
@@ -92,7 +99,7 @@ class Documents:
         self, document: Document, properties: Mapping[str, str], version: int, *, is_synced: bool = True
     ) -> str:
         """The location of the new file, which is on disk; else whoever wants it there makes it durable."""
-        directory = allowed(metadata_file.directory(document.location, properties), self._roots)
+        directory = _allowed_folder(metadata_file.directory(document.location, properties), self._roots)
         mark = metadata_file.marked(self._randomness.token(16))
         location = f"{directory}/{metadata_file.new_name(version, mark, properties)}"
         pieces = document.pieces()

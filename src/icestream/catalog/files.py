@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from errno import EDQUOT, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,6 +30,7 @@ from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory
 from icestream.runtime.tasks import Offload
 
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NO_FILE: Final = (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -82,18 +85,22 @@ class LocalFiles:
         offload: Offload,
         clock: Clock | None = None,
         log: LogDisk | None = None,
+        near: Offload | None = None,
     ) -> None:
         """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. `log`: that
-        of the broker, whose disk gets some rest between two syncs of all of it."""
+        of the broker, whose disk gets some rest between two syncs of all of it. `near`: for what is mostly short, a new
+        file or a look at one."""
         self._open = open_folder
         self._offload = offload
+        self._near = near or offload
         self._log = log
         self._shared = SharedSync(self._sync_disks, clock or SystemClock())
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         path, name = _split(location)
+        is_small = sum(map(len, pieces)) <= limits.CATALOG_INLINE_BYTES_MAX
         try:
-            await self._offload.run(lambda: self._create(path, name, pieces, is_synced))
+            await (self._near if is_small else self._offload).run(lambda: self._create(path, name, pieces, is_synced))
         except OSError as error:
             raise _not_written(location, error) from error
 
@@ -158,7 +165,7 @@ class LocalFiles:
             file.close()
 
     async def exists(self, location: str) -> bool:
-        return await self._offload.run(lambda: self._exists(*_split(location)))
+        return await self._near.run(lambda: self._exists(*_split(location)))
 
     def _exists(self, path: Path, name: str) -> bool:
         try:
@@ -336,8 +343,17 @@ def _path(location: str) -> Path:
 
 
 def _split(location: str) -> tuple[Path, str]:
+    folder, _, name = location.rpartition("/")
+    if folder.startswith("file:/") and _PLAIN_NAME.fullmatch(name):
+        return _folder(folder), name
     path = _path(location)
     return path.parent, path.name
+
+
+@lru_cache(1024)
+def _folder(location: str) -> Path:
+    """Of one table the files lie in a few."""
+    return _path(location)
 
 
 def _not_written(location: str, error: OSError) -> errors.IcestreamError:

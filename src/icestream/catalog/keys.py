@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -60,6 +61,7 @@ def namespace_key(namespace: Namespace) -> str:
     return _fitting(namespaces_in(namespace[:-1]) + _escape(namespace[-1]))
 
 
+@lru_cache(4096)
 def relation_key(identifier: Identifier) -> str:
     return _fitting(relations_in(identifier.namespace) + _escape(identifier.name))
 

@@ -35,8 +35,9 @@ def build_front(
     access: Access = NO_ACCESS,
     scans: Scans | None = None,
     operations: Operations | None = None,
+    counted: Requests | None = None,
 ) -> Front:
-    counted = Requests()
+    counted = counted or Requests()
     return Front(
         build_app(keeper, host, counted, catalog, manifests, tokens, scans, operations),
         IcebergFace(catalog, tokens, counted, host, access),

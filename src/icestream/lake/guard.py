@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icestream import limits
@@ -99,15 +98,27 @@ class Guard:
             return 408
 
     def _refused(self, scope: Scope) -> ASGIApp | None:
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
+        host, origin, site = _asker(scope["headers"])
         if self._only_local and not is_local(host):
             return self._manner.refuse(421, "this broker listens for its own machine only", scope["path"])
         if not self._manner.takes_slashes and b"%2f" in scope.get("raw_path", b"").lower():
             return self._manner.refuse(404, "no name has a slash in it", scope["path"])
-        if scope["method"] not in _SAFE and is_foreign(headers.get("origin"), host, headers.get("sec-fetch-site")):
+        if scope["method"] not in _SAFE and is_foreign(origin, host, site):
             return self._manner.refuse(403, "a page of another site may not change anything here", scope["path"])
         return None
+
+
+def _asker(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None, str | None]:
+    """Host, Origin and Sec-Fetch-Site; of each the first one."""
+    host = origin = site = None
+    for name, value in headers:
+        if name == b"host" and host is None:
+            host = value.decode("latin-1")
+        elif name == b"origin" and origin is None:
+            origin = value.decode("latin-1")
+        elif name == b"sec-fetch-site" and site is None:
+            site = value.decode("latin-1")
+    return host or "", origin, site
 
 
 @lru_cache(1024)

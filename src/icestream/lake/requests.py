@@ -16,6 +16,7 @@ class Requests:
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, ...], float] = defaultdict(float)
         self.seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self.under_way = 0
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
         key = (method if method in METHODS else "other", route, str(status))
@@ -25,7 +26,11 @@ class Requests:
     async def count(self, request: Request, ask: Callable[[Request], Awaitable[Response]]) -> Response:
         """The same as a middleware of FastAPI."""
         began = time.monotonic()
-        response = await ask(request)
+        self.under_way += 1
+        try:
+            response = await ask(request)
+        finally:
+            self.under_way -= 1
         route = getattr(request.scope.get("route"), "path", "none")
         self.note(request.method, route, response.status_code, time.monotonic() - began)
         return response

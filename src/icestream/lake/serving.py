@@ -28,6 +28,7 @@ from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.operations import Operations, OwnOperations
 from icestream.lake.options import LakeOptions
+from icestream.lake.requests import Requests
 from icestream.lake.scan.foreign_tables import ForeignTables
 from icestream.lake.scan.opening import Scans
 from icestream.lake.scan.snapshot_reader import SnapshotReader
@@ -41,7 +42,7 @@ from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
-from icestream.runtime.tasks import ThreadOffload
+from icestream.runtime.tasks import ShortOffload, ThreadOffload
 from icestream.settings import Settings
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.factory import open_catalog, open_files
@@ -76,7 +77,9 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     keeping = asyncio.create_task(keeper.run())
     disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
     clock = SystemClock()
-    local = LocalFiles(open_local, disk, clock, None if options.log is None else LogDisk(options.log))
+    counted = Requests()
+    near = ShortOffload(disk, clock, lambda: counted.under_way <= 1, limits.CATALOG_INLINE_BELOW_NS)
+    local = LocalFiles(open_local, disk, clock, None if options.log is None else LogDisk(options.log), near)
     files = local if options.is_local else open_files(options.store, local=local)
     tasks = [keeping]
     scans: Scans | None = None
@@ -100,7 +103,7 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
             tasks += [asyncio.create_task(one) for one in (scans.tables.run(), worker.run())]
         access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys)
         tokens = read_tokens(options.token_file)
-        front = build_front(keeper, options.host, catalog, tokens, manifests, access, scans, operations)
+        front = build_front(keeper, options.host, catalog, tokens, manifests, access, scans, operations, counted)
         await _serve_http(front, options, stop, on_ready)
     finally:
         for task in tasks:

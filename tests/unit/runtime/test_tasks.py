@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from icestream.runtime.tasks import InlineOffload, Offload, Tasks, ThreadOffload
+from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.tasks import InlineOffload, Offload, ShortOffload, Tasks, ThreadOffload
 
 
 @pytest.mark.asyncio
@@ -39,6 +40,52 @@ async def test_answers_and_errors_come_back(offload: Offload) -> None:
 @pytest.mark.asyncio
 async def test_inline_happens_here_and_now() -> None:
     assert await InlineOffload().run(threading.get_ident) == threading.get_ident()
+
+
+class Short:
+    """An offload whose calls take as long as a test says; 1 ms is too long."""
+
+    def __init__(self) -> None:
+        self.clock = SimulatedClock()
+        self.threads = ThreadOffload("test", 4)
+        self.is_alone = True
+        self.subject = ShortOffload(self.threads, self.clock, lambda: self.is_alone, 1_000_000)
+
+    async def is_here(self, seconds: float = 0.0) -> bool:
+        def call() -> bool:
+            self.clock.advance(seconds)
+            return threading.current_thread() is threading.main_thread()
+
+        found = await self.subject.run(call)
+        await asyncio.sleep(0)
+        return found
+
+
+@pytest.mark.asyncio
+async def test_short_calls_of_one_caller_happen_here_until_one_is_slow() -> None:
+    short = Short()
+    assert await short.is_here()
+    short.is_alone = False
+    assert not await short.is_here()
+    short.is_alone = True
+    assert await short.is_here(0.005), "nobody knew that this one would be slow"
+    later = [await short.is_here() for _ in range(3)]
+    assert later == [False, False, True], "its time is forgotten again"
+    with pytest.raises(ZeroDivisionError):
+        await short.subject.run(lambda: 1 // 0)
+    await asyncio.sleep(0)
+    assert await short.is_here()
+    short.subject.close()
+    short.threads.close()
+
+
+@pytest.mark.asyncio
+async def test_of_several_calls_at_once_one_happens_here() -> None:
+    short = Short()
+    found = await asyncio.gather(*(short.is_here() for _ in range(4)))
+    assert sorted(found) == [False, False, False, True]
+    assert await short.is_here()
+    short.threads.close()
 
 
 @pytest.mark.asyncio

@@ -141,7 +141,8 @@ def texts(holder: Object, name: str) -> list[str]:
 def text_map(holder: Object, name: str) -> dict[str, str]:
     found = an_object(required(holder, name), name)
     for key, value in found.items():
-        _text(value, f"{name} {shown(key)}")
+        if not isinstance(value, str):
+            _text(value, f"{name} {shown(key)}")
     return found
 
 

@@ -48,7 +48,11 @@ class IcebergFace:
         body = (await receive())["body"]
         asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], scope["headers"], body, self._access)
         route = routes.find(asked.segments)
-        answer = await self._answer(asked, route)
+        self._counted.under_way += 1
+        try:
+            answer = await self._answer(asked, route)
+        finally:
+            self._counted.under_way -= 1
         self._counted.note(asked.method, route.path if route else "none", answer.status, time.monotonic() - began)
         await sending(answer)(scope, receive, send)
 
