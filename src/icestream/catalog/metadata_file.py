@@ -14,7 +14,6 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Final
-from uuid import UUID
 
 from icestream import errors, limits
 from icestream.catalog.document.values import shown
@@ -57,7 +56,8 @@ def marked(token: bytes) -> str:
     """A UUID of version 8 from 16 bytes of chance."""
     made = bytearray(token)
     made[6], made[8] = made[6] & 0x0F | 0x80, made[8] & 0x3F | 0x80
-    return str(UUID(bytes=bytes(made)))
+    text = made.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def new_name(version: int, uuid: str, properties: Mapping[str, str]) -> str:

@@ -38,6 +38,7 @@ from icestream.lake.scan.worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.garbage import calm_collector
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
@@ -167,6 +168,7 @@ async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, o
     )
     server = StillServer(config, stop)
     _log.info("the API listens", host=options.host, port=port)
+    calm_collector()
     on_ready(port)  # the socket listens already: who comes before the server is up waits a moment
     await server.serve([found])
 

@@ -10,6 +10,7 @@ from icestream import limits
 from icestream.metadata import command as cmd
 
 _NUMBER_MAX = 2**63 - 1
+_VALUE_BYTES_MAX = limits.METADATA_VALUE_BYTES_MAX
 _SHOWN_CHARACTERS = 60
 
 
@@ -107,17 +108,24 @@ def _txn(txn: cmd.Txn) -> str:
     count = len(txn.compare) + len(txn.then) + len(txn.otherwise)
     if count > limits.METADATA_TXN_OPERATIONS_MAX:
         return f"a transaction of {count} operations, at most {limits.METADATA_TXN_OPERATIONS_MAX}"
-    if sum(isinstance(one, cmd.DeletePrefix) for one in (*txn.then, *txn.otherwise)) > limits.METADATA_TXN_PREFIXES_MAX:
-        return f"a transaction deletes at most {limits.METADATA_TXN_PREFIXES_MAX} prefixes"
-    size = 0
+    size = prefixes = 0
     for compare in txn.compare:
+        if type(compare) is cmd.AtRevision and _is_plain(compare.key) and 0 <= compare.revision <= _NUMBER_MAX:
+            size += len(compare.key)  # the short way, as with a put
+            continue
         if reason := _compare(compare):
             return reason
         size += key_bytes(compare.key) + (len(compare.value) if isinstance(compare, cmd.HasValue) else 0)
-    for operation in (*txn.then, *txn.otherwise):
+    for operation in (*txn.then, *txn.otherwise) if txn.otherwise else txn.then:
+        if type(operation) is cmd.Put and _is_plain(operation.key) and len(operation.value) <= _VALUE_BYTES_MAX:
+            size += len(operation.key) + len(operation.value)
+            continue
         if reason := _write(operation):
             return reason
         size += _operation_bytes(operation)
+        prefixes += isinstance(operation, cmd.DeletePrefix)
+    if prefixes > limits.METADATA_TXN_PREFIXES_MAX:
+        return f"a transaction deletes at most {limits.METADATA_TXN_PREFIXES_MAX} prefixes"
     if size > limits.METADATA_TXN_BYTES_MAX:
         return f"a transaction of {size} bytes, at most {limits.METADATA_TXN_BYTES_MAX} fit"
     return ""

@@ -11,9 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from icestream import errors
+
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class File(Protocol):
@@ -109,9 +113,13 @@ class LocalDirectory:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._open_flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC
-        if not read_only:
+        try:
+            self._fd = os.open(path, _FOLDER)
+        except FileNotFoundError:
+            if read_only:
+                raise
             _make_directory(path)
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._fd = os.open(path, _FOLDER)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.path.iterdir())
@@ -120,7 +128,7 @@ class LocalDirectory:
         return LocalFile(os.open(self.path / name, self._open_flags))
 
     def create(self, name: str) -> LocalFile:
-        return LocalFile(os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+        return LocalFile(os.open(f"{self.path}/{name}", _NEW, 0o640))
 
     def rename(self, old: str, new: str) -> None:
         (self.path / old).rename(self.path / new)
@@ -175,7 +183,7 @@ def _make_directory(path: Path) -> None:
 
 
 def _sync_path(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(path, _FOLDER)
     try:
         os.fsync(fd)
     finally:

@@ -6,6 +6,7 @@ levels of a namespace are separated by 0x1F.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -51,7 +52,7 @@ class Asked:
 
     @property
     def relation(self) -> Identifier:
-        return identifier(self.namespace, decoded(self.segments[3]))
+        return _relation(self.segments[1], self.segments[3])
 
     def new_relation(self, document: Object) -> Identifier:
         """Named in the body."""
@@ -105,6 +106,12 @@ class Asked:
 
     def document(self) -> Object:
         return body.decode(self.raw)
+
+
+@lru_cache(1024)
+def _relation(namespace: bytes, name: bytes) -> Identifier:
+    """Engines ask for the same few again and again."""
+    return identifier(levels_of(decoded(namespace)), decoded(name))
 
 
 def decoded(segment: bytes) -> str:
