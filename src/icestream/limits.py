@@ -485,8 +485,8 @@ CATALOG_WRITES_AT_ONCE: Final = 16
 CATALOG_INLINE_BYTES_MAX: Final = 256 * KIB
 CATALOG_INLINE_BELOW_NS: Final = 1_000_000
 # Between two syncs of a whole disk that producers write to: so many times as long as the last one took, so that less
-# than one ack in a hundred meets one or the commits that it lets go (about four acks do, in the 20 ms behind its begin);
-# and at most so long, because a sync may take long once, and engines wait for it.
+# than one ack in a hundred meets one or the commits that it lets go (about four do, in the 20 ms behind its begin); and
+# at most so long, because a sync may take long once, and engines wait for it.
 CATALOG_SYNC_REST_TIMES: Final = 100
 CATALOG_SYNC_REST_NS_MAX: Final = 200_000_000
 # Tables of one transaction: two operations each, one for the lease.

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 
 from icestream import errors
 
-
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
