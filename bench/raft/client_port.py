@@ -12,7 +12,7 @@
     revision                              -> number
     watch    after                        -> events: revision, array of key, value; a resync: revision, nil
 
-Answers of one turn of the loop leave in one write; the reads that one packet brings share one read index.
+The reads that one packet brings share one read index.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -162,14 +161,8 @@ class _Connection(asyncio.Protocol):
             self._say((number, FAILED, error.code, str(error)))
 
     def _say(self, answer: object) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(framed(answer))
-
-    def _flush(self) -> None:
-        out, self._out = self._out, []
         if self._transport is not None:
-            self._transport.write(b"".join(out))
+            self._transport.write(framed(answer))  # uvloop sends all of one turn together
 
 
 class NodeRefused(Exception):

@@ -52,6 +52,11 @@ class Membership(NamedTuple):
     learners_next: tuple[int, ...] = ()
     auto_leave: bool = False
 
+    @property
+    def has_others(self) -> bool:
+        """There is more than one node, whatever its part."""
+        return len(self.voters) + len(self.learners) > 1
+
 
 class SnapshotParts(msgspec.Struct, frozen=True):
     index: int

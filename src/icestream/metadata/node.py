@@ -374,8 +374,8 @@ class Node:
             self._core.applied(self.applied_index)
             self._note_time()
             self.on_applied()
-            if self.leads and len(self.members.voters + self.members.learners) > 1:
-                self.telling.committed()
+            if self.leads and self.members.has_others and not self._proposals.are_under_way:
+                self.telling.committed()  # else the next entries carry it
             if self._to_apply or self._proposals.may_go:
                 self._plan_turn()
         self._reads.applied(self.applied_index)
@@ -401,9 +401,8 @@ class Node:
             self.on_snapshot_mark()
         self._proposals.applied(entry, answer)
         if not self.leads and self._role == Role.LEADER and entry.term == self._term:
-            # everything before it is applied too
             self._note_time()
-            self.is_ready = self.leads = True
+            self.is_ready = self.leads = True  # everything before it is applied too
             self.on_leading(True)
         if entry.kind != eraftpb.NORMAL:
             self.on_members()

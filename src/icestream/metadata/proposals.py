@@ -31,6 +31,7 @@ class Proposal:
 
 class Proposals:
     def __init__(self, command_bytes_max: int) -> None:
+        self._loop = asyncio.get_running_loop()
         self._command_bytes_max = command_bytes_max
         self.queue: deque[Proposal] = deque()
         self.in_log: dict[int, Proposal] = {}
@@ -48,7 +49,7 @@ class Proposals:
             raise errors.InFlightFull(
                 f"{self.in_flight_bytes} bytes of commands wait for the disk", hint="wait for answers, then send more"
             )
-        answer: Answer = asyncio.get_running_loop().create_future()
+        answer: Answer = self._loop.create_future()
         self.queue.append(Proposal(data, answer))
         self.queued_bytes += len(data)
         self.in_flight_bytes += len(data)
