@@ -83,7 +83,8 @@ def _number(value: Any, name: str, most: int) -> int:
 
 
 def text(holder: Object, name: str) -> str:
-    return _text(required(holder, name), name)
+    value = holder.get(name)
+    return value if isinstance(value, str) else _text(required(holder, name), name)
 
 
 def optional_text(holder: Object, name: str) -> str | None:
