@@ -1,6 +1,7 @@
 """Reads a topic from its first message on with the Python client, as Arrow; or its table's files with PyArrow alone.
 
 python -m bench.replay_client ours ADDRESS TOPIC SUBSCRIPTION MESSAGES
+python -m bench.replay_client again ADDRESS TOPIC MESSAGES        until it is ended; says `ready` after the first time
 python -m bench.replay_client bare FILE…
 
 One line of JSON: rows, seconds, and CPU seconds of this process. Both have every column of the table in memory at the
@@ -10,8 +11,10 @@ end of each batch; the imports are not counted.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from itertools import count
 
 import uvloop
 
@@ -35,6 +38,13 @@ async def ours(address: str, topic: str, subscription: str, messages: int) -> in
     return rows
 
 
+async def again(address: str, topic: str, messages: int) -> None:
+    for number in count():
+        await ours(address, topic, f"again-{os.getpid()}-{number}", messages)
+        if not number:
+            print("ready", flush=True)
+
+
 def bare(files: list[str]) -> int:
     import pyarrow.dataset as ds  # type: ignore[import-untyped]
 
@@ -52,6 +62,8 @@ def main(words: list[str]) -> None:
     match words:
         case ["ours", address, topic, subscription, messages]:
             rows = uvloop.run(ours(address, topic, subscription, int(messages)))
+        case ["again", address, topic, messages]:
+            uvloop.run(again(address, topic, int(messages)))
         case ["bare", _, *_]:
             rows = bare(words[1:])
         case _:

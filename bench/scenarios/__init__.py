@@ -16,7 +16,10 @@ PARTS = {
     ),
     "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint", "danube"),
     "lake": ("catalog",),
-    "pipeline": ("pipeline", "append", "freshness", "freshness1000", "producers", "replay", "caches", "writers"),
+    "pipeline": (
+        "pipeline", "append", "freshness", "freshness1000", "producers", "replay", "coldreaders", "caches",
+        "writers",
+    ),
     "raft": ("raft",),
 }  # fmt: skip
 NAMES = tuple(name for names in PARTS.values() for name in names)

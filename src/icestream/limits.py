@@ -627,10 +627,12 @@ SCAN_NEAR_SECONDS_MAX: Final = 5.0
 SCAN_SECONDS_MAX: Final = 60.0
 # How long a question waits for a lake process that is away: it starts again in about two seconds.
 SCAN_AWAY_SECONDS_MAX: Final = 10.0
+# What a question asks for at least: each costs both processes about a millisecond beside its bytes.
+SCAN_READ_BYTES: Final = 2 * MIB
 # An answer comes in parts of this size, so that it fits a call whatever the largest message is.
 SCAN_PART_BYTES: Final = 2 * MIB
 # What an answer may come to: what was asked for, and one message of the largest size with its section.
-SCAN_ANSWER_BYTES_MAX: Final = READ_BYTES_DEFAULT + MESSAGE_BYTES_MAX + MIB
+SCAN_ANSWER_BYTES_MAX: Final = SCAN_READ_BYTES + MESSAGE_BYTES_MAX + MIB
 # A row group that decodes to more is read in batches of rows, again for each window of offsets (hazard 22).
 SCAN_GROUP_BYTES_MAX: Final = 64 * MIB
 SCAN_BATCH_ROWS: Final = 16_384

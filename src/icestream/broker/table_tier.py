@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from icestream import limits
 from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.near_answers import NearAnswers
 from icestream.broker.storage import Found
@@ -50,7 +51,7 @@ class TableTier:
 
     async def _answer(self, offset: int, bytes_max: int) -> Scanned:
         """Whoever goes on where the last answer ended goes on behind this one, too."""
-        near, key, at = self._near, self._key, offset
+        near, key, at, bytes_max = self._near, self._key, offset, max(bytes_max, limits.SCAN_READ_BYTES)
         begun = near.take(key, at, bytes_max)
         scanned = await (begun if begun is not None else self._ask(Question.READ, at, bytes_max))
         is_reading_on, self._behind = at == self._behind, scanned.next_offset

@@ -6,7 +6,6 @@ pyarrow is imported when the first batch is asked for: a client that does not as
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 _ROWS_PER_BLOCK_MIN: Final = 16
 _FIRST: Final = (envelope.PUBLISH_TIME,)  # then `append_time`, which is none of a block's columns
 _REST: Final = tuple(column for column in envelope.COLUMNS if column.in_table and column not in _FIRST)
+_ONE_BY_ONE: Final = (ColumnKind.HEADERS, ColumnKind.BOOLEAN)  # not in memory as Arrow has them
 _NUMBERS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 
@@ -107,12 +107,12 @@ def _record_batch(chunks: list[Chunk]) -> Any:
     pa = pyarrow()
     parts = [part for chunk in chunks for part in _parts(chunk)]
     time = _types()[ColumnKind.TIMESTAMP_US]
-    counts = [(chunk.delivered, chunk.first, chunk.end - chunk.first) for chunk in chunks]
+    rows = [chunk.end - chunk.first for chunk in chunks]
     arrays = [
-        _joined([_repeated(delivered.shard, pa.int32(), rows) for delivered, _, rows in counts]),
-        _joined([_counted(delivered.start + first, rows) for delivered, first, rows in counts]),
+        _runs([chunk.delivered.shard for chunk in chunks], rows, pa.int32()),
+        _counts([chunk.delivered.start + chunk.first for chunk in chunks], rows),
         *(_column(parts, column) for column in _FIRST),
-        _joined([_repeated(delivered.append_time_us, time, rows) for delivered, _, rows in counts]),
+        _runs([chunk.delivered.append_time_us for chunk in chunks], rows, time),
         *(_column(parts, column) for column in _REST),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema())
@@ -131,10 +131,14 @@ def _parts(chunk: Chunk) -> Iterator[BlockRows]:
 def _column(parts: list[BlockRows], column: Column) -> Any:
     kind = _types()[column.kind]
     rows = sum(part.end - part.first for part in parts)
-    if column in _NUMBERS:
+    if column in _NUMBERS and any(part.block.numbering is not None for part in parts):
         return _joined([_numbers(part, column) for part in parts])
-    if all(part.block.stored(column) is None for part in parts):
+    stored = [part.block.stored(column) for part in parts]
+    if all(one is None for one in stored):
         return pyarrow().nulls(rows, kind)
+    if column.kind not in _ONE_BY_ONE and all(one is not None and one[0] == CONSTANT for one in stored):
+        values = [part.block.values(column)[0] for part in parts]
+        return _runs(values, [part.end - part.first for part in parts], kind)
     if rows < _ROWS_PER_BLOCK_MIN * len(parts):
         return _array(
             column, [value for part in parts for value in values_of(part.block, column, part.first, part.end)]
@@ -151,10 +155,26 @@ def _repeated(value: Value, kind: Any, rows: int) -> Any:
     return pa.repeat(pa.scalar(value, kind), rows)
 
 
-def _counted(start: int, rows: int) -> Any:
-    """Rising by one."""
-    pa = pyarrow()
-    return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(array("q", range(start, start + rows)))])
+def _runs(values: list[Any], rows: list[int], kind: Any) -> Any:
+    """Each value so many times. Most of them are the same."""
+    found: list[tuple[Any, int]] = []
+    for value, count in zip(values, rows, strict=True):
+        if found and found[-1][0] == value:
+            found[-1] = value, found[-1][1] + count
+        else:
+            found.append((value, count))
+    return _joined([_repeated(value, kind, count) for value, count in found])
+
+
+def _counts(starts: list[int], rows: list[int]) -> Any:
+    """From each start on, so many numbers. Most of them go on where the last one ended."""
+    found: list[tuple[int, int]] = []
+    for start, count in zip(starts, rows, strict=True):
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], start + count
+        else:
+            found.append((start, start + count))
+    return _joined([pyarrow().arange(start, end) for start, end in found])
 
 
 def _array(column: Column, values: list[Value]) -> Any:
@@ -163,13 +183,14 @@ def _array(column: Column, values: list[Value]) -> Any:
 
 
 def _numbers(part: BlockRows, column: Column) -> Any:
-    """Who numbered the rows, or with which numbers: both are in the head of a block."""
+    """Who numbered the rows, or with which numbers: in the head of a block; of rows from a table in its columns."""
     pa, numbering, rows = pyarrow(), part.block.numbering, part.end - part.first
     if numbering is None:
-        return pa.nulls(rows, pa.int64())
+        return _taken(part, column)
     if column is envelope.PRODUCER_ID:
         return _repeated(numbering.producer_id, pa.int64(), rows)
-    return _counted(numbering.first_sequence + part.first, rows)
+    start = numbering.first_sequence + part.first
+    return pa.arange(start, start + rows)
 
 
 def _taken(part: BlockRows, column: Column) -> Any:
@@ -180,7 +201,7 @@ def _taken(part: BlockRows, column: Column) -> Any:
     if stored is None:
         return pa.nulls(rows, kind)
     encoding, flags, data = stored
-    if column.kind in (ColumnKind.HEADERS, ColumnKind.BOOLEAN):
+    if column.kind in _ONE_BY_ONE:
         return _array(column, list(values_of(part.block, column, part.first, part.end)))
     if encoding == CONSTANT:
         return _repeated(part.block.values(column)[0], kind, rows)

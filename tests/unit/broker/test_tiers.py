@@ -300,7 +300,8 @@ async def test_a_reader_with_little_credit_does_not_ask_for_the_same_rows_again(
 
 async def test_whoever_reads_on_finds_the_next_answer_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third on nobody waits for the question to be asked."""
-    monkeypatch.setattr(limits, "READ_BYTES_DEFAULT", 3 * len(BODY))
+    for name in ("READ_BYTES_DEFAULT", "SCAN_READ_BYTES"):
+        monkeypatch.setattr(limits, name, 3 * len(BODY))
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
     assert machine.attendant is not None
@@ -313,4 +314,21 @@ async def test_whoever_reads_on_finds_the_next_answer_begun(tmp_path: Path, monk
     reader.credit(1000)
     await until(machine, 60, reader.sink.got)
     assert numbers(reader.sink.payloads) == list(range(60))
+    await broker.shutdown()
+
+
+async def test_hazard_18_a_cold_reader_holds_up_neither_producers_nor_whoever_is_live(tmp_path: Path) -> None:
+    """Whatever the lake process is doing for it: here nothing, for ever."""
+    machine = TieredMachine(tmp_path, tail_bytes=100_000)
+    broker = await with_history(machine)
+    assert machine.desk is not None
+    machine.desk.attend(lambda event: None)
+    cold = [await subscribe(broker, f"cold-{number}", start=Start(StartAt.OFFSET, 0)) for number in range(20)]
+    live = await subscribe(broker, "live", start=Start(StartAt.LATEST))
+    producer = await broker.open_producer(TOPIC, "another")
+    for number in range(60, 90):
+        await publish(broker, producer, b"%d " % number + BODY)
+        await quiet()
+        assert numbers(live.sink.payloads)[-1] == number, "at once"
+    assert not any(reader.sink.got for reader in cold)
     await broker.shutdown()

@@ -18,7 +18,7 @@ from icestream.client.columns import rows_of
 from icestream.client.delivered import Delivered
 from icestream.client.inbox import Chunk
 from icestream.model import envelope
-from icestream.model.block import Block, Numbering, encode_block
+from icestream.model.block import Block, Constant, Numbering, encode_block
 from icestream.model.envelope import COLUMNS, ColumnKind
 from icestream.protocol.frame import Delivery
 from tests.support.blocks import bodies, forged_blocks
@@ -109,3 +109,30 @@ def test_without_pyarrow_the_error_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "icestream[arrow]" in done.stdout
+
+
+def test_numbers_of_rows_from_a_table_stand_beside_those_from_the_log() -> None:
+    """The head of a block has them while it is new; what comes from a table has them in columns."""
+    new = encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]}, Numbering(7, 0, 40))
+    old = encode_block(
+        2, {envelope.PAYLOAD: [b"c", b"d"], envelope.PRODUCER_ID: [7, None], envelope.SEQUENCE: [42, None]}
+    )
+    for bodies_of, expected in ((old, [(7, 42), (None, None)]), (new + old, [(7, 40), (7, 41), (7, 42), (None, None)])):
+        whole = delivered(bodies_of)
+        data = _record_batch([Chunk(whole, 0, whole.rows)])
+        found = zip(data.column("producer_id").to_pylist(), data.column("sequence").to_pylist(), strict=True)
+        assert list(found) == expected
+
+
+def test_rows_of_many_deliveries_are_one_batch_in_their_order() -> None:
+    """What repeats over them, and what goes on from one to the next, is made as a whole."""
+    chunks = []
+    for start, time_us, key in ((0, 5, b"k"), (2, 5, b"k"), (4, 6, b"k"), (9, 6, b"l")):
+        body = encode_block(2, {envelope.PAYLOAD: [b"%d" % start, b""], envelope.KEY: Constant(key)})
+        chunks.append(Chunk(Delivered(NOBODY, None, None, Delivery(1, 3, 0, 0, start, time_us, 0, 2, body), 0), 0, 2))
+    data = _record_batch(chunks)
+    data.validate(full=True)
+    assert data.column("offset").to_pylist() == [0, 1, 2, 3, 4, 5, 9, 10]
+    assert data.column("append_time").cast(pa.int64()).to_pylist() == [5] * 4 + [6] * 4
+    assert data.column("key").to_pylist() == [b"k"] * 6 + [b"l"] * 2
+    assert data.column("payload").to_pylist() == [b"0", b"", b"2", b"", b"4", b"", b"9", b""]

@@ -98,14 +98,21 @@ def _starts(rows: Any) -> list[int]:
 
 def _fitting(rows: Any, bytes_max: int) -> int:
     """How many rows: of each the bytes of its values of any length count, and about what the others take."""
-    none = pa.array([0], pa.int64())
-    total = pa.concat_arrays([none, pc.cumulative_sum(pa.repeat(pa.scalar(_ROW_BYTES, pa.int64()), len(rows)))])
-    for column in envelope.COLUMNS:
-        if column.in_table and column.kind not in _WIDTHS and column.name in rows.column_names:
-            lengths = pc.fill_null(pc.binary_length(rows[column.name]), 0).cast(pa.int64())
-            summed = pc.cumulative_sum(lengths).combine_chunks()
-            total = pc.add(total, pa.concat_arrays([none, summed]))
-    return max(1, bisect_right(int64s(total), bytes_max) - 1)
+    ends = [
+        _ends(rows[column.name].combine_chunks())
+        for column in envelope.COLUMNS
+        if column.in_table and column.kind not in _WIDTHS and column.name in rows.column_names
+    ]
+
+    def size(count: int) -> int:
+        return _ROW_BYTES * count + sum(one[count] - one[0] for one in ends)
+
+    return max(1, bisect_right(range(len(rows) + 1), bytes_max, key=size) - 1)
+
+
+def _ends(array: Any) -> memoryview:
+    """Of values of any length: where each begins, and where the last one ends."""
+    return _bytes_of(array, 4, more=1).cast("i")
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -161,8 +168,8 @@ def _bitmap(valid: memoryview | None, start: int, end: int) -> bytes | None:
     return b"" if bits == (1 << rows) - 1 else bits.to_bytes(padded((rows + 7) // 8), "little")
 
 
-def _bytes_of(array: Any, width: int) -> memoryview:
-    return memoryview(array.buffers()[1])[width * array.offset : width * (array.offset + len(array))]
+def _bytes_of(array: Any, width: int, more: int = 0) -> memoryview:
+    return memoryview(array.buffers()[1])[width * array.offset : width * (array.offset + len(array) + more)]
 
 
 def _stored(rows: Any, column: Column) -> _Stored | None:
