@@ -3,13 +3,15 @@
     python -m bench.raft.node_process '{"folder": "…", "port": 7650, "client_port": 7750, "seeds": […]}'
 
 It says "ready" when clients can come. `stalls` gives the longest time for which the loop did not turn since it was last
-asked, in seconds: by the clock, and of the loop's own work alone.
+asked, in seconds: by the clock; without the time in which it waited for a core, because the machine ran others;
+and of the loop's own work alone. The second is what the node is to blame for: work, locks, disks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,23 +34,30 @@ class StallWatch:
     """Looks as often as it can, and notes how late it was."""
 
     def __init__(self) -> None:
-        self.wall_seconds = self.own_seconds = 0.0
-        self._seen = (time.monotonic(), time.thread_time())
+        self._schedule = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._longest = (0.0, 0.0, 0.0)
+        self._seen = (0, 0, 0)
         self.is_on = False
 
-    def take(self) -> tuple[float, float]:
-        found = self.wall_seconds, self.own_seconds
-        self.wall_seconds = self.own_seconds = 0.0
+    def take(self) -> tuple[float, float, float]:
+        found, self._longest = self._longest, (0.0, 0.0, 0.0)
         if not self.is_on:
             self.is_on = True
-            self._seen = (time.monotonic(), time.thread_time())
-            self._look()
+            self._seen = self._now()
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
         return found
 
+    def _now(self) -> tuple[int, int, int]:
+        """The clock, this thread's work, its waits for a core; in nanoseconds."""
+        worked, waited, _ = os.pread(self._schedule, 64, 0).split()
+        return time.monotonic_ns(), int(worked), int(waited)
+
     def _look(self) -> None:
-        now = (time.monotonic(), time.thread_time())
-        self.wall_seconds = max(self.wall_seconds, now[0] - self._seen[0] - LOOK_SECONDS)
-        self.own_seconds = max(self.own_seconds, now[1] - self._seen[1])
+        now = self._now()
+        wall, worked, waited = ((new - old) / 1e9 for new, old in zip(now, self._seen, strict=True))
+        late = wall - LOOK_SECONDS
+        wall_max, held_max, worked_max = self._longest
+        self._longest = max(wall_max, late), max(held_max, late - waited), max(worked_max, worked)
         self._seen = now
         asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 

@@ -413,6 +413,8 @@ METADATA_APPLY_SLICE: Final = 256
 # A slice of a snapshot: about 1 ms of the loop (hazard 28).
 METADATA_SNAPSHOT_SLICE_ENTRIES: Final = 512
 METADATA_SNAPSHOT_SLICE_BYTES: Final = 1 * MIB
+# Slices are written together: each piece is a hand-over to another thread and back.
+METADATA_SNAPSHOT_PIECE_BYTES: Final = 512 * KIB
 # A snapshot that somebody waits for and that failed is tried again: each attempt may write all of it.
 METADATA_SNAPSHOT_RETRY_SECONDS: Final = 2.0
 # The newest and the one before it: a damaged newest costs replaying, never state.

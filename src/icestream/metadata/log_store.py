@@ -193,6 +193,11 @@ class LogStore:
     async def begin_snapshot(self, head: SnapshotHead) -> SnapshotWriter:
         return await self._offload.run(lambda: SnapshotWriter(self._directory, head))
 
+    def expect_traffic(self, is_expected: bool) -> None:
+        """While a snapshot is written a sync of the log may take long: the loop waits for none."""
+        if isinstance(self._sink, NativeSink):
+            self._sink.is_disk_busy = is_expected
+
     async def finish_snapshot(self, writer: SnapshotWriter, mark: LogMark) -> None:
         """The snapshot gets its name; then older ones and the files that both kept ones cover may go."""
         stored = await self._offload.run(writer.finish)

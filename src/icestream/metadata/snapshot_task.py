@@ -4,6 +4,9 @@ Nodes of a cluster take theirs at the same place of the log, where the leader ha
 compare the SHA-256 of their states (cluster/state_hashes.py). A node that hears of none takes its own when the log is
 twice as long as it should be.
 
+A slice is followed by a rest that is as long, so a snapshot takes at most half of the loop's time; the file is written
+in larger pieces than slices, because each is a hand-over between threads. The loop waits for no sync meanwhile.
+
 A snapshot that fails (a full disk) costs nothing but its attempt: the log stays as long as it is, and the next attempt
 comes when it has grown further; one that somebody asked for, such as a new member (trap 14), a little later.
 """
@@ -153,6 +156,7 @@ class SnapshotTask:
     async def _take(self, moment: Moment) -> None:
         frozen, head, mark, installs = moment
         node = self._node
+        self._log.expect_traffic(True)
         try:
             writer = await self._log.begin_snapshot(head)
             try:
@@ -168,16 +172,25 @@ class SnapshotTask:
                 raise
         finally:
             frozen.end()
+            self._log.expect_traffic(False)
         if node.installs == installs:
             self._core.snapshot(head.index, head.conf, self._log.snapshots[0].descriptor)
             self._core.compact(head.index if node.is_alone else max(head.index - limits.METADATA_TRAIL_ENTRIES, 0))
             self.on_taken(head.index, snapshot_digest(self._log.snapshots[0].name))
 
     async def _write(self, frozen: Frozen, writer: SnapshotWriter) -> None:
+        piece, size = [], 0
+        begun_ns = self._clock.monotonic_ns()
         for data in frozen.slices():
-            if data:
-                await self._offload.run(partial(writer.add, data))
-            await asyncio.sleep(0)
+            took_ns = self._clock.monotonic_ns() - begun_ns
+            piece.append(data)
+            size += len(data)
+            if size >= limits.METADATA_SNAPSHOT_PIECE_BYTES:
+                await self._offload.run(partial(writer.add, b"".join(piece)))
+                piece, size = [], 0
+            await self._clock.sleep(took_ns / 1e9)
+            begun_ns = self._clock.monotonic_ns()
+        await self._offload.run(partial(writer.add, b"".join(piece)))
 
 
 async def _nobody(command: cmd.Command) -> cmd.Answer:

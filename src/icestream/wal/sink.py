@@ -118,6 +118,7 @@ class NativeSink:
         assert native is not None
         self._clock = clock
         self._inline_below_ns = inline_below_us * 1000
+        self.is_disk_busy = False  # somebody writes a lot beside: how long syncs were says nothing
         self._writer = native.LogWriter()
         self._submitted = 0
         self._written = 0
@@ -145,7 +146,8 @@ class NativeSink:
         if len(writes) != 1 or len(writes[0].data) > limits.INLINE_WRITE_BYTES_MAX or not self._inline_below_ns:
             return False
         if writes[0].sync:
-            return self._synced == self._submitted and 0 < self._sync_ns < self._inline_below_ns
+            are_short = 0 < self._sync_ns < self._inline_below_ns and not self.is_disk_busy
+            return self._synced == self._submitted and are_short
         return self._written == self._submitted
 
     def _write_inline(self, write: Write, file: File) -> bool:

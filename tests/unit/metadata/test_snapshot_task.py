@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+from pathlib import Path
 
 import pytest
 
 from icestream import limits
 from icestream.metadata.node_store import NodeStore
-from icestream.metadata.snapshot_file import snapshot_index
+from icestream.metadata.open import open_metadata
+from icestream.metadata.snapshot_file import SnapshotWriter, snapshot_index
+from icestream.runtime.clock import SimulatedClock
+from icestream.storage.native import native
+from icestream.wal.sink import NativeSink
 from tests.support.metadata_machine import MetadataMachine, contents, settle, state_bytes
 
 pytestmark = pytest.mark.asyncio
@@ -127,6 +132,64 @@ async def test_commands_are_answered_while_a_snapshot_is_written() -> None:
     before = state_bytes(store)
     await machine.kill()
     assert state_bytes(await machine.start()) == before
+
+
+class WorkingClock(SimulatedClock):
+    """Whoever looks at it has worked for a millisecond meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_working = False
+        self.rests: list[float] = []
+
+    def monotonic_ns(self) -> int:
+        if self.is_working:
+            self._monotonic_ns += 1_000_000
+        return super().monotonic_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        await asyncio.sleep(0)
+
+
+async def test_hazard_28_a_snapshot_rests_as_long_as_it_works_and_writes_in_few_pieces() -> None:
+    machine = MetadataMachine(log_file_bytes=8 * limits.MIB)
+    machine.clock = clock = WorkingClock()
+    store = await machine.start()
+    await asyncio.gather(*(store.put(f"/{number:05d}", b"") for number in range(4 * 512)))
+    machine.disk.operations.clear()
+    clock.rests.clear()
+    clock.is_working = True
+    await store.snapshots.take()
+    clock.is_working = False
+    assert len(clock.rests) >= 5, "its head, four chunks, and the rest"
+    assert all(rest >= 0.001 for rest in clock.rests)
+    writes = [one for one in machine.disk.operations if one[0] == "write"]
+    assert len(writes) == 2, "its first page, and everything"
+    await store.close()
+
+
+@pytest.mark.skipif(native is None, reason="without the native part every sync is on the loop")
+async def test_hazard_28_no_sync_is_waited_for_while_a_snapshot_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_metadata(tmp_path)
+    await store.ready()
+    await store.put("/a", b"")
+    sink = store.snapshots.log._sink
+    assert isinstance(sink, NativeSink)
+    seen: list[bool] = []
+    add = SnapshotWriter.add
+
+    def noting(self: SnapshotWriter, data: bytes) -> None:
+        seen.append(sink.is_disk_busy)
+        add(self, data)
+
+    monkeypatch.setattr(SnapshotWriter, "add", noting)
+    await store.snapshots.take()
+    assert seen == [True]
+    assert not sink.is_disk_busy
+    await store.close()
 
 
 async def test_closing_ends_a_snapshot_that_is_under_way() -> None:

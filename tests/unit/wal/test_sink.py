@@ -253,6 +253,17 @@ def test_only_a_single_small_write_on_an_idle_disk_is_inline(eager: NativeSink, 
 
 
 @needs_native
+def test_while_somebody_keeps_the_disk_busy_no_sync_is_waited_for(eager: NativeSink, file: LocalFile) -> None:
+    eager.submit(writes_of(1), {1: file})
+    wait_synced(eager, 1)
+    eager.is_disk_busy = True
+    assert not eager.submit(writes_of(1, ticket=2, position=1), {1: file})
+    wait_synced(eager, 2)
+    eager.is_disk_busy = False
+    assert eager.submit(writes_of(1, ticket=3, position=2), {1: file})
+
+
+@needs_native
 def test_a_sync_that_takes_longer_than_the_bound_sends_the_next_ones_to_the_thread(file: LocalFile) -> None:
     sink = NativeSink(SystemClock(), 0)
     try:
