@@ -6,6 +6,7 @@
 
     get      key                          -> nil, or value, create_revision, mod_revision, version
     put      key, value                   -> revision
+    put_here key, value                   -> the same, by this node and once: who gets an error looks, or asks again
     submit   command, client, sequence    -> answer (metadata/command.py), each as msgpack bytes
     renew    key, revision                -> whether the lease is held
     list     prefix                       -> array of key, value
@@ -117,6 +118,9 @@ class _Connection(asyncio.Protocol):
             if method == "get" and self._port.joins_reads:
                 gets.append((number, arguments[0]))
                 continue
+            if method == "put_here":
+                self._put_here(number, cmd.Put(*arguments))
+                continue
             work = self._watch(number, *arguments) if method == "watch" else self._answer(number, method, arguments)
             task = self._loop.create_task(work)
             self._tasks.add(task)
@@ -143,6 +147,19 @@ class _Connection(asyncio.Protocol):
         except errors.IcestreamError as error:
             for number, _ in gets:
                 self._say((number, FAILED, error.code, str(error)))
+
+    def _put_here(self, number: int, put: cmd.Put) -> None:
+        def answered(answer: asyncio.Future[cmd.Answer]) -> None:
+            error = answer.exception()
+            if error is None and isinstance(done := answer.result(), cmd.Done):
+                self._say((number, ANSWERED, done.revision))
+            else:
+                self._say((number, FAILED, getattr(error, "code", ""), str(error)))
+
+        try:
+            self._port.store.begin(put).add_done_callback(answered)
+        except errors.IcestreamError as error:
+            self._say((number, FAILED, error.code, str(error)))
 
     async def _answer(self, number: int, method: str, arguments: list[Any]) -> None:
         try:

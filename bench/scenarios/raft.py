@@ -1,6 +1,6 @@
 """The metadata store with three nodes against a three-node etcd: one machine, a client process and a hop on both sides.
 
-puts      256 bytes, at the leader, synced by a majority: 1 writer, and 64
+puts      256 bytes, at the leader, synced by a majority, proposed once and never repeated: 1 writer, and 64
 reads     linearizable, at the leader: 64 readers with one request under way each, and with 16
           Our client is the load generator, etcd's is h2load, which costs less than any client of gRPC: a thread each.
 failover  kill -9 of the leader until the next write is accepted by one of the others; elections after 500 ms

@@ -34,7 +34,7 @@ pub struct Asker {
 impl Asker {
     pub fn open(address: &str, method: Method, options: &Options) -> Result<Self, Failure> {
         let mut body = vec![if method == Method::Put { 0x94 } else { 0x93 }, NUMBER];
-        msgpack::text(&mut body, if method == Method::Put { "put" } else { "get" });
+        msgpack::text(&mut body, if method == Method::Put { "put_here" } else { "get" });
         msgpack::text(&mut body, KEY);
         if method == Method::Put {
             msgpack::bytes(&mut body, &vec![0; options.size]);

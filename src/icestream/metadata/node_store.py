@@ -27,6 +27,7 @@ from icestream.metadata.leases import Leases
 from icestream.metadata.log_format import Identity
 from icestream.metadata.log_recovery import MetadataReport
 from icestream.metadata.node import Node
+from icestream.metadata.proposals import Answer
 from icestream.metadata.routing import Forward, ForwardRenewal, Routing
 from icestream.metadata.snapshot_task import SnapshotTask
 from icestream.metadata.store import Consistency, Entries, MetadataStore
@@ -105,10 +106,14 @@ class NodeStore(MetadataStore):
 
     async def propose(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
         """Here and nowhere else: NotReady when this node does not lead."""
+        return await self.begin(command, client, sequence)
+
+    def begin(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> Answer:
+        """The same; the answer comes later."""
         if self._time is None:
             raise errors.NotReady("this node does not lead", hint="ask the node that does")
         envelope = cmd.Envelope(cmd.VERSION, client, sequence, self._time.now_ms(), command)
-        return await self.node.propose(cmd.encode_envelope(envelope))
+        return self.node.propose(cmd.encode_envelope(envelope))
 
     async def renew(self, key: str, revision: int) -> bool:
         self.node.check_serving()
