@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from icestream.lake.http import Gathered
 from icestream.lake.options import LakeOptions
 from icestream.lake.serving import bound, serve
 from tests.support.raw_http import Connecting
@@ -49,6 +50,57 @@ async def test_head_is_get_without_the_body(port: int, connect: Connecting) -> N
         body = await http.reply()
         assert (head.status, body.status) == (status, status), path
         assert int(head.headers["content-length"]) == len(body.body)
+
+
+async def test_who_asks_before_he_sends_a_body_is_told_to_go_on(port: int, connect: Connecting) -> None:
+    http = await connect(port)
+    body = b'{"namespace": "x"}'
+    head = b"POST /api/v1/namespaces HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    await http.send(head % len(body))
+    assert (await http.reply(has_body=False)).status == 100
+    await http.send(body)
+    assert (await http.reply()).status == 400, "it was read"
+
+
+class Wire(asyncio.Transport):
+    """What was written, one entry for each packet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packets: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.is_closed
+        self.packets.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+async def test_head_and_body_of_an_answer_are_one_packet() -> None:
+    wire = Wire()
+    subject = Gathered(wire, asyncio.get_running_loop())
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    subject.write(head)
+    subject.write(b"body")
+    subject.write(b"more")
+    assert wire.packets == [head + b"body", b"more"]
+    await asyncio.sleep(0)
+    subject.write(head)
+    assert len(wire.packets) == 2
+    await asyncio.sleep(0)
+    assert wire.packets[2:] == [head], "nothing follows: it goes with the turn of the loop"
+    subject.write(head)
+    subject.close()
+    assert (wire.packets[3:], wire.is_closed) == ([head], True)
+    await asyncio.sleep(0)
+    subject.write(head)
+    await asyncio.sleep(0)
+    assert (len(wire.packets), subject.is_closing()) == (4, True)
 
 
 @pytest.mark.parametrize(
