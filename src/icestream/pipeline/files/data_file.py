@@ -17,6 +17,7 @@ _ZSTD_LEVEL: Final = 1
 # Of a row group, decoded: readers hold one as a whole, and our own keep a few of them (limits.SCAN_GROUP_BYTES_MAX).
 _ROW_GROUP_ROWS: Final = 1_048_576
 _ROW_GROUP_BYTES: Final = 32 * limits.MIB
+_FEW_ROWS: Final = 16_384  # one row group, unless they are large by what they take in memory
 # Not worth a bound: their first 16 bytes say nothing about the rows.
 _WITHOUT_BOUNDS: Final = frozenset({"payload", "wire", "headers"})
 
@@ -54,7 +55,9 @@ def encoded(table: Any, layout: Layout, codec: str, level: int | None) -> tuple[
 
 
 def _group_rows(table: Any) -> int:
-    """So many rows are in a row group, however often its values repeat."""
+    """So many rows are in a row group, however often its values repeat. Small files are not looked at."""
+    if table.num_rows <= _FEW_ROWS and table.nbytes <= _ROW_GROUP_BYTES:
+        return _FEW_ROWS
     row_bytes = sum(_decoded_bytes(column) for column in table.columns) / max(table.num_rows, 1)
     return max(1, min(_ROW_GROUP_ROWS, int(_ROW_GROUP_BYTES / max(row_bytes, 1))))
 

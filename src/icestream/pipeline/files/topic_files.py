@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream.model.written import Covered, WrittenFile
 from icestream.pipeline.file_name import data_name
-from icestream.pipeline.files.data_file import encoded
+from icestream.pipeline.files.data_file import Metrics, encoded
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.layout import layout_of
 from icestream.pipeline.files.partition import Group, groups_of
@@ -27,13 +27,14 @@ def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStor
     layout = layout_of(target)
     table = layout.table(_joined(parts), sum(part.rows for part in parts))
     names = {column.field_id: column.name for column in layout.columns}
+    ids = {name: field_id for field_id, name in names.items()}
     files = []
     for group in groups_of(table, target.spec, names):
         for rows in _sized(_rows_of(table, group), target.target_bytes):
             data, metrics = encoded(rows, layout, target.codec, target.codec_level)
             location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
             store.put(location, data)
-            covered = _covered(rows)
+            covered = _covered(rows, metrics, ids)
             files.append(
                 WrittenFile(
                     parts[0].topic_id,
@@ -78,12 +79,19 @@ def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
         yield table.slice(start, rows)
 
 
-def _covered(rows: Any) -> list[Covered]:
-    """From the first to the last offset of each shard. Where a table is partitioned others may lie in between."""
+def _covered(rows: Any, metrics: Metrics, ids: Mapping[str, int]) -> list[Covered]:
+    """From the first to the last offset of each shard. Where a table is partitioned others may lie in between. Most
+    files are of one shard: then their statistics say it."""
+    low, high = (_bound(one, ids["shard"]) for one in (metrics.lower_bounds, metrics.upper_bounds))
+    if low == high:
+        offset = ids["offset"]
+        return [Covered(low, _bound(metrics.lower_bounds, offset), _bound(metrics.upper_bounds, offset) + 1)]
     shard, offset = rows.column("shard").to_numpy(), rows.column("offset").to_numpy()
-    if shard[0] == shard[-1] and (shard == shard[0]).all():
-        return [Covered(int(shard[0]), int(offset.min()), int(offset.max()) + 1)]
     return [
         Covered(int(one), int(offset[shard == one].min()), int(offset[shard == one].max()) + 1)
         for one in np.unique(shard)
     ]
+
+
+def _bound(bounds: Mapping[int, bytes], field_id: int) -> int:
+    return int.from_bytes(bounds[field_id], "little", signed=True)
