@@ -37,6 +37,7 @@ from icestream.lake.scan.topic_views import TopicViews
 from icestream.lake.scan.worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
+from icestream.observability.spans import set_up_spans
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.garbage import calm_collector
 from icestream.runtime.link_keeper import LinkKeeper
@@ -68,6 +69,7 @@ class StillServer(uvicorn.Server):
 
 async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     """`on_ready` is told the port. Whether the broker is there is another matter: the API says so while it is not."""
+    set_up_spans("lake")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_connection_failed)

@@ -16,6 +16,7 @@ from icestream import errors, limits
 from icestream.model.scan import Asked, Scanned
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.observability.spans import span
 from icestream.runtime.clock import Clock
 from icestream.runtime.link import LOST, Link
 from icestream.runtime.link_keeper import LinkKeeper
@@ -77,7 +78,8 @@ class ScanWorker:
     async def _carry_out(self, link: Link, asked: Asked) -> None:
         began_ns = self._clock.monotonic_ns()
         try:
-            found = await self._answer(asked)
+            with span("scan", question=asked.question.value, topic=asked.topic, shard=asked.shard):
+                found = await self._answer(asked)
         except errors.IcestreamError as error:
             await self._fail(link, asked, error)
         except Exception as error:  # noqa: BLE001  # the reader waits for an answer, whatever went wrong

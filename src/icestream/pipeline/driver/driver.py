@@ -29,6 +29,7 @@ from icestream.model.backlog import Backlog
 from icestream.model.written import TopicWritten
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.observability.spans import span
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committed, Committer, NotCommitted, Result
 from icestream.pipeline.driver.broker import Broker
@@ -190,9 +191,10 @@ class Driver:
                 self._topics.halt(one.topic_id, one.name, Stopped(one.reason, LEFT_OUT))
         if plan.topics:
             made.topics = len(plan.topics)
-            await self._carry_out(plan, made)
-            with self._timed(made, "clean_up"):
-                await self._clean_up()
+            with span("round", topics=made.topics, epoch=self._lease.epoch):
+                await self._carry_out(plan, made)
+                with self._timed(made, "clean_up"):
+                    await self._clean_up()
             self.report.done(made)
             _log.info("a round is done", **made.as_document())
         return plan
@@ -371,7 +373,8 @@ class Driver:
     @contextlib.contextmanager
     def _timed(self, made: RoundReport, step: str) -> Iterator[None]:
         began_ns = self._clock.monotonic_ns()
-        yield
+        with span(f"round.{step}"):
+            yield
         made.seconds[step] = (self._clock.monotonic_ns() - began_ns) / 1e9
 
 

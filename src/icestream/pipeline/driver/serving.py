@@ -20,6 +20,7 @@ from icestream.lake.manifests import AvroManifests
 from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
+from icestream.observability.spans import set_up_spans
 from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.expiry import History
@@ -56,6 +57,7 @@ async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child
     """`on_ready` is told the port of the metrics. Raises MissingPart on a machine without what Spark runs on."""
     from icestream.pipeline.driver.engine import open_writer
 
+    set_up_spans("pipeline")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
