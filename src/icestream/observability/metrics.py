@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from prometheus_client import REGISTRY, Counter, Gauge, disable_created_metrics
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -139,6 +139,20 @@ STORAGE_CIRCUIT = Gauge(
 PIPELINE_BACKLOG_ROWS = Gauge("icestream_pipeline_backlog_messages", "Messages in the log that are in no table yet.")
 PIPELINE_BACKLOG_BYTES = Gauge("icestream_pipeline_backlog_bytes", "Bytes of them, about.")
 PIPELINE_LAG_SECONDS = Gauge("icestream_pipeline_lag_seconds", "Age of the oldest message that is in no table yet.")
+PIPELINE_UNCOMMITTED_ROWS = Gauge(
+    "icestream_pipeline_uncommitted_messages", "Of them: in data files, and not committed yet."
+)
+PIPELINE_UNCOMMITTED_SINCE = Gauge(
+    "icestream_pipeline_uncommitted_since_seconds", "Since when they wait for their commit, in Unix time; 0: none does."
+)
+PIPELINE_COMMIT_TIME = Gauge(
+    "icestream_pipeline_last_commit_time_seconds", "When the newest snapshot was committed, in Unix time."
+)
+PIPELINE_COMMIT_SECONDS = Histogram(
+    "icestream_pipeline_commit_seconds",
+    "Time of a round's commit, from the first manifest to the answer.",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
 PIPELINE_ROUNDS = Counter("icestream_pipeline_rounds_total", "Rounds that wrote something.")
 PIPELINE_ROWS = Counter("icestream_pipeline_rows_total", "Rows committed to tables.")
 PIPELINE_FILES = Counter("icestream_pipeline_files_total", "Data files committed to tables.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 from pyiceberg.table import StaticTable
 
 from icestream import errors, limits
@@ -158,3 +160,37 @@ async def test_an_idle_driver_gives_the_lease_back(pipeline: PaperPipeline) -> N
     await pipeline.driver.turn()
     assert not pipeline.lease.is_held
     assert await pipeline.world.store.get("/pipeline/lease") is None
+
+
+async def test_what_is_written_and_not_committed_is_told_until_it_is(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    pipeline = PaperPipeline(tmp_path / "warehouse", clock=clock)
+    told: list[tuple[float, float]] = []
+
+    def now() -> tuple[float, float]:
+        return sample("icestream_pipeline_uncommitted_messages"), sample("icestream_pipeline_uncommitted_since_seconds")
+
+    commit = pipeline.world.committer.commit
+
+    async def watched(*given: Any) -> None:
+        told.append(now())
+        clock.advance(3)
+        await commit(*given)
+
+    pipeline.world.committer.commit = watched  # type: ignore[method-assign]
+    before = sample("icestream_pipeline_commit_seconds_count")
+    pipeline.broker.publish(1, 5)
+    began = clock.wall_us() / 1e6
+    await pipeline.round()
+    assert told == [(5, began)]
+    assert now() == (0, 0)
+    assert sample("icestream_pipeline_last_commit_time_seconds") == began + 3
+    assert sample("icestream_pipeline_commit_seconds_count") == before + 1
+    assert sample("icestream_pipeline_commit_seconds_sum") >= 3
+    await pipeline.close()
+
+
+def sample(name: str) -> float:
+    found = REGISTRY.get_sample_value(name)
+    assert found is not None, name
+    return found

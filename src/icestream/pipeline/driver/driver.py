@@ -218,8 +218,12 @@ class Driver:
                 written = await self._offload.run(lambda: self._writer.write(leased))
             judged = judge(plan, written)
             self._say("committing")
-            with self._timed(made, "commit"):
-                results = await self._commit(judged, made)
+            self.report.written(sum(file.rows for one in judged for file in one.files), self._clock.wall_us())
+            try:
+                with self._timed(made, "commit"):
+                    results = await self._commit(judged, made)
+            finally:
+                self.report.settled(made.committed > 0, self._clock.wall_us())
             with self._timed(made, "advance"):
                 await self._advance(results)
         self._after_lsn = 1

@@ -57,6 +57,17 @@ class Report:
         metrics.PIPELINE_BACKLOG_BYTES.set(sum(topic.bytes for topic in backlog.topics))
         metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - oldest) / 1e6 if backlog.topics else 0)
 
+    def written(self, rows: int, now_us: int) -> None:
+        """So many are in files; none is in a table before `settled`."""
+        metrics.PIPELINE_UNCOMMITTED_ROWS.set(rows)
+        metrics.PIPELINE_UNCOMMITTED_SINCE.set(now_us / 1e6 if rows else 0)
+
+    def settled(self, is_committed: bool, now_us: int) -> None:
+        """Of whatever was written: the outcome is known, or it is planned anew."""
+        self.written(0, now_us)
+        if is_committed:
+            metrics.PIPELINE_COMMIT_TIME.set(now_us / 1e6)
+
     def begun(self, topic: str, table: Identifier, snapshot_id: int) -> None:
         """A topic has its first rows."""
         said = {"topic": topic, "table": [*table.namespace, table.name], "snapshot_id": snapshot_id}
@@ -70,6 +81,7 @@ class Report:
         metrics.PIPELINE_ROWS.inc(one.rows)
         metrics.PIPELINE_FILES.inc(one.files)
         metrics.PIPELINE_BYTES.inc(one.bytes)
+        metrics.PIPELINE_COMMIT_SECONDS.observe(one.seconds.get("commit", 0.0))
         for name, value in one.seconds.items():
             metrics.PIPELINE_STEP_SECONDS.labels(name).inc(value)
 
