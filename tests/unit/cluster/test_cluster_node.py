@@ -58,6 +58,23 @@ async def test_the_loss_of_the_leader_is_survived_and_it_comes_back(three: Clust
         assert await again.running.get("/after") is not None
 
 
+async def test_a_leader_that_stops_in_order_hands_over_first(three: ClusterNodes) -> None:
+    """When it is gone the others do not wait for an election: one of them was told to lead."""
+    number, leader = next((number, node) for number, node in three.nodes.items() if node.node.leads)
+    candidates = three.followers
+    coming = [asyncio.ensure_future(node.running.leadership.until_leader()) for node in candidates]
+    term = leader.running.leadership.term
+    await three.stop(number)
+    assert any(node.running.leadership.leader in {one.id for one in candidates} for node in candidates)
+    async with asyncio.timeout(SECONDS):
+        await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+    next_one = next(node for node in candidates if node.running.leadership.is_leader)
+    assert next_one.running.leadership.term == term + 1
+    for one in coming:
+        one.cancel()
+    await asyncio.gather(*coming, return_exceptions=True)
+
+
 async def test_a_node_that_was_away_for_long_gets_a_snapshot(
     three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
