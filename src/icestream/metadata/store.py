@@ -93,6 +93,10 @@ class MetadataStore(ABC):
     async def compare_and_swap(self, compare: cmd.Compare, value: bytes, ttl_ms: int = 0) -> cmd.Done:
         return await self._done(cmd.CompareAndSwap(compare, value, ttl_ms))
 
+    async def put_lease(self, compare: cmd.Compare, value: bytes, ttl_ms: int) -> cmd.Done:
+        """The same for a lease, which lives while it is renewed at the revision of the answer."""
+        return await self.txn([compare], [cmd.PutLease(compare.key, value, ttl_ms)])
+
     async def allocate_id(self, counter: str, count: int = 1) -> int:
         """The first of `count` numbers that nobody else gets."""
         return (await self._done(cmd.AllocateMonotonicId(counter, count))).first_id

@@ -31,7 +31,7 @@ async def group() -> AsyncIterator[NodeGroup]:
 
 
 async def take(group: NodeGroup, store: NodeStore, key: str = "/lease") -> int:
-    done: cmd.Done = await group.do(store.txn([cmd.Absent(key)], [cmd.PutLease(key, b"", TTL_MS)]))
+    done: cmd.Done = await group.do(store.put_lease(cmd.Absent(key), b"", TTL_MS))
     assert done.held
     return done.revision
 
@@ -160,7 +160,7 @@ class Holder:
             self.renewals += held
             self.revision = self.revision if held else 0
             return held
-        done = await store.txn([cmd.Absent(self.key)], [cmd.PutLease(self.key, b"", TTL_MS)])
+        done = await store.put_lease(cmd.Absent(self.key), b"", TTL_MS)
         self.revision = done.revision if done.held else 0
         self.takes += done.held
         return done.held

@@ -194,7 +194,8 @@ async def test_a_renewed_key_lives_on(store: MetadataStore, clock: SimulatedCloc
 async def test_hazard_46_a_lease_lives_while_it_is_renewed_and_that_writes_nothing(
     store: MetadataStore, clock: SimulatedClock
 ) -> None:
-    taken = await store.txn([cmd.Absent("/lease")], [cmd.PutLease("/lease", b"mine", 1_000)])
+    taken = await store.put_lease(cmd.Absent("/lease"), b"mine", 1_000)
+    assert not (await store.put_lease(cmd.Absent("/lease"), b"not mine", 1_000)).held
     written = log_end(store)
     for _ in range(20):
         await settle()

@@ -110,7 +110,7 @@ async def test_drivers_that_are_killed_one_after_the_other(either: FaultWorld, i
 # By which call an effect reaches the world, for one that stands still there while another takes over.
 CALLS = {
     Effect.ASK: Stop(True, "backlog"),
-    Effect.TAKE_LEASE: Stop(True, "txn"),
+    Effect.TAKE_LEASE: Stop(True, "put_lease"),
     Effect.MAKE_TABLE: Stop(True, "open"),
     Effect.EVOLVE_TABLE: Stop(True, "commit"),
     Effect.HOLD_FILES: Stop(True, "hold"),

@@ -103,7 +103,7 @@ class DriverLease:
     async def _put(self, compare: cmd.Compare, value: bytes) -> int | None:
         """The revision of the lease when it is ours."""
         try:
-            done = await self._store.txn([compare], [cmd.PutLease(self._key, value, self._ttl_ms)])
+            done = await self._store.put_lease(compare, value, self._ttl_ms)
         except errors.OutcomeUnknown:
             entry = await self._store.get(self._key)
             return entry.mod_revision if entry is not None and entry.value == value else None
