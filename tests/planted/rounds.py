@@ -64,10 +64,10 @@ def _saying_pointers(txn: Callable[..., Awaitable[Any]], said: int) -> Callable[
 
 
 def _saying_floors(committed: Callable[..., Awaitable[None]], said: int) -> Callable[..., Awaitable[None]]:
-    async def saying(positions: Sequence[tuple[int, int, int]]) -> None:
+    async def saying(positions: Sequence[tuple[int, int, int]], *more: int) -> None:
         for one in positions:
             _say(said, "advance", *one)
-        await committed(positions)
+        await committed(positions, *more)
 
     return saying
 
