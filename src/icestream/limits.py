@@ -437,9 +437,9 @@ METADATA_READ_TICKS_MAX: Final = 200
 METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
 # An idle node wakes rarely: that is nearly all that it costs. A follower that hears its leader sleeps through so many
-# ticks, less than an election; a leader with nothing to do for a while sends its heartbeats every second tick, of which
-# five must get lost before anybody holds an election.
-METADATA_QUIET_TICKS: Final = 8
+# ticks: with those of a heartbeat that is just missing, no more than an election. A leader that is idle for a while
+# sends its heartbeats every second tick, of which five must get lost before anybody holds an election.
+METADATA_QUIET_TICKS: Final = 7
 METADATA_IDLE_HEARTBEAT_TICKS: Final = 2
 METADATA_IDLE_SECONDS: Final = 1.0
 # A read that got no answer is asked again after so many ticks: half an election.

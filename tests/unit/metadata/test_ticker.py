@@ -130,6 +130,11 @@ async def test_a_follower_that_stood_still_does_not_count_that_as_silence_of_its
     assert len(life.node.ticked) <= limits.METADATA_QUIET_TICKS < limits.METADATA_ELECTION_TICKS
 
 
+async def test_a_follower_never_sleeps_through_an_election() -> None:
+    heard = limits.METADATA_IDLE_HEARTBEAT_TICKS + 1
+    assert heard + limits.METADATA_QUIET_TICKS <= limits.METADATA_ELECTION_TICKS
+
+
 async def test_it_ends_with_the_node(life: Life) -> None:
     life.node.is_quiet = True
     await life.ticks(3, heard_every=1)
