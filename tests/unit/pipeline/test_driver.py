@@ -178,15 +178,13 @@ async def test_what_is_written_and_not_committed_is_told_until_it_is(tmp_path: P
         await commit(*given)
 
     pipeline.world.committer.commit = watched  # type: ignore[method-assign]
-    before = sample("icestream_pipeline_commit_seconds_count")
     pipeline.broker.publish(1, 5)
     began = clock.wall_us() / 1e6
     await pipeline.round()
     assert told == [(5, began)]
     assert now() == (0, 0)
     assert sample("icestream_pipeline_last_commit_time_seconds") == began + 3
-    assert sample("icestream_pipeline_commit_seconds_count") == before + 1
-    assert sample("icestream_pipeline_commit_seconds_sum") >= 3
+    assert sample("icestream_pipeline_commit_seconds") == 3
     await pipeline.close()
 
 
