@@ -301,7 +301,7 @@ class Node:
         self._reads.answered(ready.reads)
 
     def _take_role(self, soft: SoftState) -> None:
-        if soft.leader != self.leader:
+        if soft.leader != self.leader and self.members.has_others:
             _log.info("who leads has changed", rpc="Vote", leader=f"{soft.leader:016x}", term=self._term)
         led, self._role, self.leader = self.leads, soft.role, soft.leader
         if self._role == Role.LEADER:
