@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Final
 
 # What this code expects of the extension's functions; `native/src/lib.rs` says what a build offers.
-CONTRACT: Final = 2
+CONTRACT: Final = 3
 
 native: ModuleType | None
 try:
