@@ -13,7 +13,7 @@
     revision                              -> number
     watch    after                        -> events: revision, array of key, value; a resync: revision, nil
 
-The reads that one packet brings share one read index.
+The reads that one packet brings share one read index, and their answers one write.
 """
 
 from __future__ import annotations
@@ -134,19 +134,19 @@ class _Connection(asyncio.Protocol):
         def answer(read: asyncio.Future[None]) -> None:
             error = errors.NotReady("given up") if read.cancelled() else read.exception()
             if error is not None:
-                for number, _ in gets:
-                    self._say((number, FAILED, getattr(error, "code", ""), str(error)))
+                self._say(*((number, FAILED, getattr(error, "code", ""), str(error)) for number, _ in gets))
                 return
+            answers: list[object] = []
             for number, key in gets:
                 entry = node.machine.get(key)
                 found = entry and (entry.value, entry.create_revision, entry.mod_revision, entry.version)
-                self._say((number, ANSWERED, found))
+                answers.append((number, ANSWERED, found))
+            self._say(*answers)
 
         try:
             node.read().add_done_callback(answer)
         except errors.IcestreamError as error:
-            for number, _ in gets:
-                self._say((number, FAILED, error.code, str(error)))
+            self._say(*((number, FAILED, error.code, str(error)) for number, _ in gets))
 
     def _put_here(self, number: int, put: cmd.Put) -> None:
         def answered(answer: asyncio.Future[cmd.Answer]) -> None:
@@ -177,9 +177,9 @@ class _Connection(asyncio.Protocol):
         except errors.IcestreamError as error:
             self._say((number, FAILED, error.code, str(error)))
 
-    def _say(self, answer: object) -> None:
+    def _say(self, *answers: object) -> None:
         if self._transport is not None:
-            self._transport.write(framed(answer))  # uvloop sends all of one turn together
+            self._transport.write(b"".join(map(framed, answers)))
 
 
 class NodeRefused(Exception):
