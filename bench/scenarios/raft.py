@@ -34,6 +34,7 @@ from bench.peers import etcd
 from bench.raft import cluster
 from bench.raft.client_port import ClientLink, NodeRefused
 from bench.raft.cluster import Cluster
+from icestream import limits
 from icestream.metadata import command as cmd
 
 NAME = "raft"
@@ -98,7 +99,7 @@ def _failover(bench: Bench) -> list[Row]:
     kills, transfers = int(bench.pick(20, 2)), int(bench.pick(20, 3))
     with bench.place("failover") as path, cluster.running(path) as nodes:
         bench.tell("killing leaders")
-        took = [_kill_leader(nodes) for _ in range(kills)]
+        took = [_kill_leader(nodes, is_idle=bool(number % 2)) for number in range(kills)]
         bench.tell("handing over")
         handed = [_hand_over(nodes) for _ in range(transfers)]
     return [
@@ -119,8 +120,11 @@ def _failover(bench: Bench) -> list[Row]:
     ]
 
 
-def _kill_leader(nodes: Cluster) -> float:
+def _kill_leader(nodes: Cluster, *, is_idle: bool) -> float:
+    """One that works, or one that has nothing to do for a while: then it sends fewer heartbeats."""
     leader = nodes.leader()
+    if is_idle:
+        time.sleep(2 * limits.METADATA_IDLE_SECONDS)
 
     async def kill(links: list[ClientLink]) -> float:
         others = [link for number, link in zip(nodes.processes, links, strict=True) if number != leader]

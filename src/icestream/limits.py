@@ -415,6 +415,13 @@ METADATA_SNAPSHOT_SLICE_ENTRIES: Final = 512
 METADATA_SNAPSHOT_SLICE_BYTES: Final = 1 * MIB
 # Slices are written together: each piece is a hand-over to another thread and back.
 METADATA_SNAPSHOT_PIECE_BYTES: Final = 512 * KIB
+# Entries that the core forgets at once: 80 ns each.
+METADATA_COMPACT_SLICE: Final = 8_192
+# How old the newest stamp of a log may be while there are keys with a deadline and other nodes: so much longer may such
+# a key live when the lead changes.
+METADATA_STAMP_MS: Final = 30_000
+# Renewals of leases that a node forwards at once; with METADATA_FORWARDED_COMMANDS_MAX below PEER_CALLS_MAX.
+METADATA_RENEWALS_MAX: Final = 32
 # A snapshot that somebody waits for and that failed is tried again: each attempt may write all of it.
 METADATA_SNAPSHOT_RETRY_SECONDS: Final = 2.0
 # The newest and the one before it: a damaged newest costs replaying, never state.
@@ -438,9 +445,9 @@ METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
 # An idle node wakes rarely: that is nearly all that it costs. A follower that hears its leader sleeps through so many
 # ticks: with those of a heartbeat that is just missing, no more than an election. A leader that is idle for a while
-# sends its heartbeats every second tick, of which five must get lost before anybody holds an election.
-METADATA_QUIET_TICKS: Final = 7
-METADATA_IDLE_HEARTBEAT_TICKS: Final = 2
+# sends its heartbeats every third tick, of which three must get lost before anybody holds an election.
+METADATA_QUIET_TICKS: Final = 6
+METADATA_IDLE_HEARTBEAT_TICKS: Final = 3
 METADATA_IDLE_SECONDS: Final = 1.0
 # A read that got no answer is asked again after so many ticks: half an election.
 METADATA_READ_PATIENCE_TICKS: Final = 5

@@ -3,6 +3,9 @@
 `look` is called after applied commands and costs a comparison; it wakes the task when a deadline came that is earlier
 than the one it sleeps for. A key that is renewed only moves its deadline: the task finds that out when it wakes. The
 same task ends leases (leases.py), whose deadlines are not in the log.
+
+A node that takes over goes on from the last stamp in its log (store_time.py). Where there are others and keys with a
+deadline, an idle leader writes one every METADATA_STAMP_MS: no key lives longer than that because the lead changed.
 """
 
 from __future__ import annotations
@@ -30,12 +33,14 @@ class Expiry:
         time: StoreTime,
         leases: Leases,
         submit: Callable[[cmd.Command], Awaitable[cmd.Answer]],
+        has_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine = machine
         self._clock = clock
         self._time = time
         self._leases = leases
         self._submit = submit
+        self._has_others = has_others
         self._waits_for_ms: int | None = None
         self._known_leases = 0
         self._news = asyncio.Event()
@@ -58,8 +63,10 @@ class Expiry:
             self._known_leases = self._machine.lease_revision
             ended, lease_ms = self._leases.look()
             self._waits_for_ms = deadline_ms = self._machine.next_deadline_ms
-            left_ms = min((ms for ms in (deadline_ms, lease_ms) if ms is not None), default=-1) - self._time.now_ms()
-            if deadline_ms is None and lease_ms is None:
+            stamp_ms = self._machine.time_ms + limits.METADATA_STAMP_MS if self._has_others() and deadline_ms else None
+            due = [ms for ms in (deadline_ms, lease_ms, stamp_ms) if ms is not None]
+            left_ms = min(due, default=-1) - self._time.now_ms()
+            if not due:
                 await self._news.wait()
             elif left_ms > 0:
                 await self._news_or(left_ms / 1000 + _ROUNDING_SECONDS)

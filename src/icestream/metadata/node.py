@@ -188,7 +188,8 @@ class Node:
 
     def receive(self, messages: list[bytes]) -> None:
         """From other nodes. A snapshot among them must lie here already."""
-        self.heard_ns = self._clock.monotonic_ns()
+        if any(eraftpb.rpc_of(message) != "Vote" for message in messages):  # those are of nobody who leads
+            self.heard_ns = self._clock.monotonic_ns()
         self._guarded(lambda: self._take_messages(messages))
 
     def _take_messages(self, messages: list[bytes]) -> None:
@@ -465,8 +466,7 @@ class Node:
         self.is_ready = self.leads = False
         self._stop_listening()
         _log.error("the metadata store stops", error=str(error))
-        self._proposals.lose(stop_reasons.unknown_outcome())
-        self._proposals.refuse_queue(error)
+        self._proposals.end(stop_reasons.unknown_outcome(), error)
         self._reads.fail(error)
         self._waiters.end(error)
         self.hub.end(error)
@@ -492,7 +492,7 @@ class Node:
                 self._log.plan.seal()
                 self._plan_turn()
                 await self._waiters.until(lambda: self._log.plan.is_settled)
-        self._proposals.lose(errors.OutcomeUnknown("the metadata store was closed", hint=UNKNOWN_HINT))
+        self._proposals.end(errors.OutcomeUnknown("the metadata store was closed", hint=UNKNOWN_HINT), self._closing)
         self._reads.fail(self._closing)
         self.hub.end(self.stopped or self._closing)
         self._stop_listening()

@@ -152,9 +152,14 @@ class NodeStore(MetadataStore):
         if self._expiry is not None:
             self._expiry.look()
         elif self._time is not None and self._leases is not None and self._have_deadlines():
-            self._expiry = Expiry(self.node.machine, self._clock, self._time, self._leases, self.propose)
+            self._expiry = Expiry(
+                self.node.machine, self._clock, self._time, self._leases, self.propose, self._has_others
+            )
             self._expiring = self.node.tasks.start(self._expiry.run(), "metadata-expiry")
         self.snapshots.look()
+
+    def _has_others(self) -> bool:
+        return self.node.members.has_others
 
     def _have_deadlines(self) -> bool:
         return self.node.machine.next_deadline_ms is not None or bool(self.node.machine.leases)

@@ -110,6 +110,11 @@ class Proposals:
         lost, self.in_log = self.in_log, {}
         self.refuse(lost.values(), error)
 
+    def end(self, unknown: errors.OutcomeUnknown, refused: errors.IcestreamError) -> None:
+        """Nothing more is carried out here."""
+        self.lose(unknown)
+        self.refuse_queue(refused)
+
 
 def lead_lost() -> errors.OutcomeUnknown:
     return errors.OutcomeUnknown("another node took the lead", hint=UNKNOWN_HINT)

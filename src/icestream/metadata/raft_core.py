@@ -40,6 +40,7 @@ class RaftCore:
         self._randomness = randomness
         self._election_tick = election_tick
         self._drawn_for: tuple[int, int] | None = None
+        self._ticks = 0  # since the last ready
         assert native is not None
         self._core: Any = native.RaftCore(
             node_id,
@@ -65,6 +66,7 @@ class RaftCore:
 
     def tick(self) -> bool:
         self._draw_timeout()
+        self._ticks += 1
         found: bool = self._core.tick()
         return found
 
@@ -102,6 +104,9 @@ class RaftCore:
         if told is None:
             return None
         number, hard_state, must_sync, entries, now, after, snapshot, committed, reads, soft_state = told
+        if self._ticks > 1:
+            now = dict.fromkeys(now)  # several ticks at once are one heartbeat
+        self._ticks = 0
         return Ready(
             number,
             HardState(*hard_state) if hard_state is not None else None,

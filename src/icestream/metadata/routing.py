@@ -11,6 +11,7 @@ no answer in METADATA_REMOTE_SECONDS_MAX  OutcomeUnknown when any try may have b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -52,6 +53,7 @@ class Routing:
         self._clock = clock
         self._ways = ways
         self._names = Names(token, limits.METADATA_FORWARDED_COMMANDS_MAX)
+        self._renewals = asyncio.Semaphore(limits.METADATA_RENEWALS_MAX)
 
     async def submit(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
         if client:
@@ -63,7 +65,8 @@ class Routing:
             self._names.give_back(name)
 
     async def renew(self, key: str, revision: int) -> bool:
-        return await self._until_known(partial(self._try_renewal, key, revision))
+        async with self._renewals:
+            return await self._until_known(partial(self._try_renewal, key, revision))
 
     async def _until_known(self, attempt: Callable[[], Awaitable[Found]]) -> Found:
         start_ns = self._clock.monotonic_ns()

@@ -175,8 +175,16 @@ class SnapshotTask:
             self._log.expect_traffic(False)
         if node.installs == installs:
             self._core.snapshot(head.index, head.conf, self._log.snapshots[0].descriptor)
-            self._core.compact(head.index if node.is_alone else max(head.index - limits.METADATA_TRAIL_ENTRIES, 0))
+            await self._compact(head.index if node.is_alone else max(head.index - limits.METADATA_TRAIL_ENTRIES, 0))
             self.on_taken(head.index, snapshot_digest(self._log.snapshots[0].name))
+
+    async def _compact(self, index: int) -> None:
+        """What came while a large state was written are hundreds of thousands of entries: a slice at a time."""
+        slice_entries = limits.METADATA_COMPACT_SLICE
+        for upto in range(self._core.status()["first"] + slice_entries, index, slice_entries):
+            self._core.compact(upto)
+            await asyncio.sleep(0)
+        self._core.compact(index)
 
     async def _write(self, frozen: Frozen, writer: SnapshotWriter) -> None:
         piece, size = [], 0

@@ -66,10 +66,12 @@ class Ticker:
                 last_ns = self._noted(due_ns)
                 self._node.tick(ticks)
                 continue
-            if await self._node.until(self._must_wake, left_seconds):
+            woken = await self._node.until(self._must_wake, left_seconds)
+            if woken:
                 ticks = min(ticks, self._ticks_since(last_ns))
             before_heard = max(self._node.heard_ns - last_ns, 0) // _TICK_NS
-            last_ns = self._noted(last_ns + ticks * _TICK_NS)
+            due_ns = last_ns + ticks * _TICK_NS
+            last_ns = due_ns if woken else self._noted(due_ns)  # the part of a tick that has begun is not late
             if ticks > before_heard:
                 self._node.tick(ticks - before_heard)
 

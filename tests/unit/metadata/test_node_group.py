@@ -22,7 +22,7 @@ from icestream.runtime.simulated_disk import Crash
 from tests.support.node_group import NodeGroup
 from tests.support.stepped_sink import SteppedSink
 
-ENTRIES, ENTRIES_ANSWER = 3, 4  # types of a Message
+ENTRIES, ENTRIES_ANSWER, HEARTBEAT = 3, 4, 8  # types of a Message
 pytestmark = [
     pytest.mark.asyncio,
     pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part"),
@@ -200,6 +200,62 @@ async def test_a_node_that_has_forwarded_a_command_hears_of_the_commit_at_once(g
     for _ in range(10):
         await group.turn()
     assert put.result() == 1, "and no time has passed"
+
+
+async def test_an_idle_leader_stamps_the_log_while_a_key_has_a_deadline(group: NodeGroup) -> None:
+    """A node that starts again goes on from the newest stamp: without one a key would live as long as nobody writes."""
+    await group.do(group.led.put_with_ttl("/key", b"", 10 * limits.METADATA_STAMP_MS))
+    await group.settle()
+    began_ms = group.led.node.machine.time_ms
+    for _ in range(3):
+        group.clock.advance(limits.METADATA_STAMP_MS / 1000 + 1)
+        await group.tick()
+    await group.settle()
+    assert all(store.node.machine.time_ms >= began_ms + 3 * limits.METADATA_STAMP_MS for store in group.followers)
+    await group.do(group.led.delete("/key"))
+    await group.settle()
+    index = group.led.node.applied_index
+    for _ in range(3):
+        group.clock.advance(limits.METADATA_STAMP_MS / 1000 + 1)
+        await group.tick()
+    assert group.led.node.applied_index == index, "without such a key an idle log stays as it is"
+
+
+async def test_what_waits_behind_a_batch_that_never_ends_is_refused_at_the_close(group: NodeGroup) -> None:
+    await group.settle()
+    leader = group.led
+    group.hold = lambda sender, message: eraftpb.message_kind(message.data) == ENTRIES_ANSWER
+    under_way = leader.begin(cmd.Put("/first", b""))
+    await group.turn()
+    queued = leader.begin(cmd.Put("/second", b""))
+    closing = asyncio.ensure_future(leader.node.close())
+    for _ in range(5):
+        group.clock.advance(limits.METADATA_CLOSE_SECONDS_MAX)
+        await group.turn()
+    assert closing.done()
+    assert isinstance(under_way.exception(), errors.OutcomeUnknown)
+    assert isinstance(queued.exception(), errors.LogClosed), "nothing of it was stored"
+    del group.members[leader.node.id]
+
+
+async def test_who_asks_for_votes_is_no_leader_that_is_heard(group: NodeGroup) -> None:
+    await group.settle()
+    follower, other = group.followers
+    before_ns = follower.node.heard_ns
+    group.clock.advance(1.0)
+    asks = b"\x08\x11\x10" + bytes([follower.node.id]) + b"\x18" + bytes([other.node.id]) + b"\x20\x01"
+    assert eraftpb.rpc_of(asks) == "Vote"
+    follower.node.receive([asks])
+    assert follower.node.heard_ns == before_ns
+    await group.tick()
+    assert follower.node.heard_ns > before_ns, "the leader's heartbeat"
+
+
+async def test_several_ticks_at_once_are_one_heartbeat_to_each(group: NodeGroup) -> None:
+    await group.settle()
+    group.sent.clear()
+    group.led.node.tick(4)
+    assert kinds(group, group.led.node.id) == [HEARTBEAT] * 2
 
 
 async def test_rule_4_a_follower_does_not_write_the_commit_index(group: NodeGroup) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,26 @@ async def test_the_name_of_a_snapshot_says_what_is_in_it() -> None:
     assert snapshot_index(name) == store.node.applied_index == 4
     assert name.endswith(hashlib.sha256(state_bytes(store)).hexdigest())
     assert machine.disk.content(name)[512:] == state_bytes(store)
+
+
+async def test_what_a_snapshot_covers_is_forgotten_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "METADATA_COMPACT_SLICE", 10)
+    machine = MetadataMachine()
+    store = await machine.start()
+    await put_some(store, 44, size=0)
+    forgotten = [0]
+    compact = store.node._core.compact
+
+    def noted(index: int) -> None:
+        forgotten.append(index)
+        compact(index)
+
+    monkeypatch.setattr(store.node._core, "compact", noted)
+    await store.snapshots.take()
+    steps = [later - earlier for earlier, later in itertools.pairwise(forgotten)]
+    assert max(steps) <= 11
+    assert forgotten[-1] == store.node.applied_index == 45
+    assert store.node.status()["first"] == 46
 
 
 async def test_the_same_state_twice_is_one_snapshot() -> None:

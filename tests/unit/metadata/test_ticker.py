@@ -69,14 +69,14 @@ async def test_a_node_that_leads_or_looks_for_a_leader_makes_every_tick_in_its_t
     assert life.node.ticked == [1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_a_leader_with_nothing_to_do_makes_two_ticks_at_a_time_and_all_of_them(life: Life) -> None:
+async def test_a_leader_with_nothing_to_do_makes_three_ticks_at_a_time_and_all_of_them(life: Life) -> None:
     life.node.is_quiet = life.node.leads = True
     await life.ticks(23)
-    assert life.node.ticked == [*range(1, 20), 20, 22, 22]
+    assert life.node.ticked == [*range(1, 20), 20, 23, 23, 23]
     life.node.applied_ns = life.clock.monotonic_ns()
     life.node.ticked.clear()
     await life.ticks(7)
-    assert life.node.ticked == [24, 24, 25, 26, 27, 28, 29, 30]
+    assert life.node.ticked == [26, 26, 26, 27, 28, 29, 30]
 
 
 async def test_a_follower_that_hears_its_leader_has_no_ticks(life: Life) -> None:
@@ -107,6 +107,17 @@ async def test_a_follower_that_takes_the_lead_while_it_sleeps_ticks_at_once(life
     life.node.ticked.clear()
     await life.ticks(4, heard_every=1)
     assert len(life.node.ticked) == 4
+
+
+async def test_a_tick_that_has_only_begun_when_a_sleeper_wakes_is_not_late(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(3, heard_every=1)
+    before = life.ticker.drift_seconds_max
+    await life.ticks(0.5)
+    life.node.is_quiet = False
+    life.node.waiters.look()
+    await life.ticks(0.1)
+    assert life.ticker.drift_seconds_max == before
 
 
 async def test_rule_8_ticks_that_come_late_are_counted_and_not_made_up_for(life: Life) -> None:
