@@ -127,6 +127,18 @@ async def test_hazard_22_position_deletes_take_rows_away(
     assert list((await lake.read_all(28))[0]) == [28, *range(30, 40)]
 
 
+async def test_hazard_22_rows_are_not_told_any_more_once_they_are_deleted(tmp_path: Path) -> None:
+    """Also where a reader left in the midst of them."""
+    lake = await filled(tmp_path, 30)
+    (file,) = lake.live
+    assert (await lake.ask(Question.READ, 0, bytes_max=100)).next_offset < 20
+    deletes = await lake.write_deletes(file, range(20, 25))
+    await lake.replace([file, deletes], "delete", added_position_deletes="5")
+    found, gaps = await lake.read_all()
+    assert found == payloads((0, 20), (25, 30))
+    assert [(start, end) for start, end, _ in gaps] == [(20, 25)]
+
+
 async def test_hazard_22_deletes_by_value_stop_the_reader_with_the_reason(tmp_path: Path) -> None:
     lake = await filled(tmp_path, 10, 20)
     deletes = await lake.write_deletes(lake.live[0], [1], content=2)
@@ -213,6 +225,18 @@ async def test_hazard_22_rows_beyond_what_was_committed_are_not_told(tmp_path: P
     await lake.replace([*lake.live, await lake.write(rows(10, 15, payload=b"made up"))], "append")
     assert await lake.read_all() == (payloads((0, 10)), [])
     assert (await lake.ask(Question.READ, 10)).next_offset == 10
+
+
+@pytest.mark.wrong_tables("rows lie behind the end")
+async def test_hazard_22_rows_beyond_the_end_are_not_told_though_the_snapshot_is_the_same(tmp_path: Path) -> None:
+    """Bound again, the topic is not as far as it was when a reader left in the midst of these rows."""
+    lake = await filled(tmp_path, 30)
+    assert (await lake.ask(Question.READ, 0, bytes_max=100)).next_offset < 20
+    await lake.catalog.topics.detach(TABLE)
+    await lake.catalog.topics.bind(TABLE, lake.topic, lake.topic_id, {0: (0, 20)})
+    scanned = await lake.ask(Question.READ, 5)
+    assert (scanned.end, scanned.next_offset) == (20, 20)
+    assert sum(section.rows for section in scanned.sections) == 15
 
 
 async def test_hazard_22_an_empty_table_and_none_at_all(tmp_path: Path) -> None:

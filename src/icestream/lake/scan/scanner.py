@@ -4,8 +4,8 @@
     windows    one window of offsets is held at a time (window.py), whatever order the files are in
     absence    offsets below the end of the table that are no rows are told, with the reason (absence.py)
     moving     a file that is gone was compacted or expired away: the table is planned again, SCAN_PLANS_MAX times
-    no pins    nothing of a snapshot is held for a reader. What of a window did not fit an answer is kept for a moment,
-               for whoever goes on there
+    no pins    nothing of a snapshot is held for a reader. What of a window did not fit an answer is kept for whoever
+               goes on there, until the table has another snapshot: that one may have rows deleted
 
 A row that has not been committed yet is not told: the broker's log has it.
 """
@@ -54,12 +54,19 @@ def stretch(rows: Any, start: int, stop: int) -> Stretch:
     return Stretch(whole, int64s(whole[OFFSET]), start, stop)
 
 
+class StretchKey(NamedTuple):
+    uuid: str  # of the table
+    snapshot_id: int | None
+    shard: int
+    stop: int
+
+
 class Scanner:
     def __init__(self, tables: TopicViews, files: ParquetFiles, offload: Offload) -> None:
         self._tables = tables
         self._files = files
         self._offload = offload
-        self._kept: OrderedDict[tuple[str, int, int], Stretch] = OrderedDict()  # by table, shard and where they end
+        self._kept: OrderedDict[StretchKey, Stretch] = OrderedDict()
         self._units = GroupUnits(files)
 
     async def answer(self, asked: Asked) -> Scanned:
@@ -105,7 +112,7 @@ class Scanner:
         if asked.value >= end:
             return Scanned(end, next_offset=asked.value)
         before = self._files.groups_read
-        found = self._kept_at(view.uuid, shard, asked.value) or self._first(view, shard, asked.value)
+        found = self._kept_at(view, shard, asked.value) or self._first(view, shard, asked.value)
         if found is None:
             return Scanned(end, missing=_missing(view, shard, [(asked.value, end)]), next_offset=end)
         here = found.rest(asked.value)
@@ -113,7 +120,8 @@ class Scanner:
         told = sum(section.rows for section in sections)
         next_offset = here.offsets[told] if told < len(here.offsets) else found.stop
         holes = _holes(asked.value, sections, next_offset)
-        self._keep((view.uuid, shard, found.stop), found, is_over=next_offset >= found.stop)
+        key = StretchKey(view.uuid, view.table.current_snapshot_id, shard, found.stop)
+        self._keep(key, found, is_over=next_offset >= found.stop)
         return Scanned(
             end,
             sections=sections,
@@ -122,14 +130,19 @@ class Scanner:
             is_cached=self._files.groups_read == before,
         )
 
-    def _kept_at(self, uuid: str, shard: int, position: int) -> Stretch | None:
+    def _kept_at(self, view: TableView, shard: int, position: int) -> Stretch | None:
         """Of any place in it: whoever was told of it may have had no use for all of that, and others may be behind."""
+        end, snapshot_id = view.end(shard), view.table.current_snapshot_id
         for key, found in list(self._kept.items()):  # another thread may be at it
-            if key[:2] == (uuid, shard) and found.start <= position < found.stop:
+            if key.uuid != view.uuid:
+                continue
+            if key.snapshot_id != snapshot_id:
+                self._kept.pop(key, None)
+            elif key.shard == shard and found.start <= position < found.stop <= end:
                 return found
         return None
 
-    def _keep(self, key: tuple[str, int, int], found: Stretch, *, is_over: bool) -> None:
+    def _keep(self, key: StretchKey, found: Stretch, *, is_over: bool) -> None:
         """As long as somebody is in it, and no more than a few."""
         self._kept.pop(key, None)
         if not is_over:
