@@ -15,6 +15,8 @@ from tests.support.driver_life import Struck
 from tests.support.fault_world import FaultWorld
 from tests.support.machine import TOPICS, Machine, messages
 
+NOT_DUE_MS = 10**13  # longer than from any clock of a test to any other
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -74,6 +76,26 @@ async def test_hazard_03_the_round_behind_a_power_loss_commits(tmp_path: Path, m
         await world.lose_power()
     await world.publish_some()
     await world.drain(world.driver())
+    await world.check()
+    await world.close()
+
+
+@pytest.mark.parametrize("mode", list(SyncMode))
+async def test_hazard_03_a_driver_looks_twice_at_a_gap_before_anything_is_due(tmp_path: Path, mode: SyncMode) -> None:
+    """The table ends before the gap, the messages go on behind it: the second look finds what the first one left."""
+    world = await PowerlessWorld.on(tmp_path, Machine(1, mode, sync_interval_ms=10**9))
+    await world.publish_some()
+    await world.drain(world.driver())
+    await world.publish_some()
+    await world.lose_power()
+    assert mode is SyncMode.ALWAYS or any(world.log.gaps(key) for key in world.published)
+    await world.publish_some()
+    one = world.driver(age_due_ms=NOT_DUE_MS)
+    for _ in range(3):
+        await one.driver.turn()
+        assert not one.topics.halted
+    one.driver.hurry()
+    await world.drain(one)
     await world.check()
     await world.close()
 

@@ -257,9 +257,11 @@ def test_hazard_21_floors_and_tables_are_compared_by_what_holds_messages() -> No
         ShardBacklog(3, 0, 10, 20, [(4, 10)]),
         ShardBacklog(4, 0, 10, 20, [(6, 10)]),
         ShardBacklog(5, 0, 10, 20),
+        ShardBacklog(6, 0, 10, 20, [(10, 15)]),
+        ShardBacklog(7, 0, 12, 20, [(10, 15)]),
     ]
     backlog = Backlog("", "", "", "", [TopicBacklog(7, TOPIC, 1, shards, 0, 0, 0)], [])
-    found = astray(backlog, {7: {0: 10, 1: 15, 2: 30, 3: 4, 4: 5}})
-    assert found.behind == [(7, 1, 15), (7, 2, 20)], "as far as it is synced"
+    found = astray(backlog, {7: {0: 10, 1: 15, 2: 30, 3: 4, 4: 5, 6: 10, 7: 10}})
+    assert found.behind == [(7, 1, 15), (7, 2, 20)], "as far as it is synced, and no gap beyond the table"
     assert found.ahead == [(7, 4, 5)], "a gap that ends at the floor is what a retention left"
     assert astray(backlog, {}) == ([], [])

@@ -144,6 +144,7 @@ class DriverLife:
         fault: Fault | None = None,
         stop: Stop | None = None,
         owner: str = "node/child",
+        age_due_ms: int = 0,
     ) -> None:
         life = self.life = Life(stop)
         clock, effects = outside.clock, Effects(fault, life.strike)
@@ -158,7 +159,7 @@ class DriverLife:
         self.topics = Topics(books, watched, effects, clock, {})
         committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), outside.history)
         self.lease = DriverLease(store, clock, owner, LEASE_MS)
-        options = DriverOptions(Budget(age_due_ms=0), wait_ms=0)
+        options = DriverOptions(Budget(age_due_ms=age_due_ms), wait_ms=0)
         report = Report("here", 1, 1)
         self.cleaner: Cleaner | None = None
         if outside.clean_up_delay_ms is not None:

@@ -175,8 +175,10 @@ class FaultWorld:
         stop: Stop | None = None,
         wrap: Wrap | None = None,
         owner: str = "node/child",
+        age_due_ms: int = 0,
     ) -> DriverLife:
-        """Those of the same owner are the one child of the broker: the next one takes over at once."""
+        """Those of the same owner are the one child of the broker: the next one takes over at once. `age_due_ms`: what
+        is younger waits, unless the driver is told to hurry."""
         outside = Outside(
             self.store,
             LogBroker(self),
@@ -187,7 +189,7 @@ class FaultWorld:
             self.clean_up_delay_ms,
             self.history,
         )
-        found = DriverLife(outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner)
+        found = DriverLife(outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner, age_due_ms)
         self._lives.append(found)
         return found
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from icestream import limits
 from icestream.model.backlog import LogFile, ShardBacklog, Stretch, TopicBacklog
-from icestream.model.shard import GapState, ShardKey, Topic
+from icestream.model.shard import ShardKey, Topic
 from icestream.runtime.clock import Clock
 from icestream.wal.appender import Appender
 from icestream.wal.index import FileIndex
@@ -173,11 +173,12 @@ class BacklogReader:
             number += 1
 
     def _frozen(self, shard: Shard) -> ShardBacklog:
-        # a retention moves the floor beyond what is in the table: who goes on there must know what was dropped
+        # also those below the floor: a retention moves it beyond what is in the table, and who goes on where the table
+        # ends must know all that lies between
         gaps = [
             (gap.start, min(gap.end, shard.synced))
             for gap in self._state.gaps.get(shard.key, ())
-            if gap.start < shard.synced and (gap.end > shard.floor or gap.state is not GapState.UNUSED)
+            if gap.start < shard.synced
         ]
         gaps = sorted(gaps)[-limits.BACKLOG_GAPS_MAX :]
         return ShardBacklog(shard.key.shard, shard.epoch, shard.floor, shard.synced, gaps)

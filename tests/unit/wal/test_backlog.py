@@ -174,6 +174,25 @@ async def test_what_a_retention_dropped_is_told_although_the_floor_is_beyond_it(
     assert topic.shards[0].gaps == [(0, floor)]
 
 
+async def test_a_gap_of_an_unclean_stop_is_told_although_a_retention_went_beyond_it() -> None:
+    machine = Machine(mode=SyncMode.PERIODIC)
+    log = await machine.start()
+    await publish(log, A, b"1")
+    await log.sync()
+    await machine.kill()
+    log = await machine.start()
+    reserved = log.shard(*A).synced
+    log.retainer.set(1, 1, Retention(50_000))
+    for _ in range(60):
+        await publish(log, A, bytes(3000))
+    await log.sync()
+    await log.retainer.step()
+    floor = log.shard(*A).floor
+    assert floor > reserved > 1
+    (topic,) = (await check(machine, log)).topics
+    assert topic.shards[0].gaps == [(0, 1), (1, reserved), (reserved, floor)]
+
+
 async def test_the_oldest_message_is_about_as_old_as_it_is() -> None:
     machine = Machine()
     log = await machine.start()

@@ -36,15 +36,18 @@ class Astray(NamedTuple):
 
 
 def astray(backlog: Backlog, positions: Mapping[int, Mapping[int, int]]) -> Astray:
-    """Of the topics with positions. A table that is ahead of what is synced counts up to there; one that ends where a
-    gap begins, up to the end of the gap: that is how far a retention takes a floor."""
+    """Of the topics with positions. A table that is ahead of what is synced counts up to there. A floor that is ahead
+    by a gap alone is where it should be: a retention takes it there. By a table that ends before a gap no floor goes
+    over it: it goes when the table does."""
     found = Astray([], [])
     for topic in backlog.topics:
         ends = positions.get(topic.topic_id, {})
         for shard in topic.shards:
-            end = min(gaps.past(shard.gaps, ends.get(shard.shard, shard.committed)), shard.synced)
-            if end != shard.committed:
-                (found.behind if end > shard.committed else found.ahead).append((topic.topic_id, shard.shard, end))
+            end = min(ends.get(shard.shard, shard.committed), shard.synced)
+            if end > shard.committed:
+                found.behind.append((topic.topic_id, shard.shard, end))
+            elif (goes_on := gaps.past(shard.gaps, end)) < shard.committed:
+                found.ahead.append((topic.topic_id, shard.shard, goes_on))
     return found
 
 
