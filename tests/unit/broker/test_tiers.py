@@ -13,6 +13,7 @@ from icestream.lake.options import CacheOptions
 from icestream.model.scan import Question
 from icestream.model.shard import GapState, ShardKey
 from icestream.model.subscription import Start, StartAt, SubscriptionType
+from icestream.observability import metrics
 from tests.support.broker_machine import EARLIEST, TOPIC, publish, quiet, subscribe
 from tests.support.tiers import Attendant, TieredMachine
 
@@ -60,6 +61,22 @@ async def test_history_and_tail_have_no_seam(tmp_path: Path, tail_bytes: int, ca
     assert numbers(reader.sink.payloads) == list(range(60))
     assert reader.sink.offsets == list(range(60))
     assert not reader.sink.gaps
+    await broker.shutdown()
+
+
+async def test_reads_and_the_time_between_them_are_counted_by_tier(tmp_path: Path) -> None:
+    before = {**metrics.READS.values}
+    paused = {**metrics.READ_PAUSES.values}
+    machine = TieredMachine(tmp_path, CacheOptions(enabled=False), tail_bytes=0)
+    broker = await with_history(machine)
+    reader = await subscribe(broker)
+    await until(machine, 60, reader.sink.got)
+    counted = {tier: count - before.get(tier, 0) for tier, count in metrics.READS.values.items()}
+    assert counted["table"] >= 1
+    assert counted["log"] >= 1
+    assert not counted.get("tail", 0) + counted.get("cache", 0), "both are off"
+    assert metrics.READ_PAUSES.values.keys() >= {"table", "log"}
+    assert all(seconds >= paused.get(tier, 0) for tier, seconds in metrics.READ_PAUSES.values.items())
     await broker.shutdown()
 
 

@@ -1,0 +1,59 @@
+"""The cache of row groups: bounded in bytes and age, or none at all; what it finds is counted."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+
+from icestream.lake.options import CacheOptions
+from icestream.lake.scan.group_cache import GroupKey, NoCache, open_cache
+from icestream.observability import metrics
+
+ROWS = pa.table({"offset": pa.array(range(1_000), pa.int64())})
+FIRST, SECOND, THIRD = (GroupKey("a.parquet", number) for number in range(3))
+
+
+def counted(outcome: str) -> float:
+    return float(metrics.GROUP_CACHE.labels(outcome)._value.get())
+
+
+def test_a_row_group_is_found_by_its_file_and_its_number() -> None:
+    cache = open_cache(CacheOptions())
+    hits, misses = counted("hit"), counted("miss")
+    assert cache.get(FIRST) is None
+    cache.put(FIRST, ROWS)
+    assert cache.get(FIRST) is ROWS
+    assert cache.get(GroupKey("b.parquet", 0)) is None
+    assert (counted("hit") - hits, counted("miss") - misses) == (1, 2)
+
+
+def test_so_many_bytes_and_the_oldest_go_first() -> None:
+    cache = open_cache(CacheOptions(max_bytes=2 * ROWS.nbytes + 10))
+    for key in (FIRST, SECOND, THIRD):
+        cache.put(key, ROWS)
+    assert (cache.get(FIRST), cache.get(SECOND), cache.get(THIRD)) == (None, ROWS, ROWS)
+    assert cache.held_bytes <= 2 * ROWS.nbytes + 10
+
+
+def test_one_that_is_larger_than_all_of_it_is_not_kept_and_takes_nobody_s_place() -> None:
+    cache = open_cache(CacheOptions(max_bytes=ROWS.nbytes + 100))
+    cache.put(FIRST, ROWS)
+    cache.put(SECOND, pa.concat_tables([ROWS, ROWS]))
+    assert (cache.get(FIRST), cache.get(SECOND)) == (ROWS, None)
+
+
+def test_none_is_kept_longer_than_its_time() -> None:
+    cache = open_cache(CacheOptions(ttl_ms=20))
+    cache.put(FIRST, ROWS)
+    until = time.monotonic() + 10
+    while cache.get(FIRST) is not None:
+        assert time.monotonic() < until, "it is kept for ever"
+
+
+def test_it_can_be_off() -> None:
+    for options in (CacheOptions(enabled=False), CacheOptions(max_bytes=0)):
+        cache = open_cache(options)
+        cache.put(FIRST, ROWS)
+        assert isinstance(cache, NoCache)
+        assert (cache.get(FIRST), cache.held_bytes) == (None, 0)
