@@ -70,7 +70,7 @@ def test_a_manifest_has_a_largest_size() -> None:
     assert merge.merged(sizes(*[large] * 20), 0, large) == []
 
 
-def test_a_table_never_has_many_manifests_and_each_file_is_copied_seldom() -> None:
+def test_hazard_24_a_table_never_has_many_manifests_and_each_file_is_copied_seldom() -> None:
     held: list[ManifestFile] = []
     copied = most = 0
     for _ in range(5_000):
@@ -175,7 +175,7 @@ HOUR_US = 3_600_000_000
         ("month", -1, -1, -1, True),
     ],
 )
-def test_times_are_of_one_partition(transform: str, value: int, lower: int, upper: int, is_right: bool) -> None:
+def test_hazard_12_times_are_of_one_partition(transform: str, value: int, lower: int, upper: int, is_right: bool) -> None:
     file = written([value], us(lower), us(upper))
     if is_right:
         check_partition(file, of(transform))
@@ -184,7 +184,7 @@ def test_times_are_of_one_partition(transform: str, value: int, lower: int, uppe
             check_partition(file, of(transform))
 
 
-def test_keys_are_of_one_partition() -> None:
+def test_hazard_12_keys_are_of_one_partition() -> None:
     identity = of("identity", "binary")
     check_partition(written([b"key"], b"key", b"key"), identity)
     check_partition(written([b"a" * 20], b"a" * 16, b"a" * 15 + b"b"), identity)
@@ -216,7 +216,7 @@ def with_schema(fields: list[dict[str, Any]]) -> Table:
     return commit_to(base, added, {"action": "set-current-schema", "schema-id": -1})
 
 
-def test_files_enter_a_table_that_others_changed_harmlessly() -> None:
+def test_hazard_30_files_enter_a_table_that_others_changed_harmlessly() -> None:
     fields = bound().table.current_schema["fields"]
     more = {"id": 100, "name": "extra", "type": "string", "required": False}
     assert fit.why_not(with_schema([*fields, more]), [file_of()]) == ""
@@ -224,7 +224,7 @@ def test_files_enter_a_table_that_others_changed_harmlessly() -> None:
     assert fit.why_not(with_schema(wider), [file_of()]) == ""
 
 
-def test_files_that_a_reader_would_stumble_over_do_not() -> None:
+def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
     made = bound().table
     fields = made.current_schema["fields"]
     assert "spec 7" in fit.why_not(made, [file_of(spec_id=7)])

@@ -169,7 +169,7 @@ def test_it_says_when_to_look_again() -> None:
     assert planned(log).next_due_us is None
 
 
-def test_many_topics_wait_longer_and_the_plan_says_how_long() -> None:
+def test_hazard_24_many_topics_wait_longer_and_the_plan_says_how_long() -> None:
     log = PaperLog()
     log.append([(topic, 0, 1) for topic in range(200)], new_file=True)
     oldest = dict.fromkeys(range(200), NOW_US - 19_000_000) | {7: NOW_US - 20_000_000}
@@ -231,6 +231,6 @@ def test_a_lease_is_kept_in_the_plan() -> None:
     assert {one.epoch for one in leased.targets.values()} == {7}
 
 
-def test_the_stretched_age_is_in_proportion() -> None:
+def test_hazard_24_the_stretched_age_is_in_proportion() -> None:
     assert limits.ROUND_FRESH_TOPICS == 50
     assert planned(even_log(records=60, topics=60, rows=1), Budget()).age_limit_ms == 6_000
