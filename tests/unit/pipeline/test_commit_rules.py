@@ -175,7 +175,9 @@ HOUR_US = 3_600_000_000
         ("month", -1, -1, -1, True),
     ],
 )
-def test_hazard_12_times_are_of_one_partition(transform: str, value: int, lower: int, upper: int, is_right: bool) -> None:
+def test_hazard_12_times_are_of_one_partition(
+    transform: str, value: int, lower: int, upper: int, is_right: bool
+) -> None:
     file = written([value], us(lower), us(upper))
     if is_right:
         check_partition(file, of(transform))
