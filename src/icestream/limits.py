@@ -629,7 +629,8 @@ READ_THREADS: Final = 2
 SCANS_IN_FLIGHT_MAX: Final = 16
 SCAN_THREADS: Final = 2
 # Answers that the broker holds near their readers, of all shards together: as many last ones, and as many that are
-# asked for ahead. How old one may be: what somebody deletes from a table is not handed out much longer.
+# asked for ahead. How old one may be: what somebody deletes from a table is not handed out much longer, and the next
+# one counts from when it came, since a slow store may take as long.
 SCANS_NEAR_MAX: Final = 16
 SCAN_NEAR_SECONDS_MAX: Final = 5.0
 # How long an answer may take: opening a table of many files in an object store, and decoding a row group of each.
@@ -642,6 +643,9 @@ SCAN_READ_BYTES: Final = 2 * MIB
 SCAN_PART_BYTES: Final = 2 * MIB
 # What an answer may come to: what was asked for, and one message of the largest size with its section.
 SCAN_ANSWER_BYTES_MAX: Final = SCAN_READ_BYTES + MESSAGE_BYTES_MAX + MIB
+# What the last ones near readers may come to together, and the next ones that have come: sixteen of the usual size, or
+# one of the largest messages.
+SCANS_NEAR_BYTES_MAX: Final = max(SCANS_NEAR_MAX * SCAN_READ_BYTES, SCAN_ANSWER_BYTES_MAX)
 # A row group that decodes to more is read in batches of rows, again for each window of offsets (hazard 22).
 SCAN_GROUP_BYTES_MAX: Final = 64 * MIB
 SCAN_BATCH_ROWS: Final = 16_384

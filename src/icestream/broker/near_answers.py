@@ -2,18 +2,23 @@
 before somebody wants it. So a reader with little credit does not ask for the same rows again, and while one answer is
 delivered the lake process works on the next.
 
+    last        it was told: remembered for a moment (short_memory.py)
+    under way   the next one, as long as asking takes
+    next        it has come, and is remembered for a moment from then on
+
 Of each a few are held, whichever shards they are of, and for a moment only: what somebody deletes from a table is not
-handed out much longer, and a reader that has left costs nothing.
+handed out much longer, and a reader that has left costs nothing. Where no more can be asked for ahead nothing is: those
+that are there are wanted sooner than a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable
+from typing import Any, NamedTuple, Protocol
 
 from icestream import limits
+from icestream.broker.short_memory import ShortMemory
 from icestream.broker.storage import Found
 from icestream.model.scan import Scanned
 from icestream.model.shard import ShardKey
@@ -22,32 +27,37 @@ from icestream.model.shard import ShardKey
 class _Next(NamedTuple):
     offset: int
     bytes_max: int
-    asked_seconds: float  # of the loop's clock
     answer: asyncio.Task[Scanned]
+
+
+class _WithBody(Protocol):
+    @property
+    def body(self) -> bytes: ...
 
 
 class NearAnswers:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._last: OrderedDict[ShardKey, tuple[float, Found]] = OrderedDict()
-        self._next: OrderedDict[ShardKey, _Next] = OrderedDict()
+        self._last = ShortMemory[Found](self._loop)
+        self._under_way: dict[ShardKey, _Next] = {}
+        self._next = ShortMemory[_Next](self._loop)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._last.size_bytes + self._next.size_bytes
 
     # --- the last one ---
 
     def keep(self, key: ShardKey, found: Found) -> None:
         """It was told; its reader may have had no use for all of it."""
-        self._last[key] = self._loop.time(), found
-        self._last.move_to_end(key)
-        while len(self._last) > limits.SCANS_NEAR_MAX:
-            self._last.popitem(last=False)
+        self._last.keep(key, found, _size_bytes(found.sections))
 
     def rest(self, key: ShardKey, offset: int) -> Found | None:
         """What of it lies from this offset on."""
-        since_seconds, found = self._last.get(key, (0.0, None))
-        if found is None or self._is_old(since_seconds):
-            self._last.pop(key, None)
+        found = self._last.find(key)
+        if found is None or not found.sections:
             return None
-        if not found.sections or not found.sections[0].base_offset <= offset < found.next_offset:
+        if not found.sections[0].base_offset <= offset < found.next_offset:
             return None
         left = [one for one in found.sections if one.base_offset + one.rows > offset]
         return Found(left, [], found.next_offset)
@@ -55,36 +65,41 @@ class NearAnswers:
     # --- the next one ---
 
     def begin(self, key: ShardKey, offset: int, bytes_max: int, asking: Coroutine[Any, Any, Scanned]) -> None:
-        answer = self._loop.create_task(asking)
-        answer.add_done_callback(_heard)
         self._drop(key)
-        self._next[key] = _Next(offset, bytes_max, self._loop.time(), answer)
-        while len(self._next) > limits.SCANS_NEAR_MAX:
-            self._drop(next(iter(self._next)))
+        if len(self._under_way) + len(self._next) >= limits.SCANS_NEAR_MAX:
+            asking.close()
+            return
+        begun = _Next(offset, bytes_max, self._loop.create_task(asking))
+        self._under_way[key] = begun
+        begun.answer.add_done_callback(lambda _: self._ended(key, begun))
 
     def take(self, key: ShardKey, offset: int, bytes_max: int) -> asyncio.Task[Scanned] | None:
-        """None: something else was asked for, or that is too long ago."""
-        found = self._next.get(key)
+        """None: something else was asked for, or it came too long ago."""
+        found = self._under_way.get(key) or self._next.find(key)
         if found is None or (found.offset, found.bytes_max) != (offset, bytes_max):
             return None
-        if self._is_old(found.asked_seconds):
-            self._drop(key)
-            return None
-        return self._next.pop(key).answer
+        self._under_way.pop(key, None)
+        self._next.drop(key)
+        return found.answer
 
     def close(self) -> None:
-        for key in list(self._next):
+        for key in list(self._under_way):
             self._drop(key)
+        self._last.clear()
+        self._next.clear()
 
     def _drop(self, key: ShardKey) -> None:
-        if (found := self._next.pop(key, None)) is not None:
+        self._next.drop(key)
+        if (found := self._under_way.pop(key, None)) is not None:
             found.answer.cancel()
 
-    def _is_old(self, since_seconds: float) -> bool:
-        return self._loop.time() - since_seconds > limits.SCAN_NEAR_SECONDS_MAX
+    def _ended(self, key: ShardKey, begun: _Next) -> None:
+        """Whoever waits for it hears of an error; where nobody does it is no news."""
+        failed = begun.answer.cancelled() or begun.answer.exception() is not None
+        if self._under_way.get(key) is begun:
+            del self._under_way[key]
+            self._next.keep(key, begun, 0 if failed else _size_bytes(begun.answer.result().sections))
 
 
-def _heard(answer: asyncio.Task[Scanned]) -> None:
-    """Whoever takes it learns what went wrong; if nobody does, it is no news."""
-    if not answer.cancelled():
-        answer.exception()
+def _size_bytes(sections: Iterable[_WithBody]) -> int:
+    return sum(len(one.body) for one in sections)

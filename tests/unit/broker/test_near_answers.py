@@ -9,7 +9,7 @@ import pytest
 from icestream import errors, limits
 from icestream.broker.near_answers import NearAnswers
 from icestream.broker.storage import Found
-from icestream.model.scan import Scanned
+from icestream.model.scan import Scanned, Section
 from icestream.model.shard import ShardKey
 from icestream.wal.tail import SectionRead
 
@@ -28,6 +28,16 @@ def starts(rest: Found | None) -> list[int] | None:
 
 async def answer(end: int) -> Scanned:
     return Scanned(end)
+
+
+async def large(size: int) -> Scanned:
+    return Scanned(20, sections=[Section(10, 10, 0, 0, bytes(size))])
+
+
+async def turns() -> None:
+    """Until a task that waits for nothing has ended, and whoever follows it knows."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def test_what_is_left_of_an_answer_is_told_from_any_place_in_it() -> None:
@@ -66,15 +76,42 @@ async def test_an_error_that_nobody_hears_of_is_no_news_and_whoever_asks_hears_i
         await begun
 
 
-async def test_few_are_held_and_the_oldest_go() -> None:
+async def test_few_last_ones_are_held_and_the_oldest_go() -> None:
     near, most = NearAnswers(), limits.SCANS_NEAR_MAX
     for number in range(most + 3):
         near.keep(ShardKey(number, 0), found(0))
-        near.begin(ShardKey(number, 0), 10, 1, answer(number))
     held = [near.rest(ShardKey(number, 0), 0) is not None for number in range(most + 3)]
     assert held == [False] * 3 + [True] * most
-    begun = [near.take(ShardKey(number, 0), 10, 1) is not None for number in range(most + 3)]
-    assert begun == held
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+async def test_few_are_asked_for_ahead_and_no_more_until_one_is_taken(has_come: bool) -> None:
+    """Readers take turns: the oldest one is the next that is wanted."""
+    near, most = NearAnswers(), limits.SCANS_NEAR_MAX
+    for number in range(most + 3):
+        near.begin(ShardKey(number, 0), 10, 1, answer(number))
+        if has_come:
+            await turns()
+    begun = [near.take(ShardKey(number, 0), 10, 1) for number in range(most + 3)]
+    assert [one is not None for one in begun] == [True] * most + [False] * 3
+    assert [await one for one in begun if one is not None] == [Scanned(number) for number in range(most)]
+    near.begin(KEY, 10, 1, answer(1))
+    assert near.take(KEY, 10, 1) is not None
+
+
+async def test_they_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCANS_NEAR_BYTES_MAX", 250)
+    near = NearAnswers()
+    for number in range(4):
+        near.keep(ShardKey(number, 0), Found([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
+        near.begin(ShardKey(number, 0), 10, 1, large(100))
+        await turns()
+    assert near.size_bytes == 400
+    assert [near.rest(ShardKey(number, 0), 0) is not None for number in range(4)] == [False, False, True, True]
+    assert [near.take(ShardKey(number, 0), 10, 1) is not None for number in range(4)] == [False, False, True, True]
+    assert near.size_bytes == 200, "what was taken is not held here"
+    near.close()
+    assert near.size_bytes == 0
 
 
 async def test_what_is_under_way_ends_with_it() -> None:
@@ -98,6 +135,41 @@ async def test_none_is_older_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> N
     near = NearAnswers()
     near.keep(KEY, found(0))
     near.begin(KEY, 10, 1, answer(1))
+    await turns()
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
     assert near.rest(KEY, 0) is None
     assert near.take(KEY, 10, 1) is None
+
+
+async def test_one_that_takes_longer_than_a_moment_is_not_old_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
+    near, come = NearAnswers(), asyncio.Event()
+
+    async def slow() -> Scanned:
+        await come.wait()
+        return Scanned(7)
+
+    near.begin(KEY, 10, 1, slow())
+    await turns()
+    begun = near.take(KEY, 10, 1)
+    assert begun is not None
+    come.set()
+    assert await begun == Scanned(7)
+
+
+async def test_what_nobody_comes_for_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", 0.01)
+    near = NearAnswers()
+    for number in range(3):
+        near.keep(ShardKey(number, 0), Found([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
+        near.begin(ShardKey(number, 0), 10, 1, large(100))
+        await turns()
+    async with asyncio.timeout(5):
+        while near.size_bytes:
+            await turns()
+    monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", 100.0)
+    assert near.rest(KEY, 0) is None
+    assert near.take(KEY, 10, 1) is None
+    near.keep(KEY, found(0))
+    assert near.rest(KEY, 0) is not None
+    near.close()
