@@ -117,6 +117,34 @@ async def test_hazard_21_a_floor_goes_back_to_the_beginning_of_a_spill_log_at_mo
     assert charged_of(log, B) == before
 
 
+async def test_hazard_21_a_floor_goes_back_no_further_than_a_hole_behind_a_spill_log() -> None:
+    """Another shard keeps the spill file, while the log went on without what came behind it."""
+    machine = Machine(quota_bytes=1_000_000, topic_quota_bytes=500_000)
+    log = await machine.start()
+    stuck = ShardKey(2, 1)
+    await publish(log, stuck, b"stuck")
+    for number in range(40):
+        await log.submit([batch(log, B, b"b%d-" % number + bytes(200))])
+        (placed,) = await log.submit([batch(log, A, bytes(7000))])
+        await log.advance_floor({A: placed.base_offset + 1})  # type: ignore[union-attr]
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert await log.spiller.step()
+    (spill,) = log.upkeep.spills.files
+    copied = spill.find(B)
+    assert copied is not None
+    for number in range(40, 80):
+        await log.submit([batch(log, B, b"b%d-" % number + bytes(200))])
+        (placed,) = await log.submit([batch(log, A, bytes(7000))])
+        await log.advance_floor({A: placed.base_offset + 1, B: number + 1})  # type: ignore[union-attr]
+    assert log.upkeep.spills.files == [spill]
+    earliest = log.reader.earliest(B)
+    assert copied.first == 0 < copied.end < earliest <= 80, "nothing between is read or promised"
+    assert await log.floors.reopen({B: 0, stuck: 0}) == {B: earliest, stuck: 0}
+    await machine.kill()
+    log = await machine.start()
+    assert [*await messages(log, B)] == [*range(earliest, 80)]
+
+
 def charged_of(log: Log, key: ShardKey) -> int:
     return log.state.usage[key.topic_id].held_bytes
 

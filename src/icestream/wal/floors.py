@@ -5,6 +5,7 @@
             has all of it. What lies above counts against its topic again and is not freed, also after a crash
 
 A shard with a spill log (hazard 8) goes back to the beginning of that at most: what lies before it is kept by nobody.
+Where there is a hole behind the spill log, it goes back to the end of the hole.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable, Mapping
 
 from icestream import errors, limits
 from icestream.model.shard import ShardKey
+from icestream.wal.reach import reaches_back
 from icestream.wal.state import LogState, Shard
 from icestream.wal.upkeep import Upkeep
 
 
 class Floors:
     def __init__(self, state: LogState, upkeep: Upkeep, earliest: Callable[[ShardKey], int]) -> None:
-        """`earliest`: the lowest offset of a shard that can be read."""
+        """`earliest`: the lowest offset of a shard from which on all can be read."""
         self._state = state
         self._upkeep = upkeep
         self._earliest = earliest
@@ -51,8 +53,16 @@ class Floors:
         return {key: shard.floor for key, shard in shards.items()}
 
     def _lowest(self, key: ShardKey, offset: int) -> int:
-        copied = next((held.first for _, held in self._upkeep.spills.of(key)), None)
-        return self._state.step_over(key, max(offset, self._earliest(key) if copied is None else copied))
+        return self._state.step_over(key, max(offset, self._kept_from(key)))
+
+    def _kept_from(self, key: ShardKey) -> int:
+        """The lowest offset from which on log and spill log keep everything without a hole."""
+        earliest, spilled_end = self._earliest(key), self._upkeep.spills.end(key)
+        if not spilled_end or earliest > spilled_end:
+            return earliest
+        copied = [(held.first, held.end) for _, held in self._upkeep.spills.of(key)]
+        gaps = [(gap.start, gap.end) for gap in self._state.gaps.get(key, ())]
+        return reaches_back([*copied, *gaps], min(self._state.shard(key).floor, spilled_end))
 
     def _lower(self, shard: Shard, offset: int) -> None:
         """What `move_floor` took from its topic's account comes back (hazard 8)."""

@@ -7,7 +7,7 @@ Nothing beyond what may be seen (`written` of a shard, `released_lsn`) is ever r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from icestream.wal import format as wire
 from icestream.wal.appender import Appender
 from icestream.wal.footer import load_index
 from icestream.wal.index import FileIndex, ShardIndex
+from icestream.wal.reach import reaches_back
 from icestream.wal.scan import good_header, scan_records
 from icestream.wal.state import LogState, Shard
 from icestream.wal.summary import FileSummary, Range
@@ -108,21 +109,29 @@ class Reader:
         return max(1, min(wanted, int(limits.READ_SECTIONS_MAX / shard.sections_per_point)))
 
     def earliest(self, key: ShardKey) -> int:
-        """The lowest offset of the shard that can still be read, or its end when none can."""
+        """The lowest offset of the shard from which on all can still be read, or its end when none can."""
         return min(self._state.step_over(key, self._first_held(key)), self._state.shard(key).written)
 
     def _first_held(self, key: ShardKey) -> int:
-        copied = next((held.first for _, held in self._upkeep.spills.of(key)), None)
+        if self._upkeep.spills.end(key):
+            return reaches_back(self._held(key), self._state.shard(key).floor)
         for file in self._upkeep.files:
             if (held := file.find(key)) is not None:
-                return held.first if copied is None else min(held.first, copied)
-        if copied is not None:
-            return copied
-        shard = self._state.shard(key)
+                return held.first
         for _, index in self._appender.open_files():
             if key in index.shards:
                 return index.shards[key].first_offset
-        return shard.written
+        return self._state.shard(key).written
+
+    def _held(self, key: ShardKey) -> Iterator[tuple[int, int]]:
+        """Beside a spill log: where the shard's offsets are, and where there are none."""
+        for _, held in self._in_order(key):
+            yield held.first, held.end
+        for _, index in self._appender.open_files():
+            if key in index.shards:
+                yield index.shards[key].first_offset, index.shards[key].end_offset
+        for gap in self._state.gaps.get(key, ()):
+            yield gap.start, gap.end
 
     async def _find(self, key: ShardKey, offset: int, points: int) -> _Stretch:
         file = self._file_of(key, offset)
