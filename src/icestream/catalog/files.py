@@ -85,22 +85,25 @@ class LocalFiles:
         offload: Offload,
         clock: Clock | None = None,
         log: LogDisk | None = None,
-        near: Offload | None = None,
+        near: Callable[[], Offload] | None = None,
     ) -> None:
         """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. `log`: that
-        of the broker, whose disk gets some rest between two syncs of all of it. `near`: for what is mostly short, a new
-        file or a look at one."""
+        of the broker, whose disk gets some rest between two syncs of all of it. `near`: makes an offload for what is
+        mostly short, each for calls that take about as long: a small file with its syncs takes a thousand times as long
+        as a look at one, and an average of both says nothing about either."""
         self._open = open_folder
         self._offload = offload
-        self._near = near or offload
+        self._synced = near() if near is not None else offload
+        self._unsynced = near() if near is not None else offload
         self._log = log
         self._shared = SharedSync(self._sync_disks, clock or SystemClock())
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         path, name = _split(location)
+        near = self._synced if is_synced else self._unsynced
         is_small = sum(map(len, pieces)) <= limits.CATALOG_INLINE_BYTES_MAX
         try:
-            await (self._near if is_small else self._offload).run(lambda: self._create(path, name, pieces, is_synced))
+            await (near if is_small else self._offload).run(lambda: self._create(path, name, pieces, is_synced))
         except OSError as error:
             raise _not_written(location, error) from error
 
@@ -165,7 +168,7 @@ class LocalFiles:
             file.close()
 
     async def exists(self, location: str) -> bool:
-        return await self._near.run(lambda: self._exists(*_split(location)))
+        return await self._unsynced.run(lambda: self._exists(*_split(location)))
 
     def _exists(self, path: Path, name: str) -> bool:
         try:

@@ -81,7 +81,10 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
     clock = SystemClock()
     counted = Requests()
-    near = ShortOffload(disk, clock, lambda: counted.under_way <= 1, limits.CATALOG_INLINE_BELOW_NS)
+
+    def near() -> ShortOffload:
+        return ShortOffload(disk, clock, lambda: counted.under_way <= 1, limits.CATALOG_INLINE_BELOW_NS)
+
     local = LocalFiles(open_local, disk, clock, None if options.log is None else LogDisk(options.log), near)
     files = local if options.is_local else open_files(options.store, local=local)
     tasks = [keeping]

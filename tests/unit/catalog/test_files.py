@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.documents import Documents
-from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.files import LocalFiles, LocalFolder, open_local
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
-from icestream.runtime.tasks import ThreadOffload
+from icestream.runtime.tasks import ShortOffload, ThreadOffload
 from tests.support.tables import SCHEMA, table, with_snapshots
 from tests.support.warehouse import NS, TABLE, World
 
@@ -71,6 +72,38 @@ async def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(errors.PersistentStorageError, match="cannot be written"):
         await files.create(location, [b"second"])
     assert await files.read(location) == b"first"
+
+
+class SlowFolder(LocalFolder):
+    """Its syncs take 50 ms; in which threads they were."""
+
+    def __init__(self, path: Path, is_new: bool, clock: SimulatedClock, threads: list[threading.Thread]) -> None:
+        super().__init__(path, read_only=not is_new)
+        self.clock = clock
+        self.threads = threads
+
+    def sync(self) -> None:
+        self.clock.advance(0.05)
+        self.threads.append(threading.current_thread())
+        super().sync()
+
+
+async def test_slow_syncs_leave_the_loop_whatever_short_calls_there_are_between(tmp_path: Path) -> None:
+    clock, disk, seen = SimulatedClock(), ThreadOffload("files", 2), list[threading.Thread]()
+    files = LocalFiles(
+        lambda path, is_new: SlowFolder(path, is_new, clock, seen),
+        disk,
+        clock,
+        near=lambda: ShortOffload(disk, clock, lambda: True, limits.CATALOG_INLINE_BELOW_NS),
+    )
+    await files.create(f"file:{tmp_path}/first", [b"x"])
+    for number in range(20):
+        assert await files.exists(f"file:{tmp_path}/first")
+        await files.create(f"file:{tmp_path}/{number}", [b"x"], is_synced=False)
+    await files.create(f"file:{tmp_path}/second", [b"x"])
+    main = threading.main_thread()
+    assert [one is main for one in seen] == [True, False], "nobody knew that the first would be slow"
+    disk.close()
 
 
 async def test_what_cannot_be_a_metadata_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
