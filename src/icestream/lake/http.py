@@ -5,7 +5,8 @@ body       the head is whole             the guard bounds the body (guard.py)
 Whatever is no HTTP, or too large, is answered with 400, and the connection ends.
 
 uvicorn writes head and body of an answer one after the other, which is a packet each, and the client wakes twice. So
-the head waits for the body (`Gathered`), until the end of the loop's turn at most: some answers have none.
+the head waits for the body (`Gathered`), until the end of the loop's turn at most: some answers have none. A large body
+goes by itself: to copy it would cost more than a packet.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ class Gathered:
 
     def write(self, data: bytes) -> None:
         head, self._head = self._head, b""
-        if head:
-            self._transport.writelines((head, data))
+        if head and len(data) <= limits.HTTP_JOINED_BYTES_MAX:
+            self._transport.write(head + data)
+        elif head:  # by writelines some versions of asyncio would not tell who writes that he has to wait
+            self._transport.write(head)
+            self._transport.write(data)
         elif data.startswith(_HEAD):
             self._head = data
             self._loop.call_soon(self._flush)

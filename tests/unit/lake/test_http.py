@@ -9,12 +9,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from icestream import limits
 from icestream.lake.http import Gathered
 from icestream.lake.options import LakeOptions
 from icestream.lake.serving import bound, serve
@@ -74,6 +75,9 @@ class Wire(asyncio.Transport):
         assert not self.is_closed
         self.packets.append(bytes(data))
 
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        raise AssertionError("some versions of asyncio do not pause the protocol behind it")
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -101,6 +105,18 @@ async def test_head_and_body_of_an_answer_are_one_packet() -> None:
     subject.write(head)
     await asyncio.sleep(0)
     assert (len(wire.packets), subject.is_closing()) == (4, True)
+
+
+async def test_a_large_body_is_not_copied_to_join_its_head() -> None:
+    wire = Wire()
+    subject = Gathered(wire, asyncio.get_running_loop())
+    head, most = b"HTTP/1.1 200 OK\r\n\r\n", limits.HTTP_JOINED_BYTES_MAX
+    subject.write(head)
+    subject.write(bytes(most))
+    subject.write(head)
+    subject.write(bytes(most + 1))
+    await asyncio.sleep(0)
+    assert wire.packets == [head + bytes(most), head, bytes(most + 1)]
 
 
 @pytest.mark.parametrize(
