@@ -1,11 +1,13 @@
 #!/bin/sh
 # Three nodes of one cluster on this machine, each with a prefix before what it says; Ctrl-C stops them all in order.
-# CLUSTER_DIR: where their data goes. What is given is handed to each of them, for example --set log.level=warning.
+# CLUSTER_DIR: where their data goes. RAFT_PORTS: one for each node. What is given is handed to each of them, for example
+# --set log.level=warning.
 set -u
 
 program=${ICESTREAM:-.venv/bin/icestream}
 directory=${CLUSTER_DIR:-icestream-cluster}
-seeds=0.0.0.0:7650,0.0.0.0:7651,0.0.0.0:7652
+ports=${RAFT_PORTS:-7650 7651 7652}
+seeds=
 pids=
 
 stop() {
@@ -16,15 +18,18 @@ stop() {
 }
 
 trap stop INT TERM
-for port in 7650 7651 7652; do
+for port in $ports; do
+    seeds=$seeds${seeds:+,}0.0.0.0:$port
+done
+for port in $ports; do
     out=$(mktemp -u)
     mkfifo "$out"
     # a session of its own: Ctrl-C is for this script, which then stops them in order
     setsid "$program" serve --raft-port "$port" --set "data_dir=$directory" --set "meta_store.seed_nodes=$seeds" "$@" \
         >"$out" 2>&1 &
     pids="$pids $!"
-    sed -u "s/^/$port  /" <"$out" &
-    rm "$out"
+    # removed when it is open at both ends, and not before: whoever came later would find nothing, or make a file
+    { rm "$out"; exec sed -u "s/^/$port  /"; } <"$out" &
 done
 status=0
 for pid in $pids; do

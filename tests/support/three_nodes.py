@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.free_ports import free_ports
 from tests.support.serve_process import ServeProcess
@@ -39,7 +39,7 @@ class ThreeNodes:
     def kill(self, number: int) -> None:
         self.running.pop(number).stop(signal.SIGKILL)
 
-    def __enter__(self) -> ThreeNodes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
