@@ -643,8 +643,8 @@ SCAN_READ_BYTES: Final = 2 * MIB
 SCAN_PART_BYTES: Final = 2 * MIB
 # What an answer may come to: what was asked for, and one message of the largest size with its section.
 SCAN_ANSWER_BYTES_MAX: Final = SCAN_READ_BYTES + MESSAGE_BYTES_MAX + MIB
-# What the last ones near readers may come to together, and the next ones that have come: sixteen of the usual size, or
-# one of the largest messages.
+# What the last ones near readers may come to together, what is left of them, and the next ones that have come: each
+# sixteen of the usual size, or one of the largest messages.
 SCANS_NEAR_BYTES_MAX: Final = max(SCANS_NEAR_MAX * SCAN_READ_BYTES, SCAN_ANSWER_BYTES_MAX)
 # A row group that decodes to more is read in batches of rows, again for each window of offsets (hazard 22).
 SCAN_GROUP_BYTES_MAX: Final = 64 * MIB

@@ -3,6 +3,7 @@ before somebody wants it. So a reader with little credit does not ask for the sa
 delivered the lake process works on the next.
 
     last        it was told: remembered for a moment (short_memory.py)
+    left        what of it was not told yet, behind a gap: the same
     under way   the next one, as long as asking takes
     next        it has come, and is remembered for a moment from then on
 
@@ -21,7 +22,10 @@ from icestream import limits
 from icestream.broker.short_memory import ShortMemory
 from icestream.broker.storage import Found
 from icestream.model.scan import Scanned
-from icestream.model.shard import ShardKey
+from icestream.model.shard import Gap, ShardKey
+from icestream.wal.tail import SectionRead
+
+Piece = Gap | SectionRead
 
 
 class _Next(NamedTuple):
@@ -39,12 +43,13 @@ class NearAnswers:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._last = ShortMemory[Found](self._loop)
+        self._left = ShortMemory[tuple[int, list[Piece]]](self._loop)
         self._under_way: dict[ShardKey, _Next] = {}
         self._next = ShortMemory[_Next](self._loop)
 
     @property
     def size_bytes(self) -> int:
-        return self._last.size_bytes + self._next.size_bytes
+        return self._last.size_bytes + self._left.size_bytes + self._next.size_bytes
 
     # --- the last one ---
 
@@ -61,6 +66,16 @@ class NearAnswers:
             return None
         left = [one for one in found.sections if one.base_offset + one.rows > offset]
         return Found(left, [], found.next_offset)
+
+    def leave(self, key: ShardKey, offset: int, pieces: list[Piece]) -> None:
+        """They follow at this offset, and were not told yet."""
+        sections = (one for one in pieces if isinstance(one, SectionRead))
+        self._left.keep(key, (offset, pieces), _size_bytes(sections))
+
+    def take_left(self, key: ShardKey, offset: int) -> list[Piece] | None:
+        at, pieces = self._left.find(key) or (-1, None)
+        self._left.drop(key)
+        return pieces if at == offset else None
 
     # --- the next one ---
 
@@ -86,6 +101,7 @@ class NearAnswers:
         for key in list(self._under_way):
             self._drop(key)
         self._last.clear()
+        self._left.clear()
         self._next.clear()
 
     def _drop(self, key: ShardKey) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 
 from icestream import limits
 from icestream.broker.lake_desk import LakeDesk
-from icestream.broker.near_answers import NearAnswers
+from icestream.broker.near_answers import NearAnswers, Piece
 from icestream.broker.storage import Found
 from icestream.model.scan import Missing, Question, Scanned
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.observability import metrics
 from icestream.wal.tail import SectionRead
 
-Piece = Gap | SectionRead
 CACHE, TABLE = "cache", "table"
 
 
@@ -31,15 +30,13 @@ class TableTier:
         self._topic = topic
         self._key = key
         self._declared = declared
-        self._left: tuple[int, list[Piece]] = 0, []
         self._behind = -1  # the last answer ends there
 
     async def read(self, offset: int, bytes_max: int) -> tuple[Found, str] | None:
         """And which tier it came from. None: the table has nothing there, or there is none. Raises LakeAway,
         TableUnreadable."""
-        at, pieces = self._left
-        self._left = 0, []
-        if pieces and at == offset:
+        pieces = self._near.take_left(self._key, offset)
+        if pieces is not None:
             return self._front(pieces), CACHE
         rest = self._near.rest(self._key, offset)
         if rest is not None:
@@ -111,7 +108,8 @@ class TableTier:
                 break
         taken = len(gaps) + len(sections)
         next_offset = _end(pieces[taken - 1])
-        self._left = next_offset, pieces[taken:]
+        if taken < len(pieces):
+            self._near.leave(self._key, next_offset, pieces[taken:])
         metrics.READ_GAPS.value += len(gaps)
         metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
         found = Found(sections, gaps, next_offset)

@@ -135,6 +135,23 @@ async def test_rows_that_an_engine_deleted_are_gaps_with_their_reason(tmp_path: 
     await broker.shutdown()
 
 
+async def test_what_is_left_behind_a_gap_is_not_told_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    (file,) = machine.lake.live
+    first = await machine.lake.write_deletes(file, [5])
+    await machine.lake.replace([file, first], "delete", added_position_deletes="1")
+    stream = broker.storage.shard_stream(ShardKey(1, 0))
+    assert (await stream.read(0, 1)).next_offset == 5
+    second = await machine.lake.write_deletes(file, [6, 7])
+    await machine.lake.replace([file, first, second], "delete", added_position_deletes="2")
+    monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)  # a moment has gone by
+    found = await stream.read(5, 1)
+    assert found.sections[0].base_offset == 8
+    assert (found.gaps[0].start, found.gaps[-1].end) == (5, 8)
+    await broker.shutdown()
+
+
 async def test_a_start_below_the_first_row_is_told_and_jumps_there(tmp_path: Path) -> None:
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
