@@ -59,6 +59,18 @@ def test_three_nodes_agree_and_outlive_the_loss_of_any_one(tmp_path: Path) -> No
         assert stopped == [0] * COUNT
 
 
+def test_messages_are_consumed_through_any_node_by_the_command(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        addresses = [one["address"] for one in nodes.start_all()]
+        assert publish(addresses[0], "/default/hello", b"hello") == 0
+        for address in addresses:
+            ran = subprocess.run(
+                [*COMMAND, "consume", "/default/hello", "--address", address],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert (ran.returncode, ran.stdout) == (0, "0:0\t\thello\n"), ran.stderr
+
+
 def test_a_formation_that_is_killed_again_and_again_ends_in_one_cluster(tmp_path: Path) -> None:
     chance = random.SystemRandom()
     with ThreeNodes(tmp_path) as nodes:
@@ -91,9 +103,11 @@ def test_the_commands_show_and_change_a_running_cluster(tmp_path: Path) -> None:
         asked(nodes, 1, "transfer", follower)
         again = {one["name"]: one["role"] for one in asked(nodes, 2, "status")["nodes"]}
         assert [name for name, role in again.items() if role == "leader"] == [follower]
-        asked(nodes, 1, "snapshot")
         verified = asked(nodes, 2, "verify")
         assert verified["is_equal"]
+        assert verified["index"] > 0
+        assert all(verified["nodes"].values()), "each has a state that was compared"
+        asked(nodes, 1, "snapshot")
         assert len(verified["nodes"]) == COUNT
         nodes.kill(2)
         gone = said[2]["node"]

@@ -305,11 +305,11 @@ async def _opened(client: Client, wanted: Wanted, name: str, start: Whence, type
 @contextlib.asynccontextmanager
 async def _at_the_end(client: Client, wanted: Wanted, name: str) -> AsyncIterator[dict[int, int]]:
     """A subscription at the end of the topic: its positions are the ends. Deletes it afterwards."""
-    arguments = {"topic": wanted.topic, "subscription": name, "type": wanted.type or TYPES[0], "start": "latest"}
-    found = await client.call("subscribe", {**arguments, "consumer": name})
+    opened = await client.subscribe(wanted.topic, name, type=wanted.type or TYPES[0], start="latest")
     try:
-        await client.call("close_consumer", {"handle": found["handle"]})
-        yield dict(enumerate(found["positions"]))
+        ends = dict(enumerate(opened.positions))
+        await opened.close()
+        yield ends
     finally:
         if client.is_connected:  # else nobody waits for a broker that may never come back
             with contextlib.suppress(errors.UnknownTopic, errors.UnknownSubscription):  # deleted in the meantime

@@ -132,17 +132,19 @@ class ClusterCalls:
 
     async def cluster_verify(self, connection: NativeConnection, given: Document) -> Document:
         """All nodes take a snapshot at one place of the log. One that is away is not compared."""
+        before = self._cluster.info().snapshot_index
         await self._cluster.running.submit(cmd.TakeSnapshot())
         found: dict[int, NodeInfo] = {}
 
         async def is_taken() -> bool:
             nonlocal found
             found = await self._infos()
-            return len({info.snapshot_index for info in found.values()}) == 1
+            places = {info.snapshot_index for info in found.values()}
+            return len(places) == 1 and max(places) > before
 
         await self._until(is_taken)
         places = {info.snapshot_index for info in found.values()}
-        if len(places) > 1:
+        if len(places) > 1 or not max(places):
             raise errors.NotReady("the nodes took no snapshot at one place of the log", hint="try again in a moment")
         digests = {f"{node_id:016x}": info.snapshot_digest for node_id, info in sorted(found.items())}
         away = len(self._cluster.node.members.voters) + len(self._cluster.node.members.learners) - len(found)
