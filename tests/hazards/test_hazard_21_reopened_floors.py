@@ -181,6 +181,39 @@ async def test_hazard_21_a_word_from_before_a_floor_went_back_counts_for_nothing
     assert log.shard(*A).floor == 61
 
 
+@pytest.mark.parametrize("seconds", [1, -1])
+async def test_hazard_21_a_word_from_an_earlier_life_of_the_broker_counts_for_nothing(seconds: int) -> None:
+    """The driver planned, an operator moved the table, the broker was started again. Also when the clock went back."""
+    machine = Machine(**WARM)
+    log = await committed(machine)
+    await publish(log, A, b"more")
+    earlier = await Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {}).backlog()
+    await log.floors.reopen({A: 20})
+    machine.clock.step(seconds)
+    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    await ingest.committed([(1, 0, 61)], earlier.reopenings)
+    assert log.shard(*A).floor == 20
+    await ingest.committed([(1, 0, 61)], (await ingest.backlog()).reopenings)
+    assert log.shard(*A).floor == 61
+
+
+async def test_hazard_21_a_floor_goes_back_in_the_middle_of_many_that_go_up() -> None:
+    machine = Machine(**WARM)
+    log = await committed(machine)
+    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    others = [ShardKey(2, number) for number in range(limits.FLOORS_SLICE)]
+    await log.append([batch(log, key, b"other") for key in others])
+    await publish(log, A, b"more")
+    before = await ingest.backlog()
+    going_up = asyncio.create_task(ingest.committed([*((*key, 1) for key in others), (1, 0, 61)], before.reopenings))
+    await asyncio.sleep(0)
+    assert log.shard(*others[-1]).floor == 1
+    assert log.shard(*A).floor == 60, "it is not its turn yet"
+    await ingest.reopen([(1, 0, 20)])
+    await going_up
+    assert log.shard(*A).floor == 20
+
+
 async def test_hazard_21_a_driver_that_waits_is_told() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)

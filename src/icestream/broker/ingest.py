@@ -43,7 +43,8 @@ class Ingest:
         self._table_policy = table_policy
         self._state: Document | None = None
         self._told_ns = 0
-        self._reopenings = 0
+        # by the clock, so that a driver that planned in an earlier life of the broker names none of this one
+        self._began = self._reopenings = clock.wall_us()
         self._reopened: dict[ShardKey, int] = {}  # the last reopening of a shard
         self._went_back = asyncio.Event()
         self.on_told: Callable[[], None] | None = None  # somebody waits for news of the driver
@@ -116,10 +117,13 @@ class Ingest:
 
     async def committed(self, positions: Sequence[Position], reopenings: int | None = None) -> None:
         """`reopenings`: of the backlog by which they are known; None: they are true now. A shard that went back since
-        stays where it is: its table was moved meanwhile, and the next look at it finds where."""
+        stays where it is: its table was moved meanwhile, and the next look at it finds where. So do all when the
+        backlog is of an earlier life: nobody knows what went back then."""
         floors = self._known(positions)
         if reopenings is not None:
-            floors = {key: one for key, one in floors.items() if self._reopened.get(key, 0) <= reopenings}
+            known = self._reopened
+            floors = {key: one for key, one in floors.items() if known.get(key, self._began) <= reopenings}
+            floors = floors if reopenings <= self._reopenings else {}  # of an earlier life, whose clock was ahead
         await self.log.advance_floor(floors)
         if self.on_committed is not None:
             self.on_committed()

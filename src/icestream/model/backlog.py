@@ -76,7 +76,7 @@ class Backlog(msgspec.Struct, frozen=True):
     files: list[LogFile]
     is_cut: bool = False  # there is more: ask again after this is committed
     lsn: int = 0  # the last record that this knows of: `after_lsn` of a call that is to wait for more
-    reopenings: int = 0  # how often floors went back, in this life of the broker
+    reopenings: int = 0  # grows when floors go back, and from one life of the broker to the next
     # Settings `writer_…` that were changed while the broker runs: they go before those that the driver started with.
     changed_settings: dict[str, int] = {}
 

@@ -26,6 +26,7 @@ class Floors:
         self._state = state
         self._upkeep = upkeep
         self._earliest = earliest
+        self._turns = asyncio.Lock()  # whoever came later has the last word
 
     async def advance(self, floors: Mapping[ShardKey, int]) -> None:
         """All of them, or none when one cannot be right. Never down. Frees the files that nobody needs any more."""
@@ -36,18 +37,21 @@ class Floors:
                     f"floor {offset} of {key} is beyond its synced offset {synced}",
                     hint="call sync() first: nothing durable elsewhere may pass synced",
                 )
-        for number, (key, offset) in enumerate(floors.items(), 1):
-            self._upkeep.move_floor(self._state.shards[key], offset)
-            if not number % limits.FLOORS_SLICE:
-                await asyncio.sleep(0)
+        async with self._turns:
+            for number, (key, offset) in enumerate(floors.items(), 1):
+                self._upkeep.move_floor(self._state.shards[key], offset)
+                if not number % limits.FLOORS_SLICE:
+                    await asyncio.sleep(0)
         await self._upkeep.floors_moved()
 
     async def reopen(self, floors: Mapping[ShardKey, int]) -> dict[ShardKey, int]:
         """Down, never up: to these offsets, or as near as the log can. Where the floors are then."""
         shards = {key: self._state.shard(key) for key in floors}
-        lower = {key: found for key, shard in shards.items() if (found := self._lowest(key, floors[key])) < shard.floor}
-        for key, offset in lower.items():
-            self._lower(shards[key], offset)
+        async with self._turns:
+            found = {key: self._lowest(key, offset) for key, offset in floors.items()}
+            lower = {key: offset for key, offset in found.items() if offset < shards[key].floor}
+            for key, offset in lower.items():
+                self._lower(shards[key], offset)
         if lower:
             await self._upkeep.floors_lowered(lower)
         return {key: shard.floor for key, shard in shards.items()}
