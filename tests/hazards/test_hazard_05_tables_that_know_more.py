@@ -58,6 +58,25 @@ async def test_hazard_05_tables_count_like_cursors() -> None:
     assert found == {ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}
 
 
+@pytest.mark.asyncio
+async def test_hazard_05_a_record_that_cannot_be_read_is_told_and_stops_no_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may be a view, or a table of no topic; and a broker that does not run mends nothing."""
+    store = MemoryStore(SimulatedClock())
+    for topic_id in (1, 2, 3, 4):
+        await known(store, topic_id)
+    await bound(store, 1, s0=7)
+    await noted(store, 2, s0=5)
+    damaged = [keys.relation_key(Identifier(("default",), "a")), mirror_key(3)]
+    for key in damaged:
+        await store.put(key, b"\xff no record")
+    await bound(store, 4, s0=2)
+    found = await stored_positions(store, Neighbours())
+    assert found == {ShardKey(1, 0): 7, ShardKey(2, 0): 5, ShardKey(4, 0): 2}
+    assert [sum(key in one.getMessage() for one in caplog.records) for key in damaged] == [1, 1]
+
+
 def _plain() -> catalog_records.TableRecord:
     return catalog_records.TableRecord("uuid", "file:/y", 0)
 

@@ -5,22 +5,31 @@
 
 A log that ends before one of them was damaged, or is older than what was made of it: it does not start, unless somebody
 agreed to the loss. No catalog is asked, so a start needs none (hazard 4).
+
+A record of a table that cannot be read is told and left out: it may be of no topic at all, and whatever mends it needs
+a broker that runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
+from typing import TypeVar
 
+from icestream import errors
 from icestream.broker import records
 from icestream.broker.neighbours import Neighbours
 from icestream.catalog import keys
 from icestream.catalog.records import TableRecord, decode_relation
+from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import parse_shard
+from icestream.observability.log import get_logger
 from icestream.warehouse.mirror import MIRRORS, decode_mirror
 
+_log = get_logger("server")
 Positions = dict[ShardKey, int]
+Record = TypeVar("Record")
 
 
 async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Positions:
@@ -40,11 +49,24 @@ async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Posi
 
 async def _committed(store: MetadataStore) -> AsyncIterator[tuple[int, Mapping[int, int]]]:
     for key, entry in await store.list_all(keys.RELATIONS):
-        relation = decode_relation(key, entry)
+        relation = _readable(decode_relation, key, entry)
         if isinstance(relation, TableRecord) and relation.binding is not None:
             yield relation.binding.topic_id, relation.binding.committed()
     for key, entry in await store.list_all(MIRRORS):
-        yield int(key.removeprefix(MIRRORS)), decode_mirror(key, entry).committed
+        mirror = _readable(decode_mirror, key, entry)
+        if mirror is not None:
+            yield int(key.removeprefix(MIRRORS)), mirror.committed
+
+
+def _readable(decode: Callable[[str, Entry], Record], key: str, entry: Entry) -> Record | None:
+    try:
+        return decode(key, entry)
+    except errors.MetadataDamaged as error:
+        _log.error(
+            "the record of a table cannot be read: this start does not compare the log with that table",
+            key=key, reason=error.message, hint=error.hint,
+        )  # fmt: skip
+        return None
 
 
 def _raise(found: Positions, topic_id: int, ends: Mapping[int, int]) -> None:
