@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -91,6 +92,36 @@ async def test_hazard_08_the_files_of_a_stuck_topic_are_let_go_and_it_loses_noth
         assert await all_of(log) == before
         await check(machine, log)
     assert await publish(log, B, b"next") == len(before[B])
+
+
+async def test_hazard_08_no_floor_goes_down_while_what_lies_above_it_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(**SMALL)
+    log = await stuck_log(machine, 60)
+    before = await messages(log, B, 0)
+    await log.advance_floor({B: 20})
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    may_write, write = asyncio.Event(), log.spiller._write
+
+    async def held(*given: Any) -> Any:
+        await may_write.wait()
+        return await write(*given)
+
+    monkeypatch.setattr(log.spiller, "_write", held)
+    copying = asyncio.ensure_future(log.spiller.step())
+    await settle()
+    reopening = asyncio.ensure_future(log.floors.reopen({B: 10}))
+    await settle()
+    assert not reopening.done()
+    may_write.set()
+    assert await copying
+    low = (await reopening)[B]
+    assert 10 <= low <= 20
+    assert await messages(log, B, low) == {offset: body for offset, body in before.items() if offset >= low}
+    await machine.kill()
+    log = await machine.start()
+    assert log.shard(*B).floor == low
 
 
 async def test_hazard_08_only_one_topic_is_refused_while_three_times_the_quota_passes() -> None:

@@ -47,7 +47,7 @@ class Floors:
     async def reopen(self, floors: Mapping[ShardKey, int]) -> dict[ShardKey, int]:
         """Down, never up: to these offsets, or as near as the log can. Where the floors are then."""
         shards = {key: self._state.shard(key) for key in floors}
-        async with self._turns:
+        async with self._upkeep.copying, self._turns:
             found = {key: self._lowest(key, offset) for key, offset in floors.items()}
             lower = {key: offset for key, offset in found.items() if offset < shards[key].floor}
             for key, offset in lower.items():

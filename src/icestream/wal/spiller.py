@@ -85,18 +85,18 @@ class Spiller:
 
     async def step(self) -> bool:
         """Lets go of some files, if it pays; whether it did."""
-        ends = spilling.to_spill(self._upkeep.files, self._upkeep.log_floor, self._is_stuck)
-        if not ends:
-            return False
         try:
-            for topic_id, keys in groupby(sorted(ends), key=lambda key: key.topic_id):
-                await self._spill(self._upkeep.state.topics[topic_id], {key: ends[key] for key in keys})
+            async with self._upkeep.copying:
+                ends = spilling.to_spill(self._upkeep.files, self._upkeep.log_floor, self._is_stuck)
+                for topic_id, keys in groupby(sorted(ends), key=lambda key: key.topic_id):
+                    await self._spill(self._upkeep.state.topics[topic_id], {key: ends[key] for key in keys})
         except (errors.LogError, OSError) as error:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             _log.warning("what a stuck topic has in the log could not be copied", reason=str(error))
             return False
-        await self._upkeep.floors_moved()
-        return True
+        if ends:
+            await self._upkeep.floors_moved()
+        return bool(ends)
 
     def _is_stuck(self, key: ShardKey, file: FileSummary) -> bool:
         since_ns = max(

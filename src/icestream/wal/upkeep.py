@@ -75,6 +75,9 @@ class Upkeep:
         self.quota: Callable[[], Quota] = lambda: Quota(2**63, 2**63)
         self.files: list[FileSummary] = recovered.files
         self.spills = Spills(recovered.spills)
+        self.copying = (
+            asyncio.Lock()
+        )  # no floor goes down under a copy of what lies above it, which would hide the rest
         self.moved_ns: dict[ShardKey, int] = {}  # when a floor moved last
         self.sealed_bytes = sum(file.size for file in self.files)
         self.handles: dict[int, File] = {}
