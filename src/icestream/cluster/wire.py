@@ -41,7 +41,7 @@ from icestream.protocol import document
 from icestream.protocol.frame import encode_frame
 
 MAGIC: Final = b"ICESRAFT"
-_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
+ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 VERSION: Final = 1
 
 
@@ -152,7 +152,7 @@ def id_of(found: dict[str, Any], key: str) -> int:
 
 def parse_id(text: str) -> int:
     """Raises DecodeError for what is no id of a node."""
-    node_id = int(text, 16) if _ID.fullmatch(text) else 0
+    node_id = int(text, 16) if ID.fullmatch(text) else 0
     if not node_id:
         raise errors.DecodeError(f"{text[:40]!r} is no id of a node", hint="16 hex digits, as `cluster status` shows")
     return node_id

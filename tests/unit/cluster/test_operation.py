@@ -80,6 +80,12 @@ async def test_the_lead_goes_where_it_is_wanted_by_name_or_id(three: ClusterNode
         await wanted.node.until(lambda: wanted.node.leads)
 
 
+async def test_a_name_that_no_node_has_is_no_id_either(three: ClusterNodes) -> None:
+    for call in ("cluster_transfer", "cluster_remove", "cluster_promote"):
+        with pytest.raises(errors.InvalidInput, match="no node is called 'nobody'"):
+            await ask(three.leader, call, node="nobody")
+
+
 async def test_a_leader_that_is_removed_hands_over_first(three: ClusterNodes) -> None:
     leader, asked = three.leader, three.followers[0]
     await ask(asked, "cluster_remove", node=f"{leader.id:016x}")

@@ -24,6 +24,7 @@ from icestream import errors, limits
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import NODES, NodeRecord, decode_record
 from icestream.cluster.node_info import NodeInfo, from_document
+from icestream.cluster.wire import ID
 from icestream.frontends.native.calls import Call, Document, arguments_of
 from icestream.metadata import command as cmd
 from icestream.runtime.clock import Clock
@@ -175,7 +176,13 @@ class ClusterCalls:
     def _id_of(self, node: str) -> str:
         """The id of a node that is named by it or by its name."""
         named = [node_id for node_id, record in self._records().items() if record.name == node]
-        return f"{named[0]:016x}" if named else node
+        if named:
+            return f"{named[0]:016x}"
+        if not ID.fullmatch(node):
+            raise errors.InvalidInput(
+                f"no node is called {node[:40]!r}", hint="`icestream cluster status` shows names and ids"
+            )
+        return node
 
 
 def _line(node_id: int, record: NodeRecord | None, info: NodeInfo | None, own: NodeInfo) -> Document:
