@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from icestream.pipeline import pins
 from icestream.server.reading import statements
 from tests.support.driver import Driver
@@ -46,13 +48,20 @@ def check_is_promised(said: str) -> None:
     assert [line for line in lines if f"`{line}`" not in PAGE] == []
 
 
-def test_the_page_from_top_to_bottom(spark: Spark, lakehouse: Lakehouse, tmp_path: Path) -> None:
+@pytest.fixture
+def spark_of_the_page(spark: Spark, lakehouse: Lakehouse) -> Spark:
+    """With the settings of the page, for whichever test comes first."""
     (lines,) = blocks("properties")
     settings = dict(line.split(maxsplit=1) for line in lines.splitlines())
     assert settings.pop("spark.jars.packages") == pins.ICEBERG_SPARK.coordinates
     assert settings.pop("spark.sql.extensions") == SMALL["spark.sql.extensions"]
     for key, value in settings.items():
         spark.set(key, value.replace(USUAL, lakehouse.uri))
+    return spark
+
+
+def test_the_page_from_top_to_bottom(spark_of_the_page: Spark, lakehouse: Lakehouse, tmp_path: Path) -> None:
+    spark = spark_of_the_page
     first, second = blocks("sql")
     *_, counted = [spark.sql(one) for one in first.split(";\n") if one.strip()]
     assert counted == [("/", 1), ("/home", 1)]
@@ -64,8 +73,11 @@ def test_the_page_from_top_to_bottom(spark: Spark, lakehouse: Lakehouse, tmp_pat
     assert spark.column("SELECT name FROM icestream.demo.people ORDER BY id") == ["Ada", "Grace"]
 
 
-def test_readme_and_a_first_start_read_the_table_of_a_topic_with_spark(spark: Spark, lakehouse: Lakehouse) -> None:
+def test_readme_and_a_first_start_read_the_table_of_a_topic_with_spark(
+    spark_of_the_page: Spark, lakehouse: Lakehouse
+) -> None:
     """The statements of README.md and of `icestream serve --demo`, on tables that are laid out as topics' are."""
+    spark = spark_of_the_page
     spark.sql("CREATE NAMESPACE IF NOT EXISTS ice.default")
     for name in ("hello", "demo"):
         assert Driver(lakehouse, "default", name).commit(2)[0] == 200
