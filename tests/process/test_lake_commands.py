@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from icestream import connect_sync
+from icestream import connect_sync, errors, testing
 from icestream.catalog.topic import envelope
 from icestream.metadata.remote_store import RemoteStore
 from icestream.runtime.clock import SystemClock
@@ -263,3 +263,55 @@ def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:
     context = load("lake").make_context("lake", ["tables"], resilient_parsing=True)
     assert "shop.orders" in completion.tables(context)
     assert "shop" in completion.catalog_namespaces(context)
+
+
+def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker says where its lake process listens: at any free port, and nothing else here names it."""
+    for name in ("ICESTREAM_DATA_DIR", "ICESTREAM_PORTS__LAKE"):
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    lake.table("by_socket")
+    there = ("--socket", str(lake.data / "broker.sock"))
+    assert {"namespace": ["shop"]} in told("namespaces", *there)
+    assert "by_socket" in {one["table"] for one in told("tables", "shop", *there)}
+    for command in ("describe", "snapshots", "history", "files"):
+        told(command, "shop.by_socket", *there)
+    verified = icestream("verify", "/default/orders", *there, "--output", "json")
+    assert (verified.document["table"], verified.err) == ("shop.orders", "")
+    assert icestream("topic", "create", "/default/by_socket", *there).code == 0
+    assert told("bind", "shop.by_socket", "/default/by_socket", "--yes", *there)["topic"] == "/default/by_socket"
+    assert told("rewind", "shop.by_socket", "--dry-run", *there)["topic"] == "/default/by_socket"
+    assert told("detach", "shop.by_socket", "--yes", *there) == {"detached": "shop.by_socket"}
+    assert "the table has no rows" in refused("adopt", "shop.by_socket", "/default/by_socket", "--dry-run", *there).err
+    assert told("recreate", "/default/by_socket", "--table", "shop.again_by_socket", "--dry-run", *there)["dry_run"]
+    assert told("drop", "shop.by_socket", "--yes", *there) == {"dropped": "shop.by_socket"}
+    assert "http://127.0.0.1:1 does not answer" in refused("tables", *there, "--set", "ports.lake=1").err
+    nobody = refused("tables", "--socket", str(tmp_path / "none.sock"))
+    assert (nobody.code, "--socket" in nobody.err) == (11, True)
+
+
+def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are those of the broker, which has another working directory than the command."""
+    (tmp_path / "tokens").write_text(f"{'t' * 40}\n", encoding="ascii")
+    (tmp_path / "tokens").chmod(0o600)
+    with LakeRun(tmp_path / "guarded", "--set", "lake.token_file=tokens") as guarded:
+        guarded.until_lake()
+        assert told("tables", "--socket", str(tmp_path / "guarded" / "broker.sock")) == []
+    uri = f"http://127.0.0.1:{lake.run.lake_port}"
+    elsewhere = ("--set", f"storage.iceberg_config.catalog.uri={uri}")
+    with LakeRun(tmp_path / "other", *elsewhere) as other:
+        other.until_api()
+        monkeypatch.delenv("ICESTREAM_PORTS__LAKE")
+        found = told("tables", "shop", "--socket", str(tmp_path / "other" / "broker.sock"))
+        assert "orders" in {one["table"] for one in found}
+        assert icestream("verify", "--socket", str(tmp_path / "other" / "broker.sock")).code == 0
+
+
+def test_a_broker_that_does_not_know_its_lake_process_says_how_to_name_it(tmp_path: Path) -> None:
+    with testing.broker(storage="disk") as alone:
+        ran = refused("tables", "--socket", str(alone.node.settings.local_socket))
+        assert (ran.code, "--set ports.lake=PORT" in ran.err) == (errors.exit_code(errors.NotReady("")), True), ran.err

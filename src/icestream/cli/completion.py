@@ -102,10 +102,8 @@ def _asked_catalog(ctx: typer.Context, question: Callable[[Any], Awaitable[list[
         async with asyncio.timeout(WAIT_SECONDS):
             return await question(catalog)
 
-    given = ctx.params.get
     with contextlib.suppress(errors.IcestreamError, TimeoutError, OSError):
-        config = given("config")
-        return ask_catalog(catalog_settings(Path(config) if config else None, given("sets")), in_time)
+        return ask_catalog(catalog_settings(_target(ctx)), in_time)
     return []
 
 
@@ -114,9 +112,12 @@ def _asked(ctx: typer.Context, question: Callable[[BrokerCalls], Awaitable[list[
         async with asyncio.timeout(WAIT_SECONDS):
             return await question(broker)
 
-    given = ctx.params.get
-    paths = (Path(path) if (path := given(name)) else None for name in ("socket", "config"))
-    socket, config = paths
     with contextlib.suppress(errors.IcestreamError, TimeoutError, OSError):
-        return ask(Target(given("address"), socket, config, given("sets")), in_time)
+        return ask(_target(ctx), in_time)
     return []
+
+
+def _target(ctx: typer.Context) -> Target:
+    given = ctx.params.get
+    socket, config = (Path(path) if (path := given(name)) else None for name in ("socket", "config"))
+    return Target(given("address"), socket, config, given("sets"))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 HINT: Final = (
-    "start a broker with `icestream serve`, or say where its lake process is: --config, or --set ports.lake=8181"
+    "start a broker with `icestream serve`, or say where its lake process is: --socket, --config, or "
+    "--set ports.lake=8181"
 )
 WAIT_SECONDS: Final = 60.0  # an operation writes a file and moves a pointer; an outcome may take 20 s to be known
 

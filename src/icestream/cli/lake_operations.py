@@ -8,7 +8,6 @@ What could lose or double rows is refused by the catalog until its consequence i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ import typer
 from icestream import errors
 from icestream.cli.arguments import TopicName
 from icestream.cli.confirm import Yes, confirm
+from icestream.cli.connection import SocketOption, Target
 from icestream.cli.lake_app import app
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
@@ -38,6 +38,7 @@ def bind(
     accept_gap: AcceptGap = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -47,7 +48,7 @@ def bind(
     Example: icestream lake bind shop.orders /default/orders --dry-run
     """
     given = _given(table) | {"topic": topic, "accept": _accepted(accept_gap)}
-    _operate("bind", given, config, sets, Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("bind", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
@@ -64,6 +65,7 @@ def adopt(
     accept_duplicates: AcceptDuplicates = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -77,7 +79,7 @@ def adopt(
     """
     given = _given(table) | {"topic": topic, "accept": _accepted(accept_gap, accept_duplicates)}
     given |= {"positions": _positions(position)} if position else {}
-    _operate("adopt", given, config, sets, Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("adopt", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
@@ -90,6 +92,7 @@ def rewind(
     accept_duplicates: AcceptDuplicates = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -99,7 +102,7 @@ def rewind(
     Example: icestream lake rewind shop.orders --dry-run
     """
     given = _given(table) | {"snapshot": snapshot, "accept": _accepted(accept_gap, accept_duplicates)}
-    _operate("rewind", given, config, sets, Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("rewind", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
@@ -111,6 +114,7 @@ def recreate(
     accept_gap: AcceptGap = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -120,13 +124,14 @@ def recreate(
     Example: icestream lake recreate /default/orders --dry-run
     """
     given = {"topic": topic, "accept": _accepted(accept_gap)} | (_given(table) if table else {})
-    _operate("recreate", given, config, sets, Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("recreate", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
 def detach(
     table: TableName,
     yes: Yes = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -138,7 +143,7 @@ def detach(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(config, sets), "`icestream lake detach`", needs_own=False)
+    api = LakeApi(catalog_settings(Target(None, socket, config, sets)), "`icestream lake detach`", needs_own=False)
     confirm(f"part {table} from its topic, which then has no table", is_sure=yes, undone="nothing was changed")
     api.post("detach", **_given(table))
     Output(output).record({"detached": table})
@@ -150,6 +155,7 @@ def drop(
     purge: Annotated[bool, typer.Option("--purge", help="Its files go as well, an hour later.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also the table of a topic, which then has none.")] = False,
     yes: Yes = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -162,7 +168,7 @@ def drop(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
 
-    settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
+    settings, wanted = catalog_settings(Target(None, socket, config, sets)), Identifier(*table_of(table))
     if force and not settings.catalog_embedded:
         raise errors.InvalidInput(
             f"--force has nothing to overcome: a catalog of type `{settings.catalog.type}` guards no table of a topic",
@@ -208,8 +214,7 @@ def _positions(given: list[str]) -> dict[str, int]:
 def _operate(
     name: str,
     given: dict[str, Any],
-    config: Path | None,
-    sets: list[str] | None,
+    target: Target,
     answer: Output,
     *,
     is_dry: bool,
@@ -218,7 +223,7 @@ def _operate(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(config, sets), f"`icestream lake {name}`", needs_own=False)
+    api = LakeApi(catalog_settings(target), f"`icestream lake {name}`", needs_own=False)
     if not is_dry and not is_sure:
         for line in _plan(api.post(name, **given, dry_run=True)):
             say_aside(line)

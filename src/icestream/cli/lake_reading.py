@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors
+from icestream.cli.connection import SocketOption, Target
 from icestream.cli.lake_app import app
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
@@ -24,6 +25,7 @@ _FILE = ("path", "content", "records", "bytes", "first_offset", "last_offset", "
 @app.command()
 def namespaces(
     namespace: CatalogNamespace = None,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -35,7 +37,9 @@ def namespaces(
     from icestream.cli.table_catalog import all_namespaces, ask_catalog, catalog_settings
 
     parent = levels_of(namespace) if namespace else ()
-    found = ask_catalog(catalog_settings(config, sets), lambda catalog: all_namespaces(catalog, parent))
+    found = ask_catalog(
+        catalog_settings(Target(None, socket, config, sets)), lambda catalog: all_namespaces(catalog, parent)
+    )
     answer = Output(output)
     answer.table(["namespace"], [[Cell(list(one), shown(one))] for one in found])
     if not found and answer.for_people:
@@ -45,6 +49,7 @@ def namespaces(
 @app.command()
 def tables(
     namespace: CatalogNamespace = None,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -59,7 +64,7 @@ def tables(
         asked = [levels_of(namespace)] if namespace else await all_namespaces(catalog)
         return [table for one in asked for table in await catalog.list_tables(one)]
 
-    found = ask_catalog(catalog_settings(config, sets), listed)
+    found = ask_catalog(catalog_settings(Target(None, socket, config, sets)), listed)
     answer = Output(output)
     rows = [[Cell(list(one.namespace), shown(one.namespace)), Cell(one.name, shown([one.name]))] for one in found]
     answer.table(["namespace", "table"], rows)
@@ -67,12 +72,12 @@ def tables(
         say_aside("there are none yet")
 
 
-def _loaded(table: str, config: Any, sets: Any) -> tuple[Any, Metadata, str | None]:
+def _loaded(table: str, target: Target) -> tuple[Any, Metadata, str | None]:
     """Settings, metadata and the file that holds it."""
     from icestream.catalog.identifier import Identifier
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
 
-    settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
+    settings, wanted = catalog_settings(target), Identifier(*table_of(table))
     with _looking_for(settings, table):
         found = ask_catalog(settings, lambda catalog: catalog.load(wanted))
     return settings, found.metadata, found.metadata_location
@@ -106,6 +111,7 @@ def _time_column(answer: Output) -> str:
 @app.command()
 def describe(
     table: TableName,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -114,7 +120,7 @@ def describe(
 
     Example: icestream lake describe shop.orders
     """
-    settings, metadata, location = _loaded(table, config, sets)
+    settings, metadata, location = _loaded(table, Target(None, socket, config, sets))
     topic = _topic(settings, table)
     answer = Output(output)
     if not answer.for_people:
@@ -187,6 +193,7 @@ def _exactly(removal: Metadata) -> str:
 @app.command()
 def snapshots(
     table: TableName,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -195,7 +202,7 @@ def snapshots(
 
     Example: icestream lake snapshots shop.orders
     """
-    _, metadata, _ = _loaded(table, config, sets)
+    _, metadata, _ = _loaded(table, Target(None, socket, config, sets))
     refs: dict[int, list[str]] = {}
     for name, one in (metadata.get("refs") or {}).items():
         refs.setdefault(one["snapshot-id"], []).append(name)
@@ -224,6 +231,7 @@ def _number(text: str | None) -> object:
 @app.command()
 def history(
     table: TableName,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -232,7 +240,7 @@ def history(
 
     Example: icestream lake history shop.orders
     """
-    _, metadata, _ = _loaded(table, config, sets)
+    _, metadata, _ = _loaded(table, Target(None, socket, config, sets))
     parents = {one["snapshot-id"]: one.get("parent-snapshot-id") for one in metadata["snapshots"]}
     lineage: set[int] = set()
     at = _current(metadata)
@@ -258,6 +266,7 @@ def files(
     table: TableName,
     snapshot: Annotated[int | None, typer.Option("--snapshot", metavar="ID", help="Else the current one.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="NUMBER", min=1, help="At most so many.")] = 1000,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -270,7 +279,7 @@ def files(
     from icestream.cli.table_catalog import catalog_settings
     from icestream.cli.table_files import foreign_files, own_files
 
-    settings, wanted = catalog_settings(config, sets), Identifier(*table_of(table))
+    settings, wanted = catalog_settings(Target(None, socket, config, sets)), Identifier(*table_of(table))
     read = own_files if settings.catalog_embedded else foreign_files
     with _looking_for(settings, table):
         found, are_more = read(settings, wanted, snapshot, limit)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from icestream import errors, limits
-from icestream.cli.options import load_settings
+from icestream.cli.connection import Target
 
 if TYPE_CHECKING:
     from icestream.catalog.identifier import Namespace
@@ -20,13 +20,19 @@ Answer = TypeVar("Answer")
 ATTEMPTS_MAX: Final = limits.BREAKER_FAILURES_MAX - 2
 
 
-def catalog_settings(config: Path | None, sets: list[str] | None) -> Settings:
-    """With the token of the node's own catalog, where it has one."""
+def catalog_settings(target: Target) -> Settings:
+    """As the broker behind --socket says, else those of the command. With the token of the node's own catalog, where it
+    has one."""
     from icestream.cli.lake_http import own_token
+    from icestream.cli.told_settings import told_settings
 
-    settings = load_settings(config, sets).settings
+    def read(target: Target) -> Settings:
+        return told_settings(target) if target.socket is not None else target.settings()
+
+    settings = read(target)
     if settings.catalog_embedded and settings.catalog.token is None and (token := own_token(settings)) is not None:
-        return load_settings(config, [*(sets or ()), f"storage.iceberg_config.catalog.token={token}"]).settings
+        with_token = [*(target.sets or ()), f"storage.iceberg_config.catalog.token={token}"]
+        return read(replace(target, sets=with_token))
     return settings
 
 

@@ -1,7 +1,7 @@
 """`icestream top`: what the broker does at the moment, topic by topic, refreshed until Ctrl-C.
 
 Two looks at the broker make rates. A look asks for the topics over the local socket, and for the counters of the whole
-broker over its HTTP. Where that is, the broker says itself; of a port that is any free one, only --set can tell.
+broker over its HTTP. Where that is, the broker says itself.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def top(
 async def _top(target: Target, interval: float, limit: int, answer: Output, *, is_live: bool) -> None:
     with interruptible() as stop:
         async with broker_calls(target) as broker:
-            looks = _looks(broker, target, interval, stop)
+            looks = _looks(broker, interval, stop)
             if not is_live:
                 async for before, now in looks:
                     answer.table(COLUMNS, rows(before, now)[:limit])
@@ -105,12 +105,10 @@ async def _top(target: Target, interval: float, limit: int, answer: Output, *, i
                     live.update(_screen(before, now, limit), refresh=True)
 
 
-async def _looks(
-    broker: BrokerCalls, target: Target, interval: float, stop: asyncio.Event
-) -> AsyncIterator[tuple[Look, Look]]:
+async def _looks(broker: BrokerCalls, interval: float, stop: asyncio.Event) -> AsyncIterator[tuple[Look, Look]]:
     """Each look with the one before it, until somebody stops it."""
     clock: Clock = SystemClock()
-    place = await _place_of_metrics(broker, target)
+    place = await _place_of_metrics(broker)
     before = await _look(broker, place, clock)
     while await unless_stopped(_slept(clock, interval), stop):
         now = await _look(broker, place, clock)
@@ -118,13 +116,11 @@ async def _looks(
         before = now
 
 
-async def _place_of_metrics(broker: BrokerCalls, target: Target) -> tuple[str, int] | None:
+async def _place_of_metrics(broker: BrokerCalls) -> tuple[str, int] | None:
     """Host and port; None where there are no metrics."""
     if not await _setting(broker, "metrics.enable"):
         return None
-    host, port = await _setting(broker, "node.bind_host"), await _setting(broker, "ports.broker_http")
-    if not port and not target.says_nothing:
-        port = target.settings().ports.broker_http
+    host, port = await _setting(broker, "node.bind_host"), (await broker.call("places"))["http_port"]
     return (host, port) if port else None
 
 

@@ -8,8 +8,9 @@ import typer
 
 from icestream import errors
 from icestream.cli import completion
+from icestream.cli.connection import SocketOption, Target
 from icestream.cli.lake_http import LakeApi, error_of
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, say_aside
 from icestream.cli.progress import progress
 from icestream.observability.words import counted
@@ -26,6 +27,7 @@ def verify(
         ),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Read the offsets of all rows, not only manifests.")] = False,
+    socket: SocketOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -35,7 +37,9 @@ def verify(
     Example: icestream verify
     Example: icestream verify /default/orders --deep
     """
-    api = LakeApi(load_settings(config, sets).settings, "verify", needs_own=False)
+    from icestream.cli.table_catalog import catalog_settings
+
+    api = LakeApi(catalog_settings(Target(None, socket, config, sets)), "verify", needs_own=False)
     wanted = [topic] if topic is not None else _topics(api)
     answer = Output(output)
     reports = [_verified(api, one, deep, keep_all=not answer.for_people) for one in wanted]

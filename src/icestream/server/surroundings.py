@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
@@ -76,6 +77,15 @@ class Surroundings:
     def checks(self) -> list[Check]:
         return checks(self._node, self.children)
 
+    def places(self) -> dict[str, object]:
+        """What the settings may leave open. A port that nobody knows yet is 0."""
+        lake = self.lake.port if self.lake is not None else 0
+        return {
+            "directory": str(Path.cwd()),  # what paths of the settings are relative to
+            "http_port": self.http.port,
+            "lake_port": lake or self._settings.ports.lake,
+        }
+
     async def exposition(self) -> bytes:
         return readings.with_counters(await self._families())
 
@@ -120,7 +130,14 @@ class Surroundings:
         self._settings.data_dir.mkdir(parents=True, exist_ok=True)
         pipeline = PipelineCalls(node.ingest, online, f"{node.cluster.id:016x}" if node.cluster is not None else "")
         administration = Administration(
-            node.broker, node.log, online, self._clock, self.checks, pipeline, ClusterCalls(node.cluster, self._clock)
+            node.broker,
+            node.log,
+            online,
+            self._clock,
+            self.checks,
+            self.places,
+            pipeline,
+            ClusterCalls(node.cluster, self._clock),
         )
         welcome = handshake.Server(self._settings.node.name, self._clock.wall_us)
         listener = NativeListener(node.broker, welcome, administration.offered())

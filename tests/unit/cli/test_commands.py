@@ -157,6 +157,11 @@ def test_every_command_answers_programs_too() -> None:
     assert not without
 
 
+def test_every_command_about_tables_takes_a_socket_as_the_others_do() -> None:
+    asking = {name for name in ALL if name.startswith("lake ") or name == "verify"}
+    assert not {name for name in asking if "socket" not in {one.name for one in ALL[name].params}}
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [

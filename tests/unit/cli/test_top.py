@@ -30,8 +30,7 @@ def broker() -> Iterator[testing.TestBroker]:
 
 
 def here(broker: testing.TestBroker) -> tuple[str, ...]:
-    node = broker.node
-    return ("--socket", str(node.settings.local_socket), "--set", f"ports.broker_http={node.around.http.port}")
+    return ("--socket", str(broker.node.settings.local_socket))
 
 
 def test_once_shows_the_topics(broker: testing.TestBroker) -> None:

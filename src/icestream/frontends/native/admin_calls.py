@@ -44,7 +44,7 @@ METHODS: Final = (
     "page_topics", "inspect_topic", "page_gaps", "set_topic_policies", "page_subscriptions", "inspect_subscription",
     "create_subscription", "change_subscription", "page_producers", "disconnect_producer", "page_consumers",
     "disconnect_consumer", "inspect_wal", "page_wal_files", "list_settings", "describe_setting", "set_setting",
-    "unset_setting", "health",
+    "unset_setting", "health", "places",
 )  # fmt: skip
 
 
@@ -124,6 +124,7 @@ class Administration:
         online: OnlineSettings,
         clock: Clock,
         checks: Callable[[], Sequence[Check]],
+        places: Callable[[], Document],
         pipeline: PipelineCalls | None = None,
         cluster: ClusterCalls | None = None,
     ) -> None:
@@ -132,6 +133,7 @@ class Administration:
         self._online = online
         self._clock = clock
         self._checks = checks
+        self._places = places
         self._pipeline = pipeline or PipelineCalls(None)
         self._cluster = cluster or ClusterCalls(None, clock)
 
@@ -323,3 +325,6 @@ class Administration:
         found = self._checks()
         checks: list[dict[str, Any]] = [check._asdict() for check in found]
         return {"ready": all(check.ok for check in found if check.is_needed), "checks": checks}
+
+    async def places(self, connection: NativeConnection, given: Document) -> Document:
+        return self._places()
