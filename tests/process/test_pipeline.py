@@ -125,6 +125,19 @@ def test_the_page_reads_what_was_published(run: PipelineRun) -> None:
         assert done.stdout.strip() == said, done.stderr
 
 
+@pytest.mark.timeout(180)
+def test_a_stop_in_order_says_nothing_of_what_others_raise(tmp_path: Path) -> None:
+    """Spark's session has had a round, so every part of PySpark has its connections."""
+    with PipelineRun(tmp_path / "data") as run:
+        run.produce("/default/orders", 10)
+        run.icestream("lake", "commit-now", "--wait", "120")
+        said = run.stop()
+    assert "a round is done" in said
+    assert "stopped in order" in said
+    assert "Traceback" not in said
+    assert "Exception" not in said
+
+
 def test_a_machine_without_java_is_said_once_and_the_broker_serves(tmp_path: Path) -> None:
     """The child itself says what is missing, and is not started again and again."""
     (tmp_path / "no-java").mkdir()

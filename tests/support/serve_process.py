@@ -97,6 +97,13 @@ class ServeProcess:
         said, _ = self._process.communicate(timeout=WAIT_SECONDS)
         return self._process.wait(WAIT_SECONDS), said
 
+    def stopped_in_order(self) -> str:
+        """After SIGTERM: what was not read yet of its stdout, and all of its stderr."""
+        self._process.send_signal(signal.SIGTERM)
+        code, out, err = self.end()
+        assert code == 0, err
+        return out + err
+
     def end(self) -> tuple[int, str, str]:
         """Its exit code, stdout and stderr, when it ends by itself."""
         out, err = self._process.communicate(timeout=WAIT_SECONDS)

@@ -23,6 +23,7 @@ from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark import java_words, stages
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
 from icestream.pipeline.spark.options import SparkOptions, spark_conf
+from icestream.pipeline.spark.update_server import let_java_leave
 from icestream.pipeline.task import job as jobs
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class SparkWriter:
             conf.set(key, value)
         with java_words.heard() as stderr:
             gateway = launch_gateway(conf, {"stderr": stderr})
-        return SparkContext(conf=conf, gateway=gateway)
+        context = SparkContext(conf=conf, gateway=gateway)
+        let_java_leave(context._accumulatorServer)
+        return context
 
     def _end(self) -> None:
         """Also what died already. The next session gets a Java of its own."""

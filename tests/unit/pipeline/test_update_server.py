@@ -1,0 +1,54 @@
+"""PySpark's server for accumulators, the real one, without a Java: it may leave, and what is wrong is still said."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.accumulators import _start_update_server
+from pyspark.serializers import CPickleSerializer
+
+from icestream.pipeline.spark.update_server import let_java_leave
+
+WAIT_SECONDS = 30.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where the server listens."""
+    server: Any = _start_update_server("", True, str(tmp_path / "updates"))
+    let_java_leave(server)
+    yield tmp_path / "updates"
+    server.shutdown()
+
+
+@contextlib.contextmanager
+def java_at(place: Path) -> Iterator[socket.socket]:
+    """Answered once: the server, which hears one at a time, has done with whoever was there before."""
+    with socket.socket(socket.AF_UNIX) as java:
+        java.settimeout(WAIT_SECONDS)
+        java.connect(str(place))
+        java.sendall(struct.pack("!i", 0))
+        assert java.recv(1) == b"\x01"
+        yield java
+
+
+def test_java_leaves_between_two_updates_or_within_one(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for sent in (b"", struct.pack("!ii", 1, 100) + b"half of it"):
+        with java_at(place) as java:
+            java.sendall(sent)
+    with java_at(place):
+        assert capfd.readouterr().err == ""
+
+
+def test_an_update_that_is_wrong_is_said(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wrong = CPickleSerializer().dumps((77, 1))  # there is no such accumulator
+    with java_at(place) as java:
+        java.sendall(struct.pack("!ii", 1, len(wrong)) + wrong)
+    with java_at(place):
+        assert "KeyError: 77" in capfd.readouterr().err
