@@ -87,11 +87,15 @@ def test_a_formation_that_is_killed_again_and_again_ends_in_one_cluster(tmp_path
 
 def asked(nodes: ThreeNodes, number: int, *words: str) -> Any:
     """What `icestream cluster` says as JSON, over the local socket of a node."""
+    return json.loads(shown(nodes, number, *words, "--output", "json"))
+
+
+def shown(nodes: ThreeNodes, number: int, *words: str) -> str:
     (path,) = nodes.folder.glob(f"data/**/{nodes.ports[number]}/**/broker.sock")
-    command = [*COMMAND, "cluster", *words, "--socket", str(path), "--output", "json"]
+    command = [*COMMAND, "cluster", *words, "--socket", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+    return ran.stdout
 
 
 def test_the_commands_show_and_change_a_running_cluster(tmp_path: Path) -> None:
@@ -106,11 +110,18 @@ def test_the_commands_show_and_change_a_running_cluster(tmp_path: Path) -> None:
         verified = asked(nodes, 2, "verify")
         assert verified["is_equal"]
         assert verified["index"] > 0
-        assert all(verified["nodes"].values()), "each has a state that was compared"
+        assert all(one["sha256"] for one in verified["nodes"]), "each has a state that was compared"
+        assert {one["node"]: one["name"] for one in verified["nodes"]} == {
+            one["node"]: name for name, one in found.items()
+        }
         asked(nodes, 1, "snapshot")
         assert len(verified["nodes"]) == COUNT
         nodes.kill(2)
         gone = said[2]["node"]
+        without = shown(nodes, 0, "verify").splitlines()
+        assert without[0].split() == ["name", "node", "sha256"]
+        assert ["node-3", gone, "away"] in [line.split() for line in without]
+        assert without[-1].endswith("; 1 away")
         asked(nodes, 0, "remove", gone, "--yes")
         left = asked(nodes, 1, "status")["nodes"]
         assert gone not in {one["node"] for one in left} | {one["name"] for one in left}

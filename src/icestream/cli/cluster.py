@@ -149,7 +149,8 @@ def verify(
     found = _asked(Target(None, socket, config, sets), "cluster_verify")
     answer = Output(output)
     if answer.for_people:
-        answer.table(("node", "sha256"), list(found["nodes"].items()))
+        rows = [(one["name"], one["node"], one["sha256"] or "away") for one in found["nodes"]]
+        answer.table(("name", "node", "sha256"), rows)
     else:
         answer.record(found)
     if not found["is_equal"]:

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator
 
 from icestream.cluster.cluster_node import ClusterNode
+from icestream.cluster.members import voters_wanted
+from icestream.cluster.node_info import NodeInfo
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
 from icestream.server.node import Node
@@ -76,11 +78,26 @@ def _of_the_cluster(node: Node, cluster: ClusterNode) -> str:
     leads = f"{known.name} leads" if known is not None else "nobody leads yet"
     if info.leader == info.node:
         leads = "it leads"
-    members = f"{counted(len(info.voters), 'voter')}, {counted(len(info.learners), 'learner')}"
+    members = members_text(info, len(node.settings.meta_store.seed_nodes))
     return (
         f"node {node.settings.node.name} of cluster {info.cluster.hex()[:8]}: {leads}; {members}; "
         f"other nodes reach it at {cluster.address}"
     )
+
+
+def members_text(info: NodeInfo, seeds: int) -> str:
+    """A first start is ready as soon as somebody leads, when the others are about to join and to vote."""
+    here, votes = len(info.voters) + len(info.learners), len(info.voters)
+    nodes = max(here, seeds)
+    wanted = voters_wanted(nodes)
+    told = f"{counted(votes, 'voter')}, {counted(len(info.learners), 'learner')}"
+    if here < seeds or votes < wanted:
+        are, vote = "is" if here == 1 else "are", "votes" if votes == 1 else "vote"
+        so_far = f"{here} of {nodes} nodes {are} in it so far, {votes} of {wanted} voters {vote}"
+        return f"{so_far}; the others follow once they are there"
+    if info.node not in (*info.voters, *info.learners):
+        return f"this node is being let in; {told} as far as it knows"
+    return told
 
 
 def announcement(node: Node) -> dict[str, object]:
@@ -136,6 +153,8 @@ def commands(node: Node) -> Iterator[str]:
     yield f"echo hello | {called} produce {TOPIC}{at}"
     yield f"{called} consume {TOPIC}{at}"
     yield f"{called} topic describe {TOPIC}{at if node.around.local is None else _socket_option(settings)}"
+    if node.cluster is not None and node.around.local is not None:
+        yield f"{called} cluster status{_socket_option(settings)}"
     if node.around.pipeline is not None and node.around.local is not None:
         table = table_of(TOPIC, fixed_namespace(settings))
         yield f"{called} lake commit-now{_socket_option(settings)}   # the same message as a row: {table}"

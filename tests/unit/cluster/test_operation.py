@@ -68,7 +68,10 @@ async def test_states_are_compared_at_one_place_of_the_log(three: ClusterNodes) 
     await three.leader.running.put("/a", b"1")
     found = await ask(three.followers[0], "cluster_verify")
     assert found["is_equal"]
-    assert len(found["nodes"]) == 3
+    assert {one["node"]: one["name"] for one in found["nodes"]} == {
+        f"{one.id:016x}": one.record.name for one in three.nodes.values()
+    }
+    assert len({one["sha256"] for one in found["nodes"]}) == 1
     taken = await ask(three.followers[0], "cluster_snapshot")
     assert taken["index"] >= found["index"]
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from icestream.cluster.node_info import NodeInfo
 from icestream.runtime.clock import SystemClock
 from icestream.server import demo
 from icestream.server.children import Child
-from icestream.server.greeting import commands, greeting
+from icestream.server.greeting import commands, greeting, members_text
 from icestream.server.node import Node
 from icestream.server.reading import statements
 from tests.support.free_ports import free_ports
@@ -31,8 +32,30 @@ async def test_a_node_of_a_cluster_says_who_leads(tmp_path: Path) -> None:
         (line,) = [line for line in greeting(node) if "of cluster" in line]
         assert "node node-1 of cluster" in line
         assert f"it leads; 1 voter, 0 learners; other nodes reach it at 127.0.0.1:{port}" in line
+        assert f"icestream cluster status --socket {tmp_path}" in "".join(commands(node))
     finally:
         await node.stop()
+
+
+@pytest.mark.parametrize(
+    ("voters", "learners", "seeds", "said"),
+    [
+        ((1, 2, 3), (), 3, "3 voters, 0 learners"),
+        ((1, 2, 3), (4,), 0, "3 voters, 1 learner"),
+        ((1,), (2,), 0, "1 voter, 1 learner"),
+        ((1,), (), 1, "1 voter, 0 learners"),
+        ((2,), (), 3, "1 of 3 nodes is in it so far, 1 of 3 voters votes; the others follow once they are there"),
+        ((1,), (2, 3), 3, "3 of 3 nodes are in it so far, 1 of 3 voters votes; the others follow once they are there"),
+        ((1, 2, 3), (4, 5), 3, "5 of 5 nodes are in it so far, 3 of 5 voters vote; the others "
+         "follow once they are there"),
+        ((2, 3, 4), (), 0, "this node is being let in; 3 voters, 0 learners as far as it knows"),
+        ((2,), (), 0, "this node is being let in; 1 voter, 0 learners as far as it knows"),
+    ],
+)  # fmt: skip
+def test_a_cluster_that_is_not_complete_is_not_told_as_one(
+    voters: tuple[int, ...], learners: tuple[int, ...], seeds: int, said: str
+) -> None:
+    assert members_text(NodeInfo(1, voters=voters, learners=learners), seeds) == said
 
 
 def with_pipeline(node: Node) -> Node:

@@ -7,7 +7,8 @@ cluster_promote    node          nothing. A learner becomes a voter, now
 cluster_remove     node          nothing. For good: its id never comes back
 cluster_transfer   node          leader. To that voter, or without one to whoever is furthest
 cluster_snapshot                 the snapshot that this node has taken: index, digest
-cluster_verify                   index, is_equal, nodes: the SHA-256 of each node's state at one place of the log
+cluster_verify                   index, is_equal, away, nodes: of each its id, its name and the SHA-256 of its state at
+                                 one place of the log, none where it is away
 
 `node` is the name of a node, or its id as the status shows it.
 """
@@ -147,13 +148,16 @@ class ClusterCalls:
         places = {info.snapshot_index for info in found.values()}
         if len(places) > 1 or not max(places):
             raise errors.NotReady("the nodes took no snapshot at one place of the log", hint="try again in a moment")
-        digests = {f"{node_id:016x}": info.snapshot_digest for node_id, info in sorted(found.items())}
-        away = len(self._cluster.node.members.voters) + len(self._cluster.node.members.learners) - len(found)
+        members = self._cluster.node.members
+        known, digests = self._records(), {node_id: info.snapshot_digest for node_id, info in found.items()}
+        everybody = sorted({*members.voters, *members.learners, *digests})
         return {
             "index": places.pop(),
             "is_equal": len(set(digests.values())) == 1,
-            "nodes": digests,
-            "away": away,
+            "nodes": [
+                {"node": f"{one:016x}", "name": _name(known.get(one)), "sha256": digests.get(one)} for one in everybody
+            ],
+            "away": len(everybody) - len(digests),
         }
 
     async def _until(self, is_reached: Callable[[], Awaitable[bool]]) -> None:
@@ -185,11 +189,15 @@ class ClusterCalls:
         return node
 
 
+def _name(record: NodeRecord | None) -> str:
+    return record.name if record is not None else ""
+
+
 def _line(node_id: int, record: NodeRecord | None, info: NodeInfo | None, own: NodeInfo) -> Document:
     role = "learner" if node_id in own.learners else "leader" if node_id == own.leader else "voter"
     return {
         "node": f"{node_id:016x}",
-        "name": record.name if record is not None else "",
+        "name": _name(record),
         "role": role,
         "address": record.address if record is not None else "",
         "native": record.native if record is not None else "",
