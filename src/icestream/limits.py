@@ -443,11 +443,11 @@ METADATA_READ_TICKS_MAX: Final = 200
 # Ticks of a node with others: a heartbeat of a leader each, an election after 10 to 20 without one (50 and 500 ms).
 METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
-# An idle node wakes rarely: that is nearly all that it costs. A follower that hears its leader sleeps through so many
-# ticks: with those of a heartbeat that is just missing, no more than an election. A leader that is idle for a while
-# sends its heartbeats every third tick, of which three must get lost before anybody holds an election.
-METADATA_QUIET_TICKS: Final = 6
-METADATA_IDLE_HEARTBEAT_TICKS: Final = 3
+# An idle node wakes rarely: that is nearly all that it costs. A follower sleeps for so many ticks behind the last word
+# of its leader: fewer than an election. A leader that is idle for a while sends its heartbeats every fourth tick, of
+# which two must get lost before anybody holds an election.
+METADATA_QUIET_TICKS: Final = 8
+METADATA_IDLE_HEARTBEAT_TICKS: Final = 4
 METADATA_IDLE_SECONDS: Final = 1.0
 # A read that got no answer is asked again after so many ticks: half an election.
 METADATA_READ_PATIENCE_TICKS: Final = 5

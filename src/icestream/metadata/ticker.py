@@ -6,9 +6,10 @@ come is measured: half an election late means that this node nearly lost its lea
 WAKES are nearly all that an idle node costs, so there are fewer of them than ticks:
 
     a leader     for which nothing happened for METADATA_IDLE_SECONDS makes METADATA_IDLE_HEARTBEAT_TICKS at a time
-    a follower   that hears its leader counts ticks from the last message: those before it change nothing. It sleeps
-                 through METADATA_QUIET_TICKS, and then makes those that came after that message. It wakes
-                 at once when it takes the lead, looks for a leader, or waits for a read
+    a follower   that hears its leader counts ticks from the last message: those before it change nothing. Its alarm is
+                 set METADATA_QUIET_TICKS behind that message, and set anew when the next one comes, for which the
+                 process is awake anyway; so in a quiet cluster it never goes off. When it does, the ticks since the
+                 message are made. It wakes at once when it takes the lead, looks for a leader, or waits for a read
     anybody else, and a follower that has heard nobody for a while, makes every tick in its time
 """
 
@@ -26,6 +27,8 @@ _log = get_logger("metadata")
 _TICK_NS: Final = int(limits.METADATA_TICK_SECONDS * 1e9)
 # A heartbeat more than this late is missing.
 _HEARD_TICKS: Final = limits.METADATA_IDLE_HEARTBEAT_TICKS + 1
+# Messages come by the thousand under load: the alarm is not moved for each.
+_ALARM_MOVES_NS: Final = (limits.METADATA_IDLE_HEARTBEAT_TICKS - 1) * _TICK_NS
 
 
 class Ticked(Protocol):
@@ -59,33 +62,44 @@ class Ticker:
         last_ns = self._clock.monotonic_ns()
         while True:
             ticks = self._ticks_together()
-            due_ns = last_ns + ticks * _TICK_NS
-            left_seconds = (due_ns - self._clock.monotonic_ns()) / 1e9
-            if ticks <= limits.METADATA_IDLE_HEARTBEAT_TICKS:
-                await self._clock.sleep(left_seconds)
-                last_ns = self._noted(due_ns)
-                self._node.tick(ticks)
+            if not ticks:
+                last_ns = await self._listen(last_ns)
                 continue
-            woken = await self._node.until(self._must_wake, left_seconds)
-            if woken:
-                ticks = min(ticks, self._ticks_since(last_ns))
-            before_heard = max(self._node.heard_ns - last_ns, 0) // _TICK_NS
             due_ns = last_ns + ticks * _TICK_NS
-            last_ns = due_ns if woken else self._noted(due_ns)  # the part of a tick that has begun is not late
-            if ticks > before_heard:
-                self._node.tick(ticks - before_heard)
+            await self._clock.sleep((due_ns - self._clock.monotonic_ns()) / 1e9)
+            last_ns = self._noted(due_ns)
+            self._node.tick(ticks)
+
+    async def _listen(self, last_ns: int) -> int:
+        """A follower, until its leader is heard again or is missing. Says from when on the next tick counts."""
+        node, heard_ns = self._node, self._node.heard_ns
+        alarm_ns = heard_ns + limits.METADATA_QUIET_TICKS * _TICK_NS
+
+        def is_woken() -> bool:
+            return node.leads or not node.is_quiet or node.heard_ns - heard_ns >= _ALARM_MOVES_NS
+
+        woken = await node.until(is_woken, (alarm_ns - self._clock.monotonic_ns()) / 1e9)
+        begun_ns = max(last_ns, node.heard_ns)
+        end_ns = (
+            self._clock.monotonic_ns() if woken else alarm_ns
+        )  # time in which the process stood still is not counted
+        ticks = min(max(end_ns - begun_ns, 0) // _TICK_NS, limits.METADATA_QUIET_TICKS)
+        if not woken:
+            self._noted(alarm_ns)
+        if ticks:
+            node.tick(ticks)
+        next_ns = begun_ns + ticks * _TICK_NS
+        return next_ns if self._ticks_since(next_ns) <= 1 else self._clock.monotonic_ns()
 
     def _ticks_together(self) -> int:
+        """None for a follower that hears its leader."""
         node = self._node
         if not node.is_quiet:
             return 1
         if node.leads:
             is_idle = self._ticks_since(node.applied_ns) * limits.METADATA_TICK_SECONDS >= limits.METADATA_IDLE_SECONDS
             return limits.METADATA_IDLE_HEARTBEAT_TICKS if is_idle else 1
-        return limits.METADATA_QUIET_TICKS if self._ticks_since(node.heard_ns) < _HEARD_TICKS else 1
-
-    def _must_wake(self) -> bool:
-        return self._node.leads or not self._node.is_quiet
+        return 0 if self._ticks_since(node.heard_ns) < _HEARD_TICKS else 1
 
     def _ticks_since(self, then_ns: int) -> int:
         return (self._clock.monotonic_ns() - then_ns) // _TICK_NS

@@ -28,13 +28,15 @@ class Counting:
         self.heard_ns = self.applied_ns = 0
         self.is_quiet = self.leads = False
         self.ticked: list[float] = []
+        self.woken: list[bool] = []  # for each sleep of a follower; False: by its alarm
         self.waiters = Waiters(clock)
 
     def tick(self, ticks: int = 1) -> None:
         self.ticked += [round(self.clock.monotonic_ns() / 1e9 / TICK, 1)] * ticks
 
     async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool:
-        return await self.waiters.until(is_reached, seconds)
+        self.woken.append(await self.waiters.until(is_reached, seconds))
+        return self.woken[-1]
 
 
 class Life:
@@ -69,19 +71,33 @@ async def test_a_node_that_leads_or_looks_for_a_leader_makes_every_tick_in_its_t
     assert life.node.ticked == [1, 2, 3, 4, 5, 6, 7]
 
 
-async def test_a_leader_with_nothing_to_do_makes_three_ticks_at_a_time_and_all_of_them(life: Life) -> None:
+async def test_a_leader_with_nothing_to_do_makes_four_ticks_at_a_time_and_all_of_them(life: Life) -> None:
     life.node.is_quiet = life.node.leads = True
-    await life.ticks(23)
-    assert life.node.ticked == [*range(1, 20), 20, 23, 23, 23]
+    await life.ticks(24)
+    assert life.node.ticked == [*range(1, 20), 20, 24, 24, 24, 24]
     life.node.applied_ns = life.clock.monotonic_ns()
     life.node.ticked.clear()
     await life.ticks(7)
-    assert life.node.ticked == [26, 26, 26, 27, 28, 29, 30]
+    assert life.node.ticked == [28, 28, 28, 28, 29, 30, 31]
 
 
 async def test_a_follower_that_hears_its_leader_has_no_ticks(life: Life) -> None:
     life.node.is_quiet = True
     await life.ticks(100, heard_every=1)
+    assert life.node.ticked == [1.0]
+
+
+async def test_the_alarm_of_a_follower_moves_with_each_heartbeat_and_never_goes_off(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(100, heard_every=limits.METADATA_IDLE_HEARTBEAT_TICKS)
+    assert life.node.woken == [True] * 25
+    assert life.node.ticked == [1.0]
+
+
+async def test_the_alarm_does_not_move_with_each_message_of_a_busy_leader(life: Life) -> None:
+    life.node.is_quiet = True
+    await life.ticks(60, heard_every=0.1)
+    assert len(life.node.woken) <= 60 / (limits.METADATA_IDLE_HEARTBEAT_TICKS - 1)
     assert life.node.ticked == [1.0]
 
 
@@ -141,9 +157,10 @@ async def test_a_follower_that_stood_still_does_not_count_that_as_silence_of_its
     assert len(life.node.ticked) <= limits.METADATA_QUIET_TICKS < limits.METADATA_ELECTION_TICKS
 
 
-async def test_a_follower_never_sleeps_through_an_election() -> None:
-    heard = limits.METADATA_IDLE_HEARTBEAT_TICKS + 1
-    assert heard + limits.METADATA_QUIET_TICKS <= limits.METADATA_ELECTION_TICKS
+async def test_a_follower_never_sleeps_through_an_election_nor_wakes_before_a_heartbeat_is_missing() -> None:
+    heartbeat = limits.METADATA_IDLE_HEARTBEAT_TICKS
+    assert heartbeat + 1 < limits.METADATA_QUIET_TICKS < limits.METADATA_ELECTION_TICKS
+    assert 2 * heartbeat < limits.METADATA_ELECTION_TICKS
 
 
 async def test_it_ends_with_the_node(life: Life) -> None:
