@@ -742,8 +742,12 @@ CHECKPOINT_EVERY_RECORDS: Final = 100_000
 # New container objects between two looks for cyclic garbage: a few megabytes at most, one look in some seconds of load.
 GARBAGE_OBJECTS: Final = 50_000
 
-# Children give way to the broker: whatever they do, acks come first.
-CHILD_NICENESS: Final = 5
+# Children give way to the broker: whatever they do, acks come first. Where brokers take every core, a lake process
+# still gets a quarter of one, for people and engines wait for it, and a pipeline a tenth: 100,000 messages a second.
+LAKE_NICENESS: Final = 5
+PIPELINE_NICENESS: Final = 10
+# The shortest time slice that the kernel gives (runtime/time_slice.py): a tick of a broker is about as long.
+BROKER_SLICE_NS: Final = 100_000
 # A child that ends is started again after this, doubling up to the second; from the start again after a while of good
 # work.
 CHILD_RETRY_SECONDS_MIN: Final = 0.5

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from icestream import limits
 from icestream.cli.lake_app import app
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Output, OutputFormat, say_aside
@@ -34,10 +35,12 @@ def serve(
     from icestream.lake.serving import serve as serve_lake
     from icestream.observability.log import set_up_logging
     from icestream.runtime.loop import loop_factory
+    from icestream.runtime.time_slice import give_way
 
     settings = load_settings(config, sets).settings
     set_up_logging(settings.log.level, settings.log.format)
     options = LakeOptions.of(settings, socket)
+    give_way(limits.LAKE_NICENESS)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))
 

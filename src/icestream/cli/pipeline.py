@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.cli.command import Commands
 from icestream.cli.connection import SocketOption, Target, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
@@ -35,9 +35,11 @@ def run(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = Out
     from icestream.observability.log import set_up_logging
     from icestream.pipeline.driver.serving import serve
     from icestream.runtime.loop import loop_factory
+    from icestream.runtime.time_slice import give_way
 
     settings = load_settings(config, sets).settings
     set_up_logging(settings.log.level, settings.log.format)
+    give_way(limits.PIPELINE_NICENESS)
     answer = Output(output)
     host = settings.node.bind_host
 

@@ -47,6 +47,7 @@ def serve(
     from icestream import server
     from icestream.observability.log import set_up_logging
     from icestream.runtime.loop import loop_factory
+    from icestream.runtime.time_slice import come_first
     from icestream.settings.text import split_address
 
     loaded = load_settings(config, sets)
@@ -54,6 +55,7 @@ def serve(
     if join and split_address(join) is None:
         raise errors.ConfigurationError(f"--join {join}: this is no host:port", hint="name the Raft port of a node")
     set_up_logging(settings.log.level, settings.log.format)
+    come_first()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         to_a_program = output is OutputFormat.JSON
         runner.run(

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from icestream import limits
 from icestream.runtime.leave import leave
 from icestream.runtime.parent import die_with_parent
+from icestream.runtime.time_slice import give_way
 
 FORMATS = ("console", "json")
 
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace", default="")
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
+    give_way(limits.LAKE_NICENESS)
     return _run(given)
 
 

@@ -11,8 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from icestream import limits
 from icestream.runtime.leave import leave
 from icestream.runtime.parent import die_with_parent
+from icestream.runtime.time_slice import give_way
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
+    give_way(limits.PIPELINE_NICENESS)
     return _run()
 
 

@@ -12,14 +12,10 @@ import ctypes
 import os
 import signal
 
-from icestream import limits
-
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Also makes room for the parent: whatever the child does, acks come first."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         raise SystemExit(0)
-    os.nice(limits.CHILD_NICENESS)
