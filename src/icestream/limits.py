@@ -628,7 +628,7 @@ READ_THREADS: Final = 2
 # Questions of the broker that are with the lake process at a time; others wait in the broker. Threads that read.
 SCANS_IN_FLIGHT_MAX: Final = 16
 SCAN_THREADS: Final = 2
-# Answers that the broker holds near their readers, of all shards together: as many last ones, and as many that are
+# Answers that the broker holds near their readers, of all of them together: as many last ones, and as many that are
 # asked for ahead. How old one may be: what somebody deletes from a table is not handed out much longer, and the next
 # one counts from when it came, since a slow store may take as long.
 SCANS_NEAR_MAX: Final = 16

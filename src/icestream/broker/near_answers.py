@@ -2,14 +2,17 @@
 before somebody wants it. So a reader with little credit does not ask for the same rows again, and while one answer is
 delivered the lake process works on the next.
 
-    last        it was told: remembered for a moment (short_memory.py)
-    left        what of it was not told yet, behind a gap: the same
-    under way   the next one, as long as asking takes
-    next        it has come, and is remembered for a moment from then on
+    last        it was told: remembered for a moment (short_memory.py), at the offset behind it
+    left        what of it was not told yet, behind a gap: the same, at the offset where it begins
+    under way   the next one, as long as asking takes, at the offset where it begins
+    next        it has come, and is remembered for a moment from then on, there too
 
-Of each a few are held, whichever shards they are of, and for a moment only: what somebody deletes from a table is not
-handed out much longer, and a reader that has left costs nothing. Where no more can be asked for ahead nothing is: those
-that are there are wanted sooner than a new one.
+Readers are known by where they stand: whoever goes on behind an answer has no more use for it, so the next one takes
+its place. Others in the same shard stand elsewhere and keep what is theirs.
+
+Of each a few are held, whichever shards and readers they are of, and for a moment only: what somebody deletes from a
+table is not handed out much longer, and a reader that has left costs nothing. Where no more can be asked for ahead
+nothing is: those that are there are wanted sooner than a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from icestream import limits
-from icestream.broker.short_memory import ShortMemory
+from icestream.broker.short_memory import Place, ShortMemory
 from icestream.broker.storage import Found
 from icestream.model.scan import Scanned
 from icestream.model.shard import Gap, ShardKey
@@ -29,7 +32,6 @@ Piece = Gap | SectionRead
 
 
 class _Next(NamedTuple):
-    offset: int
     bytes_max: int
     answer: asyncio.Task[Scanned]
 
@@ -43,8 +45,8 @@ class NearAnswers:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._last = ShortMemory[Found](self._loop)
-        self._left = ShortMemory[tuple[int, list[Piece]]](self._loop)
-        self._under_way: dict[ShardKey, _Next] = {}
+        self._left = ShortMemory[list[Piece]](self._loop)
+        self._under_way: dict[Place, _Next] = {}
         self._next = ShortMemory[_Next](self._loop)
 
     @property
@@ -53,68 +55,66 @@ class NearAnswers:
 
     # --- the last one ---
 
-    def keep(self, key: ShardKey, found: Found) -> None:
-        """It was told; its reader may have had no use for all of it."""
-        self._last.keep(key, found, _size_bytes(found.sections))
+    def keep(self, key: ShardKey, offset: int, found: Found) -> None:
+        """It was told to whoever stood at this offset, who may have had no use for all of it."""
+        self._last.drop(Place(key, offset))
+        self._last.keep(Place(key, found.next_offset), found, _size_bytes(found.sections))
 
     def rest(self, key: ShardKey, offset: int) -> Found | None:
-        """What of it lies from this offset on."""
-        found = self._last.find(key)
-        if found is None or not found.sections:
-            return None
-        if not found.sections[0].base_offset <= offset < found.next_offset:
-            return None
-        left = [one for one in found.sections if one.base_offset + one.rows > offset]
-        return Found(left, [], found.next_offset)
+        """What of one lies from this offset on."""
+        for found in self._last.of_shard(key):
+            if found.sections and found.sections[0].base_offset <= offset < found.next_offset:
+                left = [one for one in found.sections if one.base_offset + one.rows > offset]
+                return Found(left, [], found.next_offset)
+        return None
 
     def leave(self, key: ShardKey, offset: int, pieces: list[Piece]) -> None:
         """They follow at this offset, and were not told yet."""
         sections = (one for one in pieces if isinstance(one, SectionRead))
-        self._left.keep(key, (offset, pieces), _size_bytes(sections))
+        self._left.keep(Place(key, offset), pieces, _size_bytes(sections))
 
     def take_left(self, key: ShardKey, offset: int) -> list[Piece] | None:
-        at, pieces = self._left.find(key) or (-1, None)
-        self._left.drop(key)
-        return pieces if at == offset else None
+        pieces = self._left.find(Place(key, offset))
+        self._left.drop(Place(key, offset))
+        return pieces
 
     # --- the next one ---
 
     def begin(self, key: ShardKey, offset: int, bytes_max: int, asking: Coroutine[Any, Any, Scanned]) -> None:
-        self._drop(key)
-        if len(self._under_way) + len(self._next) >= limits.SCANS_NEAR_MAX:
+        """Nothing is asked for twice: whoever comes to this place first takes it."""
+        place = Place(key, offset)
+        is_begun = place in self._under_way or self._next.find(place) is not None
+        if is_begun or len(self._under_way) + len(self._next) >= limits.SCANS_NEAR_MAX:
             asking.close()
             return
-        begun = _Next(offset, bytes_max, self._loop.create_task(asking))
-        self._under_way[key] = begun
-        begun.answer.add_done_callback(lambda _: self._ended(key, begun))
+        begun = _Next(bytes_max, self._loop.create_task(asking))
+        self._under_way[place] = begun
+        begun.answer.add_done_callback(lambda _: self._ended(place, begun))
 
     def take(self, key: ShardKey, offset: int, bytes_max: int) -> asyncio.Task[Scanned] | None:
         """None: something else was asked for, or it came too long ago."""
-        found = self._under_way.get(key) or self._next.find(key)
-        if found is None or (found.offset, found.bytes_max) != (offset, bytes_max):
+        place = Place(key, offset)
+        found = self._under_way.get(place) or self._next.find(place)
+        if found is None or found.bytes_max != bytes_max:
             return None
-        self._under_way.pop(key, None)
-        self._next.drop(key)
+        self._under_way.pop(place, None)
+        self._next.drop(place)
         return found.answer
 
     def close(self) -> None:
-        for key in list(self._under_way):
-            self._drop(key)
+        under_way, self._under_way = self._under_way, {}
+        for one in under_way.values():
+            one.answer.cancel()
         self._last.clear()
         self._left.clear()
         self._next.clear()
 
-    def _drop(self, key: ShardKey) -> None:
-        self._next.drop(key)
-        if (found := self._under_way.pop(key, None)) is not None:
-            found.answer.cancel()
-
-    def _ended(self, key: ShardKey, begun: _Next) -> None:
+    def _ended(self, place: Place, begun: _Next) -> None:
         """Whoever waits for it hears of an error; where nobody does it is no news."""
         failed = begun.answer.cancelled() or begun.answer.exception() is not None
-        if self._under_way.get(key) is begun:
-            del self._under_way[key]
-            self._next.keep(key, begun, 0 if failed else _size_bytes(begun.answer.result().sections))
+        if self._under_way.get(place) is begun:
+            del self._under_way[place]
+            self._next.keep(place, begun, 0 if failed else _size_bytes(begun.answer.result().sections))
 
 
 def _size_bytes(sections: Iterable[_WithBody]) -> int:

@@ -1,4 +1,4 @@
-"""What is remembered of shards for a moment: few things, of so many bytes, not for long. The oldest go first.
+"""What is remembered of places in shards for a moment: few things, of so many bytes, not for long. The oldest go first.
 
 count   SCANS_NEAR_MAX
 bytes   SCANS_NEAR_BYTES_MAX
@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from icestream import limits
 from icestream.model.shard import ShardKey
 
 What = TypeVar("What")
+
+
+class Place(NamedTuple):
+    """Readers of one shard stand at different offsets of it, and each has a place of its own."""
+
+    key: ShardKey
+    offset: int
 
 
 class _Held(NamedTuple, Generic[What]):
@@ -26,33 +34,34 @@ class _Held(NamedTuple, Generic[What]):
 class ShortMemory(Generic[What]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._held: OrderedDict[ShardKey, _Held[What]] = OrderedDict()  # the oldest first
+        self._held: OrderedDict[Place, _Held[What]] = OrderedDict()  # the oldest first
         self._timer: asyncio.TimerHandle | None = None  # runs while something is held
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: ShardKey) -> bool:
-        return key in self._held
-
-    def keep(self, key: ShardKey, what: What, size_bytes: int) -> None:
-        self.drop(key)
-        self._held[key] = _Held(self._loop.time(), size_bytes, what)
+    def keep(self, place: Place, what: What, size_bytes: int) -> None:
+        self.drop(place)
+        self._held[place] = _Held(self._loop.time(), size_bytes, what)
         self.size_bytes += size_bytes
         while len(self._held) > limits.SCANS_NEAR_MAX or self.size_bytes > limits.SCANS_NEAR_BYTES_MAX:
             self.drop(next(iter(self._held)))
         self._wind()
 
-    def find(self, key: ShardKey) -> What | None:
-        held = self._held.get(key)
+    def find(self, place: Place) -> What | None:
+        held = self._held.get(place)
         if held is None or self._is_old(held):  # a timer may be late
-            self.drop(key)
+            self.drop(place)
             return None
         return held.what
 
-    def drop(self, key: ShardKey) -> None:
-        if (held := self._held.pop(key, None)) is not None:
+    def of_shard(self, key: ShardKey) -> Iterator[What]:
+        """At any place in it. There are few of all shards together."""
+        return (held.what for place, held in self._held.items() if place.key == key and not self._is_old(held))
+
+    def drop(self, place: Place) -> None:
+        if (held := self._held.pop(place, None)) is not None:
             self.size_bytes -= held.size_bytes
 
     def clear(self) -> None:
@@ -75,7 +84,7 @@ class ShortMemory(Generic[What]):
 
     def _drop_old(self) -> None:
         self._timer = None
-        for key, held in list(self._held.items()):
+        for place, held in list(self._held.items()):
             if self._is_old(held):
-                self.drop(key)
+                self.drop(place)
         self._wind()

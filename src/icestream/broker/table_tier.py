@@ -7,6 +7,7 @@ front, as reads of the log are; what is left of it waits for whoever goes on the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from icestream import limits
@@ -30,32 +31,44 @@ class TableTier:
         self._topic = topic
         self._key = key
         self._declared = declared
-        self._behind = -1  # the last answer ends there
+        self._ends: deque[int] = deque(maxlen=limits.SCANS_NEAR_MAX)  # of the last answers: their readers go on there
 
     async def read(self, offset: int, bytes_max: int) -> tuple[Found, str] | None:
         """And which tier it came from. None: the table has nothing there, or there is none. Raises LakeAway,
         TableUnreadable."""
         pieces = self._near.take_left(self._key, offset)
         if pieces is not None:
-            return self._front(pieces), CACHE
+            return self._front(offset, pieces), CACHE
         rest = self._near.rest(self._key, offset)
         if rest is not None:
             return rest, CACHE
         scanned = await self._answer(offset, bytes_max)
         if scanned.end is None or offset >= scanned.end:
             return None
-        return self._front(self._pieces(scanned)), CACHE if scanned.is_cached else TABLE
+        return self._front(offset, self._pieces(scanned)), CACHE if scanned.is_cached else TABLE
 
     async def _answer(self, offset: int, bytes_max: int) -> Scanned:
         """Whoever goes on where the last answer ended goes on behind this one, too."""
         near, key, at, bytes_max = self._near, self._key, offset, max(bytes_max, limits.SCAN_READ_BYTES)
         begun = near.take(key, at, bytes_max)
         scanned = await (begun if begun is not None else self._ask(Question.READ, at, bytes_max))
-        is_reading_on, self._behind = at == self._behind, scanned.next_offset
-        if is_reading_on and scanned.end is not None and scanned.next_offset < scanned.end:
+        if (
+            self._is_reading_on(at, scanned.next_offset)
+            and scanned.end is not None
+            and scanned.next_offset < scanned.end
+        ):
             behind = scanned.next_offset
             near.begin(key, behind, bytes_max, self._ask(Question.READ, behind, bytes_max))
         return scanned
+
+    def _is_reading_on(self, offset: int, end: int) -> bool:
+        """Whether this answer, which ends there, begins where one ended that was told."""
+        found = offset in self._ends
+        if found:
+            self._ends.remove(offset)
+        if end not in self._ends:
+            self._ends.append(end)
+        return found
 
     async def first(self) -> int | None:
         return (await self._ask(Question.EARLIEST)).offset
@@ -96,7 +109,7 @@ class TableTier:
     def _gap(self, start: int, end: int, missing: Missing) -> Gap:
         return Gap(self._key, start, end, 0, missing.reason, GapState(missing.state))
 
-    def _front(self, pieces: list[Piece]) -> Found:
+    def _front(self, offset: int, pieces: list[Piece]) -> Found:
         gaps: list[Gap] = []
         sections: list[SectionRead] = []
         for piece in pieces:
@@ -113,7 +126,7 @@ class TableTier:
         metrics.READ_GAPS.value += len(gaps)
         metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
         found = Found(sections, gaps, next_offset)
-        self._near.keep(self._key, found)
+        self._near.keep(self._key, offset, found)
         return found
 
 

@@ -42,14 +42,48 @@ async def turns() -> None:
 
 async def test_what_is_left_of_an_answer_is_told_from_any_place_in_it() -> None:
     near = NearAnswers()
-    near.keep(KEY, found(0, 10, 20))
+    near.keep(KEY, 0, found(0, 10, 20))
     assert starts(near.rest(KEY, 0)) == [0, 10, 20]
     assert starts(near.rest(KEY, 15)) == [10, 20], "the section that holds it comes whole"
     assert starts(near.rest(KEY, 20)) == [20]
     assert near.rest(KEY, 30) is None
     assert near.rest(ShardKey(1, 1), 15) is None
-    near.keep(KEY, found(30))
-    assert near.rest(KEY, 15) is None
+    near.keep(KEY, 30, found(30))
+    assert near.rest(KEY, 15) is None, "its reader has gone on"
+
+
+async def test_readers_of_one_shard_leave_each_other_what_is_theirs() -> None:
+    near = NearAnswers()
+    near.keep(KEY, 0, found(0, 10))
+    near.leave(KEY, 20, [SectionRead(25, 5, 0, 0, b"")])
+    near.begin(KEY, 30, 1, answer(1))
+    for at in range(1_000, 1_000 + 10 * 3 * limits.SCANS_NEAR_MAX, 10):  # one that is much faster
+        taken = near.take(KEY, at, 1)
+        assert (taken is None) == (at == 1_000)
+        near.keep(KEY, at, found(at))
+        near.take_left(KEY, at)
+        near.leave(KEY, at + 10, [SectionRead(at + 15, 5, 0, 0, b"")])
+        near.begin(KEY, at + 10, 1, answer(at))
+        await turns()
+    assert starts(near.rest(KEY, 10)) == [10]
+    assert near.rest(KEY, 1_000) is None
+    assert [one.base_offset for one in near.take_left(KEY, 20) or [] if isinstance(one, SectionRead)] == [25]
+    begun = near.take(KEY, 30, 1)
+    assert begun is not None
+    assert await begun == Scanned(1)
+    near.close()
+
+
+async def test_nothing_is_asked_for_ahead_twice() -> None:
+    near = NearAnswers()
+    for has_come in (False, True):
+        near.begin(KEY, 30, 1, answer(1))
+        if has_come:
+            await turns()
+        near.begin(KEY, 30, 1, answer(2))
+        begun = near.take(KEY, 30, 1)
+        assert begun is not None
+        assert await begun == Scanned(1)
 
 
 async def test_the_next_answer_is_for_whoever_asks_for_just_that() -> None:
@@ -79,7 +113,7 @@ async def test_an_error_that_nobody_hears_of_is_no_news_and_whoever_asks_hears_i
 async def test_few_last_ones_are_held_and_the_oldest_go() -> None:
     near, most = NearAnswers(), limits.SCANS_NEAR_MAX
     for number in range(most + 3):
-        near.keep(ShardKey(number, 0), found(0))
+        near.keep(ShardKey(number, 0), 0, found(0))
     held = [near.rest(ShardKey(number, 0), 0) is not None for number in range(most + 3)]
     assert held == [False] * 3 + [True] * most
 
@@ -103,7 +137,7 @@ async def test_they_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(limits, "SCANS_NEAR_BYTES_MAX", 250)
     near = NearAnswers()
     for number in range(4):
-        near.keep(ShardKey(number, 0), Found([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
+        near.keep(ShardKey(number, 0), 0, Found([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
         near.begin(ShardKey(number, 0), 10, 1, large(100))
         await turns()
     assert near.size_bytes == 400
@@ -133,7 +167,7 @@ async def test_what_is_under_way_ends_with_it() -> None:
 
 async def test_none_is_older_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     near = NearAnswers()
-    near.keep(KEY, found(0))
+    near.keep(KEY, 0, found(0))
     near.begin(KEY, 10, 1, answer(1))
     await turns()
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
@@ -161,7 +195,7 @@ async def test_what_nobody_comes_for_goes_by_itself(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", 0.01)
     near = NearAnswers()
     for number in range(3):
-        near.keep(ShardKey(number, 0), Found([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
+        near.keep(ShardKey(number, 0), 0, Found([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
         near.begin(ShardKey(number, 0), 10, 1, large(100))
         await turns()
     async with asyncio.timeout(5):
@@ -170,6 +204,6 @@ async def test_what_nobody_comes_for_goes_by_itself(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", 100.0)
     assert near.rest(KEY, 0) is None
     assert near.take(KEY, 10, 1) is None
-    near.keep(KEY, found(0))
+    near.keep(KEY, 0, found(0))
     assert near.rest(KEY, 0) is not None
     near.close()

@@ -351,6 +351,27 @@ async def test_whoever_reads_on_finds_the_next_answer_begun(tmp_path: Path, monk
     await broker.shutdown()
 
 
+async def test_readers_at_different_places_of_a_shard_do_not_cost_each_other_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the rest of its last answer, and its next one asked for ahead, as if it were alone."""
+    for name in ("READ_BYTES_DEFAULT", "SCAN_READ_BYTES"):
+        monkeypatch.setattr(limits, name, 3 * len(BODY))
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine, count=80, committed=70)
+    assert machine.attendant is not None
+    readers = [await subscribe(broker, f"r{at}", credit=1, start=Start(StartAt.OFFSET, at)) for at in (0, 31)]
+    for _ in range(23):
+        for reader in readers:
+            reader.credit(1)
+            await quiet()
+    for reader, at in zip(readers, (0, 31), strict=True):
+        assert reader.sink.offsets[:24] == list(range(at, at + 24))
+    asked = [one.value for one in machine.attendant.asked if one.question is Question.READ]
+    assert sorted(asked) == [*range(0, 25, 2), *range(31, 56, 2)], "none twice; 24 and 55 nobody has come to yet"
+    await broker.shutdown()
+
+
 async def test_hazard_18_a_cold_reader_holds_up_neither_producers_nor_whoever_is_live(tmp_path: Path) -> None:
     """Whatever the lake process is doing for it: here nothing, for ever."""
     machine = TieredMachine(tmp_path, tail_bytes=100_000)
