@@ -4,6 +4,7 @@
     ├── ConfigurationError         configuration     no    the settings cannot be used as they are
     │   ├── MissingPart            missing_part      no    something that is needed is not installed on this machine
     │   └── ForeignCluster         foreign_cluster   no    a node of another cluster; nothing of it is taken
+    │       └── NodeRemoved        node_removed      no    a node that was removed from this cluster
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
     │   ├── MessageTooLarge        too_large         no
     │   ├── UnknownTopic           unknown_topic     no
@@ -71,10 +72,9 @@
         ├── ConsumerClosed         consumer_closed   no    deleted, or another one of its name came
         └── ClientClosed           client_closed     no
 
-`retryable` says whether the same call may succeed later without anybody's help. `hint` says what to do, in words that
-a person at a terminal can act on. The native protocol carries `code` itself; what every other way out says of an error
-stands in one table, `SAID`, with a column for each. A further protocol gets its own column, never a second tree.
-docs/errors.md shows the whole of it.
+`retryable`: the same call may succeed later without anybody's help. `hint` says what to do, in words that a person at a
+terminal can act on. The native protocol carries `code` itself; what every other way out says of an error stands in one
+table, `SAID` (docs/errors.md shows it), with a column for each: a further protocol gets its own, never a second tree.
 """
 
 from __future__ import annotations
@@ -109,6 +109,10 @@ class MissingPart(ConfigurationError):
 
 class ForeignCluster(ConfigurationError):
     code = "foreign_cluster"
+
+
+class NodeRemoved(ForeignCluster):
+    code = "node_removed"
 
 
 class InvalidInput(IcestreamError):
@@ -396,9 +400,8 @@ class Said(NamedTuple):
     http        the status of a problem (docs/api.md). 4xx: the request is wrong as it is; 5xx and 429: it is not
     iceberg     of Iceberg's REST protocol: the status, and the type name that its clients look at. A conflict is 409;
                 what may have happened is 500 CommitStateUnknownException and nothing else, because a client that is
-                told 409 deletes the files of its commit (hazard 13); a store that failed, and is known to have
-                done nothing, is 503. Java's clients take IllegalArgumentException
-                literally and put "Malformed request" before every other 400
+                told 409 deletes the files of its commit (hazard 13); a store that failed, and is known to have done
+                nothing, is 503. Java's clients put "Malformed request" before every 400 but IllegalArgumentException
     grpc        the status of a call of Danube's protocol. UNAVAILABLE and RESOURCE_EXHAUSTED are what its clients try
                 again, without end; anything else they raise to the application at once
     """
@@ -419,13 +422,10 @@ SAID: dict[type[IcestreamError], Said] = {
     # a client that finds no namespace may come before whoever makes it: it tries again for a while
     UnknownNamespace: Said(http=404, iceberg=(404, "NoSuchNamespaceException"), grpc="UNAVAILABLE"),
     UnknownSubscription: Said(http=404, grpc="NOT_FOUND"),
-    UnknownHandle: Said(http=404),
-    UnknownSetting: Said(http=404),
-    UnknownLogFile: Said(http=404),
+    **dict.fromkeys((UnknownHandle, UnknownSetting, UnknownLogFile, NotConnected), Said(http=404)),
     UnknownProducer: Said(http=404, grpc="UNAVAILABLE"),
     UnknownTable: Said(http=404, iceberg=(404, "NoSuchTableException")),
     UnknownView: Said(http=404, iceberg=(404, "NoSuchViewException")),
-    NotConnected: Said(http=404),
     AlreadyExists: Said(http=409, iceberg=(409, "AlreadyExistsException"), grpc="ALREADY_EXISTS"),
     NotEmpty: Said(http=409, iceberg=(409, "NamespaceNotEmptyException"), grpc="FAILED_PRECONDITION"),
     TopicMismatch: Said(http=409, grpc="FAILED_PRECONDITION"),

@@ -338,6 +338,8 @@ PEER_CONNECTIONS_MAX: Final = 256
 # Between two tries to reach a node that is not there: the first at once, then doubling. Shorter than an election.
 PEER_RETRY_SECONDS_MIN: Final = 0.05
 PEER_RETRY_SECONDS_MAX: Final = 1.0
+# From the removal of a node until the others end its connections: the answer to whoever asked it to go takes less.
+PEER_PARTING_SECONDS: Final = 1.0
 # A snapshot goes in pieces of this size, of which so many may wait for the disk.
 SNAPSHOT_CHUNK_BYTES: Final = 256 * KIB
 SNAPSHOT_CHUNKS_WAITING_MAX: Final = 8

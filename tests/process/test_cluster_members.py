@@ -207,3 +207,51 @@ def test_three_nodes_of_one_terminal_start_and_end_together(tmp_path: Path) -> N
         assert process.returncode == 0, rest
         assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
         assert [port for port in ports if can_connect(port)] == []
+
+
+# --- a node that was removed ------------------------------------------------------------------------------------------
+
+
+def check_it_says_that_it_was_removed(process: ServeProcess, node: str) -> None:
+    code, _, errors = process.end()
+    assert code == 3, errors
+    assert f"node {node} was removed from cluster" in errors
+    assert "empty data_dir" in errors
+    assert "icestream serve --join" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_node_that_was_removed_stops_when_it_comes_back_and_harms_nobody(tmp_path: Path) -> None:
+    with Members(tmp_path) as nodes:
+        said = nodes.start_all()
+        (port,) = free_ports(1)
+        fourth = nodes.join("node-4", "fourth", port)
+        for name, number in (("node-3", 2), ("node-4", max(nodes.running))):
+            nodes.kill(number)
+            nodes.ask("node-1", "remove", name, "--yes")
+        before = nodes.ask("node-1", "status")
+
+        # its list names the others, or only its log knows them, or it is told to join with what it has
+        check_it_says_that_it_was_removed(nodes.begin(2), said[2]["node"])
+        elsewhere = nodes.begin(2, "--set", "node.name=another")
+        check_it_says_that_it_was_removed(elsewhere, said[2]["node"])
+        alone = ("--set", "node.name=node-4", "--set", f"ports.raft={port}", "--output", "json")
+        for more in ((), ("--join", f"127.0.0.1:{nodes.ports[0]}")):
+            back = ServeProcess(nodes.folders["node-4"], *alone, *more, is_fork=True)
+            check_it_says_that_it_was_removed(nodes._begun(back), fourth["node"])
+
+        after = nodes.ask("node-2", "status")
+        assert (after["term"], after["leader"]) == (before["term"], before["leader"]), "nobody was disturbed"
+        assert nodes.roles("node-1") == {"node-1": "voter", "node-2": "voter"}
+        assert publish(said[0]["address"], KEPT) == 0
+
+
+def test_a_node_that_is_removed_while_it_runs_stops_and_says_so(tmp_path: Path) -> None:
+    with Members(tmp_path) as nodes:
+        said = nodes.start_all()
+        fourth = nodes.join("node-4", "fourth", *free_ports(1))
+        nodes.until_roles("node-4", node_1="voter", node_2="voter", node_3="voter", node_4="learner")
+        for name, number, node in (("node-4", max(nodes.running), fourth), ("node-3", 2, said[2])):
+            assert nodes.ask(name, "remove", name, "--yes") == {"removed": name}, "through itself, and answered"
+            check_it_says_that_it_was_removed(nodes.running[number], node["node"])
+        assert publish(said[0]["address"], KEPT) == 0

@@ -27,6 +27,7 @@ from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Producer, Topic
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topics import Topics
+from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
 from icestream.model.subscription import Dispatch, FailurePolicy, Start, SubscriptionType
 from icestream.model.topic_end import RestEnd, TableEnd
@@ -86,6 +87,8 @@ class Broker:
             await self.store.close()
 
     def _task_failed(self, error: BaseException) -> None:
+        if isinstance(self.store, NodeStore) and error is self.store.stopped:
+            return  # the node stops for it and says so: whoever followed the store has nothing to add
         asyncio.get_running_loop().call_exception_handler(
             {"message": "a task of the broker failed", "exception": error}
         )

@@ -20,6 +20,7 @@ from icestream.cluster.members import (
     decode_record,
     encode_record,
     node_key,
+    removed,
     removed_key,
 )
 from icestream.cluster.node_info import to_document
@@ -96,10 +97,7 @@ class Calls:
         if not isinstance(record, bytes) or len(record) > limits.METADATA_VALUE_BYTES_MAX:
             raise errors.DecodeError("a Join without a record")
         if node.machine.get(removed_key(node_id)) is not None:
-            raise errors.ForeignCluster(
-                f"node {wire.id_text(node_id)} was removed from this cluster",
-                hint="start it with an empty data_dir: it comes back as another node",
-            )
+            raise removed(node_id, self._host.identity.cluster_id)
         value = encode_record(decode_record(record))
         self._check_name(node_id, decode_record(record).name)
         entry = node.machine.get(node_key(node_id))

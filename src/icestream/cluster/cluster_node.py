@@ -24,7 +24,7 @@ from icestream.cluster.calls import Calls
 from icestream.cluster.formation import Found, Join, Wait, decide
 from icestream.cluster.leader_duties import LeaderDuties
 from icestream.cluster.listener import Call, PeerListener
-from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key
+from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key, removed, removed_key
 from icestream.cluster.node_info import ROLES, NodeInfo, from_document
 from icestream.cluster.peers import Peers
 from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
@@ -172,10 +172,23 @@ class ClusterNode:
                 f"node {wire.id_text(self.id)} is of cluster {own.hex()}, not of {hello.cluster.hex()}",
                 hint="list nodes of one cluster only; a node that changes clusters begins with an empty data_dir",
             )
+        if self._is_removed(hello):
+            raise removed(hello.node, own)
         if hello.to and hello.to != self.id:
             raise errors.NotReady(f"node {wire.id_text(self.id)} is here, not {wire.id_text(hello.to)}")
         self.peers.learn(hello.node, hello.address)
         return Welcome(own, self.id, self.info().founder, self.address)
+
+    def _is_removed(self, hello: Hello) -> bool:
+        """Both are applied here: that it never comes back, and that it is no member any more."""
+        if self.store is None or hello.cluster != self.identity.cluster_id:
+            return False
+        is_gone = hello.node not in self._members()
+        return is_gone and self.node.machine.get(removed_key(hello.node)) is not None
+
+    def _members(self) -> set[int]:
+        members = self.node.members
+        return {*members.voters, *members.learners, *members.voters_outgoing}
 
     def is_member(self, hello: Hello) -> bool:
         return self.store is not None and hello.cluster == self.identity.cluster_id
@@ -280,6 +293,7 @@ class ClusterNode:
         self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
         node.send, store.forward, store.forward_renewal = self._send, self._forward, self._forward_renewal
         node.on_members = self._members_changed
+        self.peers.on_removed = node.fail
         self._comparison = StateComparison(node, self.peers)
         store.snapshots.on_taken = self._comparison.taken
         store.before_close, store.after_close = self._leave, self._end
@@ -298,11 +312,17 @@ class ClusterNode:
         self._tasks.start(self._become_known(), "join")
 
     def _members_changed(self) -> None:
-        members = self.node.members
-        self.peers.set_members({*members.voters, *members.learners, *members.voters_outgoing} - {self.id})
+        self.peers.set_members(self._members() - {self.id})
+        self._tasks.start(self._part_from_removed(), "parting")
         if self._opened.log.snapshots:
             # a new learner takes no snapshot that does not know it (trap 14)
             self.node.request_snapshot()
+
+    async def _part_from_removed(self) -> None:
+        """Who was removed dials again, and is told why that is in vain. It may have been asked through that node: not
+        before it has passed the answer on."""
+        await self._clock.sleep(limits.PEER_PARTING_SECONDS)
+        self.listener.part_from(self._is_removed)
 
     async def _become_known(self) -> None:
         """Until the cluster has this node as a member, under this address."""

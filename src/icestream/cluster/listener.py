@@ -1,7 +1,7 @@
 """The dialled end: other nodes of the cluster at this one's Raft port.
 
 greeting   waits for HELLO      of this cluster, or of a node that has none yet, and meant for this node -> open
-                                else ERROR, and the connection ends
+                                else, and to a node that was removed, ERROR, and the connection ends
 open       messages go to the node, in the order in which they came; calls are answered in any order
 receiving  a snapshot: INSTALL_SNAPSHOT, CHUNK …, END
 """
@@ -76,6 +76,12 @@ class PeerListener:
             raise cannot_listen("ports.raft", address, port, error) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def part_from(self, is_unwanted: Callable[[Hello], bool]) -> None:
+        """Ends the connections of nodes that would not be let in any more."""
+        for connection in tuple(self.connections):
+            if connection.hello is not None and is_unwanted(connection.hello):
+                connection.part()
+
     async def close(self) -> None:
         self.is_closed = True  # one that was accepted a moment ago is made a connection behind this
         if self._server is not None:
@@ -92,9 +98,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._host = listener.host
         self._stream = FrameStream(limits.PEER_FRAME_BYTES_MAX, wire.FIRST)
         self._transport: asyncio.Transport | None = None
-        self._hello: Hello | None = None
+        self.hello: Hello | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._chunks: asyncio.Queue[Frame] | None = None
+        self._is_parting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -107,6 +114,12 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._listener.connections.discard(self)
         for task in self._tasks:
             task.cancel()
+
+    def part(self) -> None:
+        """When its calls are answered: one of them may be what led to this."""
+        self._is_parting = True
+        if self._transport is not None and not self._tasks:
+            self._transport.close()
 
     async def close(self) -> None:
         tasks = tuple(self._tasks)
@@ -139,7 +152,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         if one.kind == Kind.HELLO:
             hello = wire.decode_hello(one.body)
             welcome = self._host.greet(hello)
-            self._hello = hello
+            self.hello = hello
             self._stream.kinds = wire.FROM_DIALLER
             self._send(Kind.WELCOME, 0, wire.encode_welcome(welcome))
         elif one.kind == Kind.CALL:
@@ -158,7 +171,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             raise errors.DecodeError("a piece of no snapshot")
 
     def _check_member(self) -> None:
-        if self._hello is None or not self._host.is_member(self._hello):
+        if self.hello is None or not self._host.is_member(self.hello):
             raise errors.NotReady("this node is of no cluster yet", hint="it is tried again by itself")
 
     def _start(self, work: Any) -> None:
@@ -171,6 +184,8 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if self._is_parting:
+            self.part()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a call of another node failed", error=repr(error))
 

@@ -2,7 +2,8 @@
 
     key /cluster/nodes/<id>      a document in JSON: name, address (Raft), native, danube, http; written by the leader
                                  for a node that joins, or starts elsewhere
-    key /cluster/removed/<id>    this node was removed and never comes back: Raft gives no id twice
+    key /cluster/removed/<id>    this node was removed and never comes back: Raft gives no id twice. Once it is no
+                                 member either, nobody listens to it; it is told so, and stops
 
 One voter up to two nodes, three from three on, five from five on: an even number would not outlive more. Nodes above
 that are learners, which have everything and count in no majority. A learner becomes a voter when it has caught up; as
@@ -39,6 +40,15 @@ def node_key(node_id: int) -> str:
 
 def removed_key(node_id: int) -> str:
     return f"{REMOVED_NODES}{node_id:016x}"
+
+
+def removed(node_id: int, cluster: bytes) -> errors.NodeRemoved:
+    """What such a node is told, and what it stops with."""
+    return errors.NodeRemoved(
+        f"node {node_id:016x} was removed from cluster {cluster.hex()[:8]}",
+        hint="it never comes back under its id: start it with an empty data_dir and `icestream serve --join HOST:PORT` "
+        "(the Raft port of a node of the cluster), and it joins as another node",
+    )
 
 
 def encode_record(record: NodeRecord) -> bytes:

@@ -2,7 +2,8 @@
 
     away --dialled, greeted--> here --lost--> away        while away: a try every PEER_RETRY_SECONDS_MIN, doubling
 Messages to a node that is away are dropped, and the core is told: it sends again what matters. A node that belongs to
-another cluster, or another node at that address, is dialled again too, for that may be mended; it is said once.
+another cluster, or another node at that address, is dialled again too, for that may be mended; it is said once. Whoever
+is told that this node was removed dials nobody any more: nothing mends that.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class Peer:
             while True:
                 try:
                     self.link = await self._peers.dial(self.id)
+                except errors.NodeRemoved as error:
+                    self._peers.on_removed(error)
+                    return
                 except errors.IcestreamError as error:
                     self._note(error)
                     await self._peers.clock.sleep(delay)
@@ -84,6 +88,7 @@ class Peers:
         self._running: dict[int, tuple[Peer, asyncio.Task[None]]] = {}
         self._learned: dict[int, str] = {}
         self.on_unreachable: Callable[[int], None] = lambda _: None
+        self.on_removed: Callable[[errors.IcestreamError], None] = lambda _: None
 
     def _task_failed(self, error: BaseException) -> None:
         _log.error("a task of the cluster failed", error=repr(error))

@@ -66,6 +66,9 @@ class Surroundings:
         self.pipeline: Child | None = None
 
     def _task_failed(self, error: BaseException) -> None:
+        store = self._node.store if self._node is not None else None
+        if isinstance(store, NodeStore) and error is store.stopped:
+            return  # the node stops for it and says so
         _log.error("a task around the broker failed", error=repr(error))
 
     @property

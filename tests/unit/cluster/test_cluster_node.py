@@ -11,6 +11,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
+from icestream.cluster.members import removed_key
+from icestream.cluster.wire import Hello
 from icestream.metadata import command as cmd
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.snapshot import encode_snapshot
@@ -196,6 +198,24 @@ async def test_a_removed_node_does_not_come_back_by_itself(three: ClusterNodes) 
         with pytest.raises(errors.ForeignCluster, match="was removed"):
             await again.running.ready()
     assert gone.id not in three.leader.node.members.voters
+
+
+async def test_a_node_is_refused_when_its_removal_is_done_and_not_while_it_is_meant(three: ClusterNodes) -> None:
+    """A change of members that failed behind the note of it leaves a voter, which the others need."""
+    gone, leader = three.followers[0], three.leader
+    hello = Hello(leader.identity.cluster_id, gone.id, gone.address, leader.id)
+    async with asyncio.timeout(SECONDS):
+        await leader.running.put(removed_key(gone.id), b"")
+        assert leader.greet(hello).node == leader.id
+        connections = leader.listener.connections
+        before = {one for one in connections if one.hello is not None and one.hello.node == gone.id}
+        assert before
+        await leader.calls["Remove"]({"node": f"{gone.id:016x}"})
+        with pytest.raises(errors.NodeRemoved, match="was removed"):
+            leader.greet(hello)
+        with pytest.raises(errors.NodeRemoved, match="was removed"):
+            await gone.node.until(lambda: False)  # it is told on its own connections
+    assert not before & connections
 
 
 async def test_a_message_that_is_none_ends_its_connection_and_nothing_else(three: ClusterNodes) -> None:
