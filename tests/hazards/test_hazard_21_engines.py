@@ -109,7 +109,7 @@ def test_hazard_21_maintenance_and_ddl_pass_between_rounds(spark: Spark, driver:
 def test_hazard_21_rows_that_an_engine_removes_are_told(spark: Spark, driver: Driver, t: str) -> None:
     spark.sql(f"DELETE FROM {t} WHERE offset = 3")
     (removed,) = driver.state().removals
-    assert (removed.operation, removed.is_exact) == ("overwrite", False)
+    assert (removed.operation, removed.is_exact, removed.rows) == ("overwrite", False, 1)
     assert removed.ranges[0][0] <= 3 < removed.ranges[0][1]
     assert driver.commit(2)[0] == 200
     assert offsets(spark, t) == [0, 1, 2, 4, 5, 6, 7]

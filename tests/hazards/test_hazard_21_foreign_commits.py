@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from icestream import errors, limits
@@ -154,7 +155,7 @@ def test_hazard_21_rows_that_come_back_are_missing_no_more() -> None:
 def test_hazard_21_a_delete_is_recorded_though_nobody_counts_its_offsets(operation: str) -> None:
     state = three_rounds()
     state = settled(foreign(state, *replacing(state, 9, operation, deleted_records="5")))
-    told = Removal(operation, 9, NOW_MS + 10_000, {0: (0, 30), 1: (0, 3)}, False)
+    told = Removal(operation, 9, NOW_MS + 10_000, {0: (0, 30), 1: (0, 3)}, False, 5)
     assert state.removals == (told,)
     assert settled(commit_round(state, 4, (0, 0, 30, 40))).removals == (told,)
     undone = settled(foreign(state, point("main", 1_003)))
@@ -178,6 +179,46 @@ def test_hazard_21_an_engine_that_counts_nothing_may_have_removed_anything(
     state = three_rounds()
     done = foreign(state, *replacing(state, 9, "overwrite", **summary))
     assert bool(done.removals) is takes
+
+
+@pytest.mark.parametrize(
+    ("summary", "rows"),
+    [
+        ({"deleted_records": "9", "added_records": "4"}, 5),
+        ({"deleted_records": "9", "added_records": "10", "added_position_deletes": "3"}, 2),
+        ({"added_position_deletes": "2", "added_records": "2"}, 0),  # rows may have been swapped: it stays named
+        ({"added_dvs": "1", "removed_dvs": "1", "added_position_deletes": "5", "removed_position_deletes": "3"}, 2),
+        ({"added_position_deletes": "5", "removed_position_deletes": "3"}, 5),  # of files that went long ago, it may be
+        ({"added_equality_deletes": "1"}, None),
+        ({"added_dvs": "1"}, None),
+        ({"deleted_records": "many"}, None),
+        ({"deleted_records": "-3"}, None),
+        ({}, None),
+    ],
+)
+def test_hazard_38_a_removal_says_how_many_rows_it_took(summary: dict[str, str], rows: int | None) -> None:
+    state = three_rounds()
+    done = foreign(state, *replacing(state, 9, "overwrite", **summary))
+    assert [one.rows for one in done.removals] == [rows]
+
+
+def test_hazard_38_an_update_that_writes_files_anew_takes_nothing() -> None:
+    state = three_rounds()
+    done = foreign(state, *replacing(state, 9, "overwrite", deleted_records="10", added_records="10"))
+    assert done.removals == ()
+
+
+def test_hazard_38_removals_put_together_took_what_each_took() -> None:
+    state = three_rounds()
+    for number in range(3):
+        state = settled(foreign(state, *replacing(state, 9 + number, "delete", deleted_records="2")))
+    assert [one.rows for one in state.removals] == [6]
+    assert [one.rows for one in settled(foreign(state, *replacing(state, 20, "delete"))).removals] == [None]
+
+
+def test_hazard_38_removals_of_an_earlier_release_are_not_counted() -> None:
+    told = msgspec.json.decode(b'["delete",9,1,{"0":[0,30]},false]', type=Removal)
+    assert told == Removal("delete", 9, 1, {0: (0, 30)}, False, None)
 
 
 def test_hazard_21_a_branch_that_missed_rounds_and_becomes_main() -> None:
@@ -244,6 +285,7 @@ def test_hazard_21_what_is_remembered_stays_bounded() -> None:
     assert len(state.removals) == limits.CATALOG_REMOVALS_KEPT + 1
     assert (state.removals[0].is_exact, state.removals[0].ranges) == (True, {0: (40, 41)})
     assert (state.removals[-1].is_exact, state.removals[-1].ranges) == (False, {0: (30, 39)})
+    assert state.removals[-1].rows == 5, "those were exact"
 
 
 # --- binding ----------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ async def test_hazard_22_doubled_rows_are_told_once(tmp_path: Path) -> None:
 async def test_hazard_22_copy_on_write_deletes_are_gaps_with_their_reason(tmp_path: Path) -> None:
     lake = await filled(tmp_path, 10, 20)
     left = await lake.write([one for one in rows(0, 10) if one["offset"] not in (0, 1, 5)])
-    snapshot = await lake.replace([left, lake.live[1]], "overwrite", deleted_records="3", added_records="7")
+    snapshot = await lake.replace([left, lake.live[1]], "overwrite", deleted_records="10", added_records="7")
     found, gaps = await lake.read_all()
     assert found == payloads((2, 5), (6, 20))
     assert gaps == [

@@ -70,10 +70,40 @@ async def test_hazard_38_rows_that_an_engine_deleted_are_green_and_named(tmp_pat
     assert (shallow.is_good, told(shallow, Weight.BOUNDS_ONLY)) == (True, [("dense", 0, 0)])
 
 
+async def test_hazard_38_what_was_lost_behind_an_update_is_red(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    new = await lake.write(rows(0, 10), groups=4)
+    await lake.replace([new, lake.live[1]], "overwrite", added_records="10", deleted_records="10")
+    assert (await verified(lake, deep=True)).findings == []
+    await lake.replace([new], "replace")
+    assert told(await verified(lake, deep=True), Weight.WRONG) == [("dense", 10, 20)]
+
+
+async def test_hazard_38_more_rows_missing_than_engines_removed_is_red(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    left = await lake.write(rows(3, 10))
+    await lake.replace([left, lake.live[1]], "overwrite", added_records="7", deleted_records="10")
+    report = await verified(lake, deep=True)
+    assert (report.is_good, told(report, Weight.KNOWN)) == (True, [("dense", 0, 3)])
+    await lake.replace([left, await lake.write(rows(10, 19))], "replace")
+    report = await verified(lake, deep=True)
+    assert told(report, Weight.KNOWN) == [("dense", 0, 3), ("dense", 19, 20)]
+    (red,) = [one for one in report.findings if one.weight is Weight.WRONG]
+    assert (red.check, red.text) == ("dense", "4 rows are missing that engines may have removed, but they removed 3")
+
+
 @pytest.mark.parametrize("deep", [False, True])
 async def test_hazard_38_a_table_that_begins_later_is_green_and_named(tmp_path: Path, deep: bool) -> None:
     report = await verified(await filled(tmp_path, start=100), deep, {0: ShardInLog(50, 130)})
     assert (report.is_good, told(report, Weight.KNOWN)) == (True, [("dense", 0, 100)])
+
+
+async def test_hazard_38_what_is_known_exactly_is_not_counted_as_removed_by_an_engine(tmp_path: Path) -> None:
+    lake = await filled(tmp_path, start=100)
+    left = await lake.write(rows(101, 110))
+    await lake.replace([left, lake.live[1]], "overwrite", added_records="9", deleted_records="10")
+    report = await verified(lake, True, {0: ShardInLog(50, 130)})
+    assert (report.is_good, told(report, Weight.KNOWN)) == (True, [("dense", 0, 100), ("dense", 100, 101)])
 
 
 # --- what must not be ---

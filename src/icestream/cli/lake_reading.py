@@ -187,7 +187,9 @@ def _show_topic(answer: Output, topic: Metadata | None) -> None:
 
 
 def _exactly(removal: Metadata) -> str:
-    return "all of these" if removal["is_exact"] else "some of these"
+    if removal["is_exact"]:
+        return "all of these"
+    return "some of these" if removal["rows"] is None else f"{removal['rows']} of these at most"
 
 
 @app.command()

@@ -93,6 +93,7 @@ class RemovalShown(Shown):
     snapshot_id: int
     time_ms: int
     is_exact: bool = Field(description="All of these offsets, not some.")
+    rows: int | None = Field(description="Not more than so many rows; null: nobody counted.")
     ranges: dict[str, tuple[int, int]]
 
 

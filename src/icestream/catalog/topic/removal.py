@@ -6,7 +6,7 @@ was missing then. Here stand the values, their bound, and their form in the summ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -25,6 +25,11 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     time_ms: int
     ranges: dict[int, tuple[int, int]]  # per shard: rows with these offsets
     is_exact: bool  # all of them, not some
+    rows: int | None = None  # some: not more than so many; None: nobody counted, as no release did at first
+
+    @property
+    def rows_at_most(self) -> int | None:
+        return sum(end - start for start, end in self.ranges.values()) if self.is_exact else self.rows
 
 
 Removals = tuple[Removal, ...]
@@ -57,7 +62,14 @@ def _together(removals: list[Removal]) -> Removal:
             ranges[shard] = min(low, start), max(high, end)
     last = removals[-1]
     words = {one.operation for one in removals}
-    return Removal(words.pop() if len(words) == 1 else SEVERAL, last.snapshot_id, last.time_ms, ranges, False)
+    word = words.pop() if len(words) == 1 else SEVERAL
+    return Removal(word, last.snapshot_id, last.time_ms, ranges, False, rows_of_all(removals))
+
+
+def rows_of_all(removals: Iterable[Removal]) -> int | None:
+    """How many rows they took together, at most; None: nobody counted."""
+    counts = [one.rows_at_most for one in removals]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 # --- as text, in the summary of a snapshot ----------------------------------------------------------------------------

@@ -5,7 +5,8 @@ It follows from the last round in its lineage, whose snapshot says how far it ha
 
     missing = what that round said
             + the offsets that were committed behind it, when main was moved there: exact
-            + any offset that was committed, when a snapshot in between deletes rows: which ones stands in its files
+            + any offset that was committed, when a snapshot in between deletes rows: which ones stands in its files,
+              how many in its summary (taken_rows.py)
 
 A lineage without a round holds nothing of the topic. If expiry cut it off before the first round, nobody knows, and any
 offset may be missing; the same holds for what lies before a take-over.
@@ -17,7 +18,7 @@ would write the same offsets again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from icestream import errors
 from icestream.catalog.document.values import Object
@@ -33,8 +34,7 @@ from icestream.catalog.topic.removal import (
     bounded,
     progress_of,
 )
-
-_REMOVED_COUNTS: Final = ("deleted-records", "added-position-deletes", "added-equality-deletes", "added-dvs")
+from icestream.catalog.topic.taken_rows import taken_rows, takes_rows
 
 
 class Standing(NamedTuple):
@@ -149,21 +149,11 @@ def _lost(
 def with_deletes(removals: Removals, since: list[Object], committed: Mapping[int, int], time_ms: int) -> Removals:
     ranges = {shard: (0, end) for shard, end in committed.items()}
     deleted = [
-        Removal(snapshot.operation(one), one["snapshot-id"], time_ms, ranges, False)
+        Removal(snapshot.operation(one), one["snapshot-id"], time_ms, ranges, False, taken_rows(one))
         for one in reversed(since)
-        if _takes_rows(one)
+        if takes_rows(one)
     ]
     return bounded((*removals, *deleted))
-
-
-def _takes_rows(added: Object) -> bool:
-    """An engine that does not count what it removed may have removed anything."""
-    if snapshot.operation(added) not in ("delete", "overwrite"):
-        return False
-    summary = added.get("summary") or {}
-    if not any(name in summary for name in ("added-records", *_REMOVED_COUNTS)):
-        return True
-    return any(summary.get(name, "0") != "0" for name in _REMOVED_COUNTS)
 
 
 def adds_rows(added: Object) -> bool:

@@ -108,6 +108,7 @@ async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
                 "snapshot_id": one.snapshot_id,
                 "time_ms": one.time_ms,
                 "is_exact": one.is_exact,
+                "rows": one.rows_at_most,
                 "ranges": {str(shard): found for shard, found in one.ranges.items()},
             }
             for one in record.removals

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.removal import Removals
+from icestream.catalog.topic.run import Runs
 from icestream.model.shard import GapState
 
 
@@ -37,37 +38,46 @@ class Absence(NamedTuple):
     end: int
     cause: Cause
     reason: str
+    is_exact: bool = True  # False: some offsets of this range are known to be absent, not these
 
 
 def explained(start: int, end: int, shard: int, binding: Binding, removals: Removals) -> list[Absence]:
-    """The offsets [start, end) of a shard, cut where the reason is another one."""
+    """The offsets [start, end) of a shard, cut where the reason is another one. What is known exactly says more."""
     known = _known(shard, binding, removals)
     found: list[Absence] = []
     at = start
     while at < end:
-        covering = next((one for one in known if one.start <= at < one.end), None)
-        if covering is not None:
-            stop = min(covering.end, end)
-            found.append(covering._replace(start=at, end=stop))
-        else:
-            stop = min((one.start for one in known if at < one.start < end), default=end)
-            found.append(Absence(at, stop, Cause.UNEXPLAINED, "not in the table, and nothing says why"))
+        rank, covering = next(
+            ((rank, one) for rank, one in enumerate(known) if one.start <= at < one.end),
+            (len(known), _unexplained(end)),
+        )
+        stop = min([min(covering.end, end), *(one.start for one in known[:rank] if at < one.start)])
+        found.append(covering._replace(start=at, end=stop))
         at = stop
     return found
 
 
+def _unexplained(end: int) -> Absence:
+    return Absence(0, end, Cause.UNEXPLAINED, "not in the table, and nothing says why")
+
+
 def _known(shard: int, binding: Binding, removals: Removals) -> list[Absence]:
-    found = [
+    """The better one first."""
+    removed = [
         Absence(
             *one.ranges[shard],
             Cause.REMOVED,
             f"removed from the table by {one.operation}" + (f", snapshot {one.snapshot_id}" if one.snapshot_id else ""),
+            one.is_exact,
         )
-        for one in sorted(removals, key=lambda one: not one.is_exact)  # what is known exactly says more
+        for one in removals
         if shard in one.ranges
     ]
-    runs = binding.runs.get(shard, ())
-    found += [
+    return sorted([*removed, *_outside_of_runs(binding.runs.get(shard, ()))], key=lambda one: not one.is_exact)
+
+
+def _outside_of_runs(runs: Runs) -> list[Absence]:
+    found = [
         Absence(one.next, after.start, Cause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
         for one, after in pairwise(runs)
         if one.next < after.start

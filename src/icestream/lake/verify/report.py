@@ -21,6 +21,10 @@ class Finding(NamedTuple):
     end: int = 0
 
 
+def red(check: str, text: str, shard: int | None = None, start: int = 0, end: int = 0) -> Finding:
+    return Finding(check, Weight.WRONG, text, shard, start, end)
+
+
 class Progress(NamedTuple):
     """Files that were looked at and, where rows are read, rows; of how many."""
 

@@ -5,7 +5,8 @@
                 snapshots say is not less than what we noted)
     bounds      no row lies behind what was committed
     dense       every offset below committed is a row, or its absence is known: a declared gap of the log, rows that an
-                engine removed, a takeover, an offset before the table's first. Each is named
+                engine removed (not more than it took: density.py), a takeover, an offset before the table's first.
+                Each is named
     unique      no offset is there twice
     log         the broker's log goes on where the table ends
 
@@ -29,15 +30,14 @@ import msgspec
 from icestream import errors, limits
 from icestream.catalog.topic.removal import COMMITTED
 from icestream.catalog.topic.standing import main_standing
-from icestream.lake.scan import absence
-from icestream.lake.scan.absence import Cause
 from icestream.lake.scan.data_files import DataFile, DeleteFile
 from icestream.lake.scan.group_units import GroupUnits
 from icestream.lake.scan.parquet_files import Group, ParquetFiles
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.window import Unit, Units, Window
+from icestream.lake.verify.density import Density
 from icestream.lake.verify.offsets import Ranges, ranges_of, together, with_ranges, within
-from icestream.lake.verify.report import Finding, Progress, Report, Weight
+from icestream.lake.verify.report import Finding, Progress, Report, Weight, red
 from icestream.lake.verify.shard_in_log import ShardInLog
 
 Told = Finding | Progress
@@ -62,6 +62,7 @@ class Verifier:
         self._units = GroupUnits(files)
         self._size_of = size_of
         self._log = log
+        self._density = Density(view, log)
         self._done = 0
         self._all = 0
 
@@ -86,8 +87,9 @@ class Verifier:
             held = Held([])
             yield from self._read(shard, whole, held) if deep else self._bounds(shard, whole, held)
             if held.is_known:
-                yield from self._check_dense(shard, held.ranges)
+                yield from self._density.check(shard, held.ranges)
             yield from self._check_log(shard)
+        yield from self._density.check_removed()
         yield Progress(self._all, self._all)
 
     # --- the table and its files ---
@@ -103,18 +105,18 @@ class Verifier:
             found = None
         known = self._view.binding.committed()
         if found != known:
-            yield _red("property", f"the table says {COMMITTED} {told}, but {known} is committed")
+            yield red("property", f"the table says {COMMITTED} {told}, but {known} is committed")
 
     def _check_mirror(self, mirror: Mapping[int, int]) -> Iterator[Finding]:
         """In a catalog that is not ours: main's snapshots and our own note. The note may lag until the next round."""
         binding = self._view.binding
         main = main_standing(self._view.table, binding.topic_id, binding.base)
         if not main.is_known:
-            yield _red("property", "the history of main is cut off: no snapshot says how far it has come")
+            yield red("property", "the history of main is cut off: no snapshot says how far it has come")
         for shard, end in sorted(binding.committed().items()):
             noted, told = mirror.get(shard, 0), main.progress.committed.get(shard, 0)
             if noted > told:
-                yield _red("property", f"{end} was committed, and main says {told}", shard, told, noted)
+                yield red("property", f"{end} was committed, and main says {told}", shard, told, noted)
 
     def _check_files(self, whole: list[DataFile]) -> Iterator[Told]:
         """Several at a time: in an object store each is a wait for its answers."""
@@ -123,7 +125,7 @@ class Verifier:
         try:
             for file, (is_whole, wrong) in zip(files, pool.map(self._check_file, files), strict=True):
                 if wrong:
-                    yield _red("files", wrong)
+                    yield red("files", wrong)
                 if is_whole and isinstance(file, DataFile):
                     whole.append(file)
                 yield self._further(1)
@@ -161,13 +163,13 @@ class Verifier:
                 there, twice = ranges_of(offsets := self._offsets(window, shard))
                 with_ranges(held.ranges, there)
                 for start, end in twice:
-                    yield _red("unique", "there more than once", shard, start, end)
+                    yield red("unique", "there more than once", shard, start, end)
                 yield self._further(len(offsets))
                 position = window.stop
         except errors.TableUnreadable as error:  # what somebody deleted by values, mostly
             yield Finding("dense", Weight.BOUNDS_ONLY, f"{error.message}; {error.hint}", shard)
         except FileNotFoundError as error:
-            yield _red("files", f"{error} went while it was read", shard)
+            yield red("files", f"{error} went while it was read", shard)
         else:
             held.is_known = True
 
@@ -194,53 +196,18 @@ class Verifier:
         ranges = sorted((_int(file.offsets.low), _int(file.offsets.high) + 1, file) for file in mine)
         for (low, end, one), (start, high, other) in pairwise(ranges):
             if start < end and one.rows + other.rows > max(end, high) - low:
-                yield _red("unique", f"{one.path} and {other.path} have more rows than offsets", shard, start, end)
+                yield red("unique", f"{one.path} and {other.path} have more rows than offsets", shard, start, end)
             if start < end:
                 yield _unlooked(shard, f"{one.path} and {other.path} overlap")
                 return
         for start, end, file in ranges:
             if file.rows > end - start:
-                yield _red("unique", f"{file.path} has {file.rows} rows in {end - start} offsets", shard, start, end)
+                yield red("unique", f"{file.path} has {file.rows} rows in {end - start} offsets", shard, start, end)
         if any(file.rows < end - start for start, end, file in ranges):
             yield _unlooked(shard, "files have offsets without a row in between")
             return
         with_ranges(held.ranges, [(start, end) for start, end, _ in ranges])
         held.is_known = True
-
-    def _check_dense(self, shard: int, held: Ranges) -> Iterator[Finding]:
-        end = self._view.end(shard)
-        for start, stop in held:
-            if stop > end:
-                yield _red("bounds", f"rows behind what was committed, {end}", shard, max(start, end), stop)
-        at = 0
-        for start, stop in [*held, (end, end)]:
-            if at < min(start, end):
-                yield from self._explain(shard, at, min(start, end))
-            at = max(at, stop)
-
-    def _explain(self, shard: int, start: int, end: int) -> Iterator[Finding]:
-        left: Ranges = []
-        yield from self._declared(shard, start, end, left)
-        for piece in left:
-            for one in absence.explained(*piece, shard, self._view.binding, self._view.record.removals):
-                if one.cause is Cause.UNEXPLAINED:
-                    yield _red("dense", "rows are missing, and nothing says why", shard, one.start, one.end)
-                else:
-                    yield Finding("dense", Weight.KNOWN, one.reason, shard, one.start, one.end)
-
-    def _declared(self, shard: int, start: int, end: int, left: Ranges) -> Iterator[Finding]:
-        """Names what of it is in gaps that the log has declared; `left` gets what is in none."""
-        at = start
-        gaps = self._log[shard].gaps if shard in self._log else ()
-        for low, high, reason in sorted(gaps):
-            if high <= at or low >= end:
-                continue
-            if at < low:
-                left.append((at, low))
-            yield Finding("dense", Weight.KNOWN, f"declared gap: {reason}", shard, max(at, low), min(high, end))
-            at = min(high, end)
-        if at < end:
-            left.append((at, end))
 
     def _check_log(self, shard: int) -> Iterator[Finding]:
         log = self._log.get(shard)
@@ -249,16 +216,12 @@ class Verifier:
             return
         if log.synced < end:
             text = f"the log ends at {log.synced}, before what is committed, {end}"
-            yield _red("log", text, shard, log.synced, end)
+            yield red("log", text, shard, log.synced, end)
         elif log.earliest > end:
             left: Ranges = []
-            yield from self._declared(shard, end, log.earliest, left)
+            yield from self._density.declared(shard, end, log.earliest, left)
             for start, stop in left:
-                yield _red("log", "neither in the table nor in the log", shard, start, stop)
-
-
-def _red(check: str, text: str, shard: int | None = None, start: int = 0, end: int = 0) -> Finding:
-    return Finding(check, Weight.WRONG, text, shard, start, end)
+                yield red("log", "neither in the table nor in the log", shard, start, stop)
 
 
 def _unlooked(shard: int, why: str) -> Finding:
