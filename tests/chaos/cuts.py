@@ -63,7 +63,7 @@ def make_links_cuttable(cuts: Cuts) -> None:
 
     def listened_made(self: PeerConnection, transport: Any) -> None:
         def port() -> int:
-            address = self._hello.address if self._hello is not None else ""
+            address = self.hello.address if self.hello is not None else ""
             return split_address(address)[1] if address else 0
 
         listened(self, CutTransport(transport, cuts, port))
