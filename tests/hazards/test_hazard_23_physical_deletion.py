@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from icestream import errors, limits
 from icestream.catalog import keys, metadata_file
-from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.catalog import Catalog
+from icestream.catalog.files import LocalFiles, open_inside, open_local
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.table.commit import apply_updates
 from icestream.catalog.topic.commit import Request
 from icestream.lake.manifests import AvroManifests
+from icestream.metadata.store import MemoryStore
+from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.avro_files import appended, manifest, manifest_list
 from tests.support.losing_store import LosingStore
-from tests.support.tables import add, snapshot
+from tests.support.tables import SCHEMA, add, snapshot
 from tests.support.warehouse import NS, TABLE, WAREHOUSE, World, files_on, old_files
 
 pytestmark = pytest.mark.asyncio
@@ -195,6 +200,33 @@ async def test_hazard_23_without_a_look_at_all_others_nothing_goes() -> None:
     with pytest.raises(errors.MetadataFileDamaged, match="is no manifest"):
         await world.upkeep()
     assert (below(world, location), await purges(world)) == (before, 1)
+
+
+async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outside(tmp_path: Path) -> None:
+    """One that was there before the table, and one that came after it."""
+    warehouse, log = tmp_path / "warehouse", tmp_path / "log"
+    for folder in (warehouse, log):
+        folder.mkdir()
+    (warehouse / "x").symlink_to(log)
+    (log / "log-1.wal").write_bytes(b"acked messages")
+    clock = SimulatedClock()
+    files = LocalFiles(open_inside([f"file:{warehouse}"]), InlineOffload())
+    catalog = Catalog(MemoryStore(clock), files, clock, SeededRandomness(1), f"file:{warehouse}")
+    await catalog.namespaces.create(NS, {})
+    with pytest.raises(errors.InvalidInput, match="leads out of the warehouse"):
+        await catalog.tables.create(OTHER, {"schema": SCHEMA, "location": f"file:{warehouse}/x"})
+    location = (await catalog.tables.create(TABLE, {"schema": SCHEMA})).table.location
+    home = Path(location.removeprefix("file:"))
+    (home / "m.avro").write_bytes(manifest(f"{location}/data/log-1.wal"))
+    (home / "s.avro").write_bytes(manifest_list(f"{location}/m.avro"))
+    made = snapshot(1, **{"manifest-list": f"{location}/s.avro", "timestamp-ms": clock.wall_us() // 1000})
+    await catalog.commits.commit(TABLE, Request([], [add(made)]))
+    (home / "data").symlink_to(log)
+    await catalog.tables.drop(TABLE, is_purging=True)
+    clock.advance(HOUR)
+    assert [None async for _ in catalog.upkeep(AvroManifests(files, InlineOffload())).work()]
+    assert (log / "log-1.wal").read_bytes() == b"acked messages"
+    assert [name for _, names, files in os.walk(home) for name in (*names, *files)] == ["data"], "all of its own went"
 
 
 # --- old metadata files, and those that nothing ever pointed to -------------------------------------------------------

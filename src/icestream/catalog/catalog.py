@@ -4,7 +4,7 @@ call them; this package knows no HTTP.
     identifier, keys, records, location, metadata_file      names and forms
     document, table, view, topic                            documents and the rules about them; pure
     plan                                                    what was read in, transactions out; pure
-    mover, files, documents, requests, turns                the thin shell
+    mover, files, fence, documents, requests, turns         the thin shell
     calls                                                   what clients ask: read, plan, write, move
     upkeep                                                  what goes in the background when nobody needs it any more
 """

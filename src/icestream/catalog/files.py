@@ -23,16 +23,20 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from icestream import errors, limits
+from icestream.catalog.fence import Fence, LeadsOut
 from icestream.catalog.location import normal
 from icestream.catalog.log_disk import LogDisk
 from icestream.catalog.shared_sync import SharedSync
+from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock, SystemClock
-from icestream.runtime.files import Directory, File, LocalDirectory
+from icestream.runtime.files import Directory, File, LocalDirectory, LocalFile
 from icestream.runtime.tasks import Offload
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NO_FILE: Final = (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG)
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_log = get_logger("catalog.files")
 
 
 class TableFiles(Protocol):
@@ -210,6 +214,8 @@ class LocalFiles:
                 directory.remove(name)
             finally:
                 directory.close()
+        except LeadsOut as error:
+            _log.warning("a file outside of the warehouse stays", file=str(path / name), reason=error.strerror)
         except OSError:
             return
 
@@ -221,6 +227,8 @@ class LocalFiles:
             directory = self._open(path, False)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise _unread(f"file:{path}", error) from error
         try:
             found = []
             for name in directory.names():
@@ -302,28 +310,67 @@ async def created_apart(store: TableFiles, files: Sequence[tuple[str, Sequence[b
 
 
 class LocalFolder(LocalDirectory):
+    """Everything in it is reached by its descriptor: a link that takes its place, or that of one above, is not met."""
+
+    def __init__(self, path: Path, *, read_only: bool = False, fence: Fence | None = None) -> None:
+        self._fence = fence
+        try:
+            super().__init__(path, read_only=True)
+        except FileNotFoundError:
+            if read_only:
+                raise
+            if fence is not None:
+                fence.check_new(path)
+            super().__init__(path)
+        self._check(self._fd, path)
+
+    def _check(self, fd: int, path: Path) -> None:
+        try:
+            if self._fence is not None:
+                self._fence.check_open(fd, path)
+        except LeadsOut:
+            os.close(fd)
+            raise
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self._fd))  # noqa: PTH208  # by its descriptor
+
+    def open(self, name: str) -> LocalFile:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        self._check(fd, self.path / name)
+        return LocalFile(fd)
+
+    def create(self, name: str) -> LocalFile:
+        return LocalFile(os.open(name, _NEW, 0o640, dir_fd=self._fd))
+
+    def remove(self, name: str) -> None:
+        os.unlink(name, dir_fd=self._fd)
+
     def exists(self, name: str) -> bool:
-        return (self.path / name).exists()
+        try:
+            os.stat(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
 
     def modified_ms(self, name: str) -> int:
-        return (self.path / name).stat().st_mtime_ns // 1_000_000
+        return os.stat(name, dir_fd=self._fd).st_mtime_ns // 1_000_000
 
     def remove_empty(self) -> None:
         """From the leaves up; one with a file in it stays, and so do those above it."""
-        for path, _, _ in os.walk(self.path, topdown=False):
-            with contextlib.suppress(OSError):
-                Path(path).rmdir()
+        for _, folders, _, fd in os.fwalk(".", topdown=False, dir_fd=self._fd):
+            for name in folders:
+                with contextlib.suppress(OSError):
+                    os.rmdir(name, dir_fd=fd)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def disk_number(self) -> int:
-        return self.path.stat().st_dev
+        return os.fstat(self._fd).st_dev
 
     def sync_disk(self) -> None:
         """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync_disk(fd)
-        finally:
-            os.close(fd)
+        sync_disk(self._fd)
 
 
 def sync_disk(fd: int) -> None:
@@ -336,6 +383,12 @@ def sync_disk(fd: int) -> None:
 
 def open_local(path: Path, is_new: bool) -> LocalFolder:
     return LocalFolder(path, read_only=not is_new)
+
+
+def open_inside(roots: Sequence[str]) -> Callable[[Path, bool], LocalFolder]:
+    """The same for whoever may touch nothing else."""
+    fence = Fence(roots)
+    return lambda path, is_new: LocalFolder(path, read_only=not is_new, fence=fence)
 
 
 def _path(location: str) -> Path:
@@ -359,7 +412,12 @@ def _folder(location: str) -> Path:
     return _path(location)
 
 
+_ROOTS_HINT: Final = "name the place itself, after adding it to `lake.table_roots`; or take the link away"
+
+
 def _not_written(location: str, error: OSError) -> errors.IcestreamError:
+    if isinstance(error, LeadsOut):
+        return errors.InvalidInput(f"Invalid location: {location}: {error.strerror}", hint=_ROOTS_HINT)
     if error.errno in (ENOSPC, EDQUOT):
         return errors.DiskFull(f"there is no room for {location}", hint="free some space on the disk of the warehouse")
     return errors.PersistentStorageError(
@@ -371,9 +429,8 @@ def _unread(location: str, error: OSError) -> errors.IcestreamError:
     """What names no file is missing, whatever stands there instead; a disk that fails is another matter."""
     if error.errno in _NO_FILE:
         return _missing(location)
-    return errors.PersistentStorageError(
-        f"{location} cannot be read: {error.strerror}", hint="check the disk of the warehouse, and who owns it"
-    )
+    hint = _ROOTS_HINT if isinstance(error, LeadsOut) else "check the disk of the warehouse, and who owns it"
+    return errors.PersistentStorageError(f"{location} cannot be read: {error.strerror}", hint=hint)
 
 
 def _missing(location: str) -> errors.MetadataFileMissing:

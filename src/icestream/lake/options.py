@@ -72,6 +72,11 @@ class LakeOptions:
         )
 
     @property
+    def roots(self) -> Sequence[str]:
+        """Where tables may lie; nothing is said of those in another catalog."""
+        return (self.warehouse, *self.table_roots) if self.warehouse else ()
+
+    @property
     def is_local(self) -> bool:
         """Whether all tables lie in directories of this machine."""
         roots = (self.warehouse, *self.table_roots)

@@ -18,7 +18,7 @@ import uvicorn
 
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, TableFiles, open_local
+from icestream.catalog.files import LocalFiles, TableFiles, open_inside
 from icestream.catalog.log_disk import LogDisk
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
@@ -85,7 +85,8 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     def near() -> ShortOffload:
         return ShortOffload(disk, clock, lambda: counted.under_way <= 1, limits.CATALOG_INLINE_BELOW_NS)
 
-    local = LocalFiles(open_local, disk, clock, None if options.log is None else LogDisk(options.log), near)
+    log = None if options.log is None else LogDisk(options.log)
+    local = LocalFiles(open_inside(options.roots), disk, clock, log, near)
     files = local if options.is_local else open_files(options.store, local=local)
     tasks = [keeping]
     scans: Scans | None = None

@@ -10,11 +10,11 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.documents import Documents
-from icestream.catalog.files import LocalFiles, LocalFolder, open_local
+from icestream.catalog.files import LocalFiles, LocalFolder, open_inside, open_local
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
-from icestream.runtime.tasks import ShortOffload, ThreadOffload
+from icestream.runtime.tasks import InlineOffload, ShortOffload, ThreadOffload
 from tests.support.tables import SCHEMA, table, with_snapshots
 from tests.support.warehouse import NS, TABLE, World
 
@@ -72,6 +72,82 @@ async def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(errors.PersistentStorageError, match="cannot be written"):
         await files.create(location, [b"second"])
     assert await files.read(location) == b"first"
+
+
+# --- links that lead out ----------------------------------------------------------------------------------------------
+
+
+def fenced(*roots: Path) -> LocalFiles:
+    return LocalFiles(open_inside([f"file:{root}" for root in roots]), InlineOffload())
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """With a link to a folder beside it, in which there is a file."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "log-1.wal").write_bytes(b"acked")
+    (tmp_path / "warehouse").mkdir()
+    (tmp_path / "warehouse" / "x").symlink_to(tmp_path / "log")
+    return tmp_path / "warehouse"
+
+
+async def test_a_link_out_of_the_warehouse_leads_to_nothing(warehouse: Path) -> None:
+    files, log = fenced(warehouse), warehouse.parent / "log"
+    through = f"file:{warehouse}/x"
+    for folder in (through, f"{through}/metadata"):
+        with pytest.raises(errors.InvalidInput, match="leads out of the warehouse"):
+            await files.create(f"{folder}/00000-x.metadata.json", [b"x"])
+        with pytest.raises(errors.InvalidInput, match="leads out of the warehouse"):
+            await files.make_folder(folder)
+    for asked in (files.read, files.exists):
+        with pytest.raises(errors.PersistentStorageError, match="leads out of the warehouse"):
+            await asked(f"{through}/log-1.wal")
+    with pytest.raises(errors.PersistentStorageError, match="leads out of the warehouse"):
+        await files.names(through)
+    with pytest.raises(errors.InvalidInput, match="leads out of the warehouse"):
+        await files.make_durable([f"{through}/log-1.wal"])
+    assert await files.size(f"{through}/log-1.wal") == 0
+    await files.remove(f"{through}/log-1.wal")
+    (log / "empty").mkdir()
+    await files.remove_empty(through)
+    await files.remove_empty(f"{through}/empty")
+    assert sorted(one.name for one in log.iterdir()) == ["empty", "log-1.wal"]
+
+
+async def test_a_file_that_is_a_link_out_is_not_read_and_only_the_link_goes(warehouse: Path) -> None:
+    target = warehouse.parent / "log" / "log-1.wal"
+    (warehouse / "00000-x.metadata.json").symlink_to(target)
+    location = f"file:{warehouse}/00000-x.metadata.json"
+    with pytest.raises(errors.PersistentStorageError, match="leads out of the warehouse"):
+        await fenced(warehouse).read(location)
+    await fenced(warehouse).remove(location)
+    assert (target.exists(), (warehouse / "00000-x.metadata.json").is_symlink()) == (True, False)
+
+
+async def test_the_warehouse_may_be_a_link_and_be_moved(tmp_path: Path) -> None:
+    link = tmp_path / "warehouse"
+    files = fenced(link)
+    for disk in ("first", "second"):
+        (tmp_path / disk).mkdir()
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / disk)
+        await files.create(f"file:{link}/t/{disk}", [b"x"])
+        assert await files.read(f"file:{link}/t/{disk}") == b"x"
+        assert (tmp_path / disk / "t" / disk).exists()
+
+
+async def test_links_between_the_roots_are_followed(warehouse: Path) -> None:
+    files = fenced(warehouse, warehouse.parent / "log")
+    assert await files.read(f"file:{warehouse}/x/log-1.wal") == b"acked"
+    (warehouse / "deep" / "er").mkdir(parents=True)
+    (warehouse / "short").symlink_to("deep/er")
+    await fenced(warehouse).create(f"file:{warehouse}/short/a", [b"x"])
+    assert (warehouse / "deep" / "er" / "a").read_bytes() == b"x"
+
+
+async def test_a_warehouse_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
+    await fenced(tmp_path / "a" / "b").create(f"file:{tmp_path}/a/b/c/d", [b"x"])
+    assert (tmp_path / "a" / "b" / "c" / "d").read_bytes() == b"x"
 
 
 class SlowFolder(LocalFolder):
