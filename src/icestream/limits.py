@@ -510,6 +510,12 @@ CATALOG_UPDATES_MAX: Final = 20_000
 CATALOG_REQUIREMENTS_MAX: Final = 1_000
 # Iceberg's readers allow clocks to differ by a minute, and refuse a file in which they differ by more.
 CATALOG_CLOCK_SKEW_MS: Final = 60_000
+# How far one snapshot may be ahead of the table's sequence numbers and row ids. 64 bits hold two thousand million such
+# leaps, and 30,000 such. A table that is copied with its history begins where that one was.
+CATALOG_SEQUENCE_LEAP_MAX: Final = 2**32
+CATALOG_ROW_LEAP_MAX: Final = 2**48
+# The same for the numbers of a view's versions, of which 32 bits hold 30,000 such.
+CATALOG_VIEW_VERSION_LEAP_MAX: Final = 2**16
 # Metadata files named in a metadata file unless the table says otherwise: Iceberg's default.
 CATALOG_METADATA_LOG_DEFAULT: Final = 100
 # Rounds remembered beside a table's pointer (hazard 14): a driver that was cut off asks again within a few of them.

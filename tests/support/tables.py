@@ -60,6 +60,13 @@ def snapshot(number: int, parent: int | None = None, **more: Any) -> Object:
     return made | more
 
 
+def numbers_in(version: int, number: int) -> Object:
+    """What the snapshot with this id counts in a version of the format: v1 has no sequence, v3 has row ids."""
+    if version == 1:
+        return {"sequence-number": 0}
+    return {"first-row-id": number - 1, "added-rows": 1} if version >= 3 else {}
+
+
 def add(made: Object) -> Object:
     return {"action": "add-snapshot", "snapshot": made}
 
@@ -83,8 +90,7 @@ def with_snapshots(count: int, version: int = 2) -> Table:
     """Snapshots 1 to `count`, each the parent of the next."""
     made = table(version)
     for number in range(1, count + 1):
-        row_ids = {"first-row-id": number - 1, "added-rows": 1} if version >= 3 else {}
-        made = append(made, number, **row_ids)
+        made = append(made, number, **numbers_in(version, number))
     return made
 
 

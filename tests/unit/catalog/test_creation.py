@@ -9,7 +9,19 @@ import pytest
 from icestream import errors
 from icestream.catalog.table import commit
 from icestream.catalog.table.table import Table, load
-from tests.support.tables import LOCATION, NOW_MS, SCHEMA, UUID, add, column, point, schema, snapshot, table
+from tests.support.tables import (
+    LOCATION,
+    NOW_MS,
+    SCHEMA,
+    UUID,
+    add,
+    column,
+    numbers_in,
+    point,
+    schema,
+    snapshot,
+    table,
+)
 
 PARTITIONED = {
     "partition-spec": {"fields": [{"source-id": 30, "name": "day", "transform": "day"}]},
@@ -100,7 +112,7 @@ def staged(version: int = 2) -> list[dict[str, Any]]:
         {"action": "set-default-sort-order", "sort-order-id": -1},
         {"action": "set-location", "location": LOCATION + "/"},
         {"action": "set-properties", "updates": {"a": "b"}},
-        add(snapshot(1, **({"first-row-id": 0, "added-rows": 1} if version == 3 else {}))),
+        add(snapshot(1, **numbers_in(version, 1))),
         point("main", 1),
     ]
 

@@ -275,7 +275,7 @@ def test_a_snapshot_of_an_older_state_is_a_conflict() -> None:
 
 
 def test_a_v1_table_counts_no_sequence() -> None:
-    made = append(append(table(1), 7), 3)
+    made = append(append(table(1), 7, **{"sequence-number": 0}), 3, **{"sequence-number": None})
     assert ids(made) == [7, 3]
     assert "last-sequence-number" not in made.fields
 

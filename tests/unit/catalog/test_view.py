@@ -112,6 +112,7 @@ def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected
         ([do("set-properties", updates={"a": 1})], "non-string"),
         ([do("add-schema", schema={})], "missing field: fields"),
         ([do("add-view-version", view_version={})], "missing field"),
+        ([do("add-view-version", view_version=version(2**31 - 1, "select 2"))], "the next free number is 2"),
         ([do("add-view-version", view_version=version(2, **{"schema-id": -1}))], "no schema has been added"),
         ([do("add-view-version", view_version=version(2, **{"schema-id": 5}))], "unknown schema: 5"),
         ([do("add-view-version", view_version=version(2, representations=[{"type": "sql"}]))], "missing field: sql"),

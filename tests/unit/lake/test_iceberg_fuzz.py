@@ -1,5 +1,5 @@
 """Requests that nobody wrote by hand, to every route of the catalog: each is answered in Iceberg's form, never with
-500, and what is refused changes nothing."""
+500; what is refused changes nothing, and what was done can be read by whoever starts next."""
 
 from __future__ import annotations
 
@@ -52,10 +52,12 @@ PLACES = [
     "file:/etc/passwd", "file:/warehouse/../etc", "file:///warehouse/./x", "/etc", "s3://bucket/x", "http://evil/x",
     "file:/warehouse", "file:/warehouse/\x00", "file:/warehouse/%2e%2e/etc", "file://host/warehouse", "", "x" * 5000,
 ]  # fmt: skip
+EDGES = [-1, 0, 1, 3, 2**31 - 1, 2**31, 2**63 - 1, 2**63]
 PLAIN = (
     st.none()
     | st.booleans()
     | st.integers(-(2**70), 2**70)
+    | st.sampled_from(EDGES)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=10)
     | st.sampled_from([*UPDATES, *PLACES])
@@ -78,13 +80,13 @@ QUERIES = st.sampled_from(
 
 
 class Fuzzed:
-    def __init__(self) -> None:
+    def __init__(self, **request: Any) -> None:
         self.runner = asyncio.Runner()
         self.world = IcebergWorld()
-        self.runner.run(self._begin())
+        self.runner.run(self._begin(request))
 
-    async def _begin(self) -> None:
-        client = await self.world.with_one()
+    async def _begin(self, request: dict[str, Any]) -> None:
+        client = await self.world.with_one(**request)
         await client("POST", "/namespaces/ns/views", {"name": "v", **NEW_VIEW})
 
     def ask(self, method: str, target: str, body: Any = None) -> Answer:
@@ -97,10 +99,19 @@ class Fuzzed:
         before = self.revision(), self.world.metadata_files()
         answer = self.ask(method, target, body)
         if answer.status in (200, 204, 304):
+            if self.revision() != before[0]:
+                self.runner.run(self._read_by_another())
             return
         assert 400 <= answer.status < 500, (method, target, body, answer)
         error_of(answer)
         assert (self.revision(), self.world.metadata_files()) == before, "what is refused changes nothing"
+
+    async def _read_by_another(self) -> None:
+        """By a catalog that shares nothing with ours but the store and the files: it remembers no document."""
+        another = IcebergClient(self.world.another(99))
+        for kind in ("tables", "views"):
+            for one in (await self.world.client("GET", f"/namespaces/ns/{kind}"))["identifiers"]:
+                await another("GET", f"/namespaces/ns/{kind}/{quote(one['name'], safe='')}")
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +142,8 @@ def bent(draw: st.DrawFn, value: Any, depth: int = 0) -> Any:
         return kept if kind != 1 else {**kept, draw(st.sampled_from([*kept, "x"])): draw(ANY_JSON)}
     if isinstance(value, list):
         return [bent(draw, one, depth + 1) for one in value if draw(st.integers(0, 12))]
+    if type(value) is int and kind < 4:
+        return draw(st.sampled_from(EDGES))
     return draw(st.sampled_from(UPDATES)) if value in UPDATES and kind == 1 else value
 
 
@@ -148,6 +161,18 @@ def test_any_request_to_any_route_is_answered_in_the_form_of_iceberg(fuzzed: Fuz
 def test_bodies_that_nearly_fit(fuzzed: Fuzzed, data: st.DataObject) -> None:
     method, route, path = data.draw(target().filter(lambda one: one[0] == "POST"))
     fuzzed.check(method, path, data.draw(bodies(route)))
+
+
+@QUARTER
+@given(st.sampled_from("123"), st.sampled_from(EDGES), st.sampled_from(EDGES), st.sampled_from(EDGES))
+def test_commits_with_numbers_at_the_edge(version: str, number: int, sequence: int, rows: int) -> None:
+    fuzzed = Fuzzed(properties={"format-version": version})
+    made = snapshot(1, **{"snapshot-id": number, "sequence-number": sequence, "first-row-id": 0, "added-rows": rows})
+    made["timestamp-ms"] = fuzzed.world.clock.wall_us() // 1000
+    fuzzed.check("POST", "/v1/namespaces/ns/tables/t", commit_of([add(made), point("main", number)]))
+    newest = {"action": "upgrade-format-version", "format-version": 3}
+    fuzzed.check("POST", "/v1/namespaces/ns/tables/t", commit_of([newest]))
+    fuzzed.runner.close()
 
 
 @QUARTER

@@ -78,6 +78,10 @@ class Draft:
     def snapshot(self, snapshot_id: int) -> Object | None:
         return None if snapshot_id in self._removed else self._snapshots.find(snapshot_id)
 
+    def highest_sequence_number(self) -> int:
+        """0 for a table of v1, unless its writer counted all the same."""
+        return max(map(snapshot.sequence_number, self._snapshots), default=0)
+
     def add_snapshot(self, added: Object) -> None:
         self._settle_removals()
         self._snapshots = self._snapshots.plus(added)

@@ -29,7 +29,7 @@ def upgrade_format_version(draft: Draft, update: Object) -> None:
         raise errors.InvalidInput(f"UUID is required in format v{wanted}")
     draft.put("format-version", wanted)
     if wanted > 1:
-        draft.fields.setdefault("last-sequence-number", 0)
+        draft.fields.setdefault("last-sequence-number", draft.highest_sequence_number())
     if wanted >= ROW_LINEAGE_SINCE:
         draft.fields.setdefault("next-row-id", 0)
 

@@ -1,12 +1,13 @@
 """Updates of a table's snapshots and of the branches and tags that name them.
 
 A snapshot that was made for an older state of the table (its sequence number or first row id is used up) is a conflict,
-not a mistake: the client makes it anew and tries again.
+not a mistake: the client makes it anew and tries again. One whose numbers are far ahead of the table is a mistake: it
+would use up those of all that come behind it, also from a branch that nobody reads.
 """
 
 from __future__ import annotations
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object, shown
 from icestream.catalog.table import snapshot
@@ -17,20 +18,30 @@ from icestream.catalog.table.table import ROW_LINEAGE_SINCE
 def add_snapshot(draft: Draft, update: Object) -> None:
     added = values.an_object(values.required(update, "snapshot"), "snapshot")
     snapshot.check_snapshot(added)
+    if added["snapshot-id"] == snapshot.NO_SNAPSHOT:
+        raise errors.InvalidInput(f"Invalid snapshot: id {snapshot.NO_SNAPSHOT} stands for no snapshot")
     for name in ("schemas", "partition-specs", "sort-orders"):
         if not draft.fields[name]:
             raise errors.InvalidInput(f"Attempting to add a snapshot before one of {name} is added")
     if draft.snapshot(added["snapshot-id"]) is not None:
         raise errors.InvalidInput(f"Snapshot already exists for id: {added['snapshot-id']}")
-    if draft.format_version > 1:
-        _count_sequence(draft, added)
+    _count_sequence(draft, added)
     if draft.format_version >= ROW_LINEAGE_SINCE:
         _count_rows(draft, added)
     draft.add_snapshot(added)
 
 
 def _count_sequence(draft: Draft, added: Object) -> None:
-    number, last = snapshot.sequence_number(added), draft.fields["last-sequence-number"]
+    number = snapshot.sequence_number(added)
+    if draft.format_version == 1:
+        if number != 0:
+            raise errors.InvalidInput(f"Sequence number must be 0 in v1. Found: {number}")
+        return
+    last = draft.fields["last-sequence-number"]
+    if not 0 <= number <= last + limits.CATALOG_SEQUENCE_LEAP_MAX:
+        raise errors.InvalidInput(
+            f"Cannot add snapshot with sequence number {number} far beyond last sequence number {last}, or below 0"
+        )
     if number <= last and added.get("parent-snapshot-id") is not None:
         raise errors.CommitConflict(
             "Validation failed, please retry: Cannot add snapshot with sequence number "
@@ -45,10 +56,15 @@ def _count_rows(draft: Draft, added: Object) -> None:
         raise errors.InvalidInput("Cannot add a snapshot: first-row-id is null")
     if count is None or count < 0:
         raise errors.InvalidInput("Cannot add a snapshot: added-rows is null or below 0")
-    if first < draft.fields["next-row-id"]:
+    following = draft.fields["next-row-id"]
+    if first < following:
         raise errors.CommitConflict(
             "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
-            f"{first} < {draft.fields['next-row-id']}"
+            f"{first} < {following}"
+        )
+    if first + count > following + limits.CATALOG_ROW_LEAP_MAX:
+        raise errors.InvalidInput(
+            f"Cannot add a snapshot, {count} rows from {first} on are far beyond table next-row-id: {following}"
         )
     draft.put("next-row-id", first + count)
 

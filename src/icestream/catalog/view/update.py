@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.catalog.document import schema as schemas
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object, shown
@@ -53,10 +53,17 @@ def add_version(draft: ViewDraft, update: Object) -> None:
     known = draft.fields["versions"]
     found = next((one for one in known if version.same(one, added)), None)
     if found is None:
-        free_id = max((one["version-id"] + 1 for one in known), default=1)
-        found = {**added, "version-id": max(added["version-id"], free_id)}
+        found = {**added, "version-id": _number(added["version-id"], known)}
         draft.add_version(found)
     draft.last_added_version = found["version-id"]
+
+
+def _number(given: int, known: list[Object]) -> int:
+    """The one that was asked for, if it is free, and leaves room for those behind it."""
+    free = max((one["version-id"] + 1 for one in known), default=1)
+    if given > free + limits.CATALOG_VIEW_VERSION_LEAP_MAX or free > values.INT_MAX:
+        raise errors.InvalidInput(f"Cannot add version {given}: the next free number is {free}")
+    return max(given, free)
 
 
 def set_current_version(draft: ViewDraft, update: Object) -> None:
