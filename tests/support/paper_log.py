@@ -69,8 +69,10 @@ class PaperLog:
             marks = [(record.position, record.lsn) for record in records[::marks_every]]
             files.append(LogFile(number + 1, self.end_of(number), marks, list(stretches.values())))
         topics = []
-        for topic in sorted({key[0] for key in self.ends}):
-            keys = sorted(key for key in self.ends if key[0] == topic)
+        shards_of: dict[int, list[Key]] = {}
+        for key in sorted(self.ends):
+            shards_of.setdefault(key[0], []).append(key)
+        for topic, keys in shards_of.items():
             rows = sum(self.ends[key] - floors.get(key, 0) for key in keys)
             shards = [
                 ShardBacklog(
