@@ -10,18 +10,22 @@ import pytest
 
 from icestream import errors
 from icestream.broker import records
+from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.neighbours import Neighbours
 from icestream.catalog import keys
 from icestream.catalog import records as catalog_records
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.binding import new_binding
 from icestream.metadata.store import MemoryStore
-from icestream.model import ShardKey
+from icestream.model import ShardKey, envelope
+from icestream.model.block import encode_block
 from icestream.model.subscription import Dispatch
+from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock
 from icestream.server.stored_positions import stored_positions
 from icestream.warehouse.mirror import Mirror, mirror_key
 from tests.support.machine import A, B, Machine, publish
+from tests.support.until import until
 from tests.unit.frontends.test_admin_calls import Operator, operated
 
 
@@ -55,7 +59,7 @@ async def test_hazard_05_tables_count_like_cursors() -> None:
     await bound(store, 4, s0=9)  # its topic was deleted
     await store.put(keys.relation_key(Identifier(("default",), "plain")), catalog_records.encode(_plain()))
     found = await stored_positions(store, Neighbours("this node", "this node"))
-    assert found == {ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}
+    assert found == ({ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}, {})
 
 
 @pytest.mark.asyncio
@@ -73,7 +77,7 @@ async def test_hazard_05_a_record_that_cannot_be_read_is_told_and_stops_no_start
         await store.put(key, b"\xff no record")
     await bound(store, 4, s0=2)
     found = await stored_positions(store, Neighbours())
-    assert found == {ShardKey(1, 0): 7, ShardKey(2, 0): 5, ShardKey(4, 0): 2}
+    assert found == ({ShardKey(1, 0): 7, ShardKey(2, 0): 5, ShardKey(4, 0): 2}, {damaged[1]: 3})
     assert [sum(key in one.getMessage() for one in caplog.records) for key in damaged] == [1, 1]
 
 
@@ -89,13 +93,13 @@ async def test_hazard_05_a_log_that_ends_before_its_table_does_not_start() -> No
     await bound(store, 1, s0=2)
     await noted(store, 2, s0=1)
     machine = Machine()
-    log = await machine.start(await stored_positions(store, Neighbours()))
+    log = await machine.start((await stored_positions(store, Neighbours())).positions)
     assert (log.shard(*A).assigned, log.shard(*B).assigned) == (2, 1), "a new log goes on behind its tables"
     await publish(log, A, b"2")
     await machine.kill()
     await bound(store, 1, s0=4)
     with pytest.raises(errors.LogDamaged, match="offset 4 is known to have been synced"):
-        await machine.start(await stored_positions(store, Neighbours()))
+        await machine.start((await stored_positions(store, Neighbours())).positions)
 
 
 @pytest.mark.asyncio
@@ -117,3 +121,88 @@ async def test_hazard_05_a_node_looks_at_its_tables_before_it_opens_its_log(tmp_
 async def noted_on(ask: Operator, topic_id: int, end: int) -> None:
     mirror = Mirror(["default"], "orders", "", {0: end})
     await ask.node.store.put(mirror_key(topic_id), msgspec.json.encode(mirror))
+
+
+OTHER = TopicName("default", "other")
+DAMAGED = b"\xff no record"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["own", "elsewhere"])
+async def test_hazard_05_the_topic_of_a_record_that_cannot_be_read_waits_until_the_log_was_held_against_it(
+    tmp_path: Path, kind: str
+) -> None:
+    """Over a start in between; another topic does not notice."""
+    async with operated(tmp_path) as first:
+        topic_id = (await first("create_topic", topic="/default/orders"))["id"]
+        await first("create_topic", topic=str(OTHER))
+        await first.publish(3)
+        key = await damaged_on(first, kind, topic_id)
+    for _ in range(2):
+        async with operated(tmp_path) as again:
+            with pytest.raises(errors.StorageUnavailable, match="cannot be read"):
+                await again.publish(1)
+            await publish_to_other(again)
+            await mended_on(again, key, kind, topic_id, 9)
+            await until(lambda again=again: "its table at 9" in said(again, topic_id))
+            with pytest.raises(errors.StorageUnavailable, match="ends at offset 3 in the log, its table at 9"):
+                await again.publish(1)
+            await again.node.store.put(key, DAMAGED)
+    async with operated(tmp_path) as last:
+        await mended_on(last, key, kind, topic_id, 3)
+        await until(lambda: not said(last, topic_id))
+        await last.publish(1)
+        await mended_on(last, key, kind, topic_id, 9)
+    with pytest.raises(errors.LogDamaged, match="offset 9 is known"):
+        async with operated(tmp_path):
+            pass
+
+
+@pytest.mark.asyncio
+async def test_hazard_05_a_record_that_goes_away_or_is_of_another_topic_opens_its_topic(tmp_path: Path) -> None:
+    async with operated(tmp_path) as first:
+        topic_id = (await first("create_topic", topic="/default/orders"))["id"]
+    for of_another in (False, True):
+        async with operated(tmp_path) as ask:
+            key = await damaged_on(ask, "own", topic_id)
+        async with operated(tmp_path) as ask:
+            assert "cannot be read" in said(ask, topic_id)
+            if of_another:
+                await mended_on(ask, key, "own", topic_id + 1, 9)
+            else:
+                await ask.node.store.delete(key)
+            await until(lambda ask=ask: not said(ask, topic_id))
+            await ask.publish(1)
+
+
+async def publish_to_other(ask: Operator) -> None:
+    producer = await ask.node.broker.open_producer(OTHER, "p")
+    await ask.node.broker.publish(producer, 0, encode_block(1, {envelope.PAYLOAD: [b"x"]}))
+
+
+def said(ask: Operator, topic_id: int) -> str:
+    """Why the topic takes no message; nothing: it does."""
+    storage = ask.node.broker.storage
+    assert isinstance(storage, IcebergStorage)
+    return storage.closed[topic_id].message if topic_id in storage.closed else ""
+
+
+async def damaged_on(ask: Operator, kind: str, topic_id: int) -> str:
+    """The record of its table; which one."""
+    store = ask.node.store
+    if kind == "elsewhere":
+        key = mirror_key(topic_id)
+    else:
+        key = keys.relation_key(Identifier(("default",), "orders"))
+        of_topic = catalog_records.TopicRecord(["default"], "orders", "uuid")
+        await store.put(keys.topic_key(topic_id), catalog_records.encode(of_topic))
+    await store.put(key, DAMAGED)
+    return key
+
+
+async def mended_on(ask: Operator, key: str, kind: str, topic_id: int, end: int) -> None:
+    if kind == "elsewhere":
+        await noted_on(ask, topic_id, end)
+        return
+    binding = new_binding("/default/orders", topic_id, {0: (0, end)})
+    await ask.node.store.put(key, catalog_records.encode(catalog_records.TableRecord("uuid", "file:/x", 0, binding)))

@@ -67,7 +67,7 @@ class World:
 
     async def start(self, options: BrokerOptions = COMMITTING) -> Broker:
         directory = open_directory(self.folder / "log")
-        positions = await stored_positions(self.store, neighbours_of(self.store))
+        positions = (await stored_positions(self.store, neighbours_of(self.store))).positions
         log = await open_log_on(directory, LogOptions(**SMALL), positions, self.clock, SystemRandomness(), InlineSink())
         self.broker = Broker(options, self.store, IcebergStorage(log, self.store, self.clock, 10_000), self.clock)
         await self.broker.start()

@@ -65,7 +65,7 @@ class BrokerMachine(Machine):
         asyncio.get_running_loop().set_exception_handler(self._notice)
         if self.in_memory:
             return MemoryStorage(self.store, self.clock, self.broker_options.cursor_flush_ms, self.options)
-        positions = await stored_positions(self.store, neighbours_of(self.store))
+        positions = (await stored_positions(self.store, neighbours_of(self.store))).positions
         opening = open_log_on(
             self.view, self.options, positions, self.clock, SeededRandomness(1), sink or InlineSink(), self.offload
         )

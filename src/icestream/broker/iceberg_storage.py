@@ -41,6 +41,7 @@ class IcebergStorage:
         self._store = store
         self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
         self._streams: dict[ShardKey, LogShardStream] = {}  # of the topics that are there
+        self.closed: dict[int, errors.StorageUnavailable] = {}  # topics that take no message for now, and why
         self._tasks = Tasks(self._task_failed)
         self._tasks.start(self.cursors.run(), "cursors")
 
@@ -103,6 +104,8 @@ class IcebergStorage:
     # --- in ---
 
     def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
+        if self.closed and (why := self.closed.get(shard.topic_id)) is not None:
+            raise errors.StorageUnavailable(f"topic {shard.topic_id} takes no message: {why.message}", hint=why.hint)
         return self.log.submit([self.log.batch(self.stream(shard).shard, messages, head)])
 
     def has_room(self, size: int) -> bool:

@@ -43,6 +43,7 @@ from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.server.advertised import advertised_address
 from icestream.server.cluster import Stop, open_store, record_of
 from icestream.server.danube import DanubeListeners
+from icestream.server.late_tables import LateTables
 from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.stored_positions import stored_positions
 from icestream.server.surroundings import Surroundings
@@ -109,6 +110,7 @@ class Node:
         welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
         self.native = NativeListener(self.broker, welcome)
         self.danube = DanubeListeners(settings)
+        self.late_tables: LateTables | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if log is not None:
             log.on_stop = self._fail
@@ -143,6 +145,8 @@ class Node:
             raise
         try:
             await node.broker.start()
+            if node.late_tables is not None:
+                node.late_tables.start()
             await around.attach(node)
             await node.native.listen(settings.node.bind_host, settings.ports.native)
             await node.danube.listen(node.broker, around.http.port)
@@ -171,12 +175,15 @@ class Node:
         opened = await open_store(settings, join, stop)
         store = opened.store
         try:
-            log = await open_configured_log(settings, await stored_positions(store, neighbours_of(store)))
+            stored = await stored_positions(store, neighbours_of(store))
+            log = await open_configured_log(settings, stored.positions)
         except BaseException:
             await store.close()
             raise
         storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, LakeDesk())
-        return cls(settings, store, storage, log, around, opened.cluster)
+        node = cls(settings, store, storage, log, around, opened.cluster)
+        node.late_tables = LateTables(store, storage, stored.unread)
+        return node
 
     async def stop(self) -> None:
         """Whatever fails on the way, what was taken is finished and the log closed.
@@ -188,6 +195,8 @@ class Node:
             leaving = await asyncio.gather(
                 self.native.close(), self.danube.close(), self.around.close(), return_exceptions=True
             )
+            if self.late_tables is not None:
+                await self.late_tables.stop()
             await self.broker.shutdown()
             for failure in leaving:
                 if isinstance(failure, BaseException):

@@ -7,18 +7,21 @@ A log that ends before one of them was damaged, or is older than what was made o
 agreed to the loss. No catalog is asked, so a start needs none (hazard 4).
 
 A record of a table that cannot be read is told and left out: it may be of no topic at all, and whatever mends it needs
-a broker that runs.
+a broker that runs. Where it is known to be of a topic, that one waits for it (late_tables.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Container, Mapping
-from typing import TypeVar
+import contextlib
+from collections.abc import Container, Mapping
+from typing import NamedTuple
 
 from icestream import errors
 from icestream.broker import records
 from icestream.broker.neighbours import Neighbours
 from icestream.catalog import keys
+from icestream.catalog import records as catalog_records
+from icestream.catalog.identifier import Identifier
 from icestream.catalog.records import TableRecord, decode_relation
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -29,41 +32,64 @@ from icestream.warehouse.mirror import MIRRORS, decode_mirror
 
 _log = get_logger("server")
 Positions = dict[ShardKey, int]
-Record = TypeVar("Record")
 
 
-async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Positions:
+class Stored(NamedTuple):
+    positions: Positions
+    unread: dict[str, int]  # records that could not be read, of tables of these topics
+
+
+async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Stored:
     """The highest of each shard of the topics that this node serves."""
-    found: Positions = {}
+    found, unread = Positions(), list[str]()
     own, others = await _topics(store, neighbours)
     for key, entry in await store.list_all(records.CURSORS):
         cursor = records.decode(records.CursorRecord, key, entry.value)
         if cursor.topic_id not in others:
             _, shard = parse_shard("/" + "/".join(key.split("/")[-2:]))
             _raise(found, cursor.topic_id, {shard or 0: cursor.end})
-    async for topic_id, committed in _committed(store):
-        if topic_id in own:  # of a deleted topic the log need not know anything any more
-            _raise(found, topic_id, committed)
+    for prefix in (keys.RELATIONS, MIRRORS):
+        for key, entry in await store.list_all(prefix):
+            committed = _readable(key, entry)
+            if committed is None:
+                unread.append(key)
+            elif committed.topic_id in own:  # of a deleted topic the log need not know anything any more
+                _raise(found, committed.topic_id, committed.ends)
+    owners = await _tables_of_topics(store) if unread else {}
+    return Stored(found, {key: owners[key] for key in unread if owners.get(key) in own})
+
+
+class Committed(NamedTuple):
+    topic_id: int  # 0: it is of none
+    ends: Mapping[int, int]
+
+
+def committed_of(key: str, entry: Entry) -> Committed:
+    """By the record of a table. Raises MetadataDamaged."""
+    if key.startswith(MIRRORS):
+        return Committed(int(key.removeprefix(MIRRORS)), decode_mirror(key, entry).committed)
+    relation = decode_relation(key, entry)
+    if isinstance(relation, TableRecord) and relation.binding is not None:
+        return Committed(relation.binding.topic_id, relation.binding.committed())
+    return Committed(0, {})
+
+
+async def _tables_of_topics(store: MetadataStore) -> dict[str, int]:
+    """Whose the records of tables are, without a look at them."""
+    found = {key: int(key.removeprefix(MIRRORS)) for key, _ in await store.list_all(MIRRORS)}
+    for key, entry in await store.list_all(keys.TOPICS):
+        with contextlib.suppress(errors.MetadataDamaged):
+            one = catalog_records.decode(catalog_records.TopicRecord, key, entry)
+            found[keys.relation_key(Identifier(tuple(one.namespace), one.name))] = int(key.removeprefix(keys.TOPICS))
     return found
 
 
-async def _committed(store: MetadataStore) -> AsyncIterator[tuple[int, Mapping[int, int]]]:
-    for key, entry in await store.list_all(keys.RELATIONS):
-        relation = _readable(decode_relation, key, entry)
-        if isinstance(relation, TableRecord) and relation.binding is not None:
-            yield relation.binding.topic_id, relation.binding.committed()
-    for key, entry in await store.list_all(MIRRORS):
-        mirror = _readable(decode_mirror, key, entry)
-        if mirror is not None:
-            yield int(key.removeprefix(MIRRORS)), mirror.committed
-
-
-def _readable(decode: Callable[[str, Entry], Record], key: str, entry: Entry) -> Record | None:
+def _readable(key: str, entry: Entry) -> Committed | None:
     try:
-        return decode(key, entry)
+        return committed_of(key, entry)
     except errors.MetadataDamaged as error:
         _log.error(
-            "the record of a table cannot be read: this start does not compare the log with that table",
+            "the record of a table cannot be read: the log is not compared with that table before it can be",
             key=key, reason=error.message, hint=error.hint,
         )  # fmt: skip
         return None
