@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from icestream import errors, limits
 from icestream.catalog import keys, metadata_file
@@ -23,7 +24,7 @@ from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.avro_files import appended, manifest, manifest_list
 from tests.support.losing_store import LosingStore
-from tests.support.tables import SCHEMA, add, snapshot
+from tests.support.tables import NEW_VIEW, SCHEMA, add, snapshot
 from tests.support.warehouse import NS, TABLE, WAREHOUSE, World, files_on, old_files
 
 pytestmark = pytest.mark.asyncio
@@ -197,9 +198,107 @@ async def test_hazard_23_without_a_look_at_all_others_nothing_goes() -> None:
     world.write(broken, b"no Avro")
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR)
-    with pytest.raises(errors.MetadataFileDamaged, match="is no manifest"):
+    with capture_logs() as logs, pytest.raises(errors.MetadataFileDamaged, match="is no manifest"):
         await world.upkeep()
     assert (below(world, location), await purges(world)) == (before, 1)
+    assert [(one["table"], one["file"]) for one in logs if one["log_level"] == "warning"] == [("ns.other", broken)]
+    await world.catalog.tables.drop(OTHER)
+    await world.upkeep()
+    assert (below(world, location), await purges(world)) == ([], 0)
+
+
+async def test_hazard_23_a_table_whose_metadata_file_is_gone_might_need_anything() -> None:
+    """It is told once, however many others there are."""
+    world = World()
+    location = await filled(world)
+    await world.with_table("other")
+    before = below(world, location)
+    world.disk.remove((await world.catalog.tables.load(OTHER)).location.removeprefix("file:"))
+    await world.catalog.tables.drop(TABLE, is_purging=True)
+    world.clock.advance(HOUR)
+    with capture_logs() as logs, pytest.raises(errors.MetadataFileMissing):
+        await world.upkeep()
+    assert below(world, location) == before
+    assert [one["table"] for one in logs if one["log_level"] == "warning"] == ["ns.other"]
+
+
+async def test_hazard_23_what_is_a_table_or_a_view_itself_stays() -> None:
+    """Whatever the manifests of a purged table say, whose place holds them."""
+    world = World()
+    await filled(world, "other")
+    other = (await world.catalog.tables.load(OTHER)).location
+    view = (await world.catalog.views.create(Identifier(NS, "view"), NEW_VIEW)).location
+    await world.with_table(location=WAREHOUSE)
+    await world.catalog.commits.commit(TABLE, Request([], appended(world, WAREHOUSE, 1, other, view)))
+    await purged(world)
+    assert [one for one in world.metadata_files() if one in (other, view)] == sorted([other, view])
+    assert "/warehouse/data/rows-1-1.parquet" not in world.disk.names()
+    await world.another(5).views.load(Identifier(NS, "view"))
+
+
+async def test_hazard_23_a_damaged_manifest_of_a_purged_table_holds_up_nobody() -> None:
+    world = World()
+    location, behind = await filled(world), await filled(world, "other")
+    broken = f"{location}/metadata/manifest-1.avro"
+    world.disk.remove(broken.removeprefix("file:"))
+    world.write(broken, b"encrypted")
+    for identifier in (TABLE, OTHER):
+        await world.catalog.tables.drop(identifier, is_purging=True)
+    world.clock.advance(HOUR)
+    with capture_logs() as logs:
+        await world.upkeep()
+    assert (below(world, behind), await purges(world)) == ([], 0)
+    left = [name for name in below(world, location) if not name.startswith("data/")]
+    assert left == ["metadata/manifest-1.avro"], "and the data that it alone may name"
+    assert [one["file"] for one in logs if one["log_level"] == "warning"] == [broken]
+
+
+@pytest.mark.parametrize("what", ["list", "document"])
+async def test_hazard_23_a_purged_table_that_cannot_be_read_holds_up_nobody(what: str) -> None:
+    world = World()
+    location, behind = await filled(world), await filled(world, "other")
+    last = (await world.catalog.tables.load(TABLE)).location
+    broken = last if what == "document" else f"{location}/metadata/snap-1.avro"
+    before = below(world, location)
+    world.disk.remove(broken.removeprefix("file:"))
+    world.write(broken, b"nothing of use")
+    for identifier in (TABLE, OTHER):
+        await world.catalog.tables.drop(identifier, is_purging=True)
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert (below(world, behind), await purges(world)) == ([], 0)
+    assert (below(world, location) == before) is (what == "document")
+    assert broken.removeprefix("file:") in world.disk.names()
+
+
+async def test_hazard_23_purges_go_on_behind_one_whose_disk_does_not_answer() -> None:
+    world = World()
+    made = [await filled(world), await filled(world, "other")]
+    location, behind = sorted(made, key=lambda one: one[-36:])  # in the order of their UUIDs, as they are purged
+    for identifier in (TABLE, OTHER):
+        await world.catalog.tables.drop(identifier, is_purging=True)
+    world.clock.advance(HOUR)
+    manifests = FailingManifests(AvroManifests(files_on(world.disk), InlineOffload()), location)
+    keeping = world.catalog.upkeep(manifests)
+    with pytest.raises(errors.StorageUnavailable):
+        assert [None async for _ in keeping.work()]
+    assert (bool(below(world, location)), below(world, behind), await purges(world)) == (True, [], 1)
+    manifests.away = "file:/nowhere"
+    assert [None async for _ in keeping.work()]
+    assert (below(world, location), await purges(world)) == ([], 0)
+
+
+class FailingManifests:
+    def __init__(self, inner: AvroManifests, away: str) -> None:
+        self.inner, self.away = inner, away
+
+    async def manifests(self, manifest_list: str) -> list[str]:
+        if manifest_list.startswith(self.away):
+            raise errors.StorageUnavailable("away")
+        return await self.inner.manifests(manifest_list)
+
+    async def files(self, manifest: str) -> list[str]:
+        return await self.inner.files(manifest)
 
 
 async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outside(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from icestream.catalog.documents import Documents
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
 from icestream.catalog.upkeep.leftovers import Leftovers
+from icestream.catalog.upkeep.named import Manifests
 from icestream.catalog.upkeep.partings import Partings
-from icestream.catalog.upkeep.purge import Manifests, Purges
+from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.upkeep import Upkeep
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock

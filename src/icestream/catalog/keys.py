@@ -66,6 +66,12 @@ def relation_key(identifier: Identifier) -> str:
     return _fitting(relations_in(identifier.namespace) + _escape(identifier.name))
 
 
+def identifier_of(key: str) -> Identifier:
+    """Of the table or view under this key."""
+    levels, _, name = key.removeprefix(RELATIONS).rpartition(":")
+    return Identifier(tuple(unquote(level) for level in levels.split("/")[:-1]), unquote(name))
+
+
 def _fitting(key: str) -> str:
     if key_bytes(key) > limits.METADATA_KEY_BYTES_MAX:
         raise errors.InvalidInput("a name that is too long, with its namespace", hint="use fewer or shorter levels")

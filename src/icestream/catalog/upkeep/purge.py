@@ -2,23 +2,28 @@
 
     1  look      the table's last metadata file names all the others. Its name is taken again, by a registration: no
                  purge any more. It says gc.enabled=false: others use its files, none goes
-    2  others    every other table of the catalog is read for files in the purged table's location: those stay
+    2  others    every other table of the catalog is read for files in the purged table's location: those stay, and so
+                 does whatever is a table or view itself. One that cannot be read might need anything: all purges wait
+                 until it can, or is dropped (hazard 1)
     3  begin     the record says so from now on, and nobody registers the table any more
     4  remove    data files, manifest by manifest; then manifests, lists, statistics, old metadata files; last the
                  metadata file that names them all
     5  end       the record goes
 
 Only what the table's own metadata names goes, and of that only what lies in its location and in the warehouse. A crash
-anywhere leaves a record that begins again with 1: as long as anything is left, what names it is left too.
+anywhere leaves a record that begins again with 1: as long as anything is left, what names it is left too. Lists and
+manifests of the purged table that are damaged stay, with what only they name: a warning says where, and the purge ends.
+One that a disk or a store does not give is tried again; the purges behind it do not wait for it.
 
 The work is cut into small steps, one file each, so that whoever does it can pause between any two.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -27,9 +32,11 @@ from icestream.catalog import keys, records
 from icestream.catalog.documents import Documents
 from icestream.catalog.files import TableFiles
 from icestream.catalog.location import is_inside, normal, normal_or_none
-from icestream.catalog.records import PurgeRecord, TableRecord
+from icestream.catalog.records import PurgeRecord
 from icestream.catalog.table.properties import as_flag
 from icestream.catalog.table.table import Table
+from icestream.catalog.upkeep.named import Manifests, files_of, lists_of, manifests_of, own_files
+from icestream.catalog.upkeep.needed import Needed, NeededFiles
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -37,14 +44,6 @@ from icestream.observability.log import get_logger
 
 GC_ENABLED: Final = "gc.enabled"
 _log = get_logger("catalog.purge")
-
-
-class Manifests(Protocol):
-    """Reads what lists and manifests name. Raises MetadataFileMissing and MetadataFileDamaged."""
-
-    async def manifests(self, manifest_list: str) -> list[str]: ...
-
-    async def files(self, manifest: str) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ class Purges:
         self._files = files
         self._manifests = manifests
         self._roots = roots
-        self._harmless: set[str] = set()  # manifests that name nothing outside of their own table's location
+        self._needed = NeededFiles(store, documents, manifests)
+        self._failed: set[str] = set()  # keys of purges that are there
 
     async def next_due_ms(self) -> int | None:
         found = [record.time_ms for _, _, record in await self._records()]
@@ -80,23 +80,58 @@ class Purges:
         return [(key, entry, records.decode(PurgeRecord, key, entry)) for key, entry in found]
 
     async def work(self, now_ms: int) -> AsyncIterator[None]:
-        """All that is due, in steps."""
+        """All that is due, in steps. What fails is told at the end, and comes last the next time."""
         due = [one for one in await self._records() if one[2].time_ms + limits.CATALOG_FILE_GRACE_MS <= now_ms]
+        due.sort(key=lambda one: one[0] in self._failed)
+        failed: list[errors.PersistentStorageError] = []
         doomed: dict[str, Doomed] = {}
         for key, entry, record in due[: limits.CATALOG_PURGES_AT_ONCE]:
-            if (found := await self._found(key, entry, record)) is not None:
-                doomed[found.uuid] = found
+            with self._noting(key, failed):
+                if (found := await self._found(key, entry, record)) is not None:
+                    doomed[found.uuid] = found
             yield
-        if not doomed:
-            return
-        kept: set[str] = set()
-        async for _ in self._look_at_others(doomed, kept):
-            yield
+        if doomed:
+            needed = Needed([one.location for one in doomed.values()])
+            async for _ in self._needed.look(needed):
+                yield
+            async for _ in self._purge_all(doomed, needed, failed):
+                yield
+        if failed:
+            raise failed[0]
+
+    async def _purge_all(
+        self, doomed: dict[str, Doomed], needed: Needed, failed: list[errors.PersistentStorageError]
+    ) -> AsyncIterator[None]:
+        for uuid in needed.uuids & doomed.keys():
+            one = doomed.pop(uuid)
+            await self._end(one.key, "a purge is given up: the table has a name again", table=one.location)
+        for error in needed.unread.values():
+            raise error
         for one in doomed.values():
-            if await self._begun(one):
-                async for _ in self._remove(one, kept):
+            with self._noting(one.key, failed):
+                async for _ in self._purge(one, needed.files):
                     yield
-                await self._end(one.key, "a purge is done", table=one.location, kept=len(kept))
+
+    @contextlib.contextmanager
+    def _noting(self, key: str, failed: list[errors.PersistentStorageError]) -> Iterator[None]:
+        """The others do not wait for one whose disk or store does not answer."""
+        try:
+            yield
+        except errors.PersistentStorageError as error:
+            failed.append(error)
+            self._failed.add(key)
+            _log.warning("a purge is tried again later", uuid=key.removeprefix(keys.PURGES), reason=str(error))
+
+    async def _purge(self, one: Doomed, kept: set[str]) -> AsyncIterator[None]:
+        if not await self._begun(one):
+            return
+        damaged: dict[str, str] = {}
+        async for _ in self._remove(one, kept, damaged):
+            yield
+        for file, reason in [*damaged.items()][:1]:
+            words = {"table": one.location, "file": file, "reason": reason, "damaged": len(damaged)}
+            _log.warning("a purge leaves what it cannot read, and the files that only this names", **words)
+        await self._end(one.key, "a purge is done", table=one.location, kept=len(kept))
 
     # --- look ---
 
@@ -104,10 +139,14 @@ class Purges:
         """None: there is nothing to purge, and the record is gone."""
         try:
             table = await self._documents.read_table(record.location)
+            location = normal(table.location)
         except errors.MetadataFileMissing:
             await self._end(key, "a purge found its metadata file gone: it was done before", file=record.location)
             return None
-        location = normal(table.location)
+        except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
+            _log.warning("a purge leaves all files of its table", file=record.location, reason=str(error))
+            await self._end(key, "a purge is given up: its metadata file is of no use", file=record.location)
+            return None
         if not any(is_inside(location, root) for root in self._roots):
             await self._end(key, "a purge is given up: the table lies outside of the warehouse", table=location)
             return None
@@ -118,65 +157,8 @@ class Purges:
 
     async def _end(self, key: str, said: str, **words: object) -> None:
         await self._store.delete(key)
+        self._failed.discard(key)
         _log.info(said, uuid=key.removeprefix(keys.PURGES), **words)
-
-    # --- others ---
-
-    async def _look_at_others(self, doomed: dict[str, Doomed], kept: set[str]) -> AsyncIterator[None]:
-        """Finds what other tables name, and those that have a name again. One that cannot be read stops it all."""
-        after = ""
-        while page := await self._store.list(keys.RELATIONS, after):
-            after = page[-1][0]
-            for key, entry in page:
-                record = records.decode_relation(key, entry)
-                if not isinstance(record, TableRecord):
-                    continue
-                if (again := doomed.pop(record.uuid.lower(), None)) is not None:
-                    await self._end(again.key, "a purge is given up: the table has a name again", table=again.location)
-                async for _ in self._named_by(await self._documents.read_table(record.location), doomed, kept):
-                    yield
-
-    async def _named_by(self, other: Table, doomed: dict[str, Doomed], kept: set[str]) -> AsyncIterator[None]:
-        home = normal(other.location)
-        places = [one.location for one in doomed.values()]
-        is_near = any(is_inside(home, place) or is_inside(place, home) for place in places)
-
-        def note(paths: Sequence[str]) -> None:
-            found = [
-                path for path in map(normal_or_none, paths) if path and any(is_inside(path, place) for place in places)
-            ]
-            kept.update(found)
-
-        note([*_own_files(other), *_lists(other)])
-        async for manifest in self._manifests_of(other):
-            yield
-            note([manifest])
-            if manifest in self._harmless and not is_near:
-                continue
-            try:
-                paths = await self._manifests.files(manifest)
-            except errors.MetadataFileMissing:
-                continue  # nobody reads through it either
-            note(paths)
-            if all(is_inside(normal_or_none(path) or "", home) for path in paths):
-                if len(self._harmless) >= limits.CATALOG_MANIFESTS_REMEMBERED:
-                    self._harmless.clear()
-                self._harmless.add(manifest)
-
-    async def _manifests_of(self, table: Table) -> AsyncIterator[str]:
-        """Each once."""
-        seen: set[str] = set()
-        for snapshot in table.snapshots:
-            named: list[str] = list(snapshot.get("manifests") or ())
-            if (where := snapshot.get("manifest-list")) is not None:
-                try:
-                    named += await self._manifests.manifests(where)
-                except errors.MetadataFileMissing:
-                    continue
-            for manifest in named:
-                if manifest not in seen:
-                    seen.add(manifest)
-                    yield manifest
 
     # --- begin, remove ---
 
@@ -188,43 +170,30 @@ class Purges:
         compare = cmd.AtRevision(one.key, one.entry.mod_revision)
         return (await self._store.txn([compare], [cmd.Put(one.key, records.encode(begun))])).held
 
-    async def _remove(self, one: Doomed, kept: set[str]) -> AsyncIterator[None]:
+    async def _remove(self, one: Doomed, kept: set[str], damaged: dict[str, str]) -> AsyncIterator[None]:
+        """`damaged` takes what stays because nobody can read what it names."""
+
         def may_go(path: str) -> str | None:
             found = normal_or_none(path)
-            return found if found and found not in kept and is_inside(found, one.location) else None
+            is_free = found is not None and found not in kept and path not in damaged
+            return found if is_free and found is not None and is_inside(found, one.location) else None
+
+        def stays(file: str, error: errors.IcestreamError) -> None:
+            damaged[file] = str(error)
 
         manifests: list[str] = []
-        async for manifest in self._manifests_of(one.table):
+        async for manifest in manifests_of(one.table, self._manifests, stays):
             yield
             manifests.append(manifest)
-            try:
-                paths = await self._manifests.files(manifest)
-            except errors.MetadataFileMissing:
-                continue
-            for path in paths:
+            for path in await files_of(manifest, self._manifests, stays):
                 if (found := may_go(path)) is not None:
                     await self._files.remove(found)
                     yield
         last = normal(one.record.location)
-        for path in (*manifests, *_lists(one.table), *_own_files(one.table)):
+        for path in (*manifests, *lists_of(one.table), *own_files(one.table)):
             if (found := may_go(path)) is not None and found != last:
                 await self._files.remove(found)
                 yield
         if may_go(last) is not None:
             await self._files.remove(last)
         await self._files.remove_empty(one.location)
-
-
-def _own_files(table: Table) -> Iterator[str]:
-    """What the document itself names, apart from snapshots."""
-    for entry in table.metadata_log:
-        yield entry["metadata-file"]
-    for name in ("statistics", "partition-statistics"):
-        for entry in table.fields.get(name) or ():
-            yield entry["statistics-path"]
-
-
-def _lists(table: Table) -> Iterator[str]:
-    for snapshot in table.snapshots:
-        if (found := snapshot.get("manifest-list")) is not None:
-            yield found

@@ -1,0 +1,64 @@
+"""What a table names: its document by itself, and with what lists and manifests say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+from icestream import errors
+from icestream.catalog.table.table import Table
+
+
+class Manifests(Protocol):
+    """Reads what lists and manifests name. Raises MetadataFileMissing and MetadataFileDamaged, and InvalidInput for
+    what is no location."""
+
+    async def manifests(self, manifest_list: str) -> list[str]: ...
+
+    async def files(self, manifest: str) -> list[str]: ...
+
+
+Damaged = Callable[[str, errors.IcestreamError], None]  # of a list or manifest that is there and of no use
+
+
+async def manifests_of(table: Table, manifests: Manifests, damaged: Damaged) -> AsyncIterator[str]:
+    """Each once. One list that is gone names nothing: nobody reads through it either."""
+    seen: set[str] = set()
+    for snapshot in table.snapshots:
+        named: list[str] = list(snapshot.get("manifests") or ())
+        if (where := snapshot.get("manifest-list")) is not None:
+            try:
+                named += await manifests.manifests(where)
+            except errors.MetadataFileMissing:
+                continue
+            except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
+                damaged(where, error)
+        for manifest in named:
+            if manifest not in seen:
+                seen.add(manifest)
+                yield manifest
+
+
+async def files_of(manifest: str, manifests: Manifests, damaged: Damaged) -> list[str]:
+    try:
+        return await manifests.files(manifest)
+    except errors.MetadataFileMissing:
+        return []
+    except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
+        damaged(manifest, error)
+        return []
+
+
+def lists_of(table: Table) -> Iterator[str]:
+    for snapshot in table.snapshots:
+        if (found := snapshot.get("manifest-list")) is not None:
+            yield found
+
+
+def own_files(table: Table) -> Iterator[str]:
+    """What the document itself names, apart from snapshots."""
+    for entry in table.metadata_log:
+        yield entry["metadata-file"]
+    for name in ("statistics", "partition-statistics"):
+        for entry in table.fields.get(name) or ():
+            yield entry["statistics-path"]
