@@ -16,12 +16,13 @@ from icestream.metadata import command as cmd
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from tests.support.losing_store import LosingStore
-from tests.support.tables import SCHEMA
+from tests.support.tables import NEW_VIEW, SCHEMA
 from tests.support.warehouse import NS, TABLE, World
 
 pytestmark = pytest.mark.asyncio
 
 OTHER = Identifier(NS, "other")
+VIEW = Identifier(NS, "view")
 HOWS = ("done", "never", "late")
 
 
@@ -60,6 +61,45 @@ async def _has_namespace_property(catalog: Catalog) -> bool:
     return (await catalog.namespaces.load(NS)) == {"a": "b"}
 
 
+async def _two_versions(catalog: Catalog) -> None:
+    await catalog.commits.commit(TABLE, setting("x", "1"))
+
+
+async def _registered_over(catalog: Catalog) -> None:
+    """The table as it was one commit ago."""
+    earlier = (await catalog.tables.load(TABLE)).table.metadata_log[-1]["metadata-file"]
+    await catalog.tables.register(TABLE, earlier, is_overwriting=True)
+
+
+async def _is_as_before(catalog: Catalog) -> bool:
+    return "x" not in (await catalog.tables.load(TABLE)).table.properties
+
+
+async def _with_view(catalog: Catalog) -> None:
+    await catalog.views.create(VIEW, NEW_VIEW)
+
+
+async def _replaced(catalog: Catalog, sql: str = "select 'ours'") -> None:
+    made = NEW_VIEW["view-version"] | {"representations": [{"type": "sql", "sql": sql, "dialect": "spark"}]}
+    use_it = {"action": "set-current-view-version", "view-version-id": -1}
+    await catalog.views.replace(VIEW, [], [{"action": "add-view-version", "view-version": made}, use_it])
+
+
+async def _says(catalog: Catalog, sql: str = "select 'ours'") -> bool:
+    version = (await catalog.views.load(VIEW)).view.current_version
+    return bool(version["representations"][0]["sql"] == sql)
+
+
+async def _has_view(catalog: Catalog) -> bool:
+    return VIEW.name in (await catalog.views.list(NS, None, None)).names
+
+
+# What is there before an act, apart from the table.
+BEFORE: dict[str, Callable[[Catalog], Awaitable[None]]] = {
+    "register over": _two_versions,
+    "replace view": _with_view,
+    "drop view": _with_view,
+}
 ACTS: dict[str, tuple[Act, Check]] = {
     "commit": (lambda one: one.commits.commit(TABLE, setting("a", "b")), _has_property),
     "create": (lambda one: one.tables.create(OTHER, {"schema": SCHEMA}), lambda one: _is_named(one, OTHER)),
@@ -74,7 +114,17 @@ ACTS: dict[str, tuple[Act, Check]] = {
         lambda one: one.namespaces.change_properties(NS, {"a": "b"}, []),
         _has_namespace_property,
     ),
+    "register over": (_registered_over, _is_as_before),
+    "replace view": (_replaced, _says),
+    "drop view": (lambda one: one.views.drop(VIEW), lambda one: _negated(_has_view(one))),
 }
+
+
+async def world_for(name: str) -> tuple[World, LosingStore]:
+    world, store = await world_with_table()
+    if name in BEFORE:
+        await BEFORE[name](world.catalog)
+    return world, store
 
 
 async def pointed(catalog: Catalog) -> set[str]:
@@ -87,7 +137,7 @@ async def pointed(catalog: Catalog) -> set[str]:
 async def test_hazard_13_a_lost_answer_is_found_out_and_the_change_happens_once(name: str, how: str) -> None:
     """Whatever became of the first transaction: the caller is told of success, and what was on its way stays without
     effect when it arrives at last."""
-    world, store = await world_with_table()
+    world, store = await world_for(name)
     act, check = ACTS[name]
     store.lose(how)
     await act(world.catalog)
@@ -125,7 +175,7 @@ async def test_hazard_13_what_cannot_be_found_out_is_told_as_unknown_and_the_fil
 @pytest.mark.parametrize("name", sorted(set(ACTS) - {"create namespace"}))  # there the fence is the change itself
 async def test_hazard_13_what_was_told_as_refused_never_comes_true(name: str) -> None:
     """The answer is lost, the second attempt finds a full disk or a full store: now the first may not land any more."""
-    world, store = await world_with_table()
+    world, store = await world_for(name)
     act, check = ACTS[name]
     store.lose("late")
     refusals = []
@@ -251,6 +301,77 @@ async def test_hazard_13_a_table_that_is_gone_afterwards_is_no_answer_about_a_co
         if await _is_named(other, identifier):
             found = (await world.another(9).tables.load(identifier)).table
             assert found.properties.get("a") == ("b" if how == "done" and identifier == OTHER else None)
+
+
+async def _commits(other: Catalog, _: str) -> None:
+    await other.commits.commit(TABLE, setting("landed", "yes"))
+
+
+async def _has_landed(catalog: Catalog) -> bool:
+    return (await catalog.tables.load(TABLE)).table.properties.get("landed") == "yes"
+
+
+async def _sets_namespace_property(other: Catalog, _: str) -> None:
+    await other.namespaces.change_properties(NS, {"a": "theirs"}, [])
+
+
+async def _has_their_property(catalog: Catalog) -> bool:
+    return (await catalog.namespaces.load(NS)) == {"a": "theirs"}
+
+
+async def _renames_on_and_makes_both(other: Catalog, _: str) -> None:
+    await other.tables.rename(OTHER, Identifier(NS, "third"))
+    for name in (TABLE, OTHER):
+        await other.tables.create(name, {"schema": SCHEMA})
+
+
+async def _is_table_named(catalog: Catalog) -> bool:
+    return await _is_named(catalog, TABLE)
+
+
+# What others do meanwhile, are told of, and want to find. They know where the table was.
+MEANWHILE: dict[str, tuple[Callable[[Catalog, str], Awaitable[object]], Check]] = {
+    "register over": (_commits, _has_landed),
+    "replace view": (lambda one, _: _replaced(one, "select 'theirs'"), lambda one: _says(one, "select 'theirs'")),
+    "set namespace properties": (_sets_namespace_property, _has_their_property),
+    "drop": (lambda one, location: one.tables.register(TABLE, location), _is_table_named),
+    "rename": (_renames_on_and_makes_both, _is_table_named),
+}
+
+
+@pytest.mark.parametrize("name", MEANWHILE)
+async def test_hazard_13_nothing_is_done_a_second_time_over_what_others_did_since(name: str) -> None:
+    """It was done, and its answer was lost. Whoever cannot tell that does not try again: it is unknown."""
+    world, store = await world_for(name)
+    location = (await world.catalog.tables.load(TABLE)).location
+    other, (act, check) = world.another(50), MEANWHILE[name]
+
+    async def others() -> None:
+        await act(other, location)
+
+    store.lose("done")
+    store.after = others
+    with pytest.raises(errors.OutcomeUnknown):
+        await ACTS[name][0](world.catalog)
+    assert await check(world.another(9)), "their change was acknowledged"
+
+
+@pytest.mark.parametrize("name", ["replace view", "set namespace properties"])
+async def test_hazard_13_what_certainly_was_not_done_is_tried_again(name: str) -> None:
+    """The number of their version is that of ours; or they made a table in the namespace, and changed nothing in it."""
+    world, store = await world_for(name)
+    other = world.another(50)
+
+    async def others() -> None:
+        if name == "replace view":
+            await _replaced(other, "select 'theirs'")
+        else:
+            await other.tables.create(OTHER, {"schema": SCHEMA})
+
+    store.lose("never")
+    store.after = others
+    await ACTS[name][0](world.catalog)
+    assert await ACTS[name][1](world.another(9))
 
 
 async def test_hazard_13_what_is_lost_while_one_looks_is_unknown_too() -> None:

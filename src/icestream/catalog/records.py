@@ -21,7 +21,7 @@ from icestream.model.topic_end import TableEnd
 class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str  # of this one: another of the same name has another
     properties: dict[str, str] = {}
-    generation: int = 0  # raised to make a transaction fail whose outcome is unknown (plan/planned.py)
+    generation: int = 0  # raised by every change, and to make a transaction fail whose outcome is unknown
 
 
 class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):

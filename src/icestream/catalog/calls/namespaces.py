@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.identifier import Namespace
+from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.namespaces import PropertyChanges
 from icestream.catalog.requests import RequestName
+from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 
 
@@ -48,7 +50,8 @@ class Namespaces:
         async def plan() -> Step[dict[str, str]]:
             parent = await self._store.get(keys.namespace_key(above)) if above else None
             found = await self._store.get(key)
-            return Step(namespaces.create(namespace, properties, new_id, found, parent), dict(properties))
+            planned = namespaces.create(namespace, properties, new_id, found, parent)
+            return Step(planned, dict(properties), is_once=True)
 
         return await self._steps.make([key], plan, request, lambda: self.load(namespace))
 
@@ -62,19 +65,33 @@ class Namespaces:
         key = keys.namespace_key(namespace)
 
         async def plan() -> Step[PropertyChanges]:
-            return Step(*namespaces.change_properties(namespace, updates, removals, await self._store.get(key)))
+            found = await self._store.get(key)
+            planned, answer = namespaces.change_properties(namespace, updates, removals, found)
+            return Step(planned, answer, was_done=self._were_changed(namespace, found))
 
         async def again() -> PropertyChanges:
             return PropertyChanges([*updates], [*removals], [])
 
         return await self._steps.make([key], plan, request, again)
 
+    def _were_changed(self, namespace: Namespace, before: Entry | None) -> Callable[[], Awaitable[bool]]:
+        """By a step after which others went on. If its value is what it was, things were made in it, and no more."""
+
+        async def look() -> bool:
+            now = await self._store.get(keys.namespace_key(namespace))
+            if before is None or now is None or now.value != before.value:
+                raise errors.OutcomeUnknown("others changed the namespace meanwhile", hint=LOOK_FIRST)
+            return False
+
+        return look
+
     async def drop(self, namespace: Namespace, request: RequestName | None = None) -> None:
         key = keys.namespace_key(namespace)
 
         async def plan() -> Step[None]:
             found = await self._store.get(key)
-            return Step(namespaces.drop(namespace, found, await self._is_empty(namespace)), None)
+            planned = namespaces.drop(namespace, found, await self._is_empty(namespace))
+            return Step(planned, None, is_once=True)  # the one that is there has an id of its own
 
         async def again() -> None:
             return None

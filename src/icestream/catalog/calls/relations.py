@@ -10,6 +10,7 @@ from icestream.catalog import keys, records
 from icestream.catalog.calls.namespaces import Page, page_size
 from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.identifier import Identifier, Namespace
+from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.requests import RequestName
 from icestream.metadata.entry import Entry
@@ -41,6 +42,17 @@ class Relations:
                     raise
                 location = moved
 
+    def was_dropped(self, identifier: Identifier, before: Entry | None) -> Callable[[], Awaitable[bool]]:
+        """For a step that takes this name away. It is there: still, or again, which nobody may undo."""
+
+        async def look() -> bool:
+            now = await self.entry(identifier)
+            if before is None or now is None or now.create_revision != before.create_revision:
+                raise errors.OutcomeUnknown(f"{identifier} is gone, or was made anew by others", hint=LOOK_FIRST)
+            return False
+
+        return look
+
     async def list(self, namespace: Namespace, kind: str, token: str | None, size: int | None) -> Page:
         """The names of all tables, or of all views, in a namespace."""
         namespaces.existing(namespace, await self.namespace(namespace))
@@ -68,7 +80,8 @@ class Relations:
         async def plan() -> Step[None]:
             entry, namespace = await self.entry(source), await self.namespace(target.namespace)
             there = await self.entry(target)
-            return Step(relations.rename(source, target, kind, entry, namespace, there, is_forced), None)
+            planned = relations.rename(source, target, kind, entry, namespace, there, is_forced)
+            return Step(planned, None, was_done=self.was_dropped(source, entry))
 
         async def again() -> None:
             return None

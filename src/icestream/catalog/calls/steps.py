@@ -1,5 +1,10 @@
 """How every change of the catalog is made: read, plan, write what the plan needs, move; again when others were faster.
 
+After an unknown outcome others may have gone on, and what was planned may have been done before them. Then it is not
+planned again as if it had not: that would undo what they were told is done. Whoever planned it says how to find out
+(`was_done`), or that planned again it is refused where it was done, because what it makes must not be there
+(`is_once`); else it stays unknown.
+
 Files that a step wrote are taken back when it is certain that nothing points to them: the comparisons failed, or the
 store refused. After an unknown outcome they stay (hazard 13), and so they do when others went on and nobody can tell
 whether it was done before them: it may have a pointer under another name.
@@ -32,8 +37,9 @@ class Step(Generic[Answer]):
     answer: Answer
     written: Sequence[str] = ()  # files that only this transaction points to
     dropped: Sequence[str] = ()  # files that nothing names when it is done: they go later
-    was_done: Callable[[], Awaitable[bool]] | None = None  # asked when others went on after an unknown outcome
+    was_done: Callable[[], Awaitable[bool]] | None = None  # None: nobody can tell
     told: Callable[[int], None] | None = None  # of the revision, when it is done and known
+    is_once: bool = False
 
 
 class Steps:
@@ -103,8 +109,10 @@ class Steps:
         try:
             if request is not None:  # written in the same transaction
                 was_done = await self._requests.was_done(request)
-            elif step.was_done is None:
+            elif step.is_once:
                 return False
+            elif step.was_done is None:
+                raise errors.OutcomeUnknown("it may or may not have happened before others went on", hint=LOOK_FIRST)
             else:
                 was_done = await step.was_done()
         except errors.OutcomeUnknown:

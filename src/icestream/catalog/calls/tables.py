@@ -68,7 +68,7 @@ class Tables:
             (location,) = await self._commits.write_all([(made, 0)])
             record = TableRecord(uuid, location, 0)
             planned = relations.create(identifier, record, namespace, entry)
-            return Step(planned, Committed(location, made), [location])
+            return Step(planned, Committed(location, made), [location], is_once=True)
 
         return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
 
@@ -113,7 +113,7 @@ class Tables:
                 planned = relations.overwrite(identifier, record, entry)
             key = keys.purge_key(record.uuid)
             planned = relations.rescued(planned, key, await self._steps.store.get(key))
-            return Step(planned, Committed(location, table))
+            return Step(planned, Committed(location, table), is_once=not is_overwriting)
 
         return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
 
@@ -134,7 +134,7 @@ class Tables:
             if first and first[0] != record.uuid:
                 raise errors.UnknownTable(f"Table does not exist: {identifier}")  # another one of its name
             first[:] = [record.uuid]
-            return Step(planned, None)
+            return Step(planned, None, was_done=self._relations.was_dropped(identifier, entry))
 
         async def again() -> None:
             return None

@@ -191,7 +191,8 @@ class Topics:
                 if lost is None
                 else commits.replace_lost(table, record, *lost)
             )
-            return Step(planned.checked(), Done(found.consequence, Committed(place, outcome.table)), [place])
+            done = Done(found.consequence, Committed(place, outcome.table))
+            return Step(planned.checked(), done, [place], is_once=True)
 
         async def again() -> Done:
             raise AssertionError("it has no name")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from icestream import errors
 from icestream.catalog import keys, metadata_file
 from icestream.catalog.calls.namespaces import Page
 from icestream.catalog.calls.relations import Relations
@@ -13,6 +14,7 @@ from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier, Namespace
 from icestream.catalog.location import allowed, for_new
+from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import ViewRecord
 from icestream.catalog.requests import RequestName
@@ -78,7 +80,7 @@ class Views:
             relations.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)  # refused before it is written
             written = await self._steps.documents.write(made, made.properties, 0)
             planned = relations.create(identifier, ViewRecord(uuid, written, 0), namespace, entry)
-            return Step(planned, LoadedView(written, made), [written])
+            return Step(planned, LoadedView(written, made), [written], is_once=True)
 
         return await self._make(identifier, plan, request)
 
@@ -97,10 +99,23 @@ class Views:
             if made.location != found.view.location:
                 allowed(made.location, self._roots)
             written = await self._steps.documents.write(made, made.properties, record.version + 1)
-            moved = relations.moved(identifier, entry, ViewRecord(record.uuid, written, record.version + 1))
-            return Step(moved.checked(), LoadedView(written, made), [written])
+            after = ViewRecord(record.uuid, written, record.version + 1)
+            moved = relations.moved(identifier, entry, after)
+            was_done = self._was_replaced(identifier, entry, after)
+            return Step(moved.checked(), LoadedView(written, made), [written], was_done=was_done)
 
         return await self._make(identifier, plan, request)
+
+    def _was_replaced(self, identifier: Identifier, before: Entry, ours: ViewRecord) -> Callable[[], Awaitable[bool]]:
+        """By a file that is not in force. It never was if the one that is has the number of ours."""
+
+        async def look() -> bool:
+            now, record = relations.view_of(identifier, await self._relations.entry(identifier))
+            if now.create_revision != before.create_revision or record.version != ours.version:
+                raise errors.OutcomeUnknown(f"others went on with {identifier}", hint=LOOK_FIRST)
+            return False
+
+        return look
 
     async def register(self, identifier: Identifier, location: str, request: RequestName | None = None) -> LoadedView:
         location = allowed(location, self._roots)
@@ -114,13 +129,15 @@ class Views:
             await self._steps.documents.make_durable([location])
             record = ViewRecord(view.uuid, location, metadata_file.version_of(location))
             planned = relations.create(identifier, record, namespace, entry)
-            return Step(planned, LoadedView(location, view))
+            return Step(planned, LoadedView(location, view), is_once=True)
 
         return await self._make(identifier, plan, request)
 
     async def drop(self, identifier: Identifier, request: RequestName | None = None) -> None:
         async def plan() -> Step[None]:
-            return Step(relations.drop_view(identifier, await self._relations.entry(identifier)), None)
+            entry = await self._relations.entry(identifier)
+            was_done = self._relations.was_dropped(identifier, entry)
+            return Step(relations.drop_view(identifier, entry), None, was_done=was_done)
 
         async def again() -> None:
             return None

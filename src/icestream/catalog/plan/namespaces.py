@@ -2,7 +2,7 @@
 
 Whatever is made in a namespace puts the namespace's own entry again, with the same value: that raises its revision. A
 drop compares the revision, so it fails when anything was made in between; those who make something compare the value,
-so they do not disturb each other.
+so they do not disturb each other. Every change of properties raises the generation, so that a value never comes back.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def change_properties(
     if properties == record.properties:
         return None, answer
     key = keys.namespace_key(namespace)
-    value = records.encode(msgspec.structs.replace(record, properties=properties))
+    changed = msgspec.structs.replace(record, properties=properties, generation=record.generation + 1)
+    value = records.encode(changed)
     planned = Planned(
         [cmd.AtRevision(key, found.mod_revision)],
         [cmd.Put(key, value)],
