@@ -399,6 +399,45 @@ async def test_hazard_23_what_was_the_table_once_goes_only_if_the_table_says_so(
         assert len(world.metadata_files()) == (2 if says == "true" else 5)
 
 
+async def test_hazard_13_left_overs_go_also_behind_a_table_that_cannot_be_read() -> None:
+    world = World()
+    await world.with_table("a")
+    broken = (await world.catalog.tables.load(Identifier(NS, "a"))).location
+    world.disk.remove(broken.removeprefix("file:"))
+    world.write(broken, b"nothing of use")
+    await world.with_table()
+    lost = await left_over(world)
+    await world.catalog.commits.commit(TABLE, setting("b"))
+    await world.catalog.commits.commit(TABLE, setting("c"))
+    world.clock.advance(HOUR)
+    with capture_logs() as logs:
+        await world.upkeep()
+    assert lost not in world.metadata_files()
+    assert [one["table"] for one in logs if one["log_level"] == "warning"] == ["ns.a"]
+
+
+@pytest.mark.parametrize("is_overwriting", [True, False])
+async def test_hazard_23_what_was_the_table_before_it_went_back_is_no_left_over(is_overwriting: bool) -> None:
+    """An operator registers an older version; the newer ones are his way forward again."""
+    world = World()
+    await world.with_table()
+    versions = []
+    for number in range(5):
+        await world.catalog.commits.commit(TABLE, setting(str(number)))
+        versions.append((await world.catalog.tables.load(TABLE)).location)
+    if not is_overwriting:
+        await world.catalog.tables.drop(TABLE)
+    await world.catalog.tables.register(TABLE, versions[2], is_overwriting)
+    renamed = Identifier(NS, "renamed")
+    await world.catalog.commits.commit(TABLE, setting("x"))
+    await world.catalog.tables.rename(TABLE, renamed)
+    await world.catalog.commits.commit(renamed, setting("y"))
+    old_files(world.disk).update(world.metadata_files())
+    world.clock.advance(HOUR)
+    await world.upkeep()
+    assert [one for one in versions if one not in world.metadata_files()] == []
+
+
 async def test_hazard_23_what_another_name_points_to_is_no_left_over() -> None:
     """Both go on from one file: each finds the other's in its place, of a version of its own history."""
     world = World()

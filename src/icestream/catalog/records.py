@@ -30,6 +30,7 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):
     version: int  # its number
     binding: Binding | None = None
     removals: Removals = ()
+    is_registered: bool = False  # files beside those of its history may have been the table once (upkeep/leftovers.py)
 
 
 class ViewRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="view"):

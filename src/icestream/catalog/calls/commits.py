@@ -80,7 +80,8 @@ class Judged(NamedTuple):
     def change(self, location: str) -> Change:
         """With its new file."""
         loaded, outcome = self.loaded, self.outcome
-        record = commits.record_of(outcome, outcome.table.uuid or "", location, self.version)
+        uuid, is_registered = outcome.table.uuid or "", loaded is not None and loaded.record.is_registered
+        record = commits.record_of(outcome, uuid, location, self.version, is_registered=is_registered)
         entry, was_bound = (loaded.entry, loaded.record.binding) if loaded else (None, None)
         return Change(self.identifier, entry, record, was_bound, outcome.is_round, self.namespace)
 

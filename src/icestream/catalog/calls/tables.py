@@ -106,7 +106,8 @@ class Tables:
             relations.check_registrable(table.uuid, bound)
             places = metadata_file.places(table.location, table.properties)
             await self._steps.documents.make_durable([location, *places])
-            record = TableRecord(table.uuid or "", location, metadata_file.version_of(location))
+            version = metadata_file.version_of(location)
+            record = TableRecord(table.uuid or "", location, version, is_registered=True)
             if entry is None:
                 planned = relations.create(identifier, record, namespace, entry)
             else:

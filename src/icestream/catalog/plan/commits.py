@@ -33,8 +33,8 @@ class Change(NamedTuple):
     namespace: Entry | None = None  # of a table that is created
 
 
-def record_of(outcome: Outcome, uuid: str, location: str, version: int) -> TableRecord:
-    return TableRecord(uuid, location, version, outcome.binding, outcome.removals)
+def record_of(outcome: Outcome, uuid: str, location: str, version: int, *, is_registered: bool = False) -> TableRecord:
+    return TableRecord(uuid, location, version, outcome.binding, outcome.removals, is_registered)
 
 
 class Lease(NamedTuple):

@@ -9,7 +9,8 @@ Such a file was written by this catalog, is old enough, and is of a version of t
 
 It is looked for once in the life of a process, an hour after its start, because only a crash leaves one; and only where
 the table's place was made by this catalog: elsewhere other catalogs may write. Nor where two tables live in one place
-(a file registered under a second name): one's left-over may be the other.
+(a file registered under a second name): one's left-over may be the other. Nor of a table that was registered, also in
+place of itself: its history may begin again at an older file, and those that came after that one have been the table.
 """
 
 from __future__ import annotations
@@ -47,15 +48,19 @@ class Leftovers:
             for key, entry in page:
                 record = records.decode_relation(key, entry)
                 yield
-                if isinstance(record, TableRecord):
-                    async for _ in self._looked_at(record, now_ms, tables_in):
-                        yield
+                if isinstance(record, TableRecord) and not record.is_registered:
+                    try:
+                        async for _ in self._looked_at(record, now_ms, tables_in):
+                            yield
+                    except (errors.PersistentStorageError, errors.InvalidInput) as error:  # then nothing is known
+                        words = {"table": str(keys.identifier_of(key)), "reason": str(error)}
+                        _log.warning("left-overs of a table that cannot be read stay", **words)
 
     async def _looked_at(self, record: TableRecord, now_ms: int, tables_in: Counter[str]) -> AsyncIterator[None]:
         try:
             table = await self._documents.read_table(record.location)
-        except errors.PersistentStorageError:
-            return  # gone meanwhile, or not readable: then nothing is known
+        except errors.MetadataFileMissing:
+            return  # gone meanwhile
         home = normal(table.location)
         where = normal(metadata_file.directory(table.location, table.properties))
         if not home.endswith(f"-{record.uuid}") or not is_inside(where, home) or tables_in[where] > 1:
