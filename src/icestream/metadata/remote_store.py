@@ -6,6 +6,8 @@ under way has a name of its own: a name has one command at a time. Reads are ask
 
     no link       calls wait for the broker, METADATA_REMOTE_SECONDS_MAX at most; before the first link: NotReady
     no answer     in that time a write that was sent has an unknown outcome, one that was not is refused
+    link lost     under a write: it may have been carried out, so from then on no refusal is believed, for it is of the
+                  next try only (a full disk, say, is found before anybody looks for repeats); asked again (hazard 13)
 
 A watch goes on behind the last revision that it told; what it may have missed meanwhile it is told, or to read again.
 """
@@ -32,6 +34,7 @@ from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import Randomness
 
 Found = TypeVar("Found")
+_AWAY: Final = (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady)
 _answers: Final = msgspec.msgpack.Decoder(cmd.Answer)
 
 
@@ -115,7 +118,7 @@ class RemoteStore(MetadataStore):
         self._check_open()
         if not self._keeper.links_opened:
             raise errors.NotReady("the broker was not reached yet", hint="wait until the store is ready")
-        was_sent = False
+        was_sent = may_be_done = False
         scope = asyncio.timeout(limits.METADATA_REMOTE_SECONDS_MAX)
         try:
             async with scope:
@@ -126,8 +129,11 @@ class RemoteStore(MetadataStore):
                     try:
                         was_sent = True
                         return await self._keeper.call(method, arguments)
-                    except (errors.ConnectionLost, errors.ShuttingDown, errors.NotReady):
-                        await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
+                    except errors.IcestreamError as error:
+                        may_be_done |= is_write and isinstance(error, errors.ConnectionLost)
+                        if not (may_be_done or isinstance(error, _AWAY)):
+                            raise
+                    await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
         except TimeoutError:
             if was_sent and is_write:
                 raise errors.OutcomeUnknown(

@@ -118,6 +118,38 @@ async def test_a_broker_that_stays_away_leaves_a_write_unknown_and_refuses_a_rea
         assert await within(store.put("/b", b"")) > 0
 
 
+@pytest.mark.parametrize("refusal", [errors.DiskFull, errors.InFlightFull, errors.LogStopped, errors.InvalidInput])
+async def test_hazard_13_a_refusal_behind_a_try_that_was_lost_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: type[errors.IcestreamError]
+) -> None:
+    """The first try was carried out: whoever hears "refused" removes the files of a commit that landed."""
+    held = HeldStore()
+    path = tmp_path / "broker.sock"
+    async with local_broker(path, held) as broker, kept_link(path) as keeper:
+        store = await remote(keeper)
+        allocating = asyncio.ensure_future(store.allocate_id("x"))
+        await within(held.arrived.wait())
+        await broker.go_away()
+        held.refusals = [refusal("not now")] * 2
+        held.hold = False
+        await broker.listen()
+        assert await within(allocating) == 1, "the refusals are over, and the answer is that of the first try"
+        held.refusals = [refusal("not now")]
+        with pytest.raises(refusal):
+            await within(store.allocate_id("x"))  # and the answer to a first try is believed
+
+        monkeypatch.setattr(limits, "METADATA_REMOTE_SECONDS_MAX", 0.3)
+        held.arrived.clear()
+        held.hold = True
+        writing = asyncio.ensure_future(store.put("/a", b""))
+        await within(held.arrived.wait())
+        await broker.go_away()
+        held.refusals = [refusal("not now")] * 1_000
+        await broker.listen()
+        with pytest.raises(errors.OutcomeUnknown):
+            await within(writing)
+
+
 async def test_before_the_first_link_every_call_says_so(tmp_path: Path) -> None:
     store = RemoteStore(LinkKeeper(tmp_path / "none", "test", SystemClock()), SystemClock(), SystemRandomness())
     with pytest.raises(errors.NotReady):
@@ -254,8 +286,11 @@ class HeldStore(MemoryStore):
         super().__init__()
         self.hold = True
         self.arrived = asyncio.Event()
+        self.refusals: list[errors.IcestreamError] = []  # of the next tries, before anything is looked at
 
     async def submit(self, command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
+        if self.refusals:
+            raise self.refusals.pop()
         answer = await super().submit(command, client, sequence)
         if self.hold and client:
             self.arrived.set()
