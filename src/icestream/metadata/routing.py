@@ -7,6 +7,10 @@ nobody leads, or the lead was lost on the way: the same command, under the same 
 
 refused by the leader (full, too large)   raised, when no earlier try can have been carried out
 no answer in METADATA_REMOTE_SECONDS_MAX  OutcomeUnknown when any try may have been carried out, else NotReady
+this node stops, or is closed             the same, at once: what it says of itself is nothing about the command
+
+A try that was sent and not answered may have been carried out, and so was one that the leader calls done while the
+state here does not have it: from then on nothing but an answer is known, and no error is told but OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -68,36 +72,54 @@ class Routing:
         async with self._renewals:
             return await self._until_known(partial(self._try_renewal, key, revision))
 
-    async def _until_known(self, attempt: Callable[[], Awaitable[Found]]) -> Found:
-        start_ns = self._clock.monotonic_ns()
-        last_ns = start_ns + int(limits.METADATA_REMOTE_SECONDS_MAX * 1e9)
+    async def _until_known(self, attempt: Callable[[int], Awaitable[Found]]) -> Found:
+        """Each attempt is told until when anybody waits for it."""
+        last_ns = self._clock.monotonic_ns() + int(limits.METADATA_REMOTE_SECONDS_MAX * 1e9)
         may_be_done = False
         while True:
             try:
-                return await attempt()
+                return await attempt(last_ns)
             except (errors.OutcomeUnknown, errors.ConnectionLost):
                 may_be_done = True
             except (errors.NotReady, errors.ShuttingDown):
                 pass  # nobody has taken it
-            except errors.Refused:
+            except errors.IcestreamError:
                 if not may_be_done:
                     raise
             if self._clock.monotonic_ns() >= last_ns:
                 raise _given_up(may_be_done=may_be_done)
-            await self._node.until(lambda: bool(self._node.leader), limits.METADATA_TICK_SECONDS)
-            await self._clock.sleep(limits.METADATA_FORWARD_RETRY_SECONDS)
+            await self._until_led(may_be_done=may_be_done)
 
-    async def _try(self, command: cmd.Command, client: bytes, sequence: int) -> cmd.Answer:
-        node = self._node
-        if node.leads:
+    async def _until_led(self, *, may_be_done: bool) -> None:
+        """Or for a moment."""
+        try:
+            await self._node.until(lambda: bool(self._node.leader), limits.METADATA_TICK_SECONDS)
+        except errors.IcestreamError as stopped:
+            if may_be_done:
+                raise _unknown(stopped.message) from stopped
+            raise
+        await self._clock.sleep(limits.METADATA_FORWARD_RETRY_SECONDS)
+
+    async def _try(self, command: cmd.Command, client: bytes, sequence: int, last_ns: int) -> cmd.Answer:
+        if self._node.leads:
             return await self._ways.propose(command, client, sequence)
         envelope = cmd.Envelope(cmd.VERSION, client, sequence, 0, command)
         answer = await self._ways.forward(self._other_leader(), cmd.encode_envelope(envelope))
         if isinstance(answer, cmd.Done):
-            await node.until(lambda: node.machine.revision >= answer.revision)
+            await self._until_here(answer.revision, last_ns)
         return answer
 
-    async def _try_renewal(self, key: str, revision: int) -> bool:
+    async def _until_here(self, revision: int, last_ns: int) -> None:
+        """What the leader has done is in the state of this node. Time passes for a node among others: it ticks."""
+        node, now_ns = self._node, self._clock.monotonic_ns
+        try:
+            await node.until(lambda: node.machine.revision >= revision or now_ns() >= last_ns)
+        except errors.IcestreamError as stopped:
+            raise _unknown(stopped.message) from stopped
+        if node.machine.revision < revision:
+            raise _unknown("the leader has done it, and this node did not hear of it in time")
+
+    async def _try_renewal(self, key: str, revision: int, last_ns: int) -> bool:
         if self._node.leads:
             return await self._ways.renew_here(key, revision)
         return await self._ways.forward_renewal(self._other_leader(), key, revision)
@@ -110,5 +132,9 @@ class Routing:
 
 def _given_up(*, may_be_done: bool) -> errors.IcestreamError:
     if may_be_done:
-        return errors.OutcomeUnknown("no leader confirmed it in time", hint=UNKNOWN_HINT)
+        return _unknown("no leader confirmed it in time")
     return errors.NotReady("no node leads", hint="most of the voters must be up and reach each other")
+
+
+def _unknown(why: str) -> errors.OutcomeUnknown:
+    return errors.OutcomeUnknown(why, hint=UNKNOWN_HINT)

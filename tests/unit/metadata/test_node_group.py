@@ -354,6 +354,80 @@ async def test_a_leader_without_a_majority_steps_down_and_says_unknown_not_faile
     assert len(group.states()) == 1
 
 
+async def test_a_write_that_the_leader_has_done_is_unknown_when_this_node_stops_before_it_hears_of_it(
+    group: NodeGroup,
+) -> None:
+    follower = group.followers[0]
+    group.hold = lambda sender, message: message.to == follower.node.id
+    writing = asyncio.ensure_future(follower.put("/a", b""))
+    for _ in range(6):
+        await group.tick()
+    assert group.led.node.machine.get("/a") is not None
+    assert not writing.done()
+    follower.node.fail(errors.LogStopped("its disk failed"))
+    with pytest.raises(errors.OutcomeUnknown):
+        await group.do(writing)
+
+
+async def test_a_write_that_the_leader_has_done_waits_for_this_node_no_longer_than_any_other(
+    group: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "METADATA_REMOTE_SECONDS_MAX", 1.0)
+    follower = group.followers[0]
+    group.hold = lambda sender, message: message.to == follower.node.id
+    begun_ns = group.clock.monotonic_ns()
+    with pytest.raises(errors.OutcomeUnknown):
+        await group.do(follower.put("/a", b""))
+    assert group.led.node.machine.get("/a") is not None
+    assert group.clock.monotonic_ns() - begun_ns < 2e9
+
+
+async def test_a_write_whose_answers_were_lost_is_unknown_when_this_node_stops(group: NodeGroup) -> None:
+    follower = group.followers[0]
+    group.lose_answers = 1_000
+    writing = asyncio.ensure_future(follower.put("/a", b""))
+    await group.until(lambda: group.forwarded > 1)
+    follower.node.fail(errors.LogStopped("its disk failed"))
+    with pytest.raises(errors.OutcomeUnknown):
+        await group.do(writing)
+
+
+async def test_hazard_13_what_a_leader_says_of_itself_is_no_answer_to_a_write_that_may_be_done(
+    group: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try was carried out, the next ones meet a leader that stops, or is closed."""
+    await group.settle()
+    follower, leader, reasons = (
+        group.followers[0],
+        group.led,
+        [errors.LogStopped("stopped"), errors.LogClosed("closed")],
+    )
+    real = leader.propose
+
+    async def propose(command: cmd.Command, client: bytes = b"", sequence: int = 0) -> cmd.Answer:
+        if group.forwarded > 1 and reasons:
+            raise reasons.pop()
+        return await real(command, client, sequence)
+
+    monkeypatch.setattr(leader, "propose", propose)
+    group.lose_answers = 1
+    assert await group.do(follower.allocate_id("x")) == 1
+    assert group.forwarded == 4
+    reasons.append(errors.LogStopped("stopped"))
+    assert isinstance(await group.outcome(follower.allocate_id("x")), errors.LogStopped), "a first try"
+
+
+async def test_a_write_that_nobody_can_have_taken_is_refused_when_this_node_stops(group: NodeGroup) -> None:
+    follower = group.followers[0]
+    group.cuts = {(follower.node.id, 0), (0, follower.node.id)}
+    await group.until(lambda: not follower.node.leader)
+    writing = asyncio.ensure_future(follower.put("/a", b""))
+    await group.tick()
+    follower.node.fail(errors.LogStopped("its disk failed"))
+    with pytest.raises(errors.LogStopped):
+        await group.do(writing)
+
+
 async def test_a_refusal_of_the_leader_is_the_answer(group: NodeGroup) -> None:
     with pytest.raises(errors.MessageTooLarge):
         await group.do(group.led.put("/a", bytes(63_000)))
