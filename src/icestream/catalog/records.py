@@ -88,12 +88,14 @@ class LeaseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a request that named itself: done, or the error that ended it."""
+    """What became of a request that named itself (requests.py): done, or the error that ended it."""
 
     digest: str  # of what was asked
     code: str = ""
     message: str = ""
     hint: str = ""
+    uuids: list[str] = []  # of the tables, in the order of their names, or of the view that it answered with
+    removed: list[str] = []  # properties of a namespace that were there
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)

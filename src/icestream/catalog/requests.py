@@ -1,24 +1,48 @@
 """Requests that name themselves (Idempotency-Key): each is carried out once, and a repeat gets the same answer.
 
-The name is written in the transaction of the request itself, so it is there exactly when the request was done. An error
-that will not go away by itself is written down too; one that may (5xx) is not, and the next try is a real one.
+The name is written in the transaction of the request itself, so it is there exactly when the request was done. One that
+changes nothing writes its name alone, if what it was judged by is still there: a repeat that comes late would change
+something. An error that will not go away by itself is written down too; one that may (5xx) is not, and the next try is
+a real one.
+
+    {"digest": SHA-256 of what was asked, "code", "message", "hint"}     it ended with this error
+    {"digest", "uuids", "removed"}                                       it was done, and this is what its answer needs
+
+A repeat is answered with the tables or the view as they are now, if they are the same: by UUID.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.document.values import shown
+from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import RequestRecord
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+class Noted(NamedTuple):
+    """What the answer to a repeat needs to know."""
+
+    uuids: Sequence[str] = ()
+    removed: Sequence[str] = ()
+
+    def check(self, uuids: Sequence[str]) -> None:
+        """Of what is there now. Raises OutcomeUnknown when it is not what the request answered with."""
+        if [*uuids] != [*self.uuids]:
+            raise errors.OutcomeUnknown("it was done to another table or view of this name", hint=LOOK_FIRST)
+
+
+NOTHING_NOTED: Final = Noted()
 
 
 class RequestName:
@@ -30,27 +54,35 @@ class RequestName:
         self.key = keys.request_key(name)
         self.digest = hashlib.sha256(asked).hexdigest()
 
-    def added_to(self, planned: Planned) -> Planned:
+    def added_to(self, planned: Planned, noted: Noted) -> Planned:
         """The transaction that is done only if no other of this name was."""
-        record = cmd.PutWithTtl(self.key, records.encode(RequestRecord(self.digest)), limits.CATALOG_REQUEST_TTL_MS)
-        return planned.with_more([cmd.Absent(self.key)], [record])
+        return planned.with_more([cmd.Absent(self.key)], [self._put(noted)])
+
+    def alone(self, unchanged: Sequence[cmd.Compare], noted: Noted) -> Planned:
+        """For a request that changes nothing as long as this holds. The fence is the change itself."""
+        put = self._put(noted)
+        return Planned([*unchanged, cmd.Absent(self.key)], [put], self.key, 0, lambda now: now is not None, put)
+
+    def _put(self, noted: Noted) -> cmd.PutWithTtl:
+        record = RequestRecord(self.digest, uuids=[*noted.uuids], removed=[*noted.removed])
+        return cmd.PutWithTtl(self.key, records.encode(record), limits.CATALOG_REQUEST_TTL_MS)
 
 
 class Requests:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
-    async def was_done(self, request: RequestName) -> bool:
-        """Raises what ended it, if it ended so."""
+    async def done(self, request: RequestName) -> Noted | None:
+        """None: it was not. Raises what ended it, if it ended so."""
         entry = await self._store.get(request.key)
         if entry is None:
-            return False
+            return None
         record = records.decode(RequestRecord, request.key, entry)
         if record.digest != request.digest:
             raise errors.Contradiction("this Idempotency-Key was used for another request", hint="make a new key")
         if record.code:
             raise errors.BY_CODE.get(record.code, errors.InvalidInput)(record.message, hint=record.hint)
-        return True
+        return Noted(record.uuids, record.removed)
 
     async def note_error(self, request: RequestName, error: errors.IcestreamError) -> None:
         """It ends like this however often it is tried."""

@@ -25,7 +25,7 @@ from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import Change
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import TableRecord
-from icestream.catalog.requests import RequestName
+from icestream.catalog.requests import Noted, RequestName
 from icestream.catalog.table import commit, requirement, update
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import commit as topic_commit
@@ -142,8 +142,9 @@ class Commits:
                 judged = await self._judged(placed, commits.lease_epoch(lease))
             return await self._written(judged, placed, lease)
 
-        async def again() -> dict[Identifier, Committed]:
+        async def again(noted: Noted) -> dict[Identifier, Committed]:
             found = {identifier: await self.load(identifier) for identifier in asked}
+            noted.check([found[one].record.uuid for one in sorted(found)])
             return {identifier: Committed(one.state.location, one.state.table) for identifier, one in found.items()}
 
         return await self._steps.make([keys.relation_key(one) for one in asked], plan, request, again)
@@ -261,8 +262,11 @@ class Commits:
             location = locations.get(one.identifier) or (one.loaded.state.location if one.loaded else "")
             answer[one.identifier] = Committed(location, one.outcome.table, one.outcome.repeated)
         changes = [one.change(locations[one.identifier]) for one in judged if one.identifier in locations]
+        noted = Noted([answer[one].table.uuid or "" for one in sorted(answer)])
         if not changes:
-            return Step(None, answer)
+            read = [(one.identifier, one.loaded.entry) for one in judged if one.loaded]
+            unchanged = [cmd.AtRevision(keys.relation_key(name), entry.mod_revision) for name, entry in read]
+            return Step(None, answer, noted=noted, unchanged=unchanged)
         dropped = [
             name
             for one in judged
@@ -271,7 +275,8 @@ class Commits:
         ]
         planned = commits.commit(changes, lease)
         written = [*locations.values()]
-        return Step(planned, answer, written, dropped, self._was_done(changes[0]), self._remembering(planned, changes))
+        was_done, told = self._was_done(changes[0]), self._remembering(planned, changes)
+        return Step(planned, answer, written, dropped, was_done, told, noted=noted)
 
     def _remembering(self, planned: Planned, changes: Sequence[Change]) -> Callable[[int], None]:
         """What the next commit to these tables is judged by, as long as nobody else commits."""
@@ -316,10 +321,7 @@ class Commits:
             judged = Judged(identifier, loaded, None, await decide(loaded.state))
             return await self._written([judged], {identifier: Request((), ())}, None)
 
-        async def again() -> dict[Identifier, Committed]:
-            raise AssertionError("it has no name")
-
-        return (await self._steps.make([keys.relation_key(identifier)], plan, None, again))[identifier]
+        return (await self._steps.make([keys.relation_key(identifier)], plan))[identifier]
 
 
 def _references(judged: Judged, updates: Sequence[Object]) -> list[str]:

@@ -12,7 +12,8 @@ from icestream.catalog.identifier import Namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.namespaces import PropertyChanges
-from icestream.catalog.requests import RequestName
+from icestream.catalog.requests import Noted, RequestName
+from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 
@@ -53,7 +54,10 @@ class Namespaces:
             planned = namespaces.create(namespace, properties, new_id, found, parent)
             return Step(planned, dict(properties), is_once=True)
 
-        return await self._steps.make([key], plan, request, lambda: self.load(namespace))
+        async def again(_: Noted) -> dict[str, str]:
+            return dict(properties)
+
+        return await self._steps.make([key], plan, request, again)
 
     async def change_properties(
         self,
@@ -67,10 +71,13 @@ class Namespaces:
         async def plan() -> Step[PropertyChanges]:
             found = await self._store.get(key)
             planned, answer = namespaces.change_properties(namespace, updates, removals, found)
-            return Step(planned, answer, was_done=self._were_changed(namespace, found))
+            was_done, noted = self._were_changed(namespace, found), Noted(removed=answer.removed)
+            unchanged = [cmd.HasValue(key, found.value)] if found else []
+            return Step(planned, answer, was_done=was_done, noted=noted, unchanged=unchanged)
 
-        async def again() -> PropertyChanges:
-            return PropertyChanges([*updates], [*removals], [])
+        async def again(noted: Noted) -> PropertyChanges:
+            missing = [name for name in dict.fromkeys(removals) if name not in noted.removed]
+            return PropertyChanges([*updates], [*noted.removed], missing)
 
         return await self._steps.make([key], plan, request, again)
 
@@ -93,7 +100,7 @@ class Namespaces:
             planned = namespaces.drop(namespace, found, await self._is_empty(namespace))
             return Step(planned, None, is_once=True)  # the one that is there has an id of its own
 
-        async def again() -> None:
+        async def again(_: Noted) -> None:
             return None
 
         await self._steps.make([key], plan, request, again)

@@ -12,7 +12,7 @@ from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.identifier import Identifier, Namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
-from icestream.catalog.requests import RequestName
+from icestream.catalog.requests import Noted, RequestName
 from icestream.metadata.entry import Entry
 
 Document = TypeVar("Document")
@@ -83,7 +83,7 @@ class Relations:
             planned = relations.rename(source, target, kind, entry, namespace, there, is_forced)
             return Step(planned, None, was_done=self.was_dropped(source, entry))
 
-        async def again() -> None:
+        async def again(_: Noted) -> None:
             return None
 
         turns = [keys.relation_key(source), keys.relation_key(target)]

@@ -20,9 +20,10 @@ from icestream import errors, limits
 from icestream.catalog.documents import Documents
 from icestream.catalog.mover import LOOK_FIRST, Mover
 from icestream.catalog.plan.planned import Moved, Planned
-from icestream.catalog.requests import RequestName, Requests
+from icestream.catalog.requests import NOTHING_NOTED, Noted, RequestName, Requests
 from icestream.catalog.turns import Turns
 from icestream.catalog.upkeep.retired import Retired
+from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 
@@ -33,13 +34,19 @@ Answer = TypeVar("Answer")
 class Step(Generic[Answer]):
     """What one attempt comes to."""
 
-    planned: Planned | None  # None: there is nothing to change
+    planned: Planned | None  # None: there is nothing to change, as long as `unchanged` holds
     answer: Answer
     written: Sequence[str] = ()  # files that only this transaction points to
     dropped: Sequence[str] = ()  # files that nothing names when it is done: they go later
     was_done: Callable[[], Awaitable[bool]] | None = None  # None: nobody can tell
     told: Callable[[int], None] | None = None  # of the revision, when it is done and known
     is_once: bool = False
+    noted: Noted = NOTHING_NOTED  # for a repeat, when the request has a name
+    unchanged: Sequence[cmd.Compare] = ()
+
+
+Plan = Callable[[], Awaitable[Step[Answer]]]
+Again = Callable[[Noted], Awaitable[Answer]]
 
 
 class Steps:
@@ -58,42 +65,53 @@ class Steps:
     async def make(
         self,
         turns: Sequence[str],
-        plan: Callable[[], Awaitable[Step[Answer]]],
-        request: RequestName | None,
-        again: Callable[[], Awaitable[Answer]],
+        plan: Plan[Answer],
+        request: RequestName | None = None,
+        again: Again[Answer] | None = None,
     ) -> Answer:
-        """`turns`: the keys that it changes. `again`: what a repeat of a request that was done is answered."""
+        """`turns`: the keys that it changes. `again`: what a repeat of a request that was done is answered; whoever
+        takes requests with names has it."""
         async with self._turns.of(turns if request is None else (*turns, request.key)):
-            if request is None:
-                return await self._make(plan, None, again)
+            if request is None or again is None:
+                return await self._make(plan)
             try:
-                return await self._make(plan, request, again)
+                return await self._make_once(plan, request, again)
             except (errors.InvalidInput, errors.MetadataFileMissing) as error:
                 await self._requests.note_error(request, error)
                 raise
 
-    async def _make(
-        self,
-        plan: Callable[[], Awaitable[Step[Answer]]],
-        request: RequestName | None,
-        again: Callable[[], Awaitable[Answer]],
-    ) -> Answer:
+    async def _make(self, plan: Plan[Answer]) -> Answer:
         for _ in range(limits.CATALOG_ATTEMPTS_MAX):
-            if request is not None and await self._requests.was_done(request):
-                return await again()
             step = await plan()
-            if step.planned is None:
+            if step.planned is None or await self._move(step, step.planned):
                 return step.answer
-            if await self._move(step, step.planned, request):
-                self.retired.add(step.dropped, self.now_ms())
-                return step.answer
-        raise errors.CommitConflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times", hint="try again")
+        raise _overtaken()
 
-    async def _move(self, step: Step[Answer], planned: Planned, request: RequestName | None) -> bool:
-        try:
-            moved = await self._mover.move(
-                planned if request is None else request.added_to(planned).checked(), step.told
+    async def _make_once(self, plan: Plan[Answer], request: RequestName, again: Again[Answer]) -> Answer:
+        for _ in range(limits.CATALOG_ATTEMPTS_MAX):
+            noted = await self._requests.done(request)
+            if noted is not None:
+                return await _answered(again, noted)
+            step = await plan()
+            planned = (
+                request.alone(step.unchanged, step.noted)
+                if step.planned is None
+                else request.added_to(step.planned, step.noted)
             )
+            if await self._move(step, planned, request):
+                return step.answer
+        raise _overtaken()
+
+    async def _move(self, step: Step[Answer], planned: Planned, request: RequestName | None = None) -> bool:
+        """Whether it was done."""
+        is_done = await self._moved(step, planned, request)
+        if is_done:
+            self.retired.add(step.dropped, self.now_ms())
+        return is_done
+
+    async def _moved(self, step: Step[Answer], planned: Planned, request: RequestName | None) -> bool:
+        try:
+            moved = await self._mover.move(planned if request is None else planned.checked(), step.told)
         except (errors.Refused, errors.InvalidInput):
             await self.take_back(step.written)
             raise
@@ -108,7 +126,7 @@ class Steps:
         the table that is gone, or of the store that is away, as if nothing had been done."""
         try:
             if request is not None:  # written in the same transaction
-                was_done = await self._requests.was_done(request)
+                was_done = await self._requests.done(request) is not None
             elif step.is_once:
                 return False
             elif step.was_done is None:
@@ -128,3 +146,19 @@ class Steps:
     async def take_back(self, written: Sequence[str]) -> None:
         for location in written:
             await self.documents.forget(location)
+
+
+async def _answered(again: Again[Answer], noted: Noted) -> Answer:
+    """A repeat of a request that was done. Whatever became of it since, nobody is told that it had failed."""
+    try:
+        return await again(noted)
+    except errors.OutcomeUnknown:
+        raise
+    except errors.IcestreamError as error:
+        raise errors.OutcomeUnknown(
+            f"it was done, and what it made cannot be shown: {error.message}", hint=LOOK_FIRST
+        ) from error
+
+
+def _overtaken() -> errors.CommitConflict:
+    return errors.CommitConflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times", hint="try again")

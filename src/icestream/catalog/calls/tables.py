@@ -9,14 +9,14 @@ from icestream.catalog import keys, metadata_file
 from icestream.catalog.calls.commits import Commits, Committed
 from icestream.catalog.calls.namespaces import Page
 from icestream.catalog.calls.relations import Relations
-from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.calls.steps import Again, Step, Steps
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier, Namespace
 from icestream.catalog.location import allowed, for_new
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import TableRecord
-from icestream.catalog.requests import RequestName
+from icestream.catalog.requests import Noted, RequestName
 from icestream.catalog.table.creation import new_table
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import properties
@@ -68,9 +68,17 @@ class Tables:
             (location,) = await self._commits.write_all([(made, 0)])
             record = TableRecord(uuid, location, 0)
             planned = relations.create(identifier, record, namespace, entry)
-            return Step(planned, Committed(location, made), [location], is_once=True)
+            return Step(planned, Committed(location, made), [location], is_once=True, noted=Noted([uuid]))
 
-        return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
+        return await self._steps.make([keys.relation_key(identifier)], plan, request, self._again(identifier))
+
+    def _again(self, identifier: Identifier) -> Again[Committed]:
+        async def again(noted: Noted) -> Committed:
+            found = await self.load(identifier)
+            noted.check([found.table.uuid or ""])
+            return found
+
+        return again
 
     def _new(self, identifier: Identifier, asked: Object) -> Table:
         given_properties = values.optional_text_map(asked, "properties")
@@ -114,9 +122,10 @@ class Tables:
                 planned = relations.overwrite(identifier, record, entry)
             key = keys.purge_key(record.uuid)
             planned = relations.rescued(planned, key, await self._steps.store.get(key))
-            return Step(planned, Committed(location, table), is_once=not is_overwriting)
+            noted = Noted([record.uuid])
+            return Step(planned, Committed(location, table), is_once=not is_overwriting, noted=noted)
 
-        return await self._steps.make([keys.relation_key(identifier)], plan, request, lambda: self.load(identifier))
+        return await self._steps.make([keys.relation_key(identifier)], plan, request, self._again(identifier))
 
     async def drop(
         self,
@@ -137,7 +146,7 @@ class Tables:
             first[:] = [record.uuid]
             return Step(planned, None, was_done=self._relations.was_dropped(identifier, entry))
 
-        async def again() -> None:
+        async def again(_: Noted) -> None:
             return None
 
         await self._steps.make([keys.relation_key(identifier)], plan, request, again)

@@ -194,10 +194,7 @@ class Topics:
             done = Done(found.consequence, Committed(place, outcome.table))
             return Step(planned.checked(), done, [place], is_once=True)
 
-        async def again() -> Done:
-            raise AssertionError("it has no name")
-
-        return await self._steps.make([keys.relation_key(table)], plan, None, again)
+        return await self._steps.make([keys.relation_key(table)], plan)
 
     async def _lost(self, log: TopicLog) -> tuple[Identifier, Former, tuple[Entry, TableRecord, Entry]] | None:
         """The topic's table, if it has one on paper and its metadata file is gone. One that is there is refused."""

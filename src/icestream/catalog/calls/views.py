@@ -9,7 +9,7 @@ from icestream import errors
 from icestream.catalog import keys, metadata_file
 from icestream.catalog.calls.namespaces import Page
 from icestream.catalog.calls.relations import Relations
-from icestream.catalog.calls.steps import Step, Steps
+from icestream.catalog.calls.steps import Plan, Step, Steps
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier, Namespace
@@ -17,18 +17,16 @@ from icestream.catalog.location import allowed, for_new
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import ViewRecord
-from icestream.catalog.requests import RequestName
+from icestream.catalog.requests import Noted, RequestName
 from icestream.catalog.view.commit import commit, new_view
 from icestream.catalog.view.view import View
+from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
 
 class LoadedView(NamedTuple):
     location: str
     view: View
-
-
-Plan = Callable[[], Awaitable[Step[LoadedView]]]
 
 
 class Views:
@@ -80,7 +78,7 @@ class Views:
             relations.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)  # refused before it is written
             written = await self._steps.documents.write(made, made.properties, 0)
             planned = relations.create(identifier, ViewRecord(uuid, written, 0), namespace, entry)
-            return Step(planned, LoadedView(written, made), [written], is_once=True)
+            return Step(planned, LoadedView(written, made), [written], is_once=True, noted=Noted([uuid]))
 
         return await self._make(identifier, plan, request)
 
@@ -94,15 +92,17 @@ class Views:
         async def plan() -> Step[LoadedView]:
             entry, record, found = await self._load(identifier)
             made = commit(found.view, requirements, updates, self._steps.now_ms())
+            noted = Noted([record.uuid])
             if made is found.view:
-                return Step(None, found)
+                read = cmd.AtRevision(keys.relation_key(identifier), entry.mod_revision)
+                return Step(None, found, noted=noted, unchanged=[read])
             if made.location != found.view.location:
                 allowed(made.location, self._roots)
             written = await self._steps.documents.write(made, made.properties, record.version + 1)
             after = ViewRecord(record.uuid, written, record.version + 1)
             moved = relations.moved(identifier, entry, after)
             was_done = self._was_replaced(identifier, entry, after)
-            return Step(moved.checked(), LoadedView(written, made), [written], was_done=was_done)
+            return Step(moved.checked(), LoadedView(written, made), [written], was_done=was_done, noted=noted)
 
         return await self._make(identifier, plan, request)
 
@@ -129,7 +129,7 @@ class Views:
             await self._steps.documents.make_durable([location])
             record = ViewRecord(view.uuid, location, metadata_file.version_of(location))
             planned = relations.create(identifier, record, namespace, entry)
-            return Step(planned, LoadedView(location, view), is_once=True)
+            return Step(planned, LoadedView(location, view), is_once=True, noted=Noted([view.uuid]))
 
         return await self._make(identifier, plan, request)
 
@@ -139,11 +139,15 @@ class Views:
             was_done = self._relations.was_dropped(identifier, entry)
             return Step(relations.drop_view(identifier, entry), None, was_done=was_done)
 
-        async def again() -> None:
+        async def again(_: Noted) -> None:
             return None
 
         await self._steps.make([keys.relation_key(identifier)], plan, request, again)
 
-    async def _make(self, identifier: Identifier, plan: Plan, request: RequestName | None) -> LoadedView:
-        turns = [keys.relation_key(identifier)]
-        return await self._steps.make(turns, plan, request, lambda: self.load(identifier))
+    async def _make(self, identifier: Identifier, plan: Plan[LoadedView], request: RequestName | None) -> LoadedView:
+        async def again(noted: Noted) -> LoadedView:
+            found = await self.load(identifier)
+            noted.check([found.view.uuid])
+            return found
+
+        return await self._steps.make([keys.relation_key(identifier)], plan, request, again)
