@@ -118,6 +118,46 @@ async def test_we_change_drop_and_list_their_table(pair: tuple[Settings, Any]) -
     await ours.close()
 
 
+# As Java's catalog makes it unless `jdbc.schema-version` is V1.
+FIRST_SCHEMA = """
+CREATE TABLE iceberg_tables (catalog_name VARCHAR(255) NOT NULL, table_namespace VARCHAR(255) NOT NULL,
+    table_name VARCHAR(255) NOT NULL, metadata_location VARCHAR(1000), previous_metadata_location VARCHAR(1000),
+    PRIMARY KEY (catalog_name, table_namespace, table_name))
+"""
+
+
+async def test_a_catalog_of_the_first_schema_is_used_as_it_is(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """It has no column that tells tables from views. One that is brought up to date meanwhile is used on."""
+    import psycopg
+
+    server, database = request.getfixturevalue("postgres_server"), new_name()
+    login = {"host": "127.0.0.1", "port": server.port, "user": postgresql.USER, "password": postgresql.PASSWORD}
+    with psycopg.connect(dbname=postgresql.DATABASE, autocommit=True, **login) as connection:
+        connection.execute(f"CREATE DATABASE {database}")
+    uri = server.uri.replace(postgresql.DATABASE, database)
+    settings = settings_of(*sql_flags(uri), f"data_dir={tmp_path}", f"{CATALOG}.name=old")
+    with psycopg.connect(dbname=database, autocommit=True, **login) as connection:
+        connection.execute(FIRST_SCHEMA)
+        ours = open_catalog(settings)
+        table, theirs, moved = (Identifier(("ns",), name) for name in ("ours", "theirs", "moved"))
+        await ours.create_namespace(("ns",), {"team": "a"})
+        made = await ours.create(table, ASKED)
+        row = "INSERT INTO iceberg_tables VALUES ('old', 'ns', 'theirs', %s, NULL)"
+        connection.execute(row, [made.metadata_location])
+        assert await ours.list_tables(("ns",)) == [table, theirs]
+        updates = [{"action": "set-properties", "updates": {"a": "1"}}]
+        assert isinstance(await ours.commit(theirs, TableChange([], updates)), Done)
+        await ours.rename(theirs, moved)
+        assert (await ours.load(moved)).metadata["properties"]["a"] == "1"
+        connection.execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")
+        await ours.drop(moved)
+        again = open_catalog(settings)
+        assert await again.list_tables(("ns",)) == [table]
+        await again.drop(table)
+    for one in (ours, again):
+        await one.close()
+
+
 async def test_a_table_of_others_makes_its_namespace(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """In PostgreSQL a table may stand in a namespace that nobody made."""
     import psycopg

@@ -3,6 +3,9 @@
     iceberg_tables                  catalog_name, table_namespace, table_name | metadata_location, iceberg_type, …
     iceberg_namespace_properties    catalog_name, namespace, property_key | property_value
 
+`iceberg_type` came with the second version of the schema (V1); Java's catalog makes tables without it (V0) unless it is
+told otherwise. Both are used as they are found: without the column there are no views, and every row is a table.
+
 A namespace is its levels joined by dots, so a level has none. It exists when it has a property (`exists` at least), a
 table, or a namespace inside: others make tables without looking, and may do so while we drop their namespace. Each
 change is one statement, which commits by itself; one that got no answer may have been carried out.
@@ -40,7 +43,13 @@ _NAMESPACES: Final = (
     "SELECT namespace AS name FROM iceberg_namespace_properties WHERE catalog_name = %s "
     "UNION SELECT table_namespace FROM iceberg_tables WHERE catalog_name = %s"
 )
-_IS_TABLE: Final = "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)"
+# What stands in statements for `{is_table}` and so on: with the column, and without.
+_TYPED: Final = {
+    "is_table": "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)",
+    "type_column": ", iceberg_type",
+    "type_value": ", 'TABLE'",
+}
+_UNTYPED: Final = {"is_table": "TRUE", "type_column": "", "type_value": ""}
 _NAME: Final = "catalog_name = %s AND table_namespace = %s AND table_name = %s"
 
 
@@ -59,6 +68,7 @@ class SqlPointers:
     def __init__(self, options: SqlOptions) -> None:
         self._options = options
         self._connection: AsyncConnection[Any] | None = None
+        self._words = _TYPED
         self._using = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -95,7 +105,8 @@ class SqlPointers:
         values = [
             part for name, value in given.items() for part in (self._options.catalog, joined(namespace), name, value)
         ]
-        query = f"INSERT INTO iceberg_namespace_properties VALUES {', '.join([row] * len(given))}"
+        columns = "catalog_name, namespace, property_key, property_value"
+        query = f"INSERT INTO iceberg_namespace_properties ({columns}) VALUES {', '.join([row] * len(given))}"
         if not await self._changed(query, values, "Namespace", joined(namespace)):
             raise errors.AlreadyExists(f"Namespace already exists: {joined(namespace)}")
 
@@ -117,7 +128,7 @@ class SqlPointers:
     async def list_tables(self, namespace: Namespace) -> list[Identifier]:
         await self.load_namespace(namespace)
         rows = await self._rows(
-            f"SELECT table_name FROM iceberg_tables WHERE catalog_name = %s AND table_namespace = %s AND {_IS_TABLE} "
+            "SELECT table_name FROM iceberg_tables WHERE catalog_name = %s AND table_namespace = %s AND {is_table} "
             "ORDER BY table_name",
             [self._options.catalog, joined(namespace)],
         )
@@ -125,7 +136,7 @@ class SqlPointers:
 
     async def find(self, identifier: Identifier) -> Pointer:
         rows = await self._rows(
-            f"SELECT metadata_location FROM iceberg_tables WHERE {_NAME} AND {_IS_TABLE}", self._named(identifier)
+            f"SELECT metadata_location FROM iceberg_tables WHERE {_NAME} AND {{is_table}}", self._named(identifier)
         )
         if not rows or rows[0][0] is None:
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
@@ -133,7 +144,8 @@ class SqlPointers:
 
     async def insert(self, identifier: Identifier, location: str, made: Table) -> None:
         await self._changed(
-            "INSERT INTO iceberg_tables VALUES (%s, %s, %s, %s, NULL, 'TABLE')",
+            "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location{type_column}) "
+            "VALUES (%s, %s, %s, %s{type_value})",
             [*self._named(identifier), location],
             "Table",
             str(identifier),
@@ -148,13 +160,13 @@ class SqlPointers:
 
     async def remove(self, identifier: Identifier) -> None:
         if not await self._changed(
-            f"DELETE FROM iceberg_tables WHERE {_NAME} AND {_IS_TABLE}", self._named(identifier)
+            f"DELETE FROM iceberg_tables WHERE {_NAME} AND {{is_table}}", self._named(identifier)
         ):
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
 
     async def rename(self, source: Identifier, target: Identifier) -> None:
         done = await self._changed(
-            f"UPDATE iceberg_tables SET table_namespace = %s, table_name = %s WHERE {_NAME} AND {_IS_TABLE}",
+            f"UPDATE iceberg_tables SET table_namespace = %s, table_name = %s WHERE {_NAME} AND {{is_table}}",
             [joined(target.namespace), target.name, *self._named(source)],
             "Table",
             str(target),
@@ -194,7 +206,7 @@ class SqlPointers:
 
         async with self._using:
             connection = await self._connected()
-            running = asyncio.create_task(_execute(connection, query, values))
+            running = asyncio.create_task(_execute(connection, query.format(**self._words), values))
             try:
                 return await asyncio.shield(running)
             except psycopg.errors.UniqueViolation:
@@ -226,12 +238,14 @@ class SqlPointers:
                     await made.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
                     await made.execute(_TABLES)
                     await made.execute(_PROPERTIES)
+                columns = (await made.execute("SELECT * FROM iceberg_tables LIMIT 0")).description or ()
             except psycopg.Error as error:
                 found = _failure(error, options)
                 if isinstance(found, errors.StorageUnavailable):  # nothing was asked yet
                     raise errors.StorageUnavailable(found.message, hint=found.hint) from None
                 raise found from None
             self._connection = made
+            self._words = _TYPED if any(column.name == "iceberg_type" for column in columns) else _UNTYPED
         return self._connection
 
     def _abandon(self, connection: AsyncConnection[Any], running: asyncio.Task[Any]) -> None:
