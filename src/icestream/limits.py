@@ -552,6 +552,13 @@ MANIFEST_LAYOUTS_KEPT: Final = 2_048
 SNAPSHOT_AGE_MS: Final = 30 * 60_000
 SNAPSHOT_AGE_MS_MIN: Final = 10 * 60_000
 SNAPSHOTS_MAX: Final = 500
+# What snapshots held that have gone is kept in blocks of so many marks (docs/adr/0036): 3,072 of them, which is four
+# hours of commits every 5 s, and an hour every second. A topic with one shard takes 70 KB of the metadata store's
+# memory for it, once it has made so many. With many shards a block is full with so many ends of shards, 4 KB; then the
+# map is shorter, and 250 KB at most.
+SNAPSHOT_MARKS_PER_BLOCK: Final = 64
+SNAPSHOT_BLOCK_ENDS: Final = 1_024
+SNAPSHOT_BLOCKS_MAX: Final = 48
 # How far time travel reaches back by tags: two days by the hour, a month by the day.
 HOURLY_TAGS_MS_DEFAULT: Final = 48 * 3_600_000
 DAILY_TAGS_MS_DEFAULT: Final = 30 * 24 * 3_600_000

@@ -140,6 +140,18 @@ async def test_hazard_49_the_lake_process_wakes_for_it() -> None:
     await broker.shutdown()
 
 
+async def test_hazard_49_nothing_is_left_of_what_its_snapshots_held() -> None:
+    """Also of a topic whose table is in another catalog, of which ours knows nothing."""
+    world = Both()
+    broker = await world.start()
+    log = await world.log_of(broker)
+    await world.store.put(keys.open_marks_key(log.topic_id), b"marks")
+    await world.store.put(keys.open_marks_key(log.topic_id + 1), b"another topic's")
+    await broker.delete_topic(TOPIC)
+    assert [key for key, _ in await world.store.list_all(keys.MARKS)] == [keys.open_marks_key(log.topic_id + 1)]
+    await broker.shutdown()
+
+
 async def test_hazard_49_what_is_in_no_table_is_dropped_and_said_in_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

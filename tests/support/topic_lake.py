@@ -214,6 +214,10 @@ class TopicLake:
         """As another engine does: these are the files from now on."""
         return await self._commit(next(self._numbers), [], entries, operation, **summary)
 
+    async def expire(self, *snapshots: int) -> None:
+        gone = {"action": "remove-snapshots", "snapshot-ids": list(snapshots)}
+        await self.catalog.commits.commit(TABLE, Request([], [gone]))
+
     async def _commit(
         self, number: int, claims: list[Any], entries: Sequence[Any], operation: str, **summary: str
     ) -> int:

@@ -26,7 +26,7 @@ from icestream.broker.storage import PersistentStorage
 from icestream.catalog import keys as catalog_keys
 from icestream.catalog import records as catalog_records
 from icestream.catalog.records import LetGoRecord, TopicRecord
-from icestream.metadata.command import Absent, AtRevision, Compare, Delete, Operation, Put
+from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
 from icestream.model.topic_end import RestEnd, TableEnd
@@ -183,6 +183,7 @@ class TopicDeletion:
             operations: list[Operation] = [
                 Delete(records.deleted_topic_key(deleted.id)),
                 Delete(catalog_keys.parted_key(deleted.id)),
+                DeletePrefix(catalog_keys.marks_prefix(deleted.id)),
             ]
             compare: Compare = Absent(key)
             if entry is not None:

@@ -10,6 +10,8 @@
                                                      parted; written by the broker, as a deletion ends (hazard 49)
     /catalog/requests/{idempotency key}              RequestRecord, for a while
     /catalog/purges/{table uuid}                     PurgeRecord: files of a dropped table that are to go
+    /snapshots/{topic id}/open, /{slot}              blocks of marks: what snapshots held (snapshot_map.py); beside the
+                                                     others, so that who watches these is not told of each of them
     /pipeline/lease                                  LeaseRecord, written by the pipeline of a node on its own
     /pipeline/lease/{node}                           the same, by that of each node of a cluster
 
@@ -36,6 +38,7 @@ PURGES: Final = f"{ROOT}purges/"
 TOPICS: Final = f"{ROOT}topics/"
 BOUND: Final = f"{ROOT}bound/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
+MARKS: Final = "/snapshots/"
 LEASE: Final = "/pipeline/lease"
 _ESCAPED: Final = str.maketrans({"%": "%25", "/": "%2F", ":": "%3A"})
 
@@ -97,6 +100,18 @@ def parted_key(topic_id: int) -> str:
 
 def bound_key(uuid: str) -> str:
     return f"{BOUND}{uuid.lower()}"
+
+
+def marks_prefix(topic_id: int) -> str:
+    return f"{MARKS}{topic_id}/"
+
+
+def open_marks_key(topic_id: int) -> str:
+    return f"{marks_prefix(topic_id)}open"
+
+
+def marks_key(topic_id: int, number: int) -> str:
+    return f"{marks_prefix(topic_id)}{number % limits.SNAPSHOT_BLOCKS_MAX}"
 
 
 def request_key(request_id: str) -> str:

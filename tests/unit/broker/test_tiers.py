@@ -216,8 +216,14 @@ async def test_a_start_at_a_snapshot_is_behind_what_it_holds(tmp_path: Path) -> 
         reader = await subscribe(broker, f"s{snapshot}", start=Start(StartAt.SNAPSHOT, snapshot))
         await until(machine, 30 - first, reader.sink.got)
         assert reader.sink.offsets == list(range(first, 30))
-    with pytest.raises(errors.InvalidInput, match="no snapshot 77"):
+    with pytest.raises(errors.InvalidInput, match="no snapshot 77") as refused:
         await subscribe(broker, "none", start=Start(StartAt.SNAPSHOT, 77))
+    assert "start at a time or an offset" in str(refused.value.hint)
+    await machine.lake.expire(snapshots[0], snapshots[1])
+    for snapshot, first in ((snapshots[0], 5), (snapshots[1], 15)):
+        reader = await subscribe(broker, f"late {snapshot}", start=Start(StartAt.SNAPSHOT, snapshot))
+        await until(machine, 30 - first, reader.sink.got)
+        assert reader.sink.offsets == list(range(first, 30)), "a job that read it for an hour goes on behind it"
     await broker.shutdown()
 
 

@@ -212,6 +212,19 @@ async def test_a_table_that_is_gone_or_another_one_stops_the_reader(world: Forei
     assert "recreate" in found.value.hint
 
 
+async def test_a_snapshot_that_others_expired_is_still_a_start(world: ForeignWorld) -> None:
+    """Nobody tells us when it goes: what it holds was written down with the note of its commit."""
+    for _ in range(3):
+        await world.commit()
+    first, second, last = [one["snapshot-id"] for one in (await world.catalog.inner.load(NAME)).metadata["snapshots"]]
+    await world.change([{"action": "remove-snapshots", "snapshot-ids": [first, second]}])
+    found = []
+    for one in (first, second, last):
+        asked = Asked(1, Question.SNAPSHOT, "/default/t1", 1, 0, one, 0)
+        found.append((await world.scanner.answer(asked)).offset)
+    assert found == [4, 8, 12]
+
+
 @pytest.mark.wrong_tables("nobody of ours guards it")
 async def test_a_note_that_is_none_is_told(world: ForeignWorld) -> None:
     await world.store.put(mirror_key(1), b"{}")

@@ -23,13 +23,15 @@ from icestream.catalog.location import allowed
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import Change
+from icestream.catalog.plan.marks import Added
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import Noted, RequestName
+from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import commit, requirement, update
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import commit as topic_commit
-from icestream.catalog.topic import properties
+from icestream.catalog.topic import properties, snapshot_mark
 from icestream.catalog.topic.claim import TYPE, lease_of
 from icestream.catalog.topic.commit import Outcome, Request, State
 from icestream.metadata import command as cmd
@@ -92,6 +94,7 @@ class Commits:
         self._relations = found
         self._roots = roots
         self._writing = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
+        self._snapshots = SnapshotMap(steps.store)
         self._left: OrderedDict[Identifier, Entry] = OrderedDict()  # as our last commit to each left it
 
     # --- reading ---
@@ -232,10 +235,23 @@ class Commits:
         try:
             if named:
                 await self._steps.documents.make_durable([*named, *files])
-            return self._step(judged, locations, lease)
+            return self._step(judged, locations, lease, await self._marked(changed, asked))
         except errors.IcestreamError:
             await self._steps.take_back(files)
             raise
+
+    async def _marked(self, changed: Sequence[Judged], asked: Mapping[Identifier, Request]) -> dict[int, Added]:
+        """What is written down, by topic, of snapshots that go with this commit."""
+        found: dict[int, Added] = {}
+        for one in changed:
+            bound = one.loaded.record.binding if one.loaded and one.outcome.binding else None
+            if one.loaded is None or bound is None:
+                continue
+            updates = asked[one.identifier].updates
+            marks = snapshot_mark.let_go(one.loaded.state.table, updates, bound.topic_id, bound.base)
+            if marks:
+                found[bound.topic_id] = await self._snapshots.adding(bound.topic_id, marks)
+        return found
 
     async def write_all(self, wanted: Sequence[tuple[Table, int]], *, is_synced: bool = True) -> list[str]:
         """Documents with their versions to files, several at a time: all of them, or none is left."""
@@ -255,7 +271,11 @@ class Commits:
         return made
 
     def _step(
-        self, judged: Sequence[Judged], locations: Mapping[Identifier, str], lease: commits.Lease | None
+        self,
+        judged: Sequence[Judged],
+        locations: Mapping[Identifier, str],
+        lease: commits.Lease | None,
+        marked: Mapping[int, Added],
     ) -> Step[dict[Identifier, Committed]]:
         answer = {}
         for one in judged:
@@ -273,12 +293,14 @@ class Commits:
             if one.loaded
             for name in commit.dropped_files(one.loaded.state.table, one.outcome.table)
         ]
-        planned = commits.commit(changes, lease)
+        planned = commits.commit(changes, lease, marked.values())
         written = [*locations.values()]
-        was_done, told = self._was_done(changes[0]), self._remembering(planned, changes)
+        was_done, told = self._was_done(changes[0]), self._remembering(planned, changes, marked)
         return Step(planned, answer, written, dropped, was_done, told, noted=noted)
 
-    def _remembering(self, planned: Planned, changes: Sequence[Change]) -> Callable[[int], None]:
+    def _remembering(
+        self, planned: Planned, changes: Sequence[Change], marked: Mapping[int, Added]
+    ) -> Callable[[int], None]:
         """What the next commit to these tables is judged by, as long as nobody else commits."""
 
         def remember(revision: int) -> None:
@@ -290,6 +312,8 @@ class Commits:
                 self._left.move_to_end(change.identifier)
             while len(self._left) > limits.CATALOG_REMEMBERED_MAX:
                 self._left.popitem(last=False)
+            for topic_id, one in marked.items():
+                self._snapshots.done(topic_id, one, revision)
 
         return remember
 

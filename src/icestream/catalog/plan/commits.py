@@ -6,13 +6,14 @@ lease writes the same value again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.identifier import Identifier, joined
 from icestream.catalog.plan import relations
+from icestream.catalog.plan.marks import Added
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import BoundRecord, LeaseRecord, PartedRecord, TableRecord, TopicRecord
 from icestream.catalog.topic.binding import Binding
@@ -85,8 +86,9 @@ def former(topic_id: int, entry: Entry | None) -> Former:
     return Former(record.committed, record.pipeline_epoch)
 
 
-def commit(changes: Sequence[Change], lease: Lease | None) -> Planned:
-    """All of them or none. What became of the first tells what became of all."""
+def commit(changes: Sequence[Change], lease: Lease | None, marked: Iterable[Added] = ()) -> Planned:
+    """All of them or none. What became of the first tells what became of all. `marked`: what snapshots held that go
+    with it."""
     if not 0 < len(changes) <= limits.CATALOG_TRANSACTION_TABLES_MAX:
         raise errors.InvalidInput(
             f"a transaction of {len(changes)} tables, at most {limits.CATALOG_TRANSACTION_TABLES_MAX}"
@@ -94,6 +96,8 @@ def commit(changes: Sequence[Change], lease: Lease | None) -> Planned:
     first, *others = (_planned(change) for change in changes)
     for one in others:
         first = first.with_more(one.compare, one.then)
+    for added in marked:
+        first = first.with_more(added.compare, added.then)
     if any(change.is_round for change in changes):
         assert lease is not None  # judged with it
         first = first.with_more([cmd.HasValue(lease.key, lease.entry.value)], [])

@@ -158,6 +158,7 @@ def parted(identifier: Identifier, record: TableRecord, binding: Binding) -> lis
     return [
         cmd.Delete(keys.topic_key(binding.topic_id)),
         cmd.Delete(keys.bound_key(record.uuid)),
+        cmd.DeletePrefix(keys.marks_prefix(binding.topic_id)),
         cmd.Put(keys.parted_key(binding.topic_id), records.encode(left)),
     ]
 

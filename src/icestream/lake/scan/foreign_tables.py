@@ -20,10 +20,12 @@ from typing import Final, NamedTuple
 from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.records import BoundRecord, TableRecord
+from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.run import Run, Runs
+from icestream.catalog.topic.snapshot_mark import Mark
 from icestream.catalog.topic.standing import lacking, main_standing
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.table_view import TableView
@@ -48,6 +50,7 @@ class ForeignTables:
         self._store = store
         self._catalog = catalog
         self._snapshots = snapshots
+        self._marks = SnapshotMap(store)
         self._clock = clock
         self._known: dict[int, _Known] = {}  # by topic id
         self._turns: dict[int, asyncio.Lock] = {}  # one load of a table at a time; only while somebody loads
@@ -66,6 +69,9 @@ class ForeignTables:
     async def view(self, topic_id: int) -> TableView | None:
         self._wanted.set()
         return self._believed(topic_id) or await self._in_turn(topic_id, self._clock.monotonic_ns())
+
+    async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
+        return await self._marks.find(topic_id, snapshot_id)
 
     async def fresh(self, topic_id: int) -> TableView | None:
         return await self._in_turn(topic_id, self._clock.monotonic_ns(), is_fresh=True)

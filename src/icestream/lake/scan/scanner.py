@@ -75,7 +75,7 @@ class Scanner:
         if view is None:
             return Scanned()
         if asked.question is Question.SNAPSHOT:
-            return Scanned(view.end(asked.shard), view.behind_snapshot(asked.value, asked.shard))
+            return Scanned(view.end(asked.shard), await self._behind_snapshot(view, asked))
         for _ in range(limits.SCAN_PLANS_MAX):
             if view is None or asked.shard not in view.binding.runs:
                 return Scanned()
@@ -95,6 +95,17 @@ class Scanner:
         if found is None or asked.question is Question.SNAPSHOT or found.end(asked.shard) <= asked.value:
             return await self._tables.fresh(asked.topic_id)
         return found
+
+    async def _behind_snapshot(self, view: TableView, asked: Asked) -> int:
+        if (found := view.behind_snapshot(asked.value, asked.shard)) is not None:
+            return found
+        mark = await self._tables.mark(asked.topic_id, asked.value)
+        if mark is None:
+            raise errors.InvalidInput(
+                f"table {view.identifier} has no snapshot {asked.value}, and it is none of its last ones that expired",
+                hint="start at a time or an offset instead; `icestream lake snapshots` lists those that it has",
+            )
+        return mark.committed.get(asked.shard, 0)
 
     def _answer(self, view: TableView, asked: Asked) -> Scanned:
         match asked.question:

@@ -70,13 +70,11 @@ class TableView:
             found = self._shelves[shard] = Shelf(Units(units), loose)
         return found
 
-    def behind_snapshot(self, snapshot_id: int, shard: int) -> int:
-        """The first offset that was not committed when the snapshot was made: its last round says it."""
+    def behind_snapshot(self, snapshot_id: int, shard: int) -> int | None:
+        """The first offset that was not committed when the snapshot was made: its last round says it. None: the table
+        has no such snapshot, or none any more."""
         if self.table.snapshots.find(snapshot_id) is None:
-            raise errors.InvalidInput(
-                f"table {self.identifier} has no snapshot {snapshot_id}",
-                hint="`icestream lake snapshots` lists those that it has",
-            )
+            return None
         found = standing(self.table, snapshot_id, self.binding.topic_id, self.binding.base)
         if not found.is_known:
             raise errors.InvalidInput(

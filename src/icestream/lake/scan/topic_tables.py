@@ -16,6 +16,8 @@ from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.records import BoundRecord
+from icestream.catalog.snapshot_map import SnapshotMap
+from icestream.catalog.topic.snapshot_mark import Mark
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.table_view import TableView
@@ -30,6 +32,7 @@ class TopicTables:
     def __init__(self, catalog: Catalog, manifests: AvroManifests, clock: Clock) -> None:
         self._catalog = catalog
         self._snapshots = SnapshotReader(manifests)
+        self._marks = SnapshotMap(catalog.store)
         self._clock = clock
         self._views: dict[int, TableView] = {}  # by topic id
         self._by_key: dict[str, int] = {}
@@ -50,6 +53,9 @@ class TopicTables:
         self._wanted.set()
         found = self._views.get(topic_id) if self._is_watched else None
         return found or await self.fresh(topic_id)
+
+    async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
+        return await self._marks.find(topic_id, snapshot_id)
 
     async def fresh(self, topic_id: int) -> TableView | None:
         identifier = await self._catalog.topics.table_of(topic_id)

@@ -4,6 +4,7 @@
     look    before each attempt that is not the first, and after each answer that says too little
     note    the mirror, behind the commit: it may lag, never lead. Where an operator has changed it since it was read
             (lake/foreign_operations.py), the rows do not count for the log, and the table is looked at again.
+            With it goes what the snapshot holds, into the map (catalog/snapshot_map.py): anybody may expire it here.
             A look that finds it behind mends it: a commit whose answer came late was noted by nobody, and readers
             know tables by their mirrors
 
@@ -21,10 +22,12 @@ import msgspec
 from icestream import errors, limits
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier
+from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
 from icestream.catalog.topic.removal import as_summary
+from icestream.catalog.topic.snapshot_mark import Mark, made_since
 from icestream.catalog.topic.standing import lacking, main_standing
 from icestream.lake.highest_offset import highest_offset
 from icestream.lake.manifests import AvroManifests
@@ -54,6 +57,7 @@ class ForeignBooks:
         self._catalog = catalog
         self._avro = avro
         self._fixed = fixed
+        self._snapshots = SnapshotMap(store)
         self._epochs: dict[int, dict[int, int]] = {}
         self._starts: dict[int, dict[int, int]] = {}
         self._seen: dict[int, int | None] = {}  # per topic the main whose files were looked at
@@ -124,16 +128,32 @@ class ForeignBooks:
         """In one transaction, or none: a mirror that is not as we know it was written by an operator."""
         made = {one.table.topic_id: self._mirror_of(one) for one in done}
         compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]) for topic_id in made]
-        answer = await self._store.txn(
-            compare, [cmd.Put(mirror_key(topic_id), msgspec.json.encode(one)) for topic_id, one in made.items()]
-        )
+        then: list[cmd.Operation] = [cmd.Put(mirror_key(each), msgspec.json.encode(one)) for each, one in made.items()]
+        marked = {
+            one.table.topic_id: await self._snapshots.adding(one.table.topic_id, self._marks(one)) for one in done
+        }
+        for added in marked.values():
+            compare, then = compare + added.compare, then + added.then
+        answer = await self._store.txn(compare, then)
         if not answer.held:
             return False
+        for topic_id, added in marked.items():
+            self._snapshots.done(topic_id, added, answer.revision)
         for one in done:
             topic_id = one.table.topic_id
             self._noted[topic_id] = made[topic_id], answer.revision
             self._seen[topic_id] = one.table.table.current_snapshot_id
         return True
+
+    def _marks(self, done: TopicRound) -> list[Mark]:
+        """Of what was made since the last note: our own, also one whose note was lost, and those of others."""
+        table, before = done.table, self._noted.get(done.table.topic_id, (None, 0))[0]
+        known, base = (before.snapshot_id, before.base) if before is not None else (0, None)
+        found = made_since(table.table, known, limits.SNAPSHOT_MARKS_PER_BLOCK, table.topic_id, base)
+        if any(one.snapshot_id == done.snapshot_id for one in found):
+            return found
+        now_ms = int(table.table.fields["last-updated-ms"])  # it was read back: the table is as it was before
+        return [*found, Mark(done.snapshot_id, now_ms, table.next_offsets)]
 
     def _mirror_of(self, done: TopicRound) -> Mirror:
         """What an operator said stays: the history of main may lead back to it."""

@@ -1,0 +1,59 @@
+"""What a snapshot of a topic's table held: a mark, made when the table lets the snapshot go, or when it is made where
+others decide about that (docs/adr/0036). Pure.
+
+    snapshot_id    of any snapshot in the history of a round: also a compaction's, which holds what the round before did
+    time_ms        when it was made, as the snapshot says
+    committed      per shard the first offset that it does not hold; a shard that is not there: none of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from icestream.catalog.document import values
+from icestream.catalog.document.values import Object
+from icestream.catalog.table import update
+from icestream.catalog.table.table import Table
+from icestream.catalog.topic.binding import Base
+from icestream.catalog.topic.standing import lineage, standing
+
+
+class Mark(NamedTuple):
+    snapshot_id: int
+    time_ms: int
+    committed: Mapping[int, int]
+
+
+def let_go(before: Table, updates: Sequence[Object], topic_id: int, base: Base | None) -> list[Mark]:
+    """Of the snapshots that these updates take from the table, the oldest first."""
+    gone = {
+        one
+        for taken in updates
+        if update.action(taken) == "remove-snapshots"
+        for one in values.longs(taken, "snapshot-ids")
+    }
+    found = [one for one in map(before.snapshots.find, gone) if one is not None]
+    return _marks(before, sorted(found, key=_age), topic_id, base)
+
+
+def made_since(table: Table, known: int, count_max: int, topic_id: int, base: Base | None) -> list[Mark]:
+    """Of the snapshots of main behind the one that is known, the oldest first; at most so many, the newest."""
+    behind = takewhile(lambda one: one["snapshot-id"] != known, lineage(table, table.current_snapshot_id))
+    found = [one for one, _ in zip(behind, range(count_max), strict=False)]
+    return _marks(table, reversed(found), topic_id, base)
+
+
+def _age(snapshot: Object) -> tuple[int, int]:
+    return snapshot["timestamp-ms"], snapshot["snapshot-id"]
+
+
+def _marks(table: Table, snapshots: Iterable[Object], topic_id: int, base: Base | None) -> list[Mark]:
+    """Where nobody knows what a snapshot held, it gets none."""
+    found = []
+    for one in snapshots:
+        stood = standing(table, one["snapshot-id"], topic_id, base)
+        if stood.is_known:
+            found.append(Mark(one["snapshot-id"], one["timestamp-ms"], stood.progress.committed))
+    return found

@@ -1,0 +1,89 @@
+"""Blocks of marks: what snapshots held that are in no table any more."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import errors, limits
+from icestream.catalog import snapshot_block
+from icestream.catalog.snapshot_block import Block
+from icestream.catalog.topic.snapshot_mark import Mark
+
+OFFSETS = st.integers(1, limits.OFFSET_MAX)
+MARKS = st.builds(
+    Mark,
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, limits.METADATA_TIME_MS_MAX),
+    st.dictionaries(st.integers(0, limits.SHARDS_PER_TOPIC_MAX - 1), OFFSETS, max_size=6),
+)
+
+
+@given(st.lists(MARKS, max_size=200))
+def test_marks_come_back_in_order_whatever_they_are(marks: list[Mark]) -> None:
+    """Offsets and times may go back: a table was rewound, a clock was set."""
+    full, open_block = snapshot_block.added(Block(), marks)
+    blocks = [snapshot_block.decode("k", snapshot_block.encode(one)) for one in (*full, open_block)]
+    assert blocks == [*full, open_block]
+    assert [one.number for one in blocks] == list(range(len(blocks)))
+    assert [mark for one in blocks for mark in one.marks()] == marks
+    assert all(one.is_full for one in full)
+    assert all(
+        snapshot_block.may_hold(snapshot_block.encode(one), mark.snapshot_id) for one in blocks for mark in one.marks()
+    )
+    assert not open_block.is_full
+
+
+@given(st.lists(MARKS, max_size=100), st.lists(st.integers(1, 20), max_size=10))
+def test_it_does_not_matter_how_many_come_at_once(marks: list[Mark], parts: list[int]) -> None:
+    full, open_block, left = [], Block(), marks
+    for count in (*parts, len(marks)):
+        more, open_block = snapshot_block.added(open_block, left[:count])
+        full, left = full + more, left[count:]
+        open_block = snapshot_block.decode("k", snapshot_block.encode(open_block))
+    assert (full, open_block) == snapshot_block.added(Block(), marks)
+
+
+def test_a_mark_of_one_shard_takes_few_bytes_and_many_shards_fill_a_block_sooner() -> None:
+    few = [Mark(2**62 + number, 1_700_000_000_000 + 5_000 * number, {0: 500 * number}) for number in range(64)]
+    (full,), _ = snapshot_block.added(Block(), few)
+    assert len(snapshot_block.encode(full)) < 20 * limits.SNAPSHOT_MARKS_PER_BLOCK
+    many = [Mark(number, number, dict.fromkeys(range(256), 10**12 + number)) for number in range(64)]
+    full_ones, _ = snapshot_block.added(Block(), many)
+    assert all(len(snapshot_block.encode(one)) < 16_000 for one in full_ones), "far below what a value may be"
+    assert len(full_ones) == 16
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_anybody_are_told_from_a_block(value: bytes) -> None:
+    found = None
+    with contextlib.suppress(errors.MetadataDamaged):
+        found = snapshot_block.decode("k", value)
+    assert found is None or snapshot_block.decode("k", snapshot_block.encode(found)) == found
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        (2, 0, []),
+        (1, -1, []),
+        (1, 0, [(1, -1, {})]),
+        (1, 0, [(1, 0, {0: -1})]),
+        (1, 0, [(1, 0, {0: 5}), (2, 0, {0: -6})]),
+        (1, 0, [(1, 0, {limits.SHARDS_PER_TOPIC_MAX: 1})]),
+        (1, 0, [(1, 0, {0: limits.OFFSET_MAX}), (2, 0, {0: 1})]),
+        (1, 0, [(2**63, 0, {})]),
+        (1, 0, [(1, limits.METADATA_TIME_MS_MAX + 1, {})]),
+        (1, 0, [(number, 0, {}) for number in range(limits.SNAPSHOT_MARKS_PER_BLOCK + 1)]),
+        (1, 0),
+        [1, 0, {}],
+        "no block",
+    ],
+)
+def test_what_nobody_writes_is_refused(hostile: object) -> None:
+    with pytest.raises(errors.MetadataDamaged, match="no block of marks"):
+        snapshot_block.decode("k", msgspec.msgpack.encode(hostile))
