@@ -684,6 +684,9 @@ SCAN_FOREIGN_VIEW_SECONDS: Final = 5.0
 # `verify`: files that it looks at at once (in an object store each is a wait), what it says in one piece, how long a
 # piece may wait for more, and the findings of a table that one document shows (a stream shows all).
 VERIFY_FILES_AT_ONCE: Final = 8
+# Files that wait for their turn; and files of snapshots other than main's that it looks for, some hundred bytes each.
+VERIFY_FILES_ASKED: Final = 1_024
+VERIFY_OTHER_FILES_MAX: Final = 250_000
 VERIFY_LINES_MAX: Final = 256
 VERIFY_LINES_SECONDS: Final = 0.5
 VERIFY_FINDINGS_SHOWN: Final = 1_000

@@ -163,6 +163,7 @@ async def test_hazard_22_a_file_that_is_gone_is_planned_around(tmp_path: Path) -
     assert view is not None
     old = list(lake.live)
     await lake.replace([await lake.write(rows(0, 20))])
+    await lake.expire()
     for entry in old:
         remove(entry)
     lake.tables._views[12] = view  # as it was known

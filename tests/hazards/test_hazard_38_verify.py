@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from icestream import limits
+from icestream.catalog.topic.commit import Request
 from icestream.lake.verify.report import Report, Weight
 from icestream.lake.verify.shard_in_log import ShardInLog
-from icestream.lake.verify.verifier import Verifier
-from tests.support.topic_lake import TopicLake, remove, row, rows
+from tests.support.topic_lake import TABLE, Row, TopicLake, remove, row, rows
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.wrong_tables("most of them, on purpose")]
 LOG = {0: ShardInLog(0, 20)}
@@ -26,12 +27,7 @@ async def filled(folder: Path, start: int = 0) -> TopicLake:
 async def verified(lake: TopicLake, deep: bool, log: dict[int, ShardInLog] | None = None) -> Report:
     view = await lake.tables.fresh(lake.topic_id)
     assert view is not None
-    return Verifier(view, lake.parquet, size_of, LOG if log is None else log).verify(deep)
-
-
-def size_of(location: str) -> int | None:
-    path = Path(location.removeprefix("file:"))
-    return path.stat().st_size if path.exists() else None
+    return lake.scans.verifier(view, LOG if log is None else log).verify(deep)
 
 
 def told(report: Report, weight: Weight) -> list[tuple[str, int, int]]:
@@ -123,7 +119,9 @@ async def test_hazard_38_a_lost_row_inside_of_a_file_is_red_where_rows_are_read(
     await lake.bind()
     await lake.round((0, 0, 20), entries=[await lake.write([row(at) for at in range(20) if at != 7])])
     assert told(await verified(lake, deep=True), Weight.WRONG) == [("dense", 7, 8)]
-    assert told(await verified(lake, deep=False), Weight.BOUNDS_ONLY) == [("dense", 0, 0)], "it says what it cannot see"
+    shallow = await verified(lake, deep=False)
+    assert told(shallow, Weight.BOUNDS_ONLY) == [("dense", 0, 0)], "it says what it cannot see"
+    assert told(shallow, Weight.WRONG) == [("dense", 0, 0)], "which one, but not that one is missing"
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -143,6 +141,46 @@ async def test_hazard_38_a_missing_file_is_red(tmp_path: Path, deep: bool) -> No
     assert lake.live[1]["data_file"]["file_path"] in report.findings[0].text
 
 
+async def test_hazard_38_a_file_that_only_another_snapshot_needs_is_looked_for(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    first, second = lake.live
+    await lake.replace([await lake.write(rows(0, 10)), second])
+    assert (await verified(lake, deep=False)).findings == []
+    remove(first)
+    report = await verified(lake, deep=False)
+    path = first["data_file"]["file_path"]
+    assert [(one.check, one.weight, one.text) for one in report.findings] == [
+        ("files", Weight.WRONG, f"{path} is not there: snapshot 10001 needs it")
+    ]
+
+
+async def test_hazard_38_what_a_tag_needs_is_named_with_it(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    tag = {"action": "set-snapshot-ref", "ref-name": "noon", "type": "tag", "snapshot-id": 10_002}
+    await lake.catalog.commits.commit(TABLE, Request([], [tag]))
+    await lake.replace([await lake.write(rows(0, 20))])
+    manifest = next((tmp_path / "default").rglob("m2-0.avro"))
+    manifest.write_bytes(b"damaged")
+    assert ["(tag noon) needs it" in one.text for one in (await verified(lake, deep=False)).findings] == [True]
+    manifest.unlink()
+    (found,) = (await verified(lake, deep=False)).findings
+    assert (found.weight, "m2-0.avro is not there" in found.text) == (Weight.WRONG, True)
+    next((tmp_path / "default").rglob("snap-2.avro")).unlink()
+    (found,) = (await verified(lake, deep=False)).findings
+    assert (found.weight, "snap-2.avro is not there" in found.text) == (Weight.WRONG, True)
+
+
+async def test_hazard_38_files_of_other_snapshots_beyond_the_bound_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = await filled(tmp_path)
+    await lake.replace([await lake.write(rows(0, 20))])
+    assert (await verified(lake, deep=True)).is_complete
+    monkeypatch.setattr(limits, "VERIFY_OTHER_FILES_MAX", 1)
+    report = await verified(lake, deep=True)
+    assert (report.is_good, told(report, Weight.BOUNDS_ONLY)) == (True, [("files", 0, 0)])
+
+
 async def test_hazard_38_a_file_of_another_size_or_count_is_red(tmp_path: Path) -> None:
     lake = TopicLake(tmp_path)
     await lake.bind()
@@ -158,7 +196,7 @@ async def test_hazard_38_a_wrong_property_is_red(tmp_path: Path) -> None:
     view = await lake.tables.fresh(lake.topic_id)
     assert view is not None
     view.table.properties["icestream.committed"] = '{"0":19}'
-    report = Verifier(view, lake.parquet, size_of, LOG).verify(deep=False)
+    report = lake.scans.verifier(view, LOG).verify(deep=False)
     assert told(report, Weight.WRONG) == [("property", 0, 0)]
 
 
@@ -172,3 +210,87 @@ async def test_hazard_38_rows_behind_what_was_committed_are_red(tmp_path: Path) 
     lake = await filled(tmp_path)
     await lake.replace([*lake.live, await lake.write(rows(20, 22))], "append")
     assert told(await verified(lake, deep=True), Weight.WRONG) == [("bounds", 20, 22)]
+
+
+# --- where offsets are not looked at ---
+
+
+async def overlapping(folder: Path, *gone: int) -> TopicLake:
+    """As every table is that is partitioned by key: even and odd offsets are in files of their own."""
+    lake = TopicLake(folder)
+    await lake.bind()
+    parts = [[row(at) for at in range(first, 20, 2) if at not in gone] for first in (0, 1)]
+    await lake.round((0, 0, 20), entries=[await lake.write(part) for part in parts])
+    return lake
+
+
+async def test_hazard_38_rows_are_counted_where_files_overlap(tmp_path: Path) -> None:
+    lake = await overlapping(tmp_path)
+    report = await verified(lake, deep=False)
+    assert (report.is_good, report.is_complete, told(report, Weight.BOUNDS_ONLY)) == (True, False, [("dense", 0, 0)])
+    await lake.round((0, 20, 1020), entries=[])
+    report = await verified(lake, False, {0: ShardInLog(0, 1020)})
+    assert told(report, Weight.WRONG) == [("dense", 0, 0)]
+    (red,) = [one for one in report.findings if one.weight is Weight.WRONG]
+    assert red.text == "the files have 20 rows, and 1020 offsets must be there"
+    assert (await verified(lake, False, {0: ShardInLog(0, 1020, [(20, 1020, "power loss")])})).is_good
+    assert not (await verified(lake, False, {0: ShardInLog(0, 1020, [(21, 1020, "power loss")])})).is_good
+
+
+async def test_hazard_38_rows_are_counted_with_what_engines_took(tmp_path: Path) -> None:
+    lake = await overlapping(tmp_path)
+    some = await lake.write([row(at) for at in range(4, 20, 2)])
+    await lake.replace([some, lake.live[1]], "overwrite", added_records="8", deleted_records="10")
+    assert (await verified(lake, deep=False)).is_good
+    fewer = await lake.write([row(at) for at in range(6, 20, 2)])
+    await lake.replace([fewer, lake.live[1]], "replace")
+    assert told(await verified(lake, deep=False), Weight.WRONG) == [("dense", 0, 0), ("dense", 0, 0)]
+
+
+async def test_hazard_38_too_many_rows_are_red_where_files_hold_several_shards(tmp_path: Path) -> None:
+    lake = TopicLake(tmp_path)
+    await lake.bind(shards=2)
+    both = [*rows(0, 10), *rows(0, 10, shard=1)]
+    await lake.round((0, 0, 10), (1, 0, 10), entries=[await lake.write(both)])
+    log = {0: ShardInLog(0, 10), 1: ShardInLog(0, 10)}
+    assert (await verified(lake, False, log)).is_good
+    await lake.replace([*lake.live, await lake.write([row(3)])], "append")
+    report = await verified(lake, False, log)
+    assert told(report, Weight.WRONG) == [("unique", 0, 0)]
+    assert [one.text for one in report.findings if one.weight is Weight.WRONG] == [
+        "the files have 21 rows, and 20 offsets were committed"
+    ]
+    await lake.replace([await lake.write(both[1:])], "replace")
+    assert told(await verified(lake, False, log), Weight.WRONG) == [("dense", 0, 0)]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_hazard_38_rows_of_a_shard_that_the_topic_does_not_have_are_red(tmp_path: Path, deep: bool) -> None:
+    lake = await filled(tmp_path)
+    await lake.replace([*lake.live, await lake.write([row(3, shard=7)])], "append")
+    report = await verified(lake, deep)
+    assert not report.is_good
+    assert any("shard 7" in one.text for one in report.findings if one.weight is Weight.WRONG)
+
+
+@pytest.mark.parametrize("stray", [row(3, shard=7), {**row(3), "shard": None}, {**row(3), "offset": None}])
+async def test_hazard_38_rows_without_a_place_in_the_topic_are_red(tmp_path: Path, stray: Row) -> None:
+    """Their file has no bounds: only who reads the rows can tell."""
+    lake = await filled(tmp_path)
+    await lake.replace([*lake.live, await lake.write([row(20), stray], bounds=False, statistics=False)], "append")
+    report = await verified(lake, True, {0: ShardInLog(0, 21)})
+    assert told(report, Weight.WRONG) == [("bounds", 20, 21), ("bounds", 0, 0)]
+    assert "1 row without a place in this topic" in report.findings[-1].text
+
+
+async def test_hazard_38_what_is_deleted_by_values_is_told_as_not_looked_at(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    by_value = await lake.write_deletes(lake.live[0], [0], content=2)
+    await lake.replace([*lake.live, by_value], "delete", added_equality_deletes="1")
+    report = await verified(lake, deep=True)
+    assert (report.is_good, report.is_complete) == (True, False)
+    await lake.replace([by_value, lake.live[0]], "replace")
+    assert (await verified(lake, True)).is_good, "nobody counted: it may have been deleted"
+    await lake.round((0, 20, 40), entries=[])
+    report = await verified(lake, True, {0: ShardInLog(0, 40)})
+    assert (report.is_good, report.is_complete) == (False, False), "what came later was not deleted"

@@ -173,7 +173,8 @@ class Meddler:
             appended, manifests = [Appended(layout, [_together(table, kept)])], []
             summary = {"operation": "replace"}
             if self._deed == "delete":
-                summary = {"operation": "delete", "deleted-data-files": "1", "deleted-records": str(_rows(paths[0]))}
+                gone = {"deleted-data-files": str(len(paths)), "deleted-records": str(sum(map(_rows, paths)))}
+                summary = {"operation": "delete", **gone}  # all files went, and one came
         now_ms = SystemClock().wall_us() // 1000
         token, number = uuid.uuid4().bytes, uuid.uuid4().int >> 66
         made = new_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, History(), summary)

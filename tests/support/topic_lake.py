@@ -252,6 +252,13 @@ class TopicLake:
         self.live = list(entries)
         return snapshot_id
 
+    async def expire(self) -> None:
+        """All snapshots but the current one. Their files stay: `remove` takes them."""
+        table = await self.table()
+        gone = [one["snapshot-id"] for one in table.snapshots if one["snapshot-id"] != table.current_snapshot_id]
+        updates = [{"action": "remove-snapshots", "snapshot-ids": gone}]
+        await self.catalog.commits.commit(TABLE, Request([], updates))
+
     # --- reading ---
 
     async def ask(self, question: Question, value: int = 0, shard: int = 0, bytes_max: int = 1 << 20) -> Scanned:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,6 +17,8 @@ from icestream.cli.progress import progress
 from icestream.observability.words import counted
 
 SHOWN_MAX = 1_000  # of one table, at a terminal
+UNLOOKED: Final = 14  # the exit code of --deep where nothing is wrong, but something was not looked at
+Report = dict[str, Any]
 _LINE = ("topic", "check", "weight", "shard", "start", "end", "text")
 
 
@@ -34,6 +37,8 @@ def verify(
 ) -> None:
     """Check that tables hold every committed message once; name every absence that is known.
 
+    Exit code 1: something is wrong. 14, with --deep: nothing is wrong, but something could not be looked at.
+
     Example: icestream verify
     Example: icestream verify /default/orders --deep
     """
@@ -44,11 +49,29 @@ def verify(
     answer = Output(output)
     reports = [_verified(api, one, deep, keep_all=not answer.for_people) for one in wanted]
     _show(reports, answer)
+    if code := exit_code(reports, deep):
+        raise typer.Exit(code)
+
+
+def exit_code(reports: Sequence[Report], deep: bool) -> int:
+    """Without --deep nobody expects that all was looked at."""
     if not all(one["is_good"] for one in reports):
-        raise typer.Exit(1)
+        return 1
+    return UNLOOKED if deep and not all(one["is_complete"] for one in reports) else 0
 
 
-def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> dict[str, Any]:
+def last_words(reports: Sequence[Report]) -> str:
+    wrong = sum(not one["is_good"] for one in reports)
+    unlooked = [one for one in reports if not one["is_complete"]]
+    words = [f"{wrong} with something wrong"] if wrong else []
+    if unlooked:
+        deeper = "" if all(one["is_deep"] for one in unlooked) else ", --deep looks at more"
+        words += ["nothing wrong was found"] if not wrong else []
+        words += [f"{len(unlooked)} not looked at in full (`bounds-only` says why{deeper})"]
+    return f"{counted(len(reports), 'table')}: {', '.join(words) or 'nothing is missing, nothing is twice'}"
+
+
+def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
     """The report of one topic, with its findings; for people not more than anybody reads."""
     findings: list[dict[str, Any]] = []
     told = api.lines("verify/lines", topic=topic, deep="true" if deep else "false")
@@ -62,7 +85,7 @@ def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> dict[str,
             if "finding" in line and (keep_all or len(findings) < SHOWN_MAX):
                 findings.append(line["finding"])
             if "progress" in line:
-                now = 1_000 * line["progress"]["done"] // max(line["progress"]["all"], 1)
+                now = max(permille, 1_000 * line["progress"]["done"] // max(line["progress"]["all"], 1))
                 advance(now - permille)
                 permille = now
     raise errors.ConnectionLost("the answer ended too early", hint="the lake process went away: ask again")
@@ -79,7 +102,7 @@ def _topics(api: LakeApi) -> list[str]:
         after = page["next"]
 
 
-def _show(reports: list[dict[str, Any]], answer: Output) -> None:
+def _show(reports: Sequence[Report], answer: Output) -> None:
     if not answer.for_people:
         for one in reports:
             answer.record(one)
@@ -90,6 +113,4 @@ def _show(reports: list[dict[str, Any]], answer: Output) -> None:
     left = sum(one["finding_count"] - len(one["findings"]) for one in reports)
     if left:
         say_aside(f"… and {left} more: --output json names them all")
-    wrong = sum(not one["is_good"] for one in reports)
-    words = counted(len(reports), "table")
-    say_aside(f"{words}: {wrong} with something wrong" if wrong else f"{words}: nothing is missing, nothing is twice")
+    say_aside(last_words(reports))

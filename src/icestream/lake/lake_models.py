@@ -144,7 +144,7 @@ class BoundTopic(Shown):
 class VerifyFinding(Shown):
     check: Literal["files", "property", "bounds", "dense", "unique", "log"]
     weight: Literal["wrong", "known", "bounds-only"] = Field(
-        description="`known`: offsets without a row, and the reason is known. `bounds-only`: manifests cannot tell."
+        description="`known`: offsets without a row, and the reason is known. `bounds-only`: not looked at."
     )
     text: str
     shard: int | None
@@ -158,6 +158,7 @@ class VerifyReport(Shown):
     snapshot_id: int | None
     is_deep: bool
     is_good: bool = Field(description="Nothing is `wrong`.")
+    is_complete: bool = Field(description="Nothing is `bounds-only`: everything was looked at.")
     files: int
     findings: list[VerifyFinding] = Field(description="The first 1,000 of them; /verify/lines tells all.")
     finding_count: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from icestream import errors
 from icestream.catalog.files import TableFiles
@@ -16,6 +16,8 @@ from icestream.catalog.location import normal
 from icestream.runtime.tasks import Offload
 
 Record = dict[str, Any]
+Item = TypeVar("Item")
+Taken = Callable[[Iterator[Record]], list[Item]]
 
 
 class AvroManifests:
@@ -38,15 +40,16 @@ class AvroManifests:
         """Everything that it says."""
         return await self.decoded(location, list)
 
-    async def decoded(self, location: str, taken: Callable[[Iterator[Record]], list[Any]]) -> list[Any]:
+    async def decoded(self, location: str, taken: Taken[Any]) -> list[Any]:
         data = await self._files.read(normal(location))
+        return await self._offload.run(lambda: decode(location, data, taken))
 
-        def decode() -> list[Any]:
-            import fastavro
 
-            return taken(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]
+def decode(location: str, data: bytes, taken: Taken[Item]) -> list[Item]:
+    """Blocks. Raises MetadataFileDamaged."""
+    import fastavro
 
-        try:
-            return await self._offload.run(decode)
-        except Exception as error:  # noqa: BLE001  # Avro's library raises what it likes about bytes that are none
-            raise errors.MetadataFileDamaged(f"{location} is no manifest: {error!r}") from None
+    try:
+        return taken(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]
+    except Exception as error:  # noqa: BLE001  # Avro's library raises what it likes about bytes that are none
+        raise errors.MetadataFileDamaged(f"{location} is no manifest: {error!r}") from None

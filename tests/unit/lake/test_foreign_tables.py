@@ -23,6 +23,7 @@ from icestream.lake.scan.opening import opener
 from icestream.lake.scan.parquet_files import ParquetFiles
 from icestream.lake.scan.scanner import Scanner
 from icestream.lake.scan.snapshot_reader import SnapshotReader
+from icestream.lake.scan.stored_files import StoredFiles
 from icestream.lake.verify.report import Weight
 from icestream.lake.verify.shard_in_log import ShardInLog
 from icestream.lake.verify.verifier import Verifier
@@ -100,13 +101,8 @@ class ForeignWorld:
         view = await self.tables.fresh(1)
         assert view is not None
         log = {0: ShardInLog(0, self.broker.synced[1, 0])}
-        found = Verifier(view, self.parquet, _size, log).verify(deep).findings
+        found = Verifier(view, self.parquet, StoredFiles(opener(self.files)), log).verify(deep).findings
         return [(one.check, one.weight, one.start, one.end) for one in found]
-
-
-def _size(location: str) -> int | None:
-    path = Path(location.removeprefix("file:"))
-    return path.stat().st_size if path.exists() else None
 
 
 @pytest_asyncio.fixture

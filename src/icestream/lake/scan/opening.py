@@ -11,6 +11,7 @@ from icestream.catalog.files import TableFiles
 from icestream.catalog.location import normal
 from icestream.lake.options import CacheOptions
 from icestream.lake.scan.group_cache import NoCache, open_cache
+from icestream.lake.scan.stored_files import OpenFile, StoredFiles
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.topic_views import TopicViews
 from icestream.lake.verify.shard_in_log import ShardInLog
@@ -52,7 +53,7 @@ class Scans:
         from icestream.lake.scan.parquet_files import ParquetFiles
         from icestream.lake.verify.verifier import Verifier
 
-        return Verifier(view, ParquetFiles(self._open, NoCache()), sizes(self._open), log)
+        return Verifier(view, ParquetFiles(self._open, NoCache()), StoredFiles(self._open), log)
 
     def close(self) -> None:
         self._offload.close()
@@ -62,20 +63,7 @@ def _load() -> None:
     import icestream.lake.scan.scanner  # noqa: F401
 
 
-def sizes(open_file: Callable[[str], Any]) -> Callable[[str], int | None]:
-    """How large a file is, wherever it lies; None: it is not there."""
-
-    def size_of(location: str) -> int | None:
-        try:
-            with open_file(location) as found:
-                return int(found.size())
-        except FileNotFoundError:
-            return None
-
-    return size_of
-
-
-def opener(files: TableFiles) -> Callable[[str], Any]:
+def opener(files: TableFiles) -> OpenFile:
     """How pyarrow opens a data file. Raises FileNotFoundError."""
 
     def open_file(location: str) -> Any:

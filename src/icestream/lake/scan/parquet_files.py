@@ -9,7 +9,7 @@ Everything here blocks, and runs beside the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -21,9 +21,8 @@ from icestream import errors, limits
 from icestream.lake.scan.data_files import EQUALITY_DELETES, Bounds, DataFile, DeleteFile
 from icestream.lake.scan.group_cache import GroupCache, GroupKey
 from icestream.lake.scan.sections import APPEND_TIME, OFFSET, SHARD, TYPES, int64s
+from icestream.lake.scan.stored_files import OpenFile
 from icestream.model import envelope
-
-OpenFile = Callable[[str], Any]  # a location, to something that pyarrow reads
 
 
 class Group(NamedTuple):
@@ -134,6 +133,9 @@ class ParquetFiles:
         """Of the rows of one shard that are not deleted, in the order in which they stand."""
         rows = _without(self.columns(group, ids, SHARD, OFFSET), group.first_row, self._positions(group, deletes))
         return _of_shard(rows, shard)[OFFSET]
+
+    def live_rows(self, group: Group, deletes: tuple[DeleteFile, ...]) -> int:
+        return group.rows - len(self._positions(group, deletes))
 
     def _decoded(self, group: Group, ids: Mapping[str, int]) -> Any:
         key = GroupKey(group.file.path, group.number)

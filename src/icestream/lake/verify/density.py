@@ -2,11 +2,13 @@
 
 An absence is named by what is known of it. Where engines removed rows nobody knows which, but how many is known
 (`Removal.rows`): more of them than all removals took is a loss, and red. Removals that nobody counted explain any.
+
+Where offsets are not looked at, the number of rows has to be one that these reasons allow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from icestream.catalog.topic.removal import rows_of_all
 from icestream.lake.scan import absence
@@ -43,16 +45,36 @@ class Density:
             text = f"{self._suspected} rows are missing that engines may have removed, but they removed {self._removed}"
             yield red("dense", text)
 
+    def check_count(self, shards: Sequence[int], rows: int, deleted: int | None) -> Iterator[Finding]:
+        """Of shards whose offsets are not looked at. `rows`: in their files; of these not more than `deleted` are
+        deleted, None: any number."""
+        one_shard = shards[0] if len(shards) == 1 else None
+        found = [one for shard in shards for one in self._explained(shard, 0, self._view.end(shard))]
+        suspected = sum(one.end - one.start for one, is_exact in found if not is_exact)
+        wanted = suspected + sum(one.end - one.start for one, _ in found if one.weight is Weight.WRONG)
+        excused = suspected if self._removed is None else min(suspected, self._removed)
+        if rows < wanted - excused:
+            yield red("dense", f"the files have {rows} rows, and {wanted - excused} offsets must be there", one_shard)
+        self._suspected += max(0, min(wanted - rows, suspected))
+        committed = sum(self._view.end(shard) for shard in shards)
+        if deleted is not None and rows - deleted > committed:
+            yield red("unique", f"the files have {rows} rows, and {committed} offsets were committed", one_shard)
+
     def _explain(self, shard: int, start: int, end: int) -> Iterator[Finding]:
+        for one, is_exact in self._explained(shard, start, end):
+            self._suspected += 0 if is_exact else one.end - one.start
+            yield one
+
+    def _explained(self, shard: int, start: int, end: int) -> Iterator[tuple[Finding, bool]]:
+        """What stands for each offset that is no row, and whether exactly these are known."""
         left: Ranges = []
-        yield from self.declared(shard, start, end, left)
+        yield from ((one, True) for one in self.declared(shard, start, end, left))
         for piece in left:
             for one in absence.explained(*piece, shard, self._view.binding, self._view.record.removals):
                 if one.cause is Cause.UNEXPLAINED:
-                    yield red("dense", "rows are missing, and nothing says why", shard, one.start, one.end)
-                    continue
-                self._suspected += 0 if one.is_exact else one.end - one.start
-                yield Finding("dense", Weight.KNOWN, one.reason, shard, one.start, one.end)
+                    yield red("dense", "rows are missing, and nothing says why", shard, one.start, one.end), True
+                else:
+                    yield Finding("dense", Weight.KNOWN, one.reason, shard, one.start, one.end), one.is_exact
 
     def declared(self, shard: int, start: int, end: int, left: Ranges) -> Iterator[Finding]:
         """Names what of it is in gaps that the log has declared; `left` gets what is in none."""

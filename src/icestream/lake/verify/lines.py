@@ -2,7 +2,7 @@
 
     {"progress": {"done": 3, "all": 120}}
     {"finding": {"check": "dense", "weight": "wrong", ...}}
-    {"report": {"topic": ..., "is_good": true, "finding_count": 0, ...}}      the last line, or
+    {"report": {"topic": ..., "is_good": true, "is_complete": true, ...}}     the last line, or
     {"problem": {"code": ..., "detail": ..., "hint": ...}}                    what kept it from going on
 
 The verifier blocks, so it runs beside the loop, as far as one piece of lines goes. Whoever does not read on holds it
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def summary(report: Report) -> dict[str, Any]:
     found = report._asdict()
     count = len(found.pop("findings"))
-    return found | {"is_good": report.is_good, "finding_count": count}
+    return found | {"is_good": report.is_good, "is_complete": report.is_complete, "finding_count": count}
 
 
 async def lines(verifier: Verifier, deep: bool) -> AsyncIterator[bytes]:
@@ -42,13 +42,13 @@ async def lines(verifier: Verifier, deep: bool) -> AsyncIterator[bytes]:
 
 def _told(verifier: Verifier, deep: bool) -> Generator[bytes]:
     """Findings are counted, not kept."""
-    count, wrong = 0, False
+    count, weights = 0, set[Weight]()
     try:
         for one in verifier.told(deep):
             match one:
                 case Finding():
                     count += 1
-                    wrong = wrong or one.weight is Weight.WRONG
+                    weights.add(one.weight)
                     yield _line("finding", one._asdict())
                 case Progress():
                     yield _line("progress", one._asdict())
@@ -56,7 +56,8 @@ def _told(verifier: Verifier, deep: bool) -> Generator[bytes]:
         yield _line("problem", {"code": error.code, "detail": error.message, "hint": error.hint})
         return
     report = summary(verifier.report(deep, []))
-    yield _line("report", report | {"is_good": not wrong, "finding_count": count})
+    found = {"is_good": Weight.WRONG not in weights, "is_complete": Weight.BOUNDS_ONLY not in weights}
+    yield _line("report", report | found | {"finding_count": count})
 
 
 def _piece(told: Iterator[bytes]) -> bytes:

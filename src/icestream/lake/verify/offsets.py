@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -10,6 +11,14 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from icestream.lake.scan.sections import int64s
 
 Ranges = list[tuple[int, int]]
+
+
+@dataclass
+class Held:
+    """The offsets of a shard that the table holds."""
+
+    ranges: Ranges
+    is_known: bool = False
 
 
 def ranges_of(offsets: Any) -> tuple[Ranges, Ranges]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Weight(StrEnum):
     WRONG = "wrong"  # it must not be
     KNOWN = "known"  # offsets without a row, and the reason is known
-    BOUNDS_ONLY = "bounds-only"  # manifests cannot tell; `--deep` can
+    BOUNDS_ONLY = "bounds-only"  # not looked at: manifests cannot tell, or nobody reads such rows here
 
 
 class Finding(NamedTuple):
@@ -32,6 +32,9 @@ class Progress(NamedTuple):
     all: int
 
 
+Told = Finding | Progress
+
+
 class Report(NamedTuple):
     topic: str
     table: str
@@ -43,3 +46,8 @@ class Report(NamedTuple):
     @property
     def is_good(self) -> bool:
         return not any(one.weight is Weight.WRONG for one in self.findings)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was looked at."""
+        return not any(one.weight is Weight.BOUNDS_ONLY for one in self.findings)
