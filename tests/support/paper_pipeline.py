@@ -34,6 +34,7 @@ class PaperBroker:
         self.begins: dict[tuple[int, int], int] = {}  # the first offset that the log still has
         self.gaps: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self.policies: dict[int, dict[str, str]] = {}
+        self.oldest_us: dict[int, int] = {}  # since when topics wait; others since ever
         self.held: dict[str, list[int]] = {}
         self.told: list[dict[str, Any]] = []
         self.is_away = False
@@ -65,7 +66,9 @@ class PaperBroker:
         ]
         rows = sum(one.synced - one.committed for one in shards)
         policy = self.policies.get(topic_id, {})
-        return TopicBacklog(topic_id, self.names[topic_id], topic_id, shards, rows, 100 * rows, 0, policy)
+        return TopicBacklog(
+            topic_id, self.names[topic_id], topic_id, shards, rows, 100 * rows, self.oldest_us.get(topic_id, 0), policy
+        )
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         self._check()
@@ -129,6 +132,7 @@ class PaperPipeline:
         broker: PaperBroker | None = None,
         effects: Effects | None = None,
         owner: str = "",
+        options: DriverOptions | None = None,
         **world: Any,
     ) -> None:
         self.broker = broker or PaperBroker()
@@ -147,7 +151,7 @@ class PaperPipeline:
             InlineOffload(),
             effects,
             self.world.clock,
-            DriverOptions(),
+            options or DriverOptions(),
             Report("paper", 1, 1),
             Cleaner(
                 self.world.store,

@@ -51,6 +51,8 @@ def lag(
     answer.table(_LINE, rows)
     if not rows and answer.for_people:
         say_aside("everything is in its table")
+    if found.is_cut and answer.for_people:
+        say_aside("there is more: these wait longest")
 
 
 @app.command("commit-now")
@@ -89,32 +91,49 @@ async def _committed(broker: BrokerCalls, topic: str | None, seconds: int) -> in
     """Until everything that is synced now is in its table; how much that was."""
     if topic is not None:
         await broker.call("describe_topic", topic=topic)  # one that is not here, or on another node, is not in order
-    first = await _backlog(broker)
-    wanted = {
-        (one.topic_id, shard.shard): shard.synced
-        for one in first.topics
-        if topic in (None, one.name)
-        for shard in one.shards
-    }
-    rows = sum(one.rows for one in first.topics if topic in (None, one.name))
+    began_us, found = time.time_ns() // 1000, await _backlog(broker)
+    wanted = Wanted(topic, began_us)
+    wanted.note(found)
     deadline = time.monotonic() + seconds
-    if rows:
+    if wanted.rows:
         await _wish(broker)
-    while rows and (left := _left(await _backlog(broker), wanted)):
+    while wanted.rows and (left := wanted.left(found)):
         if time.monotonic() >= deadline:
             raise errors.NotReady(
                 f"{counted(left, 'shard')} of topics did not get into their tables in {seconds} s",
                 hint="`icestream pipeline status` says how the pipeline is doing",
             )
         await asyncio.sleep(_LOOK_SECONDS)
-    return rows
+        found = await _backlog(broker)
+        wanted.note(found)
+    return wanted.rows
 
 
-def _left(found: Backlog, wanted: dict[tuple[int, int], int]) -> int:
-    """Shards that are not there yet. One of which nothing is told has everything in its table."""
-    return sum(
-        shard.committed < wanted.get((one.topic_id, shard.shard), 0) for one in found.topics for shard in one.shards
-    )
+class Wanted:
+    """What was synced when somebody asked. An answer has room for those that wait longest: others show up behind them,
+    by messages that were there before."""
+
+    def __init__(self, topic: str | None, began_us: int) -> None:
+        self._topic = topic
+        self._began_us = began_us
+        self._ends: dict[tuple[int, int], int] = {}
+        self.rows = 0
+
+    def note(self, found: Backlog) -> None:
+        is_first = not self._ends
+        for one in found.topics:
+            is_new = is_first or (one.oldest_us <= self._began_us and (one.topic_id, 0) not in self._ends)
+            if is_new and self._topic in (None, one.name):
+                self._ends |= {(one.topic_id, shard.shard): shard.synced for shard in one.shards}
+                self.rows += one.rows
+
+    def left(self, found: Backlog) -> int:
+        """Shards that are not there yet. One of which nothing is told has everything in its table."""
+        return sum(
+            shard.committed < self._ends.get((one.topic_id, shard.shard), 0)
+            for one in found.topics
+            for shard in one.shards
+        )
 
 
 async def _wish(broker: BrokerCalls) -> None:

@@ -13,6 +13,8 @@ from pyiceberg.table import StaticTable
 
 from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
+from icestream.pipeline.driver.options import DriverOptions
+from icestream.pipeline.round_plan import Budget
 from icestream.runtime.clock import SimulatedClock
 from tests.support.paper_pipeline import PaperPipeline
 
@@ -151,6 +153,30 @@ async def test_a_broker_that_goes_away_is_asked_again(pipeline: PaperPipeline) -
     pipeline.broker.is_away = False
     await pipeline.driver.turn()
     assert pipeline.broker.floors == {(1, 0): 3}
+
+
+async def test_hazard_24_who_cannot_wait_waits_for_no_second_interval_however_many_topics_there_are(
+    tmp_path: Path,
+) -> None:
+    """Rounds follow each other until what was there is written; what has come since waits as usual."""
+    found = PaperPipeline(tmp_path / "w", options=DriverOptions(Budget(age_due_ms=1_000_000, commits_max=2)))
+    broker = found.broker
+
+    def publish(*topics: int) -> None:
+        for topic in topics:
+            broker.publish(topic, 1)
+            broker.oldest_us[topic] = found.world.clock.wall_us()
+
+    publish(*range(1, 6))
+    found.driver.hurry()
+    found.writer.between = lambda: publish(6, 7, 8)  # with each round, more than one takes
+    for done in ({1, 2}, {1, 2, 3, 4}, {1, 2, 3, 4, 5, 6}):
+        assert found.driver._hurry.is_set()
+        await found.driver.turn()
+        assert {topic for (topic, _), end in broker.floors.items() if end} == done
+    await found.driver.turn()
+    assert not found.driver._hurry.is_set()
+    await found.close()
 
 
 async def test_an_idle_driver_gives_the_lease_back(pipeline: PaperPipeline) -> None:

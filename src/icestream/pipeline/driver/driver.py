@@ -95,11 +95,13 @@ class Driver:
         self._cleaner = cleaner
         self._after_lsn = 0
         self._hurry = asyncio.Event()
+        self._wished_us = 0
         self.report = report
         report.halted = topics.halted
 
     def hurry(self) -> None:
-        """Everything that waits is due now (`icestream lake commit-now`)."""
+        """Everything that waits is due now (`icestream lake commit-now`), in as many rounds as it takes."""
+        self._wished_us = self._clock.wall_us()
         self._hurry.set()
 
     # --- life ---
@@ -152,8 +154,17 @@ class Driver:
             return
         self._hurry.clear()
         plan = await self.round(backlog, is_hurried)
+        if is_hurried and self._has_more_of_wish(backlog, plan):
+            self._hurry.set()
         if not plan.topics:
             await self._wait_until(plan.next_due_us)
+
+    def _has_more_of_wish(self, backlog: Backlog, plan: RoundPlan) -> bool:
+        """Who waited longest comes first: what did not fit may be older than the wish while something of this round
+        is. What came since waits as usual, else a wish would have no end."""
+        planned = {one.topic_id for one in plan.topics}
+        is_older = any(one.oldest_us <= self._wished_us for one in backlog.topics if one.topic_id in planned)
+        return is_older and plan.next_due_us is not None
 
     async def _wait_until(self, due_us: int | None) -> None:
         """When the next topic is due, or somebody cannot wait. Large backlogs are looked at more often: they are due by
