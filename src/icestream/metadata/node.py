@@ -87,7 +87,7 @@ class Node:
         self.leads = False  # and everything of former leaders is applied
         self.leader = 0
         self.installs = 0  # snapshots of others that took the place of the state
-        self.heard_ns = 0  # when another node was last heard
+        self.heard_ns = 0  # when the leader that this node follows was last heard
         self.stopped: errors.IcestreamError | None = None
         self.send: Callable[[list[Message]], None] = lambda _: None
         self.on_stop: Callable[[errors.IcestreamError], None] = lambda _: None
@@ -188,8 +188,6 @@ class Node:
 
     def receive(self, messages: list[bytes]) -> None:
         """From other nodes. A snapshot among them must lie here already."""
-        if any(eraftpb.rpc_of(message) != "Vote" for message in messages):  # those are of nobody who leads
-            self.heard_ns = self._clock.monotonic_ns()
         self._guarded(lambda: self._take_messages(messages))
 
     def _take_messages(self, messages: list[bytes]) -> None:
@@ -199,6 +197,8 @@ class Node:
             except errors.DecodeError as error:
                 _log.warning("a message of another node is not understood", error=str(error))
         self._step()
+        if eraftpb.is_of_leader(messages, self.id, self.leader, self._term):
+            self.heard_ns = self._clock.monotonic_ns()
 
     def tick(self, ticks: int = 1) -> None:
         self._guarded(lambda: self._tick(ticks))

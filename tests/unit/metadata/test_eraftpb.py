@@ -107,3 +107,20 @@ def test_no_cut_and_no_flipped_bit_raises_anything_else() -> None:
 def test_hostile_bytes_are_an_entry_or_refused(data: bytes) -> None:
     found = decoded_or_refused(eraftpb.decode_entry, data)
     assert found is None or 0 < found.index < 2**64
+
+
+@pytest.mark.parametrize(("me", "leader", "term"), [(1, 2, 1), (2**64 - 1, 2**63, 300), (5, 2**64 - 1, 2**40)])
+def test_a_leader_is_told_by_the_first_bytes_of_what_it_sends(me: int, leader: int, term: int) -> None:
+    def sent(kind: int, to: int, sender: int, at: int) -> bytes:
+        head = b"\x08" + bytes([kind])
+        for field, number in ((0x10, to), (0x18, sender), (0x20, at)):
+            head += bytes([field]) + eraftpb._varint(number)
+        return head + b"\x28\x07"
+
+    for kind in range(1, 20):
+        assert eraftpb.is_of_leader([sent(kind, me, leader, term)], me, leader, term) == (kind in (3, 7, 8))
+    others = [sent(8, me, leader ^ 1, term), sent(8, me, leader, term - 1), sent(8, me ^ 4, leader, term), b""]
+    assert not eraftpb.is_of_leader(others, me, leader, term)
+    assert eraftpb.is_of_leader([*others, sent(8, me, leader, term)], me, leader, term)
+    assert not eraftpb.is_of_leader([sent(8, me, 0, term)], me, 0, term), "nobody leads"
+    assert not eraftpb.is_of_leader([], me, leader, term)

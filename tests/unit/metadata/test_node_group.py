@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import AsyncIterator, Callable
 
@@ -17,12 +18,15 @@ from icestream.metadata.eraftpb import Membership
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.store import Consistency
+from icestream.metadata.ticker import Ticker
 from icestream.metadata.watch import Changes, Resync
 from icestream.runtime.simulated_disk import Crash
 from tests.support.node_group import NodeGroup
 from tests.support.stepped_sink import SteppedSink
 
-ENTRIES, ENTRIES_ANSWER, HEARTBEAT = 3, 4, 8  # types of a Message
+# types of a Message
+ENTRIES, ENTRIES_ANSWER, HEARTBEAT, HEARTBEAT_ANSWER, ASKS_FOR_VOTES = 3, 4, 8, 9, 17
+LEARNER = 2  # in a change of members
 pytestmark = [
     pytest.mark.asyncio,
     pytest.mark.skipif(not has_raft_core(), reason="several voters need the native part"),
@@ -238,17 +242,67 @@ async def test_what_waits_behind_a_batch_that_never_ends_is_refused_at_the_close
     del group.members[leader.node.id]
 
 
+def message(kind: int, to: int, sender: int, term: int) -> bytes:
+    return bytes([0x08, kind, 0x10, to, 0x18, sender, 0x20, term])
+
+
 async def test_who_asks_for_votes_is_no_leader_that_is_heard(group: NodeGroup) -> None:
+    """Nor is anybody else who asks or answers: only what the leader of this term sends as such."""
     await group.settle()
     follower, other = group.followers
-    before_ns = follower.node.heard_ns
+    me, leader, term, before_ns = follower.node.id, group.led.node.id, follower.node._term, follower.node.heard_ns
     group.clock.advance(1.0)
-    asks = b"\x08\x11\x10" + bytes([follower.node.id]) + b"\x18" + bytes([other.node.id]) + b"\x20\x01"
+    asks = message(ASKS_FOR_VOTES, me, other.node.id, 1)
     assert eraftpb.rpc_of(asks) == "Vote"
     follower.node.receive([asks])
+    for kind in (ENTRIES_ANSWER, HEARTBEAT_ANSWER):
+        follower.node.receive([message(kind, me, other.node.id, term), message(kind, me, leader, term)])
+    follower.node.receive([message(HEARTBEAT, me, other.node.id, term - 1), message(HEARTBEAT, me, leader, term - 1)])
     assert follower.node.heard_ns == before_ns
+    follower.node.receive([asks, message(HEARTBEAT, me, leader, term)])
+    assert follower.node.heard_ns > before_ns, "the leader, whoever speaks at the same time"
+    before_ns = follower.node.heard_ns
     await group.tick()
-    assert follower.node.heard_ns > before_ns, "the leader's heartbeat"
+    assert follower.node.heard_ns > before_ns, "the leader's heartbeat as it is sent"
+
+
+async def test_the_first_word_of_a_new_leader_is_heard(group: NodeGroup) -> None:
+    await group.settle()
+    await group.kill(group.led.node.id)
+    await group.until(lambda: group.leader is not None)
+    (follower,) = group.followers
+    assert follower.node.leader == group.led.node.id
+    before_ns = follower.node.heard_ns
+    await group.do(group.led.put("/a", b""))
+    assert follower.node.heard_ns > before_ns
+
+
+async def test_a_learner_that_reads_keeps_nobody_from_an_election(group: NodeGroup) -> None:
+    """It missed who leads and asks the old leader, which has lost the new one."""
+    await group.start(4, conf=group.conf)
+    await group.do(group.led.node.change_members([(LEARNER, 4)]))
+    await group.settle()
+    old, new = group.led, group.followers[0] if group.followers[0].node.id != 4 else group.followers[1]
+    group.cuts = {(new.node.id, 4)}
+    old.node.transfer(new.node.id)
+    await group.until(lambda: new.node.leads and old.node.leader == new.node.id)
+    assert group.stores[4].node.leader == old.node.id
+    reading = asyncio.ensure_future(read_again_and_again(group.stores[4]))
+    ticking = [asyncio.ensure_future(Ticker(group.clock, store.node).run()) for store in group.stores.values()]
+    await group.kill(new.node.id)
+    for _ in range(500):
+        group.clock.advance(0.01)
+        await group.turn()
+    assert group.leader is not None, "5 s later"
+    for task in (reading, *ticking):
+        task.cancel()
+
+
+async def read_again_and_again(store: NodeStore) -> None:
+    while True:
+        with contextlib.suppress(errors.IcestreamError):
+            await store.get("/a")
+        await asyncio.sleep(0)
 
 
 async def test_several_ticks_at_once_are_one_heartbeat_to_each(group: NodeGroup) -> None:
