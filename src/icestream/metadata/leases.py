@@ -6,7 +6,8 @@ only the leader knows:
     until    the latest of: the deadline with which it was put; its last renewal and its time; the beginning of this
              lead and its time
     ended    when that has passed. The end goes through the log, as (key, revision), as that of every key (expiry.py);
-             from then on it is not renewed any more
+             from then on it is not renewed any more, and whoever asked meanwhile hears so, also when that end was
+             refused and the lease is there again when the answer leaves: nobody has noted that renewal (hazard 25)
 
 A renewal is noted first, and then confirmed as a linearizable read is: this node still led after it had noted it
 (node_store.py). So whoever leads next began later, and gives each lease its whole time from then on. A holder measures
@@ -43,10 +44,12 @@ class Leases:
         self._renewals: dict[str, Renewal] = {}
         self._ending: frozenset[str] = frozenset()
 
-    def renew(self, key: str, revision: int) -> None:
-        """From now on for its whole time. Nothing happens to one that is gone: see `is_held`."""
-        if self.is_held(key, revision):
+    def renew(self, key: str, revision: int) -> bool:
+        """From now on for its whole time. False: it was not noted, for it is gone, or its end is on its way."""
+        is_held = self.is_held(key, revision)
+        if is_held:
             self._renewals[key] = Renewal(revision, self._time.now_ms() + self._machine.leases[key].lease_ms)
+        return is_held
 
     def is_held(self, key: str, revision: int) -> bool:
         entry = self._machine.leases.get(key)

@@ -126,11 +126,11 @@ class NodeStore(MetadataStore):
         leases = self._leases
         if leases is None:
             raise errors.NotReady("this node does not lead", hint="ask the node that does")
-        leases.renew(key, revision)
+        is_noted = leases.renew(key, revision)
         await self._until_current(Consistency.LINEARIZABLE)  # it led when that was noted
         if self._leases is not leases:
             raise errors.NotReady("the lead was lost meanwhile", hint="it is tried again by itself")
-        return leases.is_held(key, revision)
+        return is_noted and leases.is_held(key, revision)
 
     # --- the lead ---
 

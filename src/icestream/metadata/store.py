@@ -157,8 +157,7 @@ class MemoryStore(MetadataStore):
 
     async def renew(self, key: str, revision: int) -> bool:
         self._check_open()
-        self._leases.renew(key, revision)
-        return self._leases.is_held(key, revision)
+        return self._leases.renew(key, revision)
 
     async def get(self, key: str) -> Entry | None:
         self._check_open()

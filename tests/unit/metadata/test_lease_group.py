@@ -111,6 +111,21 @@ async def test_a_lease_whose_end_is_on_its_way_is_not_renewed(group: NodeGroup) 
     assert leader.node._term == term
 
 
+async def test_hazard_25_a_renewal_that_was_not_noted_is_not_confirmed_when_the_end_is_refused(
+    group: NodeGroup,
+) -> None:
+    """The leader ends the lease next time it looks: its holder must not think that it has it for its whole time."""
+    leader = group.led
+    revision = await take(group, leader)
+    assert leader._leases is not None
+    with leader._leases.ending([("/lease", revision)]):  # until that is refused: no room, or the lead goes elsewhere
+        asked = asyncio.ensure_future(leader.renew_here("/lease", revision))
+        await asyncio.sleep(0)
+    assert leader._leases.is_held("/lease", revision)
+    assert not await group.do(asked)
+    assert await group.do(leader.renew_here("/lease", revision)), "the next one is noted"
+
+
 async def test_a_node_on_its_own_gives_a_lease_its_whole_time_after_a_restart() -> None:
     group = await NodeGroup.form(1)
     revision = await take(group, group.led)
