@@ -98,8 +98,18 @@ NOW = NOW_MS + 100 * HOUR
 
 
 def test_what_is_old_goes_and_the_last_stays() -> None:
-    assert expiry.expired(aged(HOUR, 31 * MINUTE, 29 * MINUTE, 0, now_ms=NOW), NOW) == [1, 2]
+    assert expiry.expired(aged(HOUR, 40 * MINUTE, 31 * MINUTE, 29 * MINUTE, 0, now_ms=NOW), NOW) == [1, 2]
     assert expiry.expired(aged(9 * HOUR, now_ms=NOW), NOW) == []
+
+
+def test_hazard_23_what_was_main_until_a_moment_ago_is_young_however_old_it_is() -> None:
+    """An idle table: queries and rewrites that run began with it, and go on for minutes."""
+    assert expiry.expired(aged(40 * MINUTE, 5_000, now_ms=NOW), NOW) == []
+    assert expiry.expired(aged(9 * HOUR, 29 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == []
+    assert expiry.expired(aged(9 * HOUR, 31 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == [1]
+    many = [20 * MINUTE] * limits.SNAPSHOTS_MAX
+    assert expiry.expired(aged(*many, 9 * MINUTE, 9 * MINUTE, now_ms=NOW), NOW) == [1, 2, 3]
+    assert expiry.expired(aged(20 * MINUTE, *[9 * MINUTE] * len(many), now_ms=NOW), NOW) == []
 
 
 def test_many_young_ones_go_only_when_older_than_ten_minutes() -> None:
@@ -109,16 +119,18 @@ def test_many_young_ones_go_only_when_older_than_ten_minutes() -> None:
 
 
 def test_what_a_branch_or_tag_names_stays() -> None:
-    made = commit_to(aged(HOUR, HOUR, 0, now_ms=NOW), point("kept", 1, "tag"), now_ms=NOW)
+    made = commit_to(aged(HOUR, HOUR, HOUR, 0, now_ms=NOW), point("kept", 1, "tag"), now_ms=NOW)
     assert expiry.expired(made, NOW) == [2]
 
 
 def test_what_the_table_says_itself_counts() -> None:
     age = {expiry.MAX_AGE: str(55 * MINUTE)}
-    kept = {expiry.MIN_KEPT: "4"}
-    base = aged(HOUR, 50 * MINUTE, 0, now_ms=NOW)
+    kept = {expiry.MIN_KEPT: "5"}
+    base = aged(2 * HOUR, HOUR, 50 * MINUTE, 0, now_ms=NOW)
     assert expiry.expired(commit_to(base, {"action": "set-properties", "updates": age}, now_ms=NOW), NOW) == [1]
-    assert expiry.expired(commit_to(base, {"action": "set-properties", "updates": kept}, now_ms=NOW), NOW) == []
+    all_kept = commit_to(base, {"action": "set-properties", "updates": kept}, point("t", 1, "tag"), now_ms=NOW)
+    assert expiry.expired(all_kept, NOW) == []
+    assert expiry.expired(all_kept, NOW, ["t"]) == [], "also one that loses its tag"
 
 
 def test_the_last_snapshot_of_an_hour_and_of_a_day_gets_a_tag() -> None:

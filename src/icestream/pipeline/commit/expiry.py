@@ -4,9 +4,12 @@
     younger than 30 minutes       goes only where there are more than 500, the oldest first
     older                         goes
 
-unless the table says more (`history.expire.max-snapshot-age-ms`, `history.expire.min-snapshots-to-keep`), or a branch
-or tag names it. Snapshots that are not in the history of main are others' business: staged ones, other branches. But
-one that loses a tag of ours goes with it: its children have gone, so nobody would find it later.
+The age of a snapshot counts from when its successor was made: until then it was main, and queries and rewrites began
+with it, however old it was. That of the last one has not begun.
+
+It stays anyway when the table says so (`history.expire.max-snapshot-age-ms`, `history.expire.min-snapshots-to-keep`),
+or a branch or tag names it. Snapshots that are not in the history of main are others' business: staged ones, other
+branches. But one that loses a tag of ours goes with it: its children have gone, so nobody would find it later.
 
 So that time travel reaches back days, the last snapshot of an hour and of a day gets a tag when the next one has
 begun; it goes when its time is over. What a snapshot held stays readable as long as it has one. The files of what went
@@ -44,17 +47,31 @@ def expired(table: Table, now_ms: int, gone_tags: Collection[str] = ()) -> list[
     age_ms = max(limits.SNAPSHOT_AGE_MS, _number(table, MAX_AGE))
     kept_min = max(1, _number(table, MIN_KEPT))
     named = {one["snapshot-id"] for name, one in table.references.items() if name not in gone_tags}
-    history = list(lineage(table, table.current_snapshot_id))[kept_min - 1 :]
-    history.reverse()
-    known = {one["snapshot-id"] for one in history}
-    left = {table.references[name]["snapshot-id"] for name in gone_tags} - known
-    history = [*(one for one in table.snapshots if one["snapshot-id"] in left), *history]
-    old = [one["snapshot-id"] for one in history if one["timestamp-ms"] < now_ms - age_ms]
+    history = _history(table, now_ms)
+    left = {table.references[name]["snapshot-id"] for name in gone_tags} - {one.snapshot_id for one in history}
+    history = [*reversed(history[kept_min - 1 :])]
+    untagged = (one for one in table.snapshots if one["snapshot-id"] in left)
+    history = [*(_Aged(one["snapshot-id"], one["timestamp-ms"]) for one in untagged), *history]
+    old = [one.snapshot_id for one in history if one.since_ms < now_ms - age_ms]
     surplus = len(table.snapshots) + 1 - limits.SNAPSHOTS_MAX
     if surplus > len(old) and not _number(table, MAX_AGE):
         floor_ms = now_ms - limits.SNAPSHOT_AGE_MS_MIN
-        old = [one["snapshot-id"] for one in history if one["timestamp-ms"] < floor_ms][:surplus]
+        old = [one.snapshot_id for one in history if one.since_ms < floor_ms][:surplus]
     return [one for one in old if one not in named]
+
+
+class _Aged(NamedTuple):
+    snapshot_id: int
+    since_ms: int  # when its successor was made
+
+
+def _history(table: Table, now_ms: int) -> list[_Aged]:
+    """Of main, the newest first. What follows it is made now."""
+    found, since_ms = [], now_ms
+    for one in lineage(table, table.current_snapshot_id):
+        found.append(_Aged(one["snapshot-id"], since_ms))
+        since_ms = one["timestamp-ms"]
+    return found
 
 
 def _number(table: Table, name: str) -> int:
