@@ -704,6 +704,9 @@ MARK_STRIDE_BYTES: Final = 1 * MIB
 # One answer about what is in no table: a round takes no more topics than this, and the answer stays a document.
 BACKLOG_TOPICS_MAX: Final = 1_024
 BACKLOG_STRETCHES_MAX: Final = 8_192
+# A topic that was told for so long without a row more in its table leaves the room to others: several times as long as
+# the age limit of as many topics as are told, and the rounds before one's turn.
+BACKLOG_STUCK_SECONDS: Final = 300.0
 BACKLOG_FILES_MAX: Final = 256
 # Declared gaps of one shard in such an answer, the newest: adjacent ones are merged, and a start makes at most one.
 BACKLOG_GAPS_MAX: Final = 64

@@ -18,7 +18,6 @@ behind came after the question that the committed round was planned by. It may b
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from icestream.wal.appender import Appender
 from icestream.wal.index import FileIndex
 from icestream.wal.state import LogState, Shard
 from icestream.wal.summary import FileSummary
+from icestream.wal.told_topics import ToldTopics
 from icestream.wal.upkeep import Upkeep
 
 
@@ -95,10 +95,12 @@ class BacklogReader:
         self._upkeep = upkeep
         self._clock = clock
         self._ages: dict[ShardKey, _Age] = {}
+        self._told = ToldTopics()
         self._spill_turn = 0
 
     async def take(self, files_max: int = limits.BACKLOG_FILES_MAX) -> Held:
-        """Everything, as far as an answer has room: of the topics that wait longest, and the oldest files."""
+        """Everything, as far as an answer has room: of the topics that wait longest (told_topics.py), and the oldest
+        files."""
         while True:
             changes = self._upkeep.spills.changes
             held = await self._take(files_max)
@@ -107,7 +109,7 @@ class BacklogReader:
 
     async def _take(self, files_max: int) -> Held:
         waiting = await self._waiting()
-        chosen = heapq.nsmallest(limits.BACKLOG_TOPICS_MAX, waiting, key=waiting.__getitem__)
+        chosen = self._told.choose(waiting, self._floor_of, self._clock.wall_us())
         gathered = _Gathered()
         for topic_id in chosen:
             gathered.shards.update((shard.key, self._frozen(shard)) for shard in self._shards_of(topic_id))
@@ -171,6 +173,9 @@ class BacklogReader:
         while (shard := self._state.shards.get(ShardKey(topic_id, number))) is not None:
             yield shard
             number += 1
+
+    def _floor_of(self, topic_id: int) -> int:
+        return sum(shard.floor for shard in self._shards_of(topic_id))
 
     def _frozen(self, shard: Shard) -> ShardBacklog:
         # also those below the floor: a retention moves it beyond what is in the table, and who goes on where the table

@@ -261,6 +261,31 @@ async def test_an_answer_is_bounded_and_the_oldest_come_first(monkeypatch: pytes
     assert [topic.topic_id for topic in (await log.backlog.take()).topics] == [10, 12, 13]
 
 
+async def test_hazard_24_topics_that_nobody_writes_leave_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as many as an answer has, and wait longest; and each of them is told again and again."""
+    monkeypatch.setattr(limits, "BACKLOG_TOPICS_MAX", 4)
+    machine = Machine()
+    log = await machine.start()
+    stuck, others = range(10, 16), range(20, 30)
+    for number in (*stuck, *others):
+        log.declare_topic(Topic(number, f"/default/t{number}", 1))
+        await publish(log, ShardKey(number, 0), b"x")
+        machine.clock.advance(1)
+    seen: set[int] = set()
+    for _ in range(20):
+        topics = [topic.topic_id for topic in (await log.backlog.take()).topics]
+        assert len(topics) == min(4, len(stuck) + len(others) - len(seen & set(others)))
+        seen.update(topics)
+        await log.advance_floor({ShardKey(number, 0): 1 for number in topics if number in others})
+        machine.clock.advance(limits.BACKLOG_STUCK_SECONDS / 2)
+    assert seen == {*stuck, *others}
+    assert all(log.shard(number, 0).floor == 1 for number in others)
+    again: set[int] = set()
+    for _ in range(3):
+        again.update(topic.topic_id for topic in (await log.backlog.take()).topics)
+    assert again == set(stuck)
+
+
 @pytest.mark.parametrize("bound", [{"files_max": 2}, {"stretches": 2}])
 async def test_files_are_cut_behind_the_oldest(bound: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if "stretches" in bound:
