@@ -52,6 +52,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "widen it": with_schema({**COLUMNS[0], "type": "long"}, *OTHERS),
     "make it optional": with_schema({**COLUMNS[0], "required": False}, *OTHERS),
     "drop it and make another of its name": with_schema({**COLUMNS[0], "id": 200}, *OTHERS),
+    "add a column that no message has": with_schema(*COLUMNS, column(300, "must", "long", required=True)),
     "replace the table": [
         {"action": "remove-snapshot-ref", "ref-name": "main"},
         add(snapshot(9, **{"sequence-number": 9})),
@@ -85,6 +86,30 @@ def test_hazard_21_other_tables_may_do_all_of_it(name: str) -> None:
     state = three_rounds()
     free = settled(bind.detach(state, NOW_MS))
     assert foreign(free, *REFUSED[name]).table is not free.table
+
+
+def test_hazard_21_a_column_is_missed_also_under_the_id_of_the_schema_that_had_it() -> None:
+    """The last schema is removed, and what is added next gets its id."""
+    state = settled(foreign(three_rounds(), *with_schema(*COLUMNS, column(300, "more", "string"))))
+    last = state.table.fields["current-schema-id"]
+    around = [
+        {"action": "set-current-schema", "schema-id": 0},
+        {"action": "remove-schemas", "schema-ids": [last]},
+        *with_schema(*OTHERS),
+    ]
+    assert commit_to(state.table, *around).fields["current-schema-id"] == last
+    with pytest.raises(errors.TopicTable, match="column shard belongs to the envelope"):
+        foreign(state, *around)
+
+
+@pytest.mark.parametrize("before", [[], [column(300, "must", "long")]], ids=["new", "optional before"])
+def test_hazard_21_whoever_adds_a_required_column_is_told_how_else(before: list[dict[str, Any]]) -> None:
+    state = three_rounds()
+    if before:
+        state = settled(foreign(state, *with_schema(*COLUMNS, *before)))
+    with pytest.raises(errors.TopicTable, match="column must is required, and no message has it") as refused:
+        foreign(state, *with_schema(*COLUMNS, column(300, "must", "long", required=True)))
+    assert refused.value.hint.startswith("make it optional")
 
 
 def test_hazard_21_a_round_is_not_above_these_rules() -> None:

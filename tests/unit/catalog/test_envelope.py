@@ -21,6 +21,15 @@ def test_the_page_lists_the_columns_that_a_table_must_have() -> None:
     assert dict(listed) == envelope.COLUMNS
 
 
+def test_a_column_beside_the_envelope_must_do_without_values() -> None:
+    schema = envelope.new_schema()
+    more = {"id": 300, "name": "more", "type": "long", "required": False}
+    envelope.check_bindable({**schema, "fields": [*schema["fields"], more]})
+    with pytest.raises(errors.InvalidInput, match="column more is required, and no message has it") as refused:
+        envelope.check_bindable({**schema, "fields": [*schema["fields"], {**more, "required": True}]})
+    assert "make it optional" in refused.value.hint
+
+
 @pytest.mark.parametrize("change", ["drop", "type"])
 def test_a_table_that_does_not_fit_is_refused_with_the_way_to_one_that_does(change: str) -> None:
     schema = envelope.new_schema()

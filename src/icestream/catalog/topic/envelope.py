@@ -34,6 +34,7 @@ COLUMNS: Final[dict[str, str]] = {
 HINT: Final = (
     "a topic's table has all columns of the envelope (docs/lake.md); `icestream lake recreate TOPIC` makes such a table"
 )
+OPTIONAL_HINT: Final = "make it optional"
 _FIRST: Final = ("shard", "offset", "publish_time", "append_time")
 _HEADERS: Final = {
     "type": "map",
@@ -68,6 +69,17 @@ def check_bindable(schema: Object) -> None:
             raise errors.InvalidInput(f"the table has no column {name}", hint=HINT)
         if field_type.family(found[name]) != wanted:
             raise errors.InvalidInput(f"column {name} is not of type {wanted}", hint=HINT)
+    for name in sorted(required_beside(schema)):
+        raise errors.InvalidInput(no_values(name), hint=f"{OPTIONAL_HINT}: ALTER COLUMN {name} DROP NOT NULL")
+
+
+def required_beside(schema: Object) -> set[str]:
+    """Columns beside the envelope that must have a value."""
+    return {field["name"] for field in schema["fields"] if field["required"] and field["name"] not in COLUMNS}
+
+
+def no_values(name: str) -> str:
+    return f"column {name} is required, and no message has it"
 
 
 def changed_column(before: Object, after: Object) -> str | None:

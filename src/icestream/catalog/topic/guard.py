@@ -1,7 +1,8 @@
 """What other engines may do to the table of a topic (hazard 21).
 
-    refused unless forced    the envelope's columns dropped, renamed or of another type; the table replaced, or left
-                             without a current snapshot; a format version that the pipeline cannot write
+    refused unless forced    the envelope's columns dropped, renamed or of another type; other columns that must have a
+                             value, because no message has one; the table replaced, or left without a current snapshot;
+                             a format version that the pipeline cannot write
     allowed                  everything else. Rows that go are recorded (removal.py)
 
 Dropping, renaming and registering a topic's table again are refused where those are planned. What is forced parts the
@@ -32,10 +33,19 @@ def objection(before: Table, after: Table, updates: Sequence[Object]) -> errors.
     had_rows = before.current_snapshot_id is not None
     if had_rows and (after.current_snapshot_id is None or any(_drops_main(one) for one in updates)):
         return _refusal("the table of a topic cannot be replaced")
-    if after.fields["current-schema-id"] != before.fields["current-schema-id"]:
-        column = envelope.changed_column(before.current_schema, after.current_schema)
-        if column is not None:
-            return _refusal(f"column {column} belongs to the envelope of the topic's messages")
+    return _schema_objection(before.current_schema, after.current_schema)
+
+
+def _schema_objection(before: Object, after: Object) -> errors.TopicTable | None:
+    """By what they say: an id may be that of another schema before the same commit."""
+    if after == before:
+        return None
+    column = envelope.changed_column(before, after)
+    if column is not None:
+        return _refusal(f"column {column} belongs to the envelope of the topic's messages")
+    new = envelope.required_beside(after) - envelope.required_beside(before)
+    if new:
+        return errors.TopicTable(envelope.no_values(min(new)), hint=f"{envelope.OPTIONAL_HINT}, or {HINT}")
     return None
 
 
