@@ -53,7 +53,8 @@ class Documents:
 
     async def table(self, location: str) -> Table:
         found = await self._document(location, table.decode)
-        assert isinstance(found, Table)
+        if not isinstance(found, Table):
+            raise errors.MetadataFileDamaged(f"{location} is no metadata file of a table: it is a view's")
         return found
 
     async def read_table(self, location: str) -> Table:
@@ -66,7 +67,8 @@ class Documents:
 
     async def view(self, location: str) -> View:
         found = await self._document(location, view.decode)
-        assert isinstance(found, View)
+        if not isinstance(found, View):
+            raise errors.MetadataFileDamaged(f"{location} is no metadata file of a view: it is a table's")
         return found
 
     async def _document(self, location: str, decode: Callable[[bytes], Document]) -> Document:

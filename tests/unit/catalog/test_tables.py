@@ -344,6 +344,20 @@ async def test_a_view_is_replaced_registered_and_dropped() -> None:
         await views.register(TABLE, first.location)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_document_of_the_other_kind_is_not_registered(is_known: bool) -> None:
+    """Whether it is remembered makes no difference."""
+    world = World()
+    table = await world.with_table()
+    made = await world.catalog.views.create(VIEW, NEW_VIEW)
+    located = (await world.catalog.tables.load(table)).location
+    catalog = world.catalog if is_known else world.another(7)
+    with pytest.raises(errors.MetadataFileDamaged, match="is no metadata file"):
+        await catalog.tables.register(Identifier(NS, "registered"), made.location)
+    with pytest.raises(errors.MetadataFileDamaged, match="is no metadata file"):
+        await catalog.views.register(Identifier(NS, "registered"), located)
+
+
 # --- requests that name themselves ------------------------------------------------------------------------------------
 
 
