@@ -214,10 +214,6 @@ class TopicLake:
         """As another engine does: these are the files from now on."""
         return await self._commit(next(self._numbers), [], entries, operation, **summary)
 
-    async def expire(self, *snapshots: int) -> None:
-        gone = {"action": "remove-snapshots", "snapshot-ids": list(snapshots)}
-        await self.catalog.commits.commit(TABLE, Request([], [gone]))
-
     async def _commit(
         self, number: int, claims: list[Any], entries: Sequence[Any], operation: str, **summary: str
     ) -> int:
@@ -252,11 +248,11 @@ class TopicLake:
         self.live = list(entries)
         return snapshot_id
 
-    async def expire(self) -> None:
-        """All snapshots but the current one. Their files stay: `remove` takes them."""
+    async def expire(self, *snapshots: int) -> None:
+        """These, or all snapshots but the current one. Their files stay: `remove` takes them."""
         table = await self.table()
         gone = [one["snapshot-id"] for one in table.snapshots if one["snapshot-id"] != table.current_snapshot_id]
-        updates = [{"action": "remove-snapshots", "snapshot-ids": gone}]
+        updates = [{"action": "remove-snapshots", "snapshot-ids": list(snapshots) or gone}]
         await self.catalog.commits.commit(TABLE, Request([], updates))
 
     # --- reading ---
