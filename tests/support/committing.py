@@ -23,6 +23,7 @@ from icestream.lake.scan.topic_views import TopicViews
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.backlog import ShardBacklog, TopicBacklog
 from icestream.model.written import Covered, WrittenFile
+from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committer, Result
 from icestream.pipeline.commit.expiry import History
@@ -59,9 +60,10 @@ class Committing:
         wrap: Any = None,
         is_foreign: bool = False,
         lease: str = "",
+        is_cluster: bool = False,
     ) -> None:
         """`wrap`: makes another catalog of the one that commits go to. `is_foreign`: it is asked as if it were somebody
-        else's."""
+        else's. `is_cluster`: files may be on other machines."""
         self.folder = folder
         self.clock = clock or SystemClock()
         self.store = store or MemoryStore(self.clock)
@@ -75,7 +77,14 @@ class Committing:
             self.books = ForeignBooks(self.store, self.catalog, avro, fixed)
         self.reader = ManifestReader(avro)
         self.committer = Committer(
-            self.catalog, self.books, self.files, self.reader, self.clock, SystemRandomness(), history or History()
+            self.catalog,
+            self.books,
+            self.files,
+            self.reader,
+            self.clock,
+            SystemRandomness(),
+            history or History(),
+            Arrival(self.files) if is_cluster else None,
         )
         self.epoch = 1
         self._lease = lease

@@ -13,8 +13,9 @@ from pyiceberg.table import StaticTable
 
 from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
+from icestream.model.written import TopicWritten
 from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.round_plan import Budget
+from icestream.pipeline.round_plan import Budget, RoundPlan
 from icestream.runtime.clock import SimulatedClock
 from tests.support.paper_pipeline import PaperPipeline
 
@@ -51,6 +52,34 @@ async def test_what_is_published_is_in_the_table_and_the_floor_follows(pipeline:
     assert broker.floors == {(1, 0): 9, (2, 0): 3}
     assert broker.held == {}
     assert pipeline.driver.report.as_document()["rows"] == 12
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_hazard_29_files_that_stay_on_another_machine_stop_their_topic_alone(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    """A warehouse that the machines of a cluster do not share: the table names none of it, and the log keeps it."""
+    pipeline = PaperPipeline(tmp_path / "warehouse", is_cluster=True)
+    pipeline.broker.publish(1, 3)
+    pipeline.broker.publish(2, 3)
+    write = pipeline.writer.write
+
+    def elsewhere(plan: RoundPlan) -> list[TopicWritten]:
+        written = write(plan)
+        for file in written[0].files:
+            path = Path(file.location.removeprefix("file:"))
+            path.write_bytes(path.read_bytes()[:-1]) if is_cut else path.unlink()
+        return written
+
+    pipeline.writer.write = elsewhere  # type: ignore[method-assign]
+    await pipeline.round()
+    assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 3}
+    (halted,) = pipeline.topics.halted.values()
+    assert ("bytes of" if is_cut else "is not there") in halted.stopped.reason
+    assert "share" in halted.stopped.hint
+    assert await offsets(pipeline, "t1") == []
+    assert await offsets(pipeline, "t2") == upto(3)
+    await pipeline.close()
 
 
 async def test_a_driver_that_ends_before_it_advances_is_followed_by_one_that_does(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from icestream.catalog.table.snapshot import MAIN
 from icestream.catalog.table.table import Table
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit import fit
+from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.manifest_reader import ManifestReader
@@ -72,7 +73,9 @@ class Committer:
         clock: Clock,
         randomness: Randomness,
         history: History,
+        arrival: Arrival | None = None,
     ) -> None:
+        """`arrival`: looks at the files that executors of a cluster wrote. None: tasks write where we see it."""
         self._catalog = catalog
         self._books = books
         self._files = files
@@ -80,6 +83,7 @@ class Committer:
         self._clock = clock
         self._randomness = randomness
         self._history = history
+        self._arrival = arrival
         self._away: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
 
@@ -216,6 +220,8 @@ class Committer:
 
     async def _draft(self, brought: TopicRound) -> Draft:
         table = brought.table
+        if self._arrival is not None:
+            await self._arrival.check(brought.files)
         if table.manifests is None:
             table.manifests = await self._reader.manifests(table.table)
         appended = [

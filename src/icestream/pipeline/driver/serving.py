@@ -21,6 +21,7 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
+from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.expiry import History
@@ -34,6 +35,7 @@ from icestream.pipeline.driver.metrics_port import MetricsPort
 from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.driver.report import Report
 from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.spark.options import SparkOptions
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
 from icestream.pipeline.upkeep.cleaner import Cleaner
@@ -108,7 +110,8 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
         topics = Topics(books, catalog, effects, clock, storage)
         history = History(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
         reader = ManifestReader(avro)
-        committer = Committer(catalog, books, files, reader, clock, randomness, history)
+        arrival = None if SparkOptions.of(settings).is_local else Arrival(files)
+        committer = Committer(catalog, books, files, reader, clock, randomness, history, arrival)
         owner = f"{settings.node.name}/child" if is_child else ""
         lease = DriverLease(store, clock, owner, name=name)
         report = Report(writer.master, os.getpid(), port)
