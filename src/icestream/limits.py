@@ -577,6 +577,12 @@ PIPELINE_LOOK_SECONDS: Final = 1.0
 PIPELINE_STOP_SECONDS: Final = 2.0
 # A topic that is not written because somebody must decide is looked at again after so long.
 TOPIC_HALT_SECONDS: Final = 15.0
+# One whose part of rounds fails waits PIPELINE_RETRY_SECONDS_MIN, then twice that, up to this. A failing topic may cost
+# a whole round each time, a second or two: so it takes a small share of them, and is found mended within half a minute.
+TOPIC_RETRY_SECONDS_MAX: Final = 30.0
+# Data files of rounds without a known outcome that a driver remembers, to bring them again: a few KiB for each. Of what
+# is beyond, the files are written again.
+OPEN_ROUND_FILES_MAX: Final = 4_000
 # Stopped topics that are told by name: their reasons are sentences, and all of it is one small document.
 REPORTED_TOPICS_MAX: Final = 50
 # Tables that are loaded at the same time.

@@ -156,7 +156,7 @@ class DriverLife:
         offload: Any = Watched(InlineOffload(), life)
         self.broker: Any = outside.broker
         self.effects = effects
-        self.topics = Topics(books, watched, effects, clock, {})
+        self.topics = Topics(books, watched, effects, clock, SystemRandomness(), {})
         committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), outside.history)
         self.lease = DriverLease(store, clock, owner, LEASE_MS)
         options = DriverOptions(Budget(age_due_ms=age_due_ms), wait_ms=0)

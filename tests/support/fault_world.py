@@ -34,6 +34,7 @@ from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.driver.effects import Fault
+from icestream.pipeline.driver.topics import Cause
 from icestream.pipeline.manifests.layout import DELETED
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
@@ -206,7 +207,8 @@ class FaultWorld:
         """Runs it until nothing is in the log that is in no table, but for topics for which somebody must decide."""
         stop = asyncio.Event()
         one.broker.on_empty = stop.set
-        one.broker.is_stopped = one.topics.halted.__contains__
+        halted = one.topics.halted
+        one.broker.is_stopped = lambda topic_id: topic_id in halted and halted[topic_id].cause is Cause.DECISION
         async with asyncio.timeout(HANGS_SECONDS):
             await one.driver.run(stop)
         assert {topic.topic_id for topic in (await self.ingest.backlog()).topics} <= may_stop

@@ -20,6 +20,7 @@ from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.upkeep.cleaner import Cleaner
 from icestream.pipeline.upkeep.named_files import NamedFiles
+from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.committing import Committing
 
@@ -138,7 +139,7 @@ class PaperPipeline:
         self.broker = broker or PaperBroker()
         self.world = Committing(folder, **world)
         effects = effects or Effects()
-        self.topics = Topics(self.world.books, self.world.catalog, effects, self.world.clock, {})
+        self.topics = Topics(self.world.books, self.world.catalog, effects, self.world.clock, SeededRandomness(1), {})
         self.writer = PaperWriter(self.world, self.topics)
         self.lease = DriverLease(self.world.store, self.world.clock, owner)
         self.driver = Driver(
@@ -170,6 +171,11 @@ class PaperPipeline:
         backlog = await self.broker.backlog(0, 0)
         if backlog.topics:
             await self.driver.round(backlog, is_hurried=True)
+
+    def pass_pauses(self) -> None:
+        """As if the time were over for which topics stand still."""
+        for topic_id, halt in self.topics.halted.items():
+            self.topics.halted[topic_id] = halt._replace(again_ns=0)
 
     async def close(self) -> None:
         await self.lease.give_up()

@@ -170,7 +170,7 @@ PIPELINE_REMOVED_FILES = Counter(
 )
 PIPELINE_REMOVED_BYTES = Counter("icestream_pipeline_removed_bytes_total", "Bytes of them.")
 PIPELINE_STOPPED_TOPICS = Gauge(
-    "icestream_pipeline_stopped_topics", "Topics that are not written because somebody must decide."
+    "icestream_pipeline_stopped_topics", "Topics that are not written at present, by cause.", ["cause"]
 )
 
 

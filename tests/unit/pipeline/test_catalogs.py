@@ -95,6 +95,7 @@ async def test_whatever_is_answered_each_offset_comes_once(run: Run, mood: str) 
     run.broker.publish(1, 5)
     run.catalog.moods = [mood]
     await run.pipeline.round()
+    run.pipeline.pass_pauses()
     run.broker.publish(1, 5)
     await run.pipeline.round()
     await run.pipeline.round()
@@ -126,6 +127,7 @@ async def test_tables_that_go_together_are_judged_one_by_one(tmp_path: Path, moo
         run.broker.publish(topic, 4)
     run.catalog.moods = [mood]
     await run.pipeline.round()
+    run.pipeline.pass_pauses()
     await run.pipeline.round()
     for topic in (1, 2, 3):
         assert await run.rows(Identifier(("default",), f"t{topic}")) == list(range(4))

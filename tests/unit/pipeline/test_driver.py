@@ -104,16 +104,20 @@ async def test_a_driver_that_ends_before_it_advances_is_followed_by_one_that_doe
         await one.close()
 
 
-async def test_a_topic_that_fails_does_not_hold_up_the_others(pipeline: PaperPipeline) -> None:
+async def test_a_topic_that_fails_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    pipeline = PaperPipeline(tmp_path / "warehouse", clock=clock)
     pipeline.broker.publish(1, 5)
     pipeline.broker.publish(2, 5)
     pipeline.writer.failing = lambda topic_id: topic_id == 1
     await pipeline.round()
     assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 5}
     pipeline.writer.failing = lambda topic_id: False
+    clock.advance(limits.PIPELINE_RETRY_SECONDS_MIN)
     await pipeline.round()
     assert pipeline.broker.floors == {(1, 0): 5, (2, 0): 5}
     assert await offsets(pipeline, "t1") == upto(5)
+    await pipeline.close()
 
 
 async def test_a_topic_that_grew_is_written_with_all_its_shards(pipeline: PaperPipeline) -> None:
@@ -206,6 +210,28 @@ async def test_hazard_24_who_cannot_wait_waits_for_no_second_interval_however_ma
     await found.driver.turn()
     assert not found.driver._hurry.is_set()
     await found.close()
+
+
+async def test_who_cannot_wait_is_not_forgotten_when_the_round_fails(pipeline: PaperPipeline) -> None:
+    waits: list[int] = []
+    ask, hold = pipeline.broker.backlog, pipeline.broker.hold
+
+    async def backlog(wait_ms: int, after_lsn: int) -> Any:
+        waits.append(wait_ms)
+        return await ask(wait_ms, after_lsn)
+
+    async def away(*_: Any) -> None:
+        raise errors.ConnectionLost("the broker went away")
+
+    pipeline.broker.backlog, pipeline.broker.hold = backlog, away  # type: ignore[method-assign, assignment]
+    pipeline.broker.publish(1, 3)
+    pipeline.driver.hurry()
+    with pytest.raises(errors.ConnectionLost):
+        await pipeline.driver.turn()
+    pipeline.broker.hold = hold  # type: ignore[method-assign]
+    for _ in range(2):
+        await pipeline.driver.turn()
+    assert [wait_ms == 0 for wait_ms in waits] == [True, True, False]
 
 
 async def test_an_idle_driver_gives_the_lease_back(pipeline: PaperPipeline) -> None:

@@ -11,7 +11,8 @@
     advance  the broker's floors, by what the catalog answered alone (floors.py)
     clean up some of the files that no table needs any more (upkeep/cleaner.py)
 
-What fails is tried again: the catalog away, the broker away, a job that failed. A topic that cannot go on stops alone.
+What fails is tried again: the catalog away, the broker away, a job that failed. A topic that cannot go on stops alone,
+and what it waits for does not hold up the others (commits.py, topics.py).
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ import msgspec
 from icestream import errors, limits
 from icestream.model.backlog import Backlog
 from icestream.model.written import TopicWritten
-from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.observability.spans import span
-from icestream.pipeline.commit.bookkeeping import Books, TopicRound
-from icestream.pipeline.commit.committer import Committed, Committer, NotCommitted, Result
+from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.commit.committer import Committer
+from icestream.pipeline.driver.backoff import pause_seconds
 from icestream.pipeline.driver.broker import Broker
+from icestream.pipeline.driver.commits import Commits
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.floors import FloorKeeper
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.driver.report import Report, RoundReport
 from icestream.pipeline.driver.topics import Topics
-from icestream.pipeline.judgement import Judged, judge
+from icestream.pipeline.judgement import judge
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import Budget, RoundPlan
 from icestream.pipeline.tables.topic_table import Stopped
@@ -83,10 +85,8 @@ class Driver:
         """`cleaner`: none where nobody removes files."""
         self._broker = broker
         self._lease = lease
-        self._books = books
         self._topics = topics
         self._floors = FloorKeeper(broker, topics, effects)
-        self._committer = committer
         self._writer = writer
         self._offload = offload
         self._effects = effects
@@ -96,8 +96,10 @@ class Driver:
         self._after_lsn = 0
         self._hurry = asyncio.Event()
         self._wished_us = 0
+        self._commits = Commits(lease, books, topics, committer, effects, clock, report, cleaner)
         self.report = report
         report.halted = topics.halted
+        report.on_told = broker.tell
 
     def hurry(self) -> None:
         """Everything that waits is due now (`icestream lake commit-now`), in as many rounds as it takes."""
@@ -119,10 +121,10 @@ class Driver:
                 self._topics.forget()
             except errors.IcestreamError as error:
                 failures += 1
-                pause = min(limits.PIPELINE_RETRY_SECONDS_MIN * 2 ** (failures - 1), limits.PIPELINE_RETRY_SECONDS_MAX)
-                self._say("waiting", error.message)
+                pause = pause_seconds(failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX)
+                self.report.say("waiting", error.message)
                 _log.warning("a round failed and is tried again", reason=error.message, again_seconds=pause)
-                await self._tell()
+                await self.report.tell()
                 await self._unless(stop, self._clock.sleep(pause))
 
     async def _unless(self, stop: asyncio.Event, work: object) -> None:
@@ -141,19 +143,25 @@ class Driver:
 
     async def turn(self) -> None:
         """Asks, waits where nothing is due, and does one round."""
-        self._say("idle" if not self._after_lsn else "waiting")
-        await self._tell()
+        self.report.say("idle" if not self._after_lsn else "waiting")
+        await self.report.tell()
         is_hurried = self._hurry.is_set()
         with self._effects.happens(Effect.ASK):
             backlog = await self._broker.backlog(0 if is_hurried else self._options.wait_ms, 0)
         self.report.waiting(backlog, self._clock.wall_us())
+        self._topics.forget_halts(backlog)
         if not backlog.topics:
             self._hurry.clear()
             await self._clean_up_idle()
             await self._lease.give_up()
             return
         self._hurry.clear()
-        plan = await self.round(backlog, is_hurried)
+        try:
+            plan = await self.round(backlog, is_hurried)
+        except errors.IcestreamError:
+            if is_hurried:  # nothing of it was done: the next turn does it
+                self._hurry.set()
+            raise
         if is_hurried and self._has_more_of_wish(backlog, plan):
             self._hurry.set()
         if not plan.topics:
@@ -169,8 +177,9 @@ class Driver:
     async def _wait_until(self, due_us: int | None) -> None:
         """When the next topic is due, or somebody cannot wait. Large backlogs are looked at more often: they are due by
         their size."""
-        if due_us is None:  # somebody must decide; or another driver wrote it all while we waited for the lease
-            seconds = limits.TOPIC_HALT_SECONDS if self._topics.halted else limits.PIPELINE_RETRY_SECONDS_MIN
+        if due_us is None:  # topics that stand still; or another driver wrote it all while we waited for the lease
+            standing_seconds = min(self._topics.next_look_seconds, limits.PIPELINE_LOOK_SECONDS)
+            seconds = max(standing_seconds, limits.PIPELINE_RETRY_SECONDS_MIN)
         else:
             seconds = min(max((due_us - self._clock.wall_us()) / 1e6, 0.001), limits.PIPELINE_LOOK_SECONDS)
         waking = asyncio.ensure_future(self._hurry.wait())
@@ -191,6 +200,7 @@ class Driver:
         self.report.epoch = self._lease.epoch
         made = RoundReport(self._clock.wall_us() // 1000, 0)
         with self._timed(made, "tables"):
+            await self._commits.bring_again(made)
             plan = await self._planned(backlog, is_hurried)
             if plan.left_out:  # by what we remember: others may have gone on
                 self._topics.doubt(one.topic_id for one in plan.left_out)
@@ -206,6 +216,7 @@ class Driver:
                 await self._carry_out(plan, made)
                 with self._timed(made, "clean_up"):
                     await self._clean_up()
+        if plan.topics or made.committed:
             self.report.done(made)
             _log.info("a round is done", **made.as_document())
         return plan
@@ -221,111 +232,25 @@ class Driver:
         return msgspec.structs.replace(budget, age_due_ms=0) if is_hurried else budget
 
     async def _carry_out(self, plan: RoundPlan, made: RoundReport) -> None:
-        self._say("writing")
+        self.report.say("writing")
         name = uuid.uuid4().hex
         async with self._held(name, plan.files):
             leased = plan.leased(name, self._lease.epoch)
             with self._timed(made, "write"), self._effects.happens(Effect.WRITE):
                 written = await self._offload.run(lambda: self._writer.write(leased))
             judged = judge(plan, written)
-            self._say("committing")
+            self.report.say("committing")
             self.report.written(sum(file.rows for one in judged for file in one.files), self._clock.wall_us())
             try:
                 with self._timed(made, "commit"):
-                    results = await self._commit(judged, made)
+                    positions = await self._commits.commit(judged, made)
             finally:
                 self.report.settled(made.committed > 0, self._clock.wall_us())
             with self._timed(made, "advance"):
-                await self._advance(results)
+                await self._floors.advance(positions)
         self._after_lsn = 1
 
-    # --- commit ---
-
-    async def _commit(self, judged: Sequence[Judged], made: RoundReport) -> dict[int, Result]:
-        epoch, round_id = self._lease.check(), self._committer.new_round_id()
-        rounds = [
-            TopicRound(
-                self._topics[one.topic.topic_id],
-                round_id,
-                epoch,
-                one.claims,
-                one.files,
-                self._committer.new_snapshot_id(),
-            )
-            for one in judged
-            if one.claims
-        ]
-        for one in judged:
-            self._tell_errors(one)
-        found: dict[int, Result] = {}
-        retries = self._committer.retries
-        await self._until_answered(rounds, found)
-        done = [one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)]
-        with self._effects.happens(Effect.NOTE):
-            for topic_id in await self._books.note(done):
-                found[topic_id] = NotCommitted("an operator decided about the topic's table meanwhile")
-        self._judge_results(rounds, found, made, is_plain=self._committer.retries == retries)
-        return found
-
-    async def _until_answered(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
-        """A catalog that is away is waited for with the files that are written, as long as the lease is ours."""
-        failures = 0
-        while True:
-            self._lease.check()
-            try:
-                with self._effects.happens(Effect.COMMIT):
-                    await self._committer.commit(rounds, found)
-                return
-            except errors.StorageUnavailable as error:
-                failures += 1
-                metrics.PIPELINE_COMMIT_RETRIES.inc()
-                self._say("committing", f"the catalog is away: {error.message}")
-                await self._tell()
-                pause = min(limits.PIPELINE_RETRY_SECONDS_MIN * 2 ** (failures - 1), limits.PIPELINE_RETRY_SECONDS_MAX)
-                await self._clock.sleep(pause)
-                self._say("committing")
-
-    def _judge_results(
-        self, rounds: Sequence[TopicRound], found: dict[int, Result], made: RoundReport, *, is_plain: bool
-    ) -> None:
-        """`is_plain`: every attempt was the first."""
-        for one in rounds:
-            match found.get(one.table.topic_id):
-                case Committed(snapshot_id, is_repeat):
-                    self._tell_first(one, snapshot_id)
-                    self._watch(one, is_plain=is_plain and not is_repeat)
-                    made.committed += 1
-                    made.rows += one.rows
-                    made.files += len(one.files)
-                    made.bytes += sum(file.size_bytes for file in one.files)
-                case Stopped() as stopped:
-                    self._topics.halt(one.table.topic_id, one.table.topic, stopped)
-                case NotCommitted(reason, _):
-                    metrics.PIPELINE_COMMIT_RETRIES.inc()
-                    self._watch(one, is_plain=False)
-                    _log.warning("a topic's part of a round was not committed", topic=one.table.topic, reason=reason)
-                    self._topics.doubt([one.table.topic_id])
-
-    def _tell_first(self, one: TopicRound, snapshot_id: int) -> None:
-        """A topic's first rows, so that whoever has just started a broker sees where they are."""
-        if len(one.table.table.snapshots) == 1:
-            name = str(one.table.identifier)
-            self.report.begun(one.table.topic, one.table.identifier, snapshot_id)
-            _log.info("a topic has its first snapshot", topic=one.table.topic, table=name, snapshot_id=snapshot_id)
-
-    def _tell_errors(self, one: Judged) -> None:
-        for error in one.errors:
-            _log.warning("a part of a round failed", topic=one.topic.name, trouble=error.trouble, reason=error.message)
-            metrics.PIPELINE_TASK_ERRORS.labels(error.trouble).inc()
-
     # --- files that nobody needs ---
-
-    def _watch(self, one: TopicRound, *, is_plain: bool) -> None:
-        if self._cleaner is None:
-            return
-        self._cleaner.committed(one.table)
-        if not is_plain:
-            self._cleaner.left_something(one.table)
 
     async def _clean_up(self) -> None:
         """Nothing depends on it: what fails is tried again with another round."""
@@ -343,16 +268,6 @@ class Driver:
         await self._clean_up()
 
     # --- the broker ---
-
-    async def _advance(self, results: dict[int, Result]) -> None:
-        done = [topic_id for topic_id, one in results.items() if isinstance(one, Committed)]
-        await self._floors.advance(
-            [
-                (topic_id, shard, position.next)
-                for topic_id in done
-                for shard, position in self._topics[topic_id].positions.items()
-            ]
-        )
 
     @contextlib.asynccontextmanager
     async def _held(self, name: str, files: Sequence[int]) -> AsyncIterator[None]:
@@ -377,13 +292,6 @@ class Driver:
                 await self._broker.hold(name, epoch, [], 0)
 
     # --- what it says ---
-
-    def _say(self, phase: str, reason: str = "") -> None:
-        self.report.phase, self.report.reason = phase, reason
-
-    async def _tell(self) -> None:
-        with contextlib.suppress(errors.IcestreamError):
-            await self._broker.tell(self.report.as_document())
 
     @contextlib.contextmanager
     def _timed(self, made: RoundReport, step: str) -> Iterator[None]:

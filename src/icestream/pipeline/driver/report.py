@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
 from icestream.model.backlog import Backlog
 from icestream.observability import metrics
+from icestream.pipeline.commit.bookkeeping import TopicRound
 
 
 @dataclass
@@ -24,6 +26,13 @@ class RoundReport:
     bytes: int = 0
     committed: int = 0  # topics
     seconds: dict[str, float] = field(default_factory=dict)  # by step
+
+    def add(self, one: TopicRound) -> None:
+        """It is committed."""
+        self.committed += 1
+        self.rows += one.rows
+        self.files += len(one.files)
+        self.bytes += sum(file.size_bytes for file in one.files)
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -48,7 +57,17 @@ class Report:
         self.last: RoundReport | None = None
         self.age_limit_ms = 0
         self.halted: Mapping[int, Any] = {}
+        self.on_told: Callable[[dict[str, Any]], Awaitable[None]] | None = None
         self._first_snapshots: deque[dict[str, Any]] = deque(maxlen=limits.REPORTED_TOPICS_MAX)
+
+    def say(self, phase: str, reason: str = "") -> None:
+        self.phase, self.reason = phase, reason
+
+    async def tell(self) -> None:
+        """To the broker. One that is away hears it later."""
+        if self.on_told is not None:
+            with contextlib.suppress(errors.IcestreamError):
+                await self.on_told(self.as_document())
 
     def waiting(self, backlog: Backlog, now_us: int) -> None:
         rows = sum(topic.rows for topic in backlog.topics)

@@ -107,7 +107,7 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
         name = await link.name()
         books = _books(settings, store, catalog, files, avro, name)
         storage = {} if options.kind == "local" else dataclasses.asdict(options)
-        topics = Topics(books, catalog, effects, clock, storage)
+        topics = Topics(books, catalog, effects, clock, randomness, storage)
         history = History(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
         reader = ManifestReader(avro)
         arrival = None if SparkOptions.of(settings).is_local else Arrival(files)

@@ -1,46 +1,80 @@
-"""The tables of all topics that a driver writes, and the topics that it does not write because somebody must decide.
+"""The tables of all topics that a driver writes, and the topics that it does not write at present.
 
-A topic that cannot go on stops alone (hazard 21): the others do not notice. It is looked at again after a while, so
-that whatever was mended is found.
+A topic that cannot go on stops alone (hazards 21, 29): the others do not notice.
+
+    somebody must decide    looked at again after a while, so that whatever was mended is found
+    what was tried failed   tried again after a pause that grows each time, until something of it is committed
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from icestream import errors, limits
-from icestream.model.backlog import TopicBacklog
+from icestream.model.backlog import Backlog, TopicBacklog
+from icestream.model.written import Trouble
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.bookkeeping import Books
+from icestream.pipeline.driver.backoff import pause_seconds, spread
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Stopped, TopicTable
 from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
 from icestream.warehouse.catalog import Done, TableCatalog, TableChange
 
 _log = get_logger("pipeline")
+
+
+class Cause(StrEnum):
+    """Why a topic stands still: somebody must decide; its part of a round failed (model/written.py); its commit did."""
+
+    DECISION = "decision"
+    STALE = Trouble.STALE.value
+    DAMAGED = Trouble.DAMAGED.value
+    UNREACHABLE = Trouble.UNREACHABLE.value
+    FAILED = Trouble.FAILED.value
+    COMMIT = "commit"
 
 
 class Halt(NamedTuple):
     topic: str
     stopped: Stopped
     again_ns: int
+    cause: Cause
+
+
+class _Failure(NamedTuple):
+    """What failed last for a topic, and how often in a row it had to wait for it."""
+
+    stopped: Stopped
+    times: int
 
 
 class Topics:
     def __init__(
-        self, books: Books, catalog: TableCatalog, effects: Effects, clock: Clock, storage: Mapping[str, Any]
+        self,
+        books: Books,
+        catalog: TableCatalog,
+        effects: Effects,
+        clock: Clock,
+        randomness: Randomness,
+        storage: Mapping[str, Any],
     ) -> None:
         """`storage`: what the tasks need to reach the files of tables."""
         self._books = books
         self._catalog = catalog
         self._effects = effects
         self._clock = clock
+        self._randomness = randomness
         self._storage = storage
+        self._failures: dict[int, _Failure] = {}
         self._tables: dict[int, TopicTable] = {}
         self.halted: dict[int, Halt] = {}
 
@@ -57,19 +91,74 @@ class Topics:
             if one in self._tables:
                 self._tables[one].is_stale = True
 
-    def halt(self, topic_id: int, topic: str, stopped: Stopped) -> None:
+    # --- topics that stand still ---
+
+    def halt(
+        self,
+        topic_id: int,
+        topic: str,
+        stopped: Stopped,
+        cause: Cause = Cause.DECISION,
+        seconds: float = limits.TOPIC_HALT_SECONDS,
+    ) -> None:
         self._tables.pop(topic_id, None)
         known = self.halted.get(topic_id)
         if known is None or known.stopped != stopped:
             _log.error("a topic is not written to its table", topic=topic, reason=stopped.reason, hint=stopped.hint)
-        again_ns = self._clock.monotonic_ns() + int(limits.TOPIC_HALT_SECONDS * 1e9)
-        self.halted[topic_id] = Halt(topic, stopped, again_ns)
-        metrics.PIPELINE_STOPPED_TOPICS.set(len(self.halted))
+        again_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
+        self.halted[topic_id] = Halt(topic, stopped, again_ns, cause)
+        self._count_halted()
+
+    def failed(self, topic_id: int, topic: str, cause: Cause, stopped: Stopped, *, is_stuck: bool) -> None:
+        """What was tried for it came to nothing; or, not stuck, to less than it should: then it waits when the same
+        happens again."""
+        known = self._failures.get(topic_id, _Failure(Stopped(""), 0))
+        if not is_stuck and known.stopped != stopped:
+            self._failures[topic_id] = _Failure(stopped, 0)
+            return
+        self._failures[topic_id] = _Failure(stopped, known.times + 1)
+        pause = pause_seconds(known.times + 1, limits.PIPELINE_RETRY_SECONDS_MIN, limits.TOPIC_RETRY_SECONDS_MAX)
+        self.halt(topic_id, topic, stopped, cause, spread(pause, self._randomness))
+
+    def written(self, topic_id: int) -> None:
+        """Everything that was tried is in the table."""
+        self._failures.pop(topic_id, None)
+        self._go_on(topic_id)
+
+    def forget_halts(self, backlog: Backlog) -> None:
+        """Of topics of which nothing is in the log any more: they were deleted, or another driver was faster."""
+        if backlog.is_cut:
+            return
+        for topic_id in self.halted.keys() - {one.topic_id for one in backlog.topics}:
+            self.written(topic_id)
+
+    @property
+    def next_look_seconds(self) -> float:
+        """Until one that stands still is tried or looked at again; 0 where none does."""
+        now_ns = self._clock.monotonic_ns()
+        return max(0, min((one.again_ns for one in self.halted.values()), default=now_ns) - now_ns) / 1e9
+
+    def is_halted(self, topic_id: int) -> bool:
+        halt = self.halted.get(topic_id)
+        return halt is not None and self._clock.monotonic_ns() < halt.again_ns
+
+    def _go_on(self, topic_id: int) -> None:
+        halt = self.halted.pop(topic_id, None)
+        if halt is not None:
+            _log.info("a topic is written to its table again", topic=halt.topic)
+            self._count_halted()
+
+    def _count_halted(self) -> None:
+        counts = Counter(one.cause for one in self.halted.values())
+        for cause in Cause:
+            metrics.PIPELINE_STOPPED_TOPICS.labels(cause).set(counts[cause])
+
+    # --- tables ---
 
     async def ready(self, backlog: Iterable[TopicBacklog]) -> list[TopicTable]:
         """The tables of these topics, as far as they can be written. Raises StorageUnavailable while the catalog is
         away."""
-        wanted = [one for one in backlog if not self._is_halted(one.topic_id)]
+        wanted = [one for one in backlog if not self.is_halted(one.topic_id)]
         gate = asyncio.Semaphore(limits.TABLES_OPENED_AT_ONCE)
 
         async def open_one(topic: TopicBacklog) -> TopicTable | None:
@@ -78,10 +167,6 @@ class Topics:
 
         found = await asyncio.gather(*(open_one(one) for one in wanted))
         return [one for one in found if one is not None]
-
-    def _is_halted(self, topic_id: int) -> bool:
-        halt = self.halted.get(topic_id)
-        return halt is not None and self._clock.monotonic_ns() < halt.again_ns
 
     async def _opened(self, topic: TopicBacklog) -> TopicTable | None:
         known = self._tables.get(topic.topic_id)
@@ -102,9 +187,9 @@ class Topics:
             self.halt(topic.topic_id, topic.name, Stopped(error.message, error.hint or ""))
             return None
         self._tables[topic.topic_id] = known
-        if self.halted.pop(topic.topic_id, None) is not None:
-            _log.info("a topic is written to its table again", topic=topic.name)
-            metrics.PIPELINE_STOPPED_TOPICS.set(len(self.halted))
+        halt = self.halted.get(topic.topic_id)
+        if halt is not None and halt.cause is Cause.DECISION:  # what failed must succeed first
+            self._go_on(topic.topic_id)
         return known
 
     async def _evolved(self, known: TopicTable) -> TopicTable:

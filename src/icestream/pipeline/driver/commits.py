@@ -1,0 +1,205 @@
+"""The commit of a round, and what follows from it for each of its topics.
+
+    committed, and everything was written        the topic goes on
+    committed, and something of it failed        it goes on; the same again, and it waits
+    nothing of it could be written               it waits, longer each time (topics.py)
+    refused for what it is                       it is planned anew; the same again, and it waits
+    nobody knows                                 it waits; then its files are brought again (open_rounds.py)
+    somebody must decide                         it stops
+
+The catalog away: all of it is waited for with the files that are written, as long as the lease is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from icestream import errors, limits
+from icestream.model.written import TaskError, Trouble
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.pipeline.commit.bookkeeping import Books, TopicRound
+from icestream.pipeline.commit.committer import Committed, Committer, NotCommitted, Result
+from icestream.pipeline.driver.backoff import pause_seconds
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.open_rounds import OpenRound, OpenRounds
+from icestream.pipeline.driver.report import Report, RoundReport
+from icestream.pipeline.driver.topics import Cause, Topics
+from icestream.pipeline.judgement import Judged
+from icestream.pipeline.tables.topic_table import Stopped
+from icestream.pipeline.upkeep.cleaner import Cleaner
+from icestream.runtime.clock import Clock
+
+Positions = list[tuple[int, int, int]]  # topic, shard, offset
+_log = get_logger("pipeline")
+_AGAIN: Final = "it is tried again by itself"
+_HINTS: Final = {
+    Trouble.STALE: _AGAIN,
+    Trouble.DAMAGED: "`icestream wal inspect` says what the log holds; it is tried again by itself",
+    Trouble.UNREACHABLE: "is the storage of the table there? It is tried again by itself",
+    Trouble.FAILED: "the pipeline's log says more; it is tried again by itself",
+}
+
+
+class Commits:
+    def __init__(
+        self,
+        lease: DriverLease,
+        books: Books,
+        topics: Topics,
+        committer: Committer,
+        effects: Effects,
+        clock: Clock,
+        report: Report,
+        cleaner: Cleaner | None,
+    ) -> None:
+        self._lease = lease
+        self._books = books
+        self._topics = topics
+        self._committer = committer
+        self._effects = effects
+        self._clock = clock
+        self._report = report
+        self._cleaner = cleaner
+        self._open = OpenRounds()
+
+    async def commit(self, judged: Sequence[Judged], made: RoundReport) -> Positions:
+        """How far the tables are by it."""
+        epoch, round_id = self._lease.check(), self._committer.new_round_id()
+        rounds = [
+            TopicRound(
+                self._topics[one.topic.topic_id],
+                round_id,
+                epoch,
+                one.claims,
+                one.files,
+                self._committer.new_snapshot_id(),
+            )
+            for one in judged
+            if one.claims
+        ]
+        failed = {one.topic.topic_id: one.errors[0] for one in judged if one.errors}
+        for one in judged:
+            self._tell_errors(one)
+        found = await self._brought(rounds, made, failed)
+        for one in judged:
+            if one.errors and not one.claims:
+                self._failed(one.topic.topic_id, one.topic.name, one.errors[0], is_stuck=True)
+        return [
+            (one.table.topic_id, shard, position.next)
+            for one in rounds
+            if isinstance(found.get(one.table.topic_id), Committed)
+            for shard, position in one.table.positions.items()
+        ]
+
+    async def bring_again(self, made: RoundReport) -> None:
+        """What is kept and has waited. The floors follow when the tables are looked at."""
+        rounds = [
+            one.brought
+            for one in self._open.due(self._lease.check(), self._topics.is_halted)
+            if await self._still_fits(one)
+        ]
+        if rounds:
+            await self._brought(rounds, made, {})
+
+    async def _still_fits(self, kept: OpenRound) -> bool:
+        table = kept.brought.table
+        try:
+            reason = kept.why_not(await self._books.look(table))
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            self._topics.halt(table.topic_id, table.topic, Stopped(error.message, error.hint or ""))
+            self._open.drop(table.topic_id)
+            return False
+        if reason:
+            _log.info("files of a round without an outcome are not brought again", topic=table.topic, reason=reason)
+            self._open.drop(table.topic_id)
+        return not reason
+
+    # --- answers ---
+
+    async def _brought(
+        self, rounds: Sequence[TopicRound], made: RoundReport, failed: dict[int, TaskError]
+    ) -> dict[int, Result]:
+        found: dict[int, Result] = {}
+        retries = self._committer.retries
+        await self._until_answered(rounds, found)
+        done = [one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)]
+        with self._effects.happens(Effect.NOTE):
+            for topic_id in await self._books.note(done):
+                found[topic_id] = NotCommitted("an operator decided about the topic's table meanwhile")
+        is_plain = self._committer.retries == retries
+        for one in rounds:
+            self._open.drop(one.table.topic_id)
+            self._judge(one, found.get(one.table.topic_id), made, failed.get(one.table.topic_id), is_plain=is_plain)
+        return found
+
+    async def _until_answered(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
+        failures = 0
+        while True:
+            self._lease.check()
+            try:
+                with self._effects.happens(Effect.COMMIT):
+                    await self._committer.commit(rounds, found)
+                return
+            except errors.StorageUnavailable as error:
+                failures += 1
+                metrics.PIPELINE_COMMIT_RETRIES.inc()
+                self._report.say("committing", f"the catalog is away: {error.message}")
+                await self._report.tell()
+                pause = pause_seconds(failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX)
+                await self._clock.sleep(pause)
+                self._report.say("committing")
+
+    def _judge(
+        self, one: TopicRound, result: Result | None, made: RoundReport, error: TaskError | None, *, is_plain: bool
+    ) -> None:
+        """`is_plain`: every attempt was the first."""
+        topic_id, topic = one.table.topic_id, one.table.topic
+        match result:
+            case Committed(snapshot_id, is_repeat):
+                self._tell_first(one, snapshot_id)
+                self._watch(one, is_plain=is_plain and not is_repeat)
+                made.add(one)
+                if error is None:
+                    self._topics.written(topic_id)
+                else:
+                    self._failed(topic_id, topic, error, is_stuck=False)
+            case Stopped() as stopped:
+                self._topics.halt(topic_id, topic, stopped)
+            case NotCommitted(reason, is_open):
+                metrics.PIPELINE_COMMIT_RETRIES.inc()
+                self._watch(one, is_plain=False)
+                _log.warning("a topic's part of a round was not committed", topic=topic, reason=reason)
+                self._topics.doubt([topic_id])
+                if is_open:
+                    self._open.keep(one)
+                self._topics.failed(topic_id, topic, Cause.COMMIT, Stopped(reason, _AGAIN), is_stuck=is_open)
+
+    def _failed(self, topic_id: int, topic: str, error: TaskError, *, is_stuck: bool) -> None:
+        stopped = Stopped(error.message, _HINTS[error.trouble])
+        self._topics.failed(topic_id, topic, Cause(error.trouble), stopped, is_stuck=is_stuck)
+
+    # --- what is said ---
+
+    def _tell_first(self, one: TopicRound, snapshot_id: int) -> None:
+        """A topic's first rows, so that whoever has just started a broker sees where they are."""
+        if len(one.table.table.snapshots) == 1:
+            name = str(one.table.identifier)
+            self._report.begun(one.table.topic, one.table.identifier, snapshot_id)
+            _log.info("a topic has its first snapshot", topic=one.table.topic, table=name, snapshot_id=snapshot_id)
+
+    def _tell_errors(self, one: Judged) -> None:
+        for error in one.errors:
+            _log.warning("a part of a round failed", topic=one.topic.name, trouble=error.trouble, reason=error.message)
+            metrics.PIPELINE_TASK_ERRORS.labels(error.trouble).inc()
+
+    def _watch(self, one: TopicRound, *, is_plain: bool) -> None:
+        if self._cleaner is None:
+            return
+        self._cleaner.committed(one.table)
+        if not is_plain:
+            self._cleaner.left_something(one.table)
