@@ -54,6 +54,7 @@
     │   ├── PositionGone           position_gone     no    the log no longer holds that offset
     │   ├── LeaseLost              lease_lost        no    a lease on log files ended, or a newer pipeline took over
     │   ├── TableUnreadable        table_unreadable  no    a topic's table holds what we do not read, or lacks a file
+    │   │   └── TableDamaged       table_damaged     no    bytes of a file of a topic's table are not what was written
     │   ├── MetadataDamaged        metadata_damaged  no    a value in the metadata store is not what its key promises
     │   ├── MetadataFileMissing    metadata_file_missing no    the file that describes a table is not where it should be
     │   ├── MetadataFileDamaged    metadata_file_damaged no    the file that describes a table is not readable as one
@@ -320,6 +321,10 @@ class LeaseLost(PersistentStorageError):
 
 class TableUnreadable(PersistentStorageError):
     code = "table_unreadable"
+
+
+class TableDamaged(TableUnreadable):
+    code = "table_damaged"
 
 
 class MetadataDamaged(PersistentStorageError):

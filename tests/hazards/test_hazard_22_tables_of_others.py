@@ -3,6 +3,7 @@ in order, and is told of every offset that is none."""
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from icestream import errors, limits
 from icestream.lake.options import CacheOptions
 from icestream.model.scan import Question
-from tests.support.topic_lake import TABLE, TopicLake, remove, row, rows
+from tests.support.topic_lake import TABLE, TopicLake, damage, remove, row, rows
 
 pytestmark = pytest.mark.asyncio
 
@@ -163,7 +164,7 @@ async def test_hazard_22_a_file_that_is_gone_is_planned_around(tmp_path: Path) -
     assert view is not None
     old = list(lake.live)
     await lake.replace([await lake.write(rows(0, 20))])
-    await lake.expire()
+    await lake.expire(10_001, 10_002)
     for entry in old:
         remove(entry)
     lake.tables._views[12] = view  # as it was known
@@ -202,6 +203,27 @@ async def test_hazard_22_files_without_bounds_are_looked_into(tmp_path: Path, st
     await lake.round((0, 0, 33), (1, 0, 9), entries=files)
     assert await lake.read_all() == (payloads((0, 33)), [])
     assert await lake.read_all(3, shard=1) == (payloads((3, 9)), [])
+
+
+@pytest.mark.wrong_tables("one of its files is damaged")
+@pytest.mark.parametrize("column", ["offset", "payload"])
+async def test_hazard_22_a_damaged_page_stops_the_reader_with_the_reason(tmp_path: Path, column: str) -> None:
+    lake = await filled(tmp_path, 10, 20)
+    path = damage(lake.live[0], column)
+    with pytest.raises(errors.TableUnreadable, match="is damaged") as stopped:
+        await lake.read_all()
+    assert (path in stopped.value.message, "verify --deep" in stopped.value.hint) == (True, True)
+
+
+async def test_hazard_22_what_the_machine_says_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = await filled(tmp_path, 10)
+
+    def crowded(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(lake.parquet, "_opened", crowded)
+    with pytest.raises(OSError, match="Too many open files"):
+        await lake.read_all()
 
 
 async def test_hazard_22_shards_that_are_far_apart_in_one_file(tmp_path: Path) -> None:

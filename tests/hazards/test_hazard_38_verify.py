@@ -10,7 +10,7 @@ from icestream import limits
 from icestream.catalog.topic.commit import Request
 from icestream.lake.verify.report import Report, Weight
 from icestream.lake.verify.shard_in_log import ShardInLog
-from tests.support.topic_lake import TABLE, Row, TopicLake, remove, row, rows
+from tests.support.topic_lake import TABLE, Row, TopicLake, damage, damage_footer, remove, row, rows
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.wrong_tables("most of them, on purpose")]
 LOG = {0: ShardInLog(0, 20)}
@@ -179,6 +179,33 @@ async def test_hazard_38_files_of_other_snapshots_beyond_the_bound_are_told(
     monkeypatch.setattr(limits, "VERIFY_OTHER_FILES_MAX", 1)
     report = await verified(lake, deep=True)
     assert (report.is_good, told(report, Weight.BOUNDS_ONLY)) == (True, [("files", 0, 0)])
+
+
+@pytest.mark.parametrize("has_bounds", [True, False])
+async def test_hazard_38_a_damaged_page_is_red_and_the_others_are_looked_at(tmp_path: Path, has_bounds: bool) -> None:
+    lake = await filled(tmp_path)
+    written = await lake.write(rows(20, 30), statistics=has_bounds)
+    await lake.round((0, 20, 30), entries=[written])
+    await lake.round((0, 30, 40), entries=[await lake.write([*rows(30, 35), *rows(36, 40)])])
+    path = damage(written)
+    report = await verified(lake, True, {0: ShardInLog(0, 40)})
+    assert sorted(told(report, Weight.WRONG)) == [("dense", 20, 30), ("dense", 35, 36), ("files", 0, 0)]
+    assert [f"{path} is damaged" in one.text for one in report.findings if one.check == "files"] == [True]
+
+
+async def test_hazard_38_a_damaged_footer_is_red(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    damage_footer(lake.live[0])
+    assert told(await verified(lake, deep=False), Weight.WRONG) == [("files", 0, 0), ("dense", 0, 10)]
+
+
+async def test_hazard_38_a_damaged_file_of_deletes_is_red(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    deletes = await lake.write_deletes(lake.live[0], [0, 4])
+    await lake.replace([*lake.live, deletes], "delete", added_position_deletes="2")
+    damage(deletes, "pos")
+    report = await verified(lake, deep=True)
+    assert ("files", 0, 0) in told(report, Weight.WRONG)
 
 
 async def test_hazard_38_a_file_of_another_size_or_count_is_red(tmp_path: Path) -> None:

@@ -101,6 +101,24 @@ def remove(entry: Any) -> None:
     Path(entry["data_file"]["file_path"].removeprefix("file:")).unlink()
 
 
+def damage(entry: Any, column: str = "offset") -> str:
+    """The first page of a column, in all row groups, as a disk does that forgets. The file keeps its size."""
+    path = Path(entry["data_file"]["file_path"].removeprefix("file:"))
+    data, metadata = bytearray(path.read_bytes()), pq.read_metadata(path)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [group.column(number) for number in range(metadata.num_columns)]
+        at = next(one.data_page_offset for one in columns if one.path_in_schema == column)
+        data[at : at + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    return str(entry["data_file"]["file_path"])
+
+
+def damage_footer(entry: Any) -> None:
+    path = Path(entry["data_file"]["file_path"].removeprefix("file:"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + b"\xff" * 32 + data[-8:])
+
+
 class TopicLake:
     def __init__(
         self,

@@ -16,6 +16,7 @@ from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.observability import metrics
 from tests.support.broker_machine import EARLIEST, TOPIC, publish, quiet, subscribe
 from tests.support.tiers import Attendant, TieredMachine
+from tests.support.topic_lake import damage
 
 pytestmark = pytest.mark.asyncio
 BODY = bytes(4_000)
@@ -270,6 +271,19 @@ async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
     live = await subscribe(broker, "live", kind=kind, start=Start(StartAt.OFFSET, 55))
     await until(machine, 6, live.sink.got)
     assert live.sink.offsets == list(range(55, 61))
+    await broker.shutdown()
+
+
+@pytest.mark.wrong_tables("its file is damaged")
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_damaged_file_ends_the_consumer_with_the_reason(tmp_path: Path, kind: SubscriptionType) -> None:
+    machine = TieredMachine(tmp_path, CacheOptions(enabled=False))
+    broker = await with_history(machine)
+    damage(machine.lake.live[0], "payload")
+    reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+    await quiet()
+    assert [one for one in reader.sink.events if one != "active"] == ["closed"]
+    assert not reader.sink.got
     await broker.shutdown()
 
 

@@ -80,6 +80,8 @@ async def test_what_ends_it_is_told() -> None:
     found = await documents(Said(finding(1), errors.StorageUnavailable("no answer", hint="wait")))
     assert found[-1] == {"problem": {"code": "storage_unavailable", "detail": "no answer", "hint": "wait"}}
     assert len(found) == 2
+    mistaken = await documents(Said(finding(1), ValueError("a mistake of ours")))
+    assert "a mistake of ours" in mistaken[-1]["problem"]["detail"]
 
 
 @pytest.mark.asyncio

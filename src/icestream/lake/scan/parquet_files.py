@@ -2,14 +2,16 @@
 
 Columns are found by Iceberg's field ids, and by their names in files that have none. Inside of a file rows may stand in
 any order. Position deletes take rows away behind the cache. What cannot be applied stops the reader, with the reason:
-a row that somebody deleted is never handed out (hazard 22).
+a row that somebody deleted is never handed out (hazard 22). So do bytes that cannot be decoded.
 
 Everything here blocks, and runs beside the loop.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -81,7 +83,7 @@ class ParquetFiles:
 
     def _count(self, file: DataFile, footer: Footer, number: int, names: list[str]) -> int:
         source = self._open(file.path)
-        with pq.ParquetFile(source, metadata=footer.metadata, read_dictionary=names) as parquet:
+        with decoding(file.path), pq.ParquetFile(source, metadata=footer.metadata, read_dictionary=names) as parquet:
             rows = parquet.read_row_group(number, columns=names, use_threads=False)
         return sum(_value_bytes(chunk) for column in rows.columns for chunk in column.chunks)
 
@@ -97,16 +99,16 @@ class ParquetFiles:
             if file.format != "parquet":
                 raise unreadable(f"{file.path} is a file of format {file.format}", "compact the table to Parquet")
             metadata = self._metadata(file.path)
-            found = Footer(metadata, _columns(metadata.schema.to_arrow_schema(), ids))
+            with decoding(file.path):
+                found = Footer(metadata, _columns(metadata.schema.to_arrow_schema(), ids))
             self._footers.insert(file.path, found)
         return found
 
     def _metadata(self, path: str) -> Any:
         source = self._open(path)
         try:
-            return pq.read_metadata(source)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise unreadable(f"{path} is no Parquet file: {error}", "`icestream verify --deep` finds others") from None
+            with decoding(path):
+                return pq.read_metadata(source)
         finally:
             source.close()
 
@@ -147,7 +149,7 @@ class ParquetFiles:
 
     def _read(self, file: DataFile, footer: Footer, number: int, names: list[str]) -> Any:
         self.groups_read += 1
-        with self._opened(file, footer) as parquet:
+        with decoding(file.path), self._opened(file, footer) as parquet:
             wanted = [footer.columns[name] for name in names if name in footer.columns]
             return _named(parquet.read_row_group(number, columns=wanted, use_threads=False), footer)
 
@@ -155,7 +157,7 @@ class ParquetFiles:
         footer = self._footer(group.file, ids)
         self.groups_read += 1
         at = group.first_row
-        with self._opened(group.file, footer) as parquet:
+        with decoding(group.file.path), self._opened(group.file, footer) as parquet:
             for batch in parquet.iter_batches(
                 _batch_rows(group), [group.number], [*footer.columns.values()], use_threads=False
             ):
@@ -191,12 +193,29 @@ class ParquetFiles:
         if found is None:
             source = self._open(deletes.path)
             try:
-                rows = pq.read_table(source, columns=["file_path", "pos"], use_threads=False, partitioning=None)
+                with decoding(deletes.path):
+                    rows = pq.read_table(source, columns=["file_path", "pos"], use_threads=False, partitioning=None)
             finally:
                 source.close()
             found = rows.filter(pc.equal(rows["file_path"], path))["pos"].to_pylist()
             self._deleted.insert((deletes.path, path), found)
         return found
+
+
+@contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """Around everything that Parquet's library does with the bytes of a file. What the machine says (too many files are
+    open) passes as it is: it may be another time. Without a number it is about the bytes."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
+            raise
+        raise errors.TableDamaged(
+            f"this table cannot be read: {path} is damaged: {error}",
+            hint="put the file back from a copy, or take its rows out with an engine (DELETE), so that readers go on "
+            "behind them; `icestream verify --deep` names all such files",
+        ) from None
 
 
 def unreadable(message: str, hint: str) -> errors.TableUnreadable:

@@ -12,7 +12,7 @@ from icestream.lake.scan.group_units import GroupUnits
 from icestream.lake.scan.parquet_files import Group, ParquetFiles
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.window import Unit, Units, Window
-from icestream.lake.verify.offsets import Held, ranges_of, together, with_ranges, within
+from icestream.lake.verify.offsets import NONE, Held, ranges_of, together, with_ranges, within
 from icestream.lake.verify.progress_count import ProgressCount
 from icestream.lake.verify.report import Finding, Told, Weight, red
 from icestream.observability.words import counted
@@ -27,6 +27,8 @@ class DeepLook:
         self._units = GroupUnits(files)
         self._progress = progress
         self._seen = 0  # rows of the topic's shards, those that are there twice, too
+        self._damaged: set[str] = set()  # what is wrong with files that cannot be decoded
+        self._told: set[str] = set()
 
     def shard(self, shard: int, files: Sequence[DataFile], held: Held) -> Iterator[Told]:
         mine = [file for file in files if file.shards.may_hold(shard)]
@@ -41,6 +43,7 @@ class DeepLook:
                 self._seen += len(offsets)
                 yield self._progress.further(len(offsets))
                 position = window.stop
+            yield from self._check_damaged(shard)
         except errors.TableUnreadable as error:  # what somebody deleted by values, mostly
             yield Finding("dense", Weight.BOUNDS_ONLY, f"{error.message}; {error.hint}", shard)
         except FileNotFoundError as error:
@@ -51,6 +54,8 @@ class DeepLook:
     def strays(self, files: Sequence[DataFile]) -> Iterator[Finding]:
         """Behind all shards, where each was read: rows that belong to none."""
         view = self._view
+        if self._damaged:
+            return
         there = sum(
             self._files.live_rows(group, view.files.deletes_of(file))
             for file in files
@@ -60,15 +65,30 @@ class DeepLook:
             words = counted(there - self._seen, "row")
             yield red("bounds", f"{words} without a place in this topic: of another shard, or without an offset")
 
+    def _check_damaged(self, shard: int) -> Iterator[Finding]:
+        """Each file once; its rows count as missing."""
+        for wrong in sorted(self._damaged - self._told):
+            self._told.add(wrong)
+            yield red("files", wrong, shard)
+
     def _units_of(self, file: DataFile, shard: int) -> list[Unit[Group]]:
         """Of each row two numbers are held."""
-        found = self._units.of_file(self._view, file, shard, 0)
+        try:
+            found = self._units.of_file(self._view, file, shard, 0)
+        except errors.TableDamaged as error:
+            self._damaged.add(error.message)
+            return []
         return [unit._replace(bytes=_ROW_BYTES * unit.rows) for unit in found]
 
     def _offsets(self, window: Window[Group], shard: int) -> Any:
+        return within(
+            together([self._offsets_of(unit.what, shard) for unit in window.units]), window.start, window.stop
+        )
+
+    def _offsets_of(self, group: Group, shard: int) -> Any:
         view = self._view
-        found = [
-            self._files.offsets(unit.what, view.ids, shard, view.files.deletes_of(unit.what.file))
-            for unit in window.units
-        ]
-        return within(together(found), window.start, window.stop)
+        try:
+            return self._files.offsets(group, view.ids, shard, view.files.deletes_of(group.file))
+        except errors.TableDamaged as error:
+            self._damaged.add(error.message)
+            return NONE

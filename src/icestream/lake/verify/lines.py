@@ -20,9 +20,12 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.lake.verify.report import Finding, Progress, Report, Weight
+from icestream.observability.log import get_logger
 
 if TYPE_CHECKING:
     from icestream.lake.verify.verifier import Verifier
+
+_log = get_logger("verify")
 
 
 def summary(report: Report) -> dict[str, Any]:
@@ -54,6 +57,13 @@ def _told(verifier: Verifier, deep: bool) -> Generator[bytes]:
                     yield _line("progress", one._asdict())
     except errors.IcestreamError as error:
         yield _line("problem", {"code": error.code, "detail": error.message, "hint": error.hint})
+        return
+    except Exception as error:  # noqa: BLE001  # whoever asked waits for a last line, whatever went wrong
+        _log.error("a table could not be verified", exc_info=error)
+        failed = errors.PersistentStorageError(
+            f"it could not be verified: {error!r}", hint="its lake process logs more"
+        )
+        yield _line("problem", {"code": failed.code, "detail": failed.message, "hint": failed.hint})
         return
     report = summary(verifier.report(deep, []))
     found = {"is_good": Weight.WRONG not in weights, "is_complete": Weight.BOUNDS_ONLY not in weights}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -11,6 +11,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from icestream.lake.scan.sections import int64s
 
 Ranges = list[tuple[int, int]]
+NONE: Final = pa.array([], pa.int64())
 
 
 @dataclass
@@ -57,7 +58,7 @@ def with_ranges(held: Ranges, more: Ranges) -> None:
 
 def together(parts: list[Any]) -> Any:
     found = [chunk for part in parts for chunk in (part.chunks if isinstance(part, pa.ChunkedArray) else [part])]
-    return pa.concat_arrays([pa.array([], pa.int64()), *found])
+    return pa.concat_arrays([NONE, *found])
 
 
 def within(offsets: Any, start: int, stop: int) -> Any:
