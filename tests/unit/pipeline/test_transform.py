@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import mmh3
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from pyiceberg.types import (
 )
 
 from icestream import errors
+from icestream.pipeline.files import murmur
 from icestream.pipeline.files.layout import ARROW
 from icestream.pipeline.files.single_value import lower_bound, upper_bound
 from icestream.pipeline.files.transform import transformed
@@ -48,6 +51,32 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 def plain(array: Any) -> list[Any]:
     return (array.cast(pa.int64()) if pa.types.is_timestamp(array.type) else array).to_pylist()
+
+
+def hashes(values: list[bytes]) -> list[int]:
+    ends = np.cumsum([0, *map(len, values)])
+    return murmur.murmur3(b"".join(values), ends[:-1], ends[1:]).tolist()
+
+
+@pytest.mark.parametrize(("few", "short_words"), [(0, 0), (2, 0), (2, 3), (100, 64), (100, 0)])
+@QUARTER
+@given(values=st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=250, max_size=600)), max_size=6))
+def test_a_hash_is_the_same_in_whichever_way_it_is_made(few: int, short_words: int, values: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(murmur, "_FEW", few)
+        patch.setattr(murmur, "_SHORT_WORDS", short_words)
+        patch.setattr(murmur, "_CHAINED_BYTES", 64)
+        assert hashes(values) == [mmh3.hash(value, 0, signed=False) for value in values]
+
+
+def test_a_long_key_takes_few_steps_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a handful of calls of NumPy: for a key of megabytes they took half a minute."""
+    steps = []
+    word = murmur._word
+    monkeypatch.setattr(murmur, "_word", lambda *given: steps.append(1) or word(*given))
+    values = [bytes(range(251)) * 5000, b"short", b""]
+    assert hashes(values) == [mmh3.hash(value, 0, signed=False) for value in values]
+    assert len(steps) < 100
 
 
 @pytest.mark.parametrize("kind", ["int", "long", "timestamptz", "string", "binary"])
