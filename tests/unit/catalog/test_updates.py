@@ -149,6 +149,14 @@ def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected
         ([do("upgrade-format-version", format_version="3")], "non-integer"),
         ([do("add-schema", schema=schema(column(1, "x", "variant")))], "not supported until v3"),
         ([do("add-schema", schema=[])], "schema from non-object"),
+        ([do("add-schema", schema=schema(column(0, "x")))], "Invalid column id: 0"),
+        ([do("add-schema", schema=schema(column(-9, "x")))], "Invalid column id: -9"),
+        ([do("add-schema", schema=schema(column(2**31 - 200, "x")))], "Invalid column id: 2147483448"),
+        ([do("add-schema", schema=schema(column(9, "")))], "Invalid column name: column 9 has none"),
+        (
+            [do("add-schema", schema=schema(column(9, "x", {"type": "struct", "fields": [column(10, "")]})))],
+            "Invalid column name: column 10 has none",
+        ),
         ([USE_LAST_SCHEMA], "no schema has been added"),
         ([do("set-current-schema", schema_id=7)], "unknown schema: 7"),
         ([do("remove-schemas", schema_ids=[0])], "Cannot remove the current schema"),
@@ -168,6 +176,18 @@ def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected
             "missing field IDs: 1 missing of 2",
         ),
         ([do("add-spec", spec={"fields": [BY_DAY["fields"][0]] * 2})], "partition name more than once"),
+        (
+            [do("add-spec", spec={"fields": [BY_DAY["fields"][0], {**BY_DAY["fields"][0], "name": "x"}]})],
+            "Cannot use partition field id more than once: 1000",
+        ),
+        ([do("add-spec", spec={"fields": [{**BY_DAY["fields"][0], "field-id": 0}]})], "Invalid partition field id: 0"),
+        (
+            [
+                do("add-spec", spec={"fields": [{**BY_DAY["fields"][0], "field-id": 2**31 - 1}]}),
+                do("add-spec", spec={"fields": [{"source-id": 1, "name": "x", "transform": "identity"}]}),
+            ],
+            "Invalid partition field id: 2147483648",
+        ),
         ([USE_LAST_ORDER], "no sort order has been added"),
         ([do("set-default-sort-order", sort_order_id=7)], "unknown sort order: 7"),
         ([do("add-sort-order", sort_order={**BY_ID, "order-id": 0})], "reserved for unsorted"),
@@ -183,6 +203,7 @@ def test_an_update_changes_what_it_names(updates: list[dict[str, Any]], expected
         ([point("main", 99)], "Cannot set main to unknown snapshot: 99"),
         ([point("main", 1, "tag")], "it must be a branch"),
         ([point("x", 1, "twig")], "ref type"),
+        ([point("", 1)], "Invalid ref name: empty"),
         ([point("x", 1, "tag", **{"min-snapshots-to-keep": 1})], "Tags do not support"),
         ([point("x", 1, "branch", **{"max-ref-age-ms": 0})], "greater than 0"),
         ([do("remove-snapshots", snapshot_ids=["1"])], "non-integer"),
@@ -272,6 +293,23 @@ def test_a_snapshot_of_an_older_state_is_a_conflict() -> None:
         commit_to(BASE, add({**snapshot(9, 3), "sequence-number": 3}))
     alone = commit_to(BASE, add({**snapshot(9), "sequence-number": 2}))
     assert alone.fields["last-sequence-number"] == 3, "one without a parent may be older; the number stays"
+
+
+def test_a_snapshot_of_a_schema_that_is_gone_is_a_conflict() -> None:
+    """Who reads as of that snapshot asks for its schema. The client makes it anew with the one that is there."""
+    made = commit_to(BASE, ADD_WIDER, USE_LAST_SCHEMA, do("remove-schemas", schema_ids=[0]))
+    with pytest.raises(errors.CommitConflict, match="Cannot add snapshot with unknown schema: 0"):
+        commit_to(made, add(snapshot(4, 3)), point("main", 4))
+    for known in ({"schema-id": 1}, {"schema-id": None}):
+        assert commit_to(made, add(snapshot(4, 3, **known)), point("main", 4)).current_snapshot_id == 4
+
+
+def test_columns_that_others_numbered_long_ago_stay_usable() -> None:
+    """A table that was registered may have a column 0; its schema can be changed all the same."""
+    document = table().as_json()
+    document["schemas"] = [schema(column(0, "id"), column(2, "data"), **{"schema-id": 0})]
+    made = commit_to(load(document), do("add-schema", schema=schema(column(0, "id"), column(4, "more"))))
+    assert len(made.fields["schemas"]) == 2
 
 
 def test_a_v1_table_counts_no_sequence() -> None:

@@ -6,7 +6,7 @@ are full names (`address.street`, `tags.element`, `labels.value`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from icestream import errors, limits
@@ -14,6 +14,7 @@ from icestream.catalog.document import field_type, values
 from icestream.catalog.document.values import Object, shown
 
 DEFAULTS_SINCE_VERSION: Final = 3
+FIELD_ID_MAX: Final = values.INT_MAX - 200  # those behind it are Iceberg's own columns, like _file and _pos
 _COMPARED: Final = ("id", "name", "required", "doc", "initial-default", "write-default")
 
 
@@ -100,6 +101,20 @@ def schema_id(schema: Object) -> int:
 
 def highest_id(fields: dict[int, Field]) -> int:
     return max(fields, default=0)
+
+
+def check_new(fields: dict[int, Field], known: Sequence[Object]) -> None:
+    """Ids and names of columns that come with a change of a table. Those that it has already stay, as old writers
+    numbered them."""
+    new = [field for field in fields.values() if not 1 <= field.id <= FIELD_ID_MAX or field.holder.get("name") == ""]
+    if not new:
+        return
+    present = {field_id for one in known for field_id in fields_of(one)}
+    for field in new:
+        if field.id not in present:
+            if field.holder.get("name") == "":
+                raise errors.InvalidInput(f"Invalid column name: column {field.id} has none")
+            raise errors.InvalidInput(f"Invalid column id: {field.id} is not from 1 to {FIELD_ID_MAX}")
 
 
 def check_version(fields: dict[int, Field], version: int) -> None:

@@ -21,6 +21,7 @@ def add_schema(draft: Draft, update: Object) -> None:
     added = values.an_object(values.required(update, "schema"), "schema")
     fields = schemas.fields_of(added)
     schemas.check_version(fields, draft.format_version)
+    schemas.check_new(fields, draft.fields[SCHEMAS])
     draft.put("last-column-id", max(draft.fields["last-column-id"], schemas.highest_id(fields)))
     known = draft.fields[SCHEMAS]
     found = _same(known, added, schemas.same)
@@ -51,6 +52,7 @@ def add_spec(draft: Draft, update: Object) -> None:
         draft.last_added[SPECS] = found["spec-id"]
         return
     partition_spec.check(added, draft.schema_fields())
+    partition_spec.check_ids(added)
     if draft.format_version == 1:
         partition_spec.check_sequential(added)
     new_id = max((one["spec-id"] + 1 for one in known), default=0)

@@ -66,6 +66,17 @@ def check(spec: Object, fields: dict[int, Field]) -> None:
             )
 
 
+def check_ids(spec: Object) -> None:
+    """Of a spec that is added: data files name their partitions by these."""
+    known: set[int] = set()
+    for field_id in (field["field-id"] for field in spec["fields"]):
+        if not 1 <= field_id <= values.INT_MAX:
+            raise errors.InvalidInput(f"Invalid partition field id: {field_id}")
+        if field_id in known:
+            raise errors.InvalidInput(f"Cannot use partition field id more than once: {field_id}")
+        known.add(field_id)
+
+
 def _check_source(field: Object, source: Field | None) -> None:
     if source is None:
         raise errors.InvalidInput(f"Cannot find source column for partition field: {shown(field)}")

@@ -1,8 +1,8 @@
 """Updates of a table's snapshots and of the branches and tags that name them.
 
-A snapshot that was made for an older state of the table (its sequence number or first row id is used up) is a conflict,
-not a mistake: the client makes it anew and tries again. One whose numbers are far ahead of the table is a mistake: it
-would use up those of all that come behind it, also from a branch that nobody reads.
+A snapshot that was made for an older state of the table (its sequence number or first row id is used up, its schema is
+gone) is a conflict, not a mistake: the client makes it anew and tries again. One whose numbers are far ahead of the
+table is a mistake: it would use up those of all that come behind it, also from a branch that nobody reads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,20 @@ def add_snapshot(draft: Draft, update: Object) -> None:
             raise errors.InvalidInput(f"Attempting to add a snapshot before one of {name} is added")
     if draft.snapshot(added["snapshot-id"]) is not None:
         raise errors.InvalidInput(f"Snapshot already exists for id: {added['snapshot-id']}")
+    _check_schema(draft, added)
     _count_sequence(draft, added)
     if draft.format_version >= ROW_LINEAGE_SINCE:
         _count_rows(draft, added)
     draft.add_snapshot(added)
+
+
+def _check_schema(draft: Draft, added: Object) -> None:
+    """Old writers name none."""
+    named = added.get("schema-id")
+    if named is not None and values.find(draft.fields["schemas"], "schema-id", named) is None:
+        raise errors.CommitConflict(
+            f"Validation failed, please retry: Cannot add snapshot with unknown schema: {named}"
+        )
 
 
 def _count_sequence(draft: Draft, added: Object) -> None:
@@ -77,6 +87,8 @@ def remove_snapshots(draft: Draft, update: Object) -> None:
 
 def set_reference(draft: Draft, update: Object) -> None:
     name = values.text(update, "ref-name")
+    if not name:
+        raise errors.InvalidInput("Invalid ref name: empty")
     reference = snapshot.check_reference(name, update)
     if draft.fields["refs"].get(name) == reference:
         return
