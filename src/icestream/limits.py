@@ -332,6 +332,11 @@ PEER_UNSENT_BYTES_MAX: Final = 16 * MIB
 PEER_OPEN_SECONDS_MAX: Final = 2.0
 # A call that gets no answer in this time has an unknown outcome.
 PEER_CALL_SECONDS_MAX: Final = 5.0
+# What another machine does not take in this time is lost with the connection, and it is dialled anew: so nodes find
+# each other soon after a cut of the network that closed nothing. Some elections long: a busy machine is not left
+# alone; and a connection without traffic is asked after so long whether the other machine is there, by the kernel.
+PEER_UNACKED_SECONDS_MAX: Final = 2.0
+PEER_KEEP_ALIVE_SECONDS: Final = 3
 # Calls of one other node that are under way: its commands, each under a name of its own, and some more.
 PEER_CALLS_MAX: Final = 300
 PEER_CONNECTIONS_MAX: Final = 256

@@ -2,7 +2,8 @@
 
 opening    HELLO was sent          WELCOME -> open; anything else, or nothing in time -> its error
 open       messages are written, or dropped when too much waits for the socket: Raft repeats what matters
-lost       every call under way gets ConnectionLost; `lost` is set
+lost       every call under way gets ConnectionLost; `lost` is set. Also when the other machine takes nothing any more
+           (runtime/keep_alive.py)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from icestream.cluster.wire import Hello, Kind, Welcome
 from icestream.protocol import document
 from icestream.protocol.frame import Frame, encode_frame
 from icestream.protocol.stream import FrameStream
+from icestream.runtime.keep_alive import keep_alive
 
 Document = dict[str, Any]
 
@@ -76,6 +78,10 @@ class PeerLink(asyncio.BufferedProtocol):
             await self._can_write.wait()
         self._check_open().write(encode_frame(kind, 0, body))
 
+    def be_patient(self) -> None:
+        """The other node may take nothing for as long as `write` waits: its disk is slow, and its machine is there."""
+        keep_alive(self._check_open(), limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_CALL_SECONDS_MAX)
+
     async def end(self) -> None:
         """Until the other node has confirmed what was written."""
         await self._ask(Kind.END, b"")
@@ -109,6 +115,7 @@ class PeerLink(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        keep_alive(transport, limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_UNACKED_SECONDS_MAX)
         self._transport.write(encode_frame(Kind.HELLO, 0, wire.encode_hello(self._hello)))
 
     def pause_writing(self) -> None:

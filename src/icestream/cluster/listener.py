@@ -20,6 +20,7 @@ from icestream.observability.log import get_logger
 from icestream.protocol import document
 from icestream.protocol.frame import Frame, encode_frame
 from icestream.protocol.stream import FrameStream
+from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.listening import cannot_listen
 
 Document = dict[str, Any]
@@ -105,6 +106,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        keep_alive(transport, limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_UNACKED_SECONDS_MAX)  # else it stays for good
         if self._listener.is_closed or len(self._listener.connections) >= limits.PEER_CONNECTIONS_MAX:
             transport.close()
         self._listener.connections.add(self)

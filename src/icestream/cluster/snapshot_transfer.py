@@ -53,6 +53,7 @@ class SnapshotSender:
         try:
             link = await self._dial(to)
             try:
+                link.be_patient()
                 await link.write(Kind.INSTALL_SNAPSHOT, message)
                 for position in range(0, size, limits.SNAPSHOT_CHUNK_BYTES):
                     data = await self._log.read_state(file, position, min(limits.SNAPSHOT_CHUNK_BYTES, size - position))

@@ -13,10 +13,9 @@ later: the client is slowed, nothing is refused. What leaves: outbox.py.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
@@ -31,15 +30,10 @@ from icestream.observability.log import get_logger
 from icestream.protocol import document, frame, handshake
 from icestream.protocol.frame import Frame, Kind, Part
 from icestream.protocol.stream import FrameStream
+from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.tasks import Tasks
 
 _log = get_logger("native")
-_KEEP_ALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.KEEP_ALIVE_SECONDS),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.KEEP_ALIVE_SECONDS // 3),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
 
 
 class _Publish:
@@ -103,10 +97,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         self._connections.add(self)
         self._due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
-        found = transport.get_extra_info("socket")
-        if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-            for option in _KEEP_ALIVE:  # a peer whose machine is gone would hold its consumers for ever
-                found.setsockopt(*option)
+        keep_alive(transport, limits.KEEP_ALIVE_SECONDS)  # whoever is gone would hold its consumers for ever
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         if self._dropped is not None:

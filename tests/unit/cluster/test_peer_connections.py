@@ -1,0 +1,80 @@
+"""Connections between nodes: how long they outlive a machine that is gone, or takes nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from icestream import errors, limits
+from icestream.cluster.development_authority import LOOPBACK, make_certificate
+from icestream.cluster.link import PeerLink, dial
+from icestream.cluster.listener import PeerConnection
+from icestream.cluster.wire import NO_CLUSTER, Hello, Kind, Welcome, encode_welcome
+from icestream.metadata.raft_core import has_raft_core
+from icestream.protocol.frame import encode_frame
+from tests.support.cluster_nodes import SECONDS, ClusterNodes
+
+HELLO = Hello(NO_CLUSTER, 1, "127.0.0.1:1", 0)
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.skipif(sys.platform != "linux", reason="TCP_USER_TIMEOUT is of Linux"),
+]
+
+
+def options(end: PeerLink | PeerConnection) -> list[int]:
+    assert end._transport is not None
+    found = end._transport.get_extra_info("socket")
+    tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    return [found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)] + [
+        found.getsockopt(socket.IPPROTO_TCP, option) for option in tcp
+    ]
+
+
+@pytest.mark.skipif(not has_raft_core(), reason="a cluster needs the native part")
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_both_ends_of_a_connection_notice_a_machine_that_is_gone(tmp_path: Path, is_encrypted: bool) -> None:
+    """Else a dead dialler has its place at the listener for good, and a cut network is found to be back late."""
+    tls = make_certificate(tmp_path / "certificates", "node", LOOPBACK, datetime.now(UTC)) if is_encrypted else None
+    nodes = ClusterNodes(tmp_path, 1, tls)
+    node = await nodes.start(0)
+    try:
+        async with asyncio.timeout(SECONDS):
+            link = await dial(nodes.seeds[0], HELLO, None if tls is None else tls.client_context())
+        (dialled,) = [connection for connection in node.listener.connections if connection.hello == HELLO]
+        idle, unacked_ms = limits.PEER_KEEP_ALIVE_SECONDS, int(limits.PEER_UNACKED_SECONDS_MAX * 1000)
+        assert options(link) == options(dialled) == [1, idle, idle // 3, 3, unacked_ms]
+        link.be_patient()
+        assert options(link) == [1, idle, idle // 3, 3, int(limits.PEER_CALL_SECONDS_MAX * 1000)]
+        link.close()
+    finally:
+        await nodes.close()
+
+
+async def test_a_link_to_a_machine_that_takes_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PEER_UNACKED_SECONDS_MAX", 0.2)
+    greeted: list[asyncio.StreamWriter] = []
+
+    async def greet_and_read_no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.append(writer)
+        writer.write(encode_frame(Kind.WELCOME, 0, encode_welcome(Welcome(NO_CLUSTER, 2, 0, ""))))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is one that reads
+
+    server = await asyncio.start_server(greet_and_read_no_more, "127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(SECONDS):
+            link = await dial(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", HELLO)
+            while link.send([bytes(limits.MIB)]):
+                pass
+            call = asyncio.ensure_future(link.call("GetNodeInfo", {}))
+            await link.lost.wait()
+            with pytest.raises(errors.ConnectionLost, match="broke"):
+                await call
+    finally:
+        server.close()
+        for writer in greeted:
+            writer.transport.abort()
