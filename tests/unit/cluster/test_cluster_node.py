@@ -17,6 +17,7 @@ from icestream.metadata import command as cmd
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.snapshot import encode_snapshot
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
+from tests.support.until import until
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -214,8 +215,9 @@ async def test_a_node_is_refused_when_its_removal_is_done_and_not_while_it_is_me
         with pytest.raises(errors.NodeRemoved, match="was removed"):
             leader.greet(hello)
         with pytest.raises(errors.NodeRemoved, match="was removed"):
-            await gone.node.until(lambda: False)  # it is told on its own connections
-    assert not before & connections
+            await gone.node.until(lambda: False)  # it is told on its own connections, by whoever parts from it first
+        await until(lambda: not before & connections)
+    assert leader.listener.connections is connections
 
 
 async def test_a_message_that_is_none_ends_its_connection_and_nothing_else(three: ClusterNodes) -> None:
