@@ -814,7 +814,7 @@ ROUND_COMMITS_MAX: Final = 1_000
 # A topic with less than this in a round is gathered from all tasks into one file. More than this makes files that are
 # large enough, and every byte of a shuffle goes through Java.
 ROUND_GATHER_BYTES_MAX: Final = 8 * MIB
-# Partition values of one topic in one task: each is a file.
+# Partition values of one topic in one task: each is a file. Of more than that the front is written.
 ROUND_PARTITIONS_MAX: Final = 1_000
 # Files that are synced one by one, each with its folder. More of them share one sync of their disk, which has to write
 # what others have put on it, too.

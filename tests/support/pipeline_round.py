@@ -75,10 +75,12 @@ class LogInFolder:
         tasks: int = 1,
         marks_every: int = 1,
         targets: dict[int, TableTarget] | None = None,
+        next_offsets: dict[tuple[int, int], int] | None = None,
     ) -> RoundPlan:
+        """`next_offsets`: by topic and shard, of tables that have something already."""
         positions: dict[int, dict[int, int]] = {}
         for topic, shard in self.ends:
-            positions.setdefault(topic, {})[shard] = 0
+            positions.setdefault(topic, {})[shard] = (next_offsets or {}).get((topic, shard), 0)
         found = {topic: target_in(tables / f"t{topic}") for topic in positions} | (targets or {})
         return plan_round(self.backlog(marks_every), positions, found, Budget(age_due_ms=0, tasks_max=tasks), NOW_US)
 

@@ -58,3 +58,4 @@ class TopicWritten(msgspec.Struct, frozen=True):
     covered: list[Covered]  # what was found and written; empty with an error
     files: list[WrittenFile]
     error: TaskError | None = None
+    is_cut: bool = False  # it had too many partition values: this is the front, the rest comes with another round

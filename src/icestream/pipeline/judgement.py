@@ -31,6 +31,7 @@ class Judged(msgspec.Struct, frozen=True):
     files: list[WrittenFile]  # what is to be committed
     left_over: list[WrittenFile]  # what was written and is not: for the clean-up (hazard 1)
     errors: list[TaskError]  # why it is not everything that was planned
+    is_cut: bool = False  # it had too many partition values: the rest comes with another round
 
     @property
     def is_whole(self) -> bool:
@@ -65,6 +66,8 @@ def _judge_topic(topic: TopicPlan, written: Sequence[TopicWritten]) -> Judged:
     used = [file for one in taken for file in one.files]
     names = {file.location for file in used}
     left_over = [file for one in written for file in one.files if file.location not in names]
+    if any(one.is_cut for one in taken):  # whatever lies behind is not reached yet, and comes again
+        return Judged(topic, claims, used, left_over, [], is_cut=True)
     missing = _missing(topic, ends)
     if missing and not errors:
         errors.append(TaskError(Trouble.STALE, f"not all of {topic.name} was found: {missing}"))

@@ -209,15 +209,44 @@ def test_messages_without_a_key_have_a_partition_of_their_own(log: LogInFolder, 
     assert [file.partition for file in written[1].files] == [[None]]
 
 
-def test_too_many_partition_values_are_an_error_of_that_topic(log: LogInFolder, tables: Path) -> None:
+def test_of_too_many_partition_values_the_front_is_written_and_the_rest_comes_next(
+    log: LogInFolder, tables: Path
+) -> None:
     keys = [b"%d" % row for row in range(1001)]
     log.append((1, 0, body(*keys, columns={envelope.KEY: keys})), (2, 0, body(b"x")))
     log.save()
-    one, two = write_here(log.plan(tables, targets={1: target_in(tables, spec_of(("key", "identity")))}))
-    assert (one.covered, one.files) == ([], [])
-    assert one.error is not None
-    assert "1001 partition values" in one.error.message
-    assert two.error is None
+    targets = {1: target_in(tables, spec_of(("key", "identity")))}
+    plan = log.plan(tables, targets=targets)
+    one, two = judge(plan, write_here(plan))
+    assert (one.claims, one.errors, one.is_cut) == ([Claim(0, 1, 0, 1000)], [], True)
+    assert sorted(row["offset"] for file in one.files for row in rows_in(file)) == list(range(1000))
+    assert (two.errors, two.is_cut) == ([], False)
+    plan = log.plan(tables, targets=targets, next_offsets={(1, 0): 1000, (2, 0): 1})
+    (rest,) = judge(plan, write_here(plan))
+    assert (rest.claims, rest.errors, rest.is_cut) == ([Claim(0, 1, 1000, 1001)], [], False)
+
+
+def test_shards_take_turns_when_there_are_too_many_partition_values(
+    log: LogInFolder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None waits until another one has no new key any more; what lies behind, damaged or not, is not reached yet."""
+    monkeypatch.setattr(limits, "ROUND_PARTITIONS_MAX", 10)
+    for shard in (0, 1):
+        keys = [b"%d-%d" % (shard, row // 2) for row in range(40)]
+        log.append((1, shard, body(*keys, columns={envelope.KEY: keys})))
+    log.append((1, 1, body(b"x")))
+    log.save()
+    damage(log, 0, log.files[0].end - 5)
+    targets = {1: target_in(tables, spec_of(("key", "identity")))}
+    next_offsets: dict[tuple[int, int], int] = {}
+    for end in (10, 20, 30, 40):
+        plan = log.plan(tables, targets=targets, next_offsets=next_offsets)
+        (found,) = judge(plan, write_here(plan))
+        next_offsets = {(1, claim.shard): claim.end for claim in found.claims}
+        assert next_offsets == {(1, 0): end, (1, 1): end}
+        assert found.is_cut == (end < 40)
+        assert [error.trouble for error in found.errors] == ([] if found.is_cut else [Trouble.DAMAGED])
+        assert sum(file.rows for file in found.files) == 20
 
 
 def test_large_topics_become_files_of_the_target_size(log: LogInFolder, tables: Path) -> None:

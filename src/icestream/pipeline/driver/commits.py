@@ -196,6 +196,12 @@ class Commits:
         for error in one.errors:
             _log.warning("a part of a round failed", topic=one.topic.name, trouble=error.trouble, reason=error.message)
             metrics.PIPELINE_TASK_ERRORS.labels(error.trouble).inc()
+        if one.is_cut:
+            _log.warning(
+                "a topic has more partition values than a round writes files: the rest comes with the next one",
+                topic=one.topic.name,
+                hint=f"at most {limits.ROUND_PARTITIONS_MAX} in one task; a bucket of the key makes larger files",
+            )
 
     def _watch(self, one: TopicRound, *, is_plain: bool) -> None:
         if self._cleaner is None:

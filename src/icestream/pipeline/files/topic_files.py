@@ -20,16 +20,19 @@ from icestream.pipeline.rows.rows import TopicRows
 
 class Written(NamedTuple):
     files: list[WrittenFile]
+    ends: dict[int, int] | None = None  # where each shard ends, of those with rows in the files; None: all was written
 
 
 def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStore, name: Callable[[], str]) -> Written:
-    """All of its rows, or an error: then nothing of it counts."""
+    """All of its rows, or their front where they have too many partition values; or an error: then nothing of it
+    counts."""
     layout = layout_of(target)
     table = layout.table(_joined(parts), sum(part.rows for part in parts))
     names = {column.field_id: column.name for column in layout.columns}
     ids = {name: field_id for field_id, name in names.items()}
     files = []
-    for group in groups_of(table, target.spec, names):
+    grouped = groups_of(table, target.spec, names)
+    for group in grouped.groups:
         for rows in _sized(_rows_of(table, group), target.target_bytes):
             data, metrics = encoded(rows, layout, target.codec, target.codec_level)
             location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
@@ -48,7 +51,12 @@ def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStor
                     *metrics,
                 )
             )
-    return Written(files)
+    return Written(files, None if grouped.taken is None else _ends(table, grouped.taken))
+
+
+def _ends(table: Any, taken: Any) -> dict[int, int]:
+    shard, offset = (table.column(name).to_numpy()[taken] for name in ("shard", "offset"))
+    return {int(one): int(offset[shard == one].max()) + 1 for one in np.unique(shard)}
 
 
 def _joined(parts: Sequence[TopicRows]) -> dict[str, Any]:

@@ -98,12 +98,14 @@ class Collector:
 
     def _told(self, topic_id: int, written: Written | None) -> TopicWritten:
         files = written.files if written is not None else []
+        ends = written.ends if written is not None and files else None
         covered = [
-            Covered(shard, start, self._ends[topic, shard])
+            Covered(shard, start, self._ends[topic, shard] if ends is None else ends[shard])
             for (topic, shard), start in sorted(self._starts.items())
-            if topic == topic_id and files
+            if topic == topic_id and files and (ends is None or shard in ends)
         ]
-        return TopicWritten(topic_id, self._range.get(topic_id, 0), covered, files, self._errors.get(topic_id))
+        error = self._errors.get(topic_id)
+        return TopicWritten(topic_id, self._range.get(topic_id, 0), covered, files, error, is_cut=ends is not None)
 
 
 def _store(
