@@ -288,6 +288,7 @@ class ForeignOperations:
             known.log.topic,
             said,
             rows_up_to,
+            removals=made.outcome.removals,
         )
         await self._write(known.log.topic_id, known.entry, mirror)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from icestream import errors
 from icestream.catalog.topic.binding import Base
+from icestream.catalog.topic.removal import Removals
 from icestream.metadata.entry import Entry
 
 MIRRORS: Final = "/pipeline/tables/"
@@ -26,11 +27,13 @@ class Mirror(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     uuid: str
     committed: dict[int, int]
-    snapshot_id: int = 0
+    snapshot_id: int = 0  # at which main stood then
     topic: str = ""
     base: Base | None = None  # what an operator said, and of which snapshot; 0: of a table without any
     rows_up_to: int = -1  # the highest offset that the table had when it was said
     is_parted: bool = False  # it had this table, and has none
+    rows: int = -1  # of that snapshot; -1: it did not say
+    removals: Removals = ()  # what that snapshot lacks
 
     def check_has_table(self, topic: str) -> None:
         if self.is_parted:

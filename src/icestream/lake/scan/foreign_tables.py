@@ -23,7 +23,7 @@ from icestream.catalog.records import BoundRecord, TableRecord
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
-from icestream.catalog.topic.binding import Binding
+from icestream.catalog.topic.binding import Base, Binding
 from icestream.catalog.topic.run import Run, Runs
 from icestream.catalog.topic.snapshot_mark import Mark
 from icestream.catalog.topic.standing import lacking, main_standing
@@ -35,6 +35,7 @@ from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.warehouse.catalog import LoadedTable, TableCatalog
 from icestream.warehouse.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
+from icestream.warehouse.mirror_anchor import anchor
 
 _log = get_logger("scan")
 LONG_AGO_NS: Final = -(10**18)
@@ -127,11 +128,12 @@ class ForeignTables:
         if loaded.uuid != mirror.uuid:
             raise _unreadable(identifier, "it is another table than the one that was written before")
         table = tables.load(loaded.metadata)
-        committed = _committed(table, topic_id, mirror)
+        base = anchor(table, topic_id, mirror)
+        committed = _committed(table, topic_id, mirror, base)
         runs: dict[int, Runs] = {shard: (Run(0, 0, end),) for shard, end in committed.items()}
-        binding = Binding(_topic(topic_id, mirror), topic_id, runs, base=mirror.base)
+        binding = Binding(_topic(topic_id, mirror), topic_id, runs, base=base)
         where = _version(loaded, table)
-        return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed, mirror.base))
+        return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed, base))
 
     def _keep(self, topic_id: int, known: _Known) -> None:
         while len(self._known) >= limits.SCAN_VIEWS_MAX:
@@ -183,8 +185,8 @@ def _topic(topic_id: int, mirror: Mirror) -> str:
     return mirror.topic or f"/default/topic-{topic_id}"  # a note of a time when it had no name
 
 
-def _committed(table: Table, topic_id: int, mirror: Mirror) -> dict[int, int]:
-    main = main_standing(table, topic_id, mirror.base).progress.committed
+def _committed(table: Table, topic_id: int, mirror: Mirror, base: Base | None) -> dict[int, int]:
+    main = main_standing(table, topic_id, base).progress.committed
     return {
         shard: max(mirror.committed.get(shard, 0), main.get(shard, 0)) for shard in sorted({*mirror.committed, *main})
     }

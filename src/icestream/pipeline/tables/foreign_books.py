@@ -26,7 +26,7 @@ from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
-from icestream.catalog.topic.removal import as_summary
+from icestream.catalog.topic.removal import Removals, as_summary
 from icestream.catalog.topic.snapshot_mark import Mark, made_since
 from icestream.catalog.topic.standing import lacking, main_standing
 from icestream.lake.highest_offset import highest_offset
@@ -42,6 +42,7 @@ from icestream.pipeline.tables.topic_table import Position, TopicTable
 from icestream.warehouse import table_name
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
+from icestream.warehouse.mirror_anchor import anchor, rows_of
 
 ROUND: Final = "icestream.round"
 EPOCH: Final = "icestream.pipeline-epoch"
@@ -110,11 +111,13 @@ class ForeignBooks:
 
     def summary(self, brought: TopicRound) -> Mapping[str, str]:
         table = brought.table
-        mirror = self._noted.get(table.topic_id, (None, 0))[0]
-        base = mirror.base if mirror is not None else None
-        removals = lacking(table.table, table.topic_id, table.next_offsets, base)  # later snapshots must say it, too
+        removals = self._lacking(table.topic_id, table.table, table.next_offsets)  # later snapshots must say it, too
         found = as_summary(table.topic_id, table.next_offsets | brought.ends, removals)
         return found | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
+
+    def _lacking(self, topic_id: int, table: Table, committed: Mapping[int, int]) -> Removals:
+        base = anchor(table, topic_id, self._noted.get(topic_id, (None, 0))[0])
+        return lacking(table, topic_id, committed, base)
 
     async def note(self, done: Sequence[TopicRound]) -> Collection[int]:
         refused: list[int] = []
@@ -147,13 +150,18 @@ class ForeignBooks:
 
     def _marks(self, done: TopicRound) -> list[Mark]:
         """Of what was made since the last note: our own, also one whose note was lost, and those of others."""
-        table, before = done.table, self._noted.get(done.table.topic_id, (None, 0))[0]
-        known, base = (before.snapshot_id, before.base) if before is not None else (0, None)
-        found = made_since(table.table, known, limits.SNAPSHOT_MARKS_PER_BLOCK, table.topic_id, base)
+        table = done.table
+        found = self._made_since(table.topic_id, table.table)
         if any(one.snapshot_id == done.snapshot_id for one in found):
             return found
         now_ms = int(table.table.fields["last-updated-ms"])  # it was read back: the table is as it was before
         return [*found, Mark(done.snapshot_id, now_ms, table.next_offsets)]
+
+    def _made_since(self, topic_id: int, table: Table) -> list[Mark]:
+        mirror = self._noted.get(topic_id, (None, 0))[0]
+        known = mirror.snapshot_id if mirror is not None else 0
+        base = anchor(table, topic_id, mirror)
+        return made_since(table, known, limits.SNAPSHOT_MARKS_PER_BLOCK, topic_id, base)
 
     def _mirror_of(self, done: TopicRound) -> Mirror:
         """What an operator said stays: the history of main may lead back to it."""
@@ -168,6 +176,8 @@ class ForeignBooks:
             table.topic,
             before.base if before is not None else None,
             before.rows_up_to if before is not None else -1,
+            rows=rows_of(table.table.snapshots.find(done.snapshot_id)),
+            removals=self._lacking(table.topic_id, table.table, table.next_offsets),
         )
 
     # --- looking ---
@@ -183,25 +193,35 @@ class ForeignBooks:
         self, topic_id: int, topic: str, name: Identifier, table: Table, mirror: Mirror | None
     ) -> TopicTable:
         envelope.check_bindable(table.current_schema)
-        progress = main_standing(table, topic_id, mirror.base if mirror is not None else None).progress
+        progress = main_standing(table, topic_id, anchor(table, topic_id, mirror)).progress
         standing = Standing(table.uuid or "", progress.committed or None, await self._highest(topic_id, table))
         ends = goes_on_at(topic, standing, mirror, self._starts.get(topic_id, {}))
         epochs = self._epochs.get(topic_id, {})
         positions = {shard: Position(epochs.get(shard, 0), end) for shard, end in ends.items()}
         self._seen[topic_id] = table.current_snapshot_id
         mirror = mirror or Mirror([*name.namespace], name.name, standing.uuid, {}, 0, topic)
-        await self._mend(topic_id, mirror, progress.committed)
+        await self._mend(topic_id, mirror, table, progress.committed)
         return TopicTable(topic_id, topic, name, table, positions)
 
-    async def _mend(self, topic_id: int, mirror: Mirror, committed: Mapping[int, int]) -> None:
+    async def _mend(self, topic_id: int, mirror: Mirror, table: Table, committed: Mapping[int, int]) -> None:
         """What the snapshots of main say, and the mirror does not yet. Unless an operator was faster."""
         if all(end <= mirror.committed.get(shard, 0) for shard, end in committed.items()):
             return
-        noted = msgspec.structs.replace(mirror, committed={**mirror.committed, **committed})
-        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1])]
-        answer = await self._store.txn(compare, [cmd.Put(mirror_key(topic_id), msgspec.json.encode(noted))])
+        ends, main = {**mirror.committed, **committed}, table.current_snapshot_id or 0
+        noted = msgspec.structs.replace(
+            mirror,
+            committed=ends,
+            snapshot_id=main,
+            rows=rows_of(table.snapshots.find(main)),
+            removals=self._lacking(topic_id, table, ends),
+        )
+        added = await self._snapshots.adding(topic_id, self._made_since(topic_id, table))
+        compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]), *added.compare]
+        put = cmd.Put(mirror_key(topic_id), msgspec.json.encode(noted))
+        answer = await self._store.txn(compare, [put, *added.then])
         if answer.held:
             self._noted[topic_id] = noted, answer.revision
+            self._snapshots.done(topic_id, added, answer.revision)
 
     async def _highest(self, topic_id: int, table: Table) -> int | None:
         """The highest offset in the files of main. Files that we looked at, or wrote ourselves, are not read again."""

@@ -3,7 +3,8 @@
 Nobody but us compares offsets there, so three things that say how far the table has come must agree:
 
     snapshots   the last round of this topic in the history of main says it (the summary of its snapshot), or the
-                snapshot about which an operator said it (`Mirror.base`)
+                snapshot about which an operator said it (`Mirror.base`). Where rewrites alone are left of the history,
+                they stand where the mirror does (warehouse/mirror_anchor.py)
     mirror      what we noted in our metadata store behind the last commit, or an operator's decision
     bounds      the highest offset in the files of main, by their manifests
 
