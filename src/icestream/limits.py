@@ -355,6 +355,10 @@ STATE_HASHES_KEPT: Final = 16
 STATE_HASH_NODES_MAX: Final = 64
 # Between two looks of the leader at who should be a voter, and of a node at the others before there is a cluster.
 MEMBERSHIP_LOOK_SECONDS: Final = 0.2
+# How often a node looks at the mark of a warehouse that another one is about to write: on a shared file system one
+# machine may see what another wrote some seconds later.
+WAREHOUSE_MARK_LOOKS: Final = 50
+WAREHOUSE_MARK_LOOK_SECONDS: Final = 0.2
 
 # --- metadata -------------------------------------------------------------------------------------------------------
 # The budget of the metadata store (hazard 28): it lives in memory and is copied to every node.

@@ -42,16 +42,24 @@ class Members(ThreeNodes):
 
     def join(self, name: str, folder: str, port: int) -> Any:
         """As on a machine of its own, with an empty directory; what it says when it is ready."""
+        return self.begin_join(name, folder, port, *self.shared).announcement()
+
+    @property
+    def shared(self) -> tuple[str, str]:
+        """The warehouse of the three."""
+        return ("--set", f"storage.iceberg_config.warehouse=file:{self.folder / 'data' / 'warehouse'}")
+
+    def begin_join(self, name: str, folder: str, port: int, *arguments: str) -> ServeProcess:
         self.folders[name] = self.folder / folder
         given = ("--join", f"127.0.0.1:{self.ports[0]}", "--set", f"node.name={name}", "--set", f"ports.raft={port}")
-        return self._begun(ServeProcess(self.folders[name], *given, "--output", "json", is_fork=True)).announcement()
+        return self._begun(ServeProcess(self.folders[name], *given, "--output", "json", *arguments, is_fork=True))
 
     def wait_for_another(self, name: str) -> int:
         """A node whose list names one that is not there; its Raft port, when it listens."""
         port, nobody = free_ports(2)
         self.folders[name] = self.folder / name / str(port)
         seeds = ("--set", f"meta_store.seed_nodes=127.0.0.1:{port},127.0.0.1:{nobody}", "--raft-port", str(port))
-        named = ("--set", f"node.name={name}", "--output", "json")
+        named = ("--set", f"node.name={name}", "--output", "json", *self.shared)
         self._begun(ServeProcess(self.folder / name, *seeds, *named, is_fork=True))
         until(lambda: can_connect(port), True)
         return port
@@ -102,6 +110,14 @@ def test_nodes_join_are_promoted_replaced_and_invited_and_one_goes_on_alone(tmp_
     with Members(tmp_path) as nodes:
         first = nodes.start_all()[0]
         assert publish(first["address"], KEPT) == 0
+
+        # one that does not see their tables stays outside
+        code, _, said = nodes.begin_join("node-4", "fourth", *free_ports(1)).end()
+        assert code == 3, said
+        assert "node-4 does not see the warehouse of this cluster" in said
+        assert "under the same path, or use an object store" in said
+        nodes.running.pop(max(nodes.running))
+        assert {*nodes.roles("node-1")} == {"node-1", "node-2", "node-3"}
 
         # one more: it has everything and counts in no majority
         fourth = nodes.join("node-4", "fourth", *free_ports(1))

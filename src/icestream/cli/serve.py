@@ -40,7 +40,7 @@ def serve(
     Example: icestream serve --demo
     Example: icestream serve --config broker.yml
     Example: icestream serve --config cluster.yml --raft-port 7651
-    Example: icestream serve --join 10.0.0.1:7650 --set node.name=node-4 --set data_dir=node-4
+    Example: icestream serve --config shared.yml --join 10.0.0.1:7650 --set node.name=node-4 --set data_dir=node-4
     Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic --set log.level=warning
     Example: icestream serve --set data_dir=elsewhere --set ports.native=0 --set ports.broker_http=0 --set ports.lake=0
     """

@@ -17,6 +17,7 @@ from icestream.cluster.members import (
     NODES,
     REMOVED,
     VOTER,
+    NodeRecord,
     decode_record,
     encode_record,
     node_key,
@@ -24,6 +25,14 @@ from icestream.cluster.members import (
     removed_key,
 )
 from icestream.cluster.node_info import to_document
+from icestream.cluster.shared_warehouse import (
+    WAREHOUSE,
+    check_mark,
+    check_path,
+    decode_warehouse,
+    encode_warehouse,
+    first_of,
+)
 from icestream.metadata import command as cmd
 
 if TYPE_CHECKING:
@@ -98,8 +107,10 @@ class Calls:
             raise errors.DecodeError("a Join without a record")
         if node.machine.get(removed_key(node_id)) is not None:
             raise removed(node_id, self._host.identity.cluster_id)
-        value = encode_record(decode_record(record))
-        self._check_name(node_id, decode_record(record).name)
+        joining = decode_record(record)
+        value = encode_record(joining)
+        self._check_name(node_id, joining.name)
+        await self._check_warehouse(joining)
         entry = node.machine.get(node_key(node_id))
         if entry is None or entry.value != value:
             await store.put(node_key(node_id), value)
@@ -115,6 +126,21 @@ class Calls:
                     f"another node of the cluster is called {name}",
                     hint="set `node.name` to another name; or remove that node first: icestream cluster remove",
                 )
+
+    async def _check_warehouse(self, joining: NodeRecord) -> None:
+        """Before it is a member: a node that would not find the tables of the others stays outside."""
+        host = self._host
+        if not joining.warehouse_mark:
+            return
+        kept = host.node.machine.get(WAREHOUSE)
+        first = encode_warehouse(first_of(host.record, joining))
+        if kept is None or (host.is_alone and kept.value != first):
+            expected = cmd.Absent(WAREHOUSE) if kept is None else cmd.AtRevision(WAREHOUSE, kept.mod_revision)
+            await host.running.txn([expected], [cmd.Put(WAREHOUSE, first)])
+            kept = await host.running.get(WAREHOUSE)
+        if kept is not None:
+            check_mark(joining, decode_warehouse(kept.value))
+        check_path(joining, host.record)
 
     async def invite(self, given: Document) -> Document:
         """A node that waits for others is told of one that is of a cluster: it asks that one to let it join."""

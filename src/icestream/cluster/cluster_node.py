@@ -27,6 +27,7 @@ from icestream.cluster.listener import Call, PeerListener
 from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key, removed, removed_key
 from icestream.cluster.node_info import ROLES, NodeInfo, from_document
 from icestream.cluster.peers import Peers
+from icestream.cluster.shared_warehouse import WAREHOUSE, check_mark, decode_warehouse
 from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
 from icestream.cluster.state_comparison import StateComparison
 from icestream.cluster.wire import Hello, Welcome
@@ -139,6 +140,17 @@ class ClusterNode:
         if self._comparison is None:
             raise errors.NotReady("this node is of no cluster yet", hint="it waits for the other seed nodes")
         return self._comparison
+
+    @property
+    def is_alone(self) -> bool:
+        return self._members() <= {self.id}
+
+    async def check_warehouse(self) -> None:
+        """At each start: a directory may be another one than before, such as one that was not mounted. Raises
+        ConfigurationError."""
+        kept = await self.running.get(WAREHOUSE)
+        if kept is not None and not self.is_alone:
+            check_mark(self.record, decode_warehouse(kept.value))
 
     def info(self) -> NodeInfo:
         founder = eraftpb.decode_conf(self.identity.conf).voters
@@ -308,7 +320,9 @@ class ClusterNode:
 
     def announce(self, record: NodeRecord) -> None:
         """Where this node is reached, when its ports are known. Nothing is written where the cluster knows it."""
-        self._options = dataclasses.replace(self._options, record=record)
+        seen = self._options.record
+        known = msgspec.structs.replace(record, warehouse=seen.warehouse, warehouse_mark=seen.warehouse_mark)
+        self._options = dataclasses.replace(self._options, record=known)
         self._tasks.start(self._become_known(), "join")
 
     def _members_changed(self) -> None:

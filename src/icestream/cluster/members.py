@@ -1,7 +1,7 @@
 """Who should be a voter, and what the cluster knows of each node. Pure; the leader asks again and again.
 
-    key /cluster/nodes/<id>      a document in JSON: name, address (Raft), native, danube, http; written by the leader
-                                 for a node that joins, or starts elsewhere
+    key /cluster/nodes/<id>      a document in JSON: name, address (Raft), native, danube, http, warehouse; written by
+                                 the leader for a node that joins, or starts elsewhere
     key /cluster/removed/<id>    this node was removed and never comes back: Raft gives no id twice. Once it is no
                                  member either, nobody listens to it; it is told so, and stops
 
@@ -32,6 +32,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     native: str = ""
     danube: str = ""
     http: str = ""
+    warehouse: str = ""  # its location, where that is a directory (shared_warehouse.py)
+    warehouse_mark: str = ""  # what the node found in it
 
 
 def node_key(node_id: int) -> str:

@@ -4,27 +4,33 @@
     seed nodes, or `--join`                          listens at `ports.raft`, and is ready when there is a leader
     neither, but a log that knows others             the same: a node does not forget its cluster
 
+A node with others proves that its warehouse is theirs before it is let in, and before it is ready (hazard 27).
+
 Whoever waits for other nodes can be stopped at any moment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
 from icestream.cluster.tls import PeerTls
 from icestream.metadata.node_store import NodeStore
-from icestream.metadata.open import MetadataOptions, OpenedMetadata, new_node_id, open_directory, start_alone
+from icestream.metadata.open import MetadataOptions, new_node_id, open_directory, start_alone
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.solo_core import SoloCore
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server.advertised import advertised_address
+from icestream.server.warehouse_mark import directory_of, mark_of
 from icestream.settings import Settings
 from icestream.settings.seed_place import place_of
 
@@ -55,11 +61,16 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
             await store.close()
             raise
         return OpenedStore(store)
-    if not wants_others:
-        await _check_before(opened)
+    try:
+        check_can_have_others()
+        options_of_cluster = await _with_warehouse(options_of_cluster, settings)
+    except BaseException:
+        await opened.close()
+        raise
     cluster = await _unless(stop, ClusterNode.start(opened, options_of_cluster, clock, randomness))
     try:
         await _unless(stop, cluster.running.ready())
+        await _unless(stop, cluster.check_warehouse())
     except BaseException:
         await cluster.running.close()
         raise
@@ -75,12 +86,14 @@ def check_can_have_others() -> None:
         )
 
 
-async def _check_before(opened: OpenedMetadata) -> None:
-    try:
-        check_can_have_others()
-    except errors.MissingPart:
-        await opened.close()
-        raise
+async def _with_warehouse(options: ClusterOptions, settings: Settings) -> ClusterOptions:
+    """With what this node sees of the warehouse, where that is a directory: the others must see the same."""
+    location = directory_of(settings)
+    if not location:
+        return options
+    mark = await mark_of(location, SystemClock(), SystemRandomness())
+    record = msgspec.structs.replace(options.record, warehouse=location, warehouse_mark=mark)
+    return dataclasses.replace(options, record=record)
 
 
 def record_of(settings: Settings, native_port: int, danube_url: str) -> NodeRecord:
