@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from icestream.broker import records
@@ -19,6 +20,7 @@ from icestream.metadata.command import Operation, Put
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.observability.metrics import WAL_DELETED
+from icestream.warehouse.mirror import MIRRORS, Mirror, mirror_key
 from tests.support.broker_machine import TOPIC as A
 from tests.support.broker_machine import BrokerMachine, publish
 from tests.support.topic_tables import ENVELOPE
@@ -46,6 +48,16 @@ class Both(World):
         words = ("topics", "bound", "parted", "deleted_topics")
         found = [key.split("/")[2] for key, _ in await self.store.list_all(keys.ROOT)]
         return [word for word in found if word in words]
+
+
+async def test_hazard_49_the_note_of_a_table_in_another_catalog_goes_with_its_topic() -> None:
+    world = Both()
+    broker = await world.start()
+    topic_id = (await world.log_of(broker)).topic_id
+    for number in (topic_id, topic_id + 1):
+        await world.store.put(mirror_key(number), msgspec.json.encode(Mirror(["a"], "b", "u", {0: 10})))
+    await broker.delete_topic(TOPIC)
+    assert [key for key, _ in await world.store.list_all(MIRRORS)] == [mirror_key(topic_id + 1)]
 
 
 async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> None:

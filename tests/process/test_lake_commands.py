@@ -265,6 +265,41 @@ def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:
     assert "shop" in completion.catalog_namespaces(context)
 
 
+def documents(text: str) -> Iterator[Any]:
+    while text := text.strip():
+        found, end = json.JSONDecoder().raw_decode(text)
+        yield found
+        text = text[end:]
+
+
+def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None:
+    for name in ("whole", "broken", "parted"):
+        lake.table(name)
+        assert icestream("topic", "create", f"/default/{name}").code == 0
+        told("bind", f"shop.{name}", f"/default/{name}", "--yes")
+    told("detach", "shop.parted", "--yes")
+    lake.append("broken", 1)
+    location = told("describe", "shop.broken")["metadata"]["location"]
+    (Path(location.removeprefix("file:")) / "metadata" / "s1.avro").unlink()
+    ran = icestream("verify", "--output", "json")
+    reports = {one["topic"]: one for one in documents(ran.out)}
+    assert ran.code == 1
+    assert reports["/default/whole"]["is_good"]
+    (broken,) = reports["/default/broken"]["findings"]
+    assert (broken["check"], broken["weight"], "s1.avro" in broken["text"]) == ("table", "wrong", True)
+    parted = reports["/default/parted"]
+    assert (parted["is_good"], parted["is_complete"], parted["is_parted"], parted["table"]) == (
+        True,
+        False,
+        True,
+        "shop.parted",
+    )
+    shown = icestream("verify")
+    assert "without a table any more" in shown.err
+    assert "had the table shop.parted and has none now" in icestream("verify", "/default/parted").err
+    told("detach", "shop.broken", "--yes")
+
+
 def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from icestream.model import shard as shards
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
 from icestream.observability.log import get_logger
+from icestream.warehouse.mirror import mirror_key
 
 _log = get_logger("broker.deletion")
 
@@ -184,6 +185,7 @@ class TopicDeletion:
                 Delete(records.deleted_topic_key(deleted.id)),
                 Delete(catalog_keys.parted_key(deleted.id)),
                 DeletePrefix(catalog_keys.marks_prefix(deleted.id)),
+                Delete(mirror_key(deleted.id)),  # in another catalog nothing else says that the table is the topic's
             ]
             compare: Compare = Absent(key)
             if entry is not None:

@@ -37,6 +37,7 @@ RELATIONS: Final = f"{ROOT}relations/"
 PURGES: Final = f"{ROOT}purges/"
 TOPICS: Final = f"{ROOT}topics/"
 BOUND: Final = f"{ROOT}bound/"
+PARTED: Final = f"{ROOT}parted/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
 MARKS: Final = "/snapshots/"
 LEASE: Final = "/pipeline/lease"
@@ -95,7 +96,7 @@ def deleted_topic_key(topic_id: int) -> str:
 
 
 def parted_key(topic_id: int) -> str:
-    return f"{ROOT}parted/{topic_id}"
+    return f"{PARTED}{topic_id}"
 
 
 def bound_key(uuid: str) -> str:

@@ -19,6 +19,7 @@ from icestream.observability.words import counted
 SHOWN_MAX = 1_000  # of one table, at a terminal
 UNLOOKED: Final = 14  # the exit code of --deep where nothing is wrong, but something was not looked at
 Report = dict[str, Any]
+_WRONG, _KNOWN = "wrong", "known"
 _LINE = ("topic", "check", "weight", "shard", "start", "end", "text")
 
 
@@ -45,9 +46,13 @@ def verify(
     from icestream.cli.table_catalog import catalog_settings
 
     api = LakeApi(catalog_settings(Target(None, socket, config, sets)), "verify", needs_own=False)
-    wanted = [topic] if topic is not None else _topics(api)
     answer = Output(output)
-    reports = [_verified(api, one, deep, keep_all=not answer.for_people) for one in wanted]
+    keep_all = not answer.for_people
+    if topic is not None:
+        reports = [_verified(api, topic, deep, keep_all)]
+    else:
+        reports = [_reported(api, one, deep, keep_all) for one in sorted(_listed(api, "bound"), key=_by_topic)]
+        reports += [_parted(one, deep) for one in sorted(_listed(api, "parted"), key=_by_topic)]
     _show(reports, answer)
     if code := exit_code(reports, deep):
         raise typer.Exit(code)
@@ -61,14 +66,56 @@ def exit_code(reports: Sequence[Report], deep: bool) -> int:
 
 
 def last_words(reports: Sequence[Report]) -> str:
-    wrong = sum(not one["is_good"] for one in reports)
-    unlooked = [one for one in reports if not one["is_complete"]]
+    tables = [one for one in reports if not one["is_parted"]]
+    wrong = sum(not one["is_good"] for one in tables)
+    unlooked = [one for one in tables if one["is_good"] and not one["is_complete"]]
     words = [f"{wrong} with something wrong"] if wrong else []
+    if tables and not wrong:
+        words = ["nothing wrong was found" if unlooked else "nothing is missing, nothing is twice"]
     if unlooked:
         deeper = "" if all(one["is_deep"] for one in unlooked) else ", --deep looks at more"
-        words += ["nothing wrong was found"] if not wrong else []
         words += [f"{len(unlooked)} not looked at in full (`bounds-only` says why{deeper})"]
-    return f"{counted(len(reports), 'table')}: {', '.join(words) or 'nothing is missing, nothing is twice'}"
+    if parted := len(reports) - len(tables):
+        words += [f"{counted(parted, 'topic')} without a table any more"]
+    return f"{counted(len(tables), 'table')}: {', '.join(words) or 'no topic has one yet'}"
+
+
+def _reported(api: LakeApi, bound: dict[str, Any], deep: bool, keep_all: bool) -> Report:
+    """Of one among others: what keeps us from looking at it is wrong with it, and does not end the rest."""
+    if bound["problem"] is not None:
+        return _of_one_finding(bound["topic"], None, deep, _WRONG, bound["problem"])
+    try:
+        return _verified(api, bound["topic"], deep, keep_all)
+    except errors.IcestreamError as error:
+        return _of_one_finding(bound["topic"], None, deep, _WRONG, f"{error.message}; {error.hint}".rstrip("; "))
+
+
+def _parted(parted: dict[str, Any], deep: bool) -> Report:
+    """Whoever took it away said so: it is no fault. But nobody looked at what was committed there."""
+    if parted["problem"] is not None:
+        return _of_one_finding(parted["topic"], None, deep, _WRONG, parted["problem"])
+    messages = counted(sum(parted["committed"].values()), "offset")
+    text = (
+        f"had the table {parted['table']} and has none: {messages} were committed there, and were not looked at; "
+        "`icestream lake adopt` or `recreate` gives it one again"
+    )
+    return _of_one_finding(parted["topic"], parted["table"], deep, _KNOWN, text) | {"is_parted": True}
+
+
+def _of_one_finding(topic: str, table: str | None, deep: bool, weight: str, text: str) -> Report:
+    finding = {"check": "table", "weight": weight, "text": text, "shard": None, "start": 0, "end": 0}
+    return {
+        "topic": topic,
+        "table": table,
+        "snapshot_id": None,
+        "is_deep": deep,
+        "files": 0,
+        "is_good": weight != _WRONG,
+        "is_complete": False,
+        "is_parted": False,
+        "finding_count": 1,
+        "findings": [finding],
+    }
 
 
 def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
@@ -81,7 +128,7 @@ def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
             if "problem" in line:
                 raise error_of(line["problem"])
             if "report" in line:
-                return {**line["report"], "findings": findings}
+                return {**line["report"], "is_parted": False, "findings": findings}
             if "finding" in line and (keep_all or len(findings) < SHOWN_MAX):
                 findings.append(line["finding"])
             if "progress" in line:
@@ -91,15 +138,19 @@ def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
     raise errors.ConnectionLost("the answer ended too early", hint="the lake process went away: ask again")
 
 
-def _topics(api: LakeApi) -> list[str]:
-    found: list[str] = []
+def _listed(api: LakeApi, listing: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     after = ""
     while True:
-        page = api.get("bound", after=after)
-        found += [one["topic"] for one in page["items"]]
+        page = api.get(listing, after=after)
+        found += page["items"]
         if page["next"] is None:
-            return sorted(found)
+            return found
         after = page["next"]
+
+
+def _by_topic(one: dict[str, Any]) -> str:
+    return str(one["topic"])
 
 
 def _show(reports: Sequence[Report], answer: Output) -> None:

@@ -139,6 +139,15 @@ class PurgeShown(Shown):
 class BoundTopic(Shown):
     topic: str
     topic_id: int
+    problem: str | None = Field(description="Why what is noted of it cannot be read; null: it can.")
+
+
+class PartedTopic(Shown):
+    topic: str
+    topic_id: int
+    table: str = Field(description="The table that it had.")
+    committed: dict[str, int] = Field(description="Per shard, when they were parted.")
+    problem: str | None = Field(description="Why what is noted of it cannot be read; null: it can.")
 
 
 class VerifyFinding(Shown):

@@ -9,8 +9,14 @@ import pytest
 from icestream.cli.verify import exit_code, last_words
 
 
-def report(*, good: bool = True, complete: bool = True, deep: bool = False) -> dict[str, Any]:
-    return {"topic": "/default/t", "is_good": good, "is_complete": complete, "is_deep": deep}
+def report(*, good: bool = True, complete: bool = True, deep: bool = False, parted: bool = False) -> dict[str, Any]:
+    return {
+        "topic": "/default/t",
+        "is_good": good,
+        "is_complete": complete and not parted,
+        "is_deep": deep,
+        "is_parted": parted,
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,6 +41,14 @@ def report(*, good: bool = True, complete: bool = True, deep: bool = False) -> d
             True,
             "2 tables: 1 with something wrong, 1 not looked at in full (`bounds-only` says why)",
             1,
+        ),
+        ([], True, "0 tables: no topic has one yet", 0),
+        ([report(parted=True)], False, "0 tables: 1 topic without a table any more", 0),
+        (
+            [report(), report(parted=True)],
+            True,
+            "1 table: nothing is missing, nothing is twice, 1 topic without a table any more",
+            14,
         ),
     ],
 )

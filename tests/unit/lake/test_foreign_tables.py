@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -24,6 +25,7 @@ from icestream.lake.scan.parquet_files import ParquetFiles
 from icestream.lake.scan.scanner import Scanner
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.stored_files import StoredFiles
+from icestream.lake.scan.topic_views import PartedTopic
 from icestream.lake.verify.report import Weight
 from icestream.lake.verify.shard_in_log import ShardInLog
 from icestream.lake.verify.verifier import Verifier
@@ -34,7 +36,7 @@ from icestream.pipeline.commit.snapshot import new_snapshot
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.tasks import InlineOffload
 from icestream.warehouse.catalog import Done, LoadedTable, TableCatalog, TableChange
-from icestream.warehouse.mirror import mirror_key
+from icestream.warehouse.mirror import Mirror, mirror_key
 from tests.support.broker_machine import quiet
 from tests.support.paper_pipeline import PaperPipeline
 
@@ -138,6 +140,20 @@ async def test_our_own_commits_are_told_and_nothing_is_loaded_in_between(world: 
     assert world.catalog.loads == loads + 1
     ((bound,), after) = await world.tables.bound("", 10)
     assert ((bound.topic, bound.topic_id), after) == (("/default/t1", 1), None)
+
+
+@pytest.mark.wrong_tables("one note of a table is damaged")
+async def test_a_note_that_cannot_be_read_does_not_hide_the_others(world: ForeignWorld) -> None:
+    await world.commit()
+    parted = Mirror(["a"], "b", "u", {0: 7}, topic="/default/parted", is_parted=True)
+    await world.store.put(mirror_key(7), msgspec.json.encode(parted))
+    await world.store.put(mirror_key(8), b"nothing")
+    found, after = await world.tables.bound("", 10)
+    assert ([(one.topic, one.problem is None) for one in found], after) == ([("/default/t1", True), ("?", False)], None)
+    assert f"{mirror_key(8)} in the metadata store is no mirror" in str(found[1].problem)
+    had = PartedTopic("/default/parted", 7, "a.b", {0: 7})
+    assert await world.tables.parted("", 10) == ([had], None)
+    assert [await world.tables.parted_of(number) for number in (1, 7, 8, 9)] == [None, had, None, None]
 
 
 async def test_what_others_do_is_seen_after_a_while_by_whoever_asks(world: ForeignWorld) -> None:

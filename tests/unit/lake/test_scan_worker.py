@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect, errors
+from icestream.catalog import keys
 from icestream.cli.places import place_of
 from icestream.lake.app import build_app
 from icestream.lake.scan.worker import ScanWorker
@@ -25,7 +26,7 @@ from tests.support.asgi import Asker
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 from tests.support.tiers import commit_log, forget_committed
-from tests.support.topic_lake import TopicLake, remove
+from tests.support.topic_lake import TABLE, TopicLake, remove
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
@@ -110,12 +111,21 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
                 assert [(await anext(subscription)).offset for _ in range(3)] == [7, 8, 9]
         with pytest.raises(errors.InvalidInput, match="not a place to start"):
             place_of("snapshot:x")
-        assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [{"topic": TOPIC, "topic_id": topic_id}]
+        listed = {"topic": TOPIC, "topic_id": topic_id, "problem": None}
+        assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [listed]
         good = (await ask("GET", asked)).json
         assert (good["is_good"], good["findings"], good["files"], good["is_deep"]) == (True, [], 1, True)
         remove(lake.live[0])
         bad = (await ask("GET", asked)).json
         assert (bad["is_good"], [one["check"] for one in bad["findings"]]) == (False, ["files", "dense"])
+        await lake.catalog.topics.detach(TABLE)
+        await store.put(f"{keys.BOUND}damaged", b"nothing")
+        (damaged,) = (await ask("GET", "/api/v1/lake/bound")).json["items"]
+        assert "/catalog/bound/damaged" in damaged["problem"]
+        had = {"topic": TOPIC, "topic_id": topic_id, "table": "default.orders", "committed": {"0": 7}, "problem": None}
+        assert (await ask("GET", "/api/v1/lake/parted")).json == {"items": [had], "next": None}
+        without = await ask("GET", asked)
+        assert (without.is_problem, "had the table default.orders" in without.json["detail"]) == (True, True)
         await store.close()
 
 

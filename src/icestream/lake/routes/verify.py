@@ -10,11 +10,12 @@ from starlette.responses import StreamingResponse
 
 from icestream import errors, limits
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
-from icestream.lake.lake_models import BoundTopic, VerifyReport
+from icestream.lake.lake_models import BoundTopic, PartedTopic, VerifyReport
 from icestream.lake.models import Listing
 from icestream.lake.scan.opening import Scans
 from icestream.lake.verify.lines import lines, summary
 from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.warehouse.mirror import NOT_AGAIN
 
 if TYPE_CHECKING:
     from icestream.lake.verify.verifier import Verifier
@@ -35,7 +36,14 @@ TopicScans = Annotated[Scans, Depends(scans_of)]
 @router.get("/bound", response_model=Listing[BoundTopic], summary="List the topics that have a table")
 async def list_bound(scans: TopicScans, page: Page) -> Any:
     found, after = await scans.tables.bound(page["after"], page["limit"])
-    return {"items": [{"topic": one.topic, "topic_id": one.topic_id} for one in found], "next": after}
+    return {"items": [one._asdict() for one in found], "next": after}
+
+
+@router.get("/parted", response_model=Listing[PartedTopic], summary="List the topics that had a table and have none")
+async def list_parted(scans: TopicScans, page: Page) -> Any:
+    found, after = await scans.tables.parted(page["after"], page["limit"])
+    shown = [one._asdict() | {"committed": {str(shard): end for shard, end in one.committed.items()}} for one in found]
+    return {"items": shown, "next": after}
 
 
 @router.get("/verify", response_model=VerifyReport, summary="Check the table of a topic: nothing lost, nothing twice")
@@ -63,6 +71,7 @@ async def prepared(scans: Scans, broker: BrokerCalls, topic: str) -> Verifier:
     before = await broker("inspect_topic", topic=topic)
     view = await scans.new_tables().fresh(before["id"])
     if view is None:
+        await _check_not_parted(scans, before)
         raise errors.UnknownTable(
             f"topic {before['topic']} has no table", hint="it gets one with the first round of the pipeline"
         )
@@ -75,6 +84,12 @@ async def prepared(scans: Scans, broker: BrokerCalls, topic: str) -> Verifier:
         for one in after["shard_offsets"]
     }
     return await asyncio.to_thread(scans.verifier, view, log)
+
+
+async def _check_not_parted(scans: Scans, topic: dict[str, Any]) -> None:
+    parted = await scans.tables.parted_of(topic["id"])
+    if parted is not None:
+        raise errors.TopicTable(f"topic {topic['topic']} had the table {parted.table} and has none now", hint=NOT_AGAIN)
 
 
 async def _gaps(broker: BrokerCalls, topic: str, shard: dict[str, Any]) -> list[tuple[int, int, str]]:

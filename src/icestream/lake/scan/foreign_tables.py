@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
-from icestream.catalog.records import BoundRecord, TableRecord
+from icestream.catalog.records import TableRecord
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import table as tables
 from icestream.catalog.table.table import Table
@@ -29,6 +29,8 @@ from icestream.catalog.topic.snapshot_mark import Mark
 from icestream.catalog.topic.standing import lacking, main_standing
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.table_view import TableView
+from icestream.lake.scan.topic_views import BoundTopic, PartedTopic
+from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
@@ -61,11 +63,21 @@ class ForeignTables:
 
     # --- asking ---
 
-    async def bound(self, after: str, limit: int) -> tuple[list[BoundRecord], str | None]:
+    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
         found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
-        mirrors = [(key, decode_mirror(key, entry)) for key, entry in found]
-        items = [_bound(key, mirror) for key, mirror in mirrors if not mirror.is_parted]
+        items = [one for key, entry in found if isinstance(one := _listed(key, entry), BoundTopic)]
         return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
+
+    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+        found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
+        items = [one for key, entry in found if isinstance(one := _listed(key, entry), PartedTopic)]
+        return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
+
+    async def parted_of(self, topic_id: int) -> PartedTopic | None:
+        key = mirror_key(topic_id)
+        entry = await self._store.get(key)
+        found = None if entry is None else _listed(key, entry)
+        return found if isinstance(found, PartedTopic) else None
 
     async def view(self, topic_id: int) -> TableView | None:
         self._wanted.set()
@@ -176,9 +188,16 @@ class ForeignTables:
             self._known[topic_id] = known._replace(read_ns=LONG_AGO_NS)
 
 
-def _bound(key: str, mirror: Mirror) -> BoundRecord:
+def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
     topic_id = int(key.removeprefix(MIRRORS))
-    return BoundRecord(_topic(topic_id, mirror), topic_id)
+    try:
+        mirror = decode_mirror(key, entry)
+    except errors.MetadataDamaged as error:
+        return BoundTopic("?", topic_id, str(error))
+    if not mirror.is_parted:
+        return BoundTopic(_topic(topic_id, mirror), topic_id)
+    table = Identifier(tuple(mirror.namespace), mirror.name)
+    return PartedTopic(_topic(topic_id, mirror), topic_id, str(table), mirror.committed)
 
 
 def _topic(topic_id: int, mirror: Mirror) -> str:

@@ -15,12 +15,14 @@ from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier
-from icestream.catalog.records import BoundRecord
+from icestream.catalog.records import BoundRecord, PartedRecord
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic.snapshot_mark import Mark
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.table_view import TableView
+from icestream.lake.scan.topic_views import BoundTopic, PartedTopic
+from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
@@ -42,11 +44,20 @@ class TopicTables:
 
     # --- asking ---
 
-    async def bound(self, after: str, limit: int) -> tuple[list[BoundRecord], str | None]:
-        """Topics that have a table, and where the next page begins."""
+    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
         found = await self._catalog.store.list(keys.BOUND, keys.BOUND + after if after else "", limit)
-        items = [records.decode(BoundRecord, key, entry) for key, entry in found]
+        items = [_bound(key, entry) for key, entry in found]
         return items, found[-1][0].removeprefix(keys.BOUND) if len(found) == limit else None
+
+    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+        found = await self._catalog.store.list(keys.PARTED, keys.PARTED + after if after else "", limit)
+        items = [_parted(key, entry) for key, entry in found]
+        return items, found[-1][0].removeprefix(keys.PARTED) if len(found) == limit else None
+
+    async def parted_of(self, topic_id: int) -> PartedTopic | None:
+        key = keys.parted_key(topic_id)
+        entry = await self._catalog.store.get(key)
+        return None if entry is None else _parted(key, entry)
 
     async def view(self, topic_id: int) -> TableView | None:
         """None: the topic has no table."""
@@ -132,3 +143,21 @@ class TopicTables:
                 self.forget(self._by_key[key])
         elif key.startswith(keys.TOPICS):
             self.forget(int(key.removeprefix(keys.TOPICS)))
+
+
+def _bound(key: str, entry: Entry) -> BoundTopic:
+    try:
+        found = records.decode(BoundRecord, key, entry)
+    except errors.MetadataDamaged as error:
+        return BoundTopic("?", 0, str(error))
+    return BoundTopic(found.topic, found.topic_id)
+
+
+def _parted(key: str, entry: Entry) -> PartedTopic:
+    topic_id = int(key.removeprefix(keys.PARTED))
+    try:
+        found = records.decode(PartedRecord, key, entry)
+    except errors.MetadataDamaged as error:
+        return PartedTopic("?", topic_id, "?", {}, str(error))
+    table = Identifier(tuple(found.namespace), found.name)
+    return PartedTopic(found.topic, topic_id, str(table), found.committed)

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from icestream.catalog.records import BoundRecord
 from icestream.catalog.topic.snapshot_mark import Mark
 from icestream.lake.scan.table_view import TableView
+
+
+class BoundTopic(NamedTuple):
+    """A topic that has a table, by what is noted of it."""
+
+    topic: str
+    topic_id: int
+    problem: str | None = None  # why the note cannot be read; then the others are not known
+
+
+class PartedTopic(NamedTuple):
+    """A topic that had a table, and has none."""
+
+    topic: str
+    topic_id: int
+    table: str
+    committed: dict[int, int]  # per shard, when they were parted
+    problem: str | None = None
 
 
 class TopicViews(Protocol):
@@ -19,8 +36,13 @@ class TopicViews(Protocol):
     async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
         """What a snapshot held that is in the table no more. None: nobody knows it, or any more."""
 
-    async def bound(self, after: str, limit: int) -> tuple[list[BoundRecord], str | None]:
-        """Topics that have a table, and where the next page begins."""
+    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
+        """Topics that have a table, and where the next page begins. One that cannot be read does not end it."""
+
+    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+        """The same of topics that had one: detached, dropped or replaced by force."""
+
+    async def parted_of(self, topic_id: int) -> PartedTopic | None: ...
 
     async def run(self) -> None:
         """Follows what changes, until it is cancelled."""
