@@ -67,6 +67,17 @@ def test_hazard_23_a_purge_survives_kill_9_and_takes_only_its_own(tmp_path: Path
         doomed = filled(lake, "doomed", FILES)
         shared = doomed / "data" / f"{FILES - 1}.parquet"
         kept = filled(lake, "kept", 3, shared)
+
+        # a link that leads out of the warehouse: nothing is placed behind it
+        outside, link = tmp_path / "outside", kept.parent / "link"
+        outside.mkdir()
+        link.symlink_to(outside)
+        status, refused = lake(
+            "POST", "/v1/namespaces/ns/tables", {"name": "x", "schema": SCHEMA, "location": str(link)}
+        )
+        assert (status, "leads out of the warehouse" in refused["error"]["message"]) == (400, True)
+        assert [*outside.iterdir()] == []
+
         assert lake("DELETE", "/v1/namespaces/ns/tables/doomed?purgeRequested=true")[0] == 204
         asyncio.run(let_an_hour_pass(tmp_path / "data" / "broker.sock"))
         until(lambda: not (doomed / "data" / "0.parquet").exists())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from errno import EXDEV
 from pathlib import Path
 
-from icestream.catalog.location import is_inside, normal
+from icestream.catalog.location import is_inside, normal_or_none
 
 
 class LeadsOut(OSError):
@@ -24,9 +24,9 @@ class LeadsOut(OSError):
 
 class Fence:
     def __init__(self, roots: Sequence[str]) -> None:
-        """`roots`: locations; those that are no local directories do not matter here."""
-        found = [normal(root) for root in roots]
-        self._roots = [one.removeprefix("file:") for one in found if one.startswith("file:/")]
+        """`roots`: locations. Those that are no local directories do not matter here; others refuse what is none."""
+        found = [normal_or_none(root) for root in roots]
+        self._roots = [one.removeprefix("file:") for one in found if one and one.startswith("file:/")]
         self._places: list[str] = []  # where the roots are in truth
 
     def check_open(self, fd: int, path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.lake.http import Gathered
 from icestream.lake.options import LakeOptions
 from icestream.lake.serving import bound, serve
@@ -33,6 +33,12 @@ async def port(tmp_path: Path) -> AsyncIterator[int]:
     yield await ready
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
+
+
+async def test_a_warehouse_that_is_no_location_is_refused_at_the_start(tmp_path: Path) -> None:
+    options = LakeOptions(tmp_path / "none", port=0, warehouse="file:/a/../b")
+    with pytest.raises(errors.ConfigurationError, match="the catalog cannot use its warehouse"):
+        await serve(options, lambda _: None)
 
 
 @pytest_asyncio.fixture
