@@ -20,6 +20,7 @@ from icestream.cluster.members import (
     NodeRecord,
     decode_record,
     encode_record,
+    id_of_key,
     node_key,
     removed,
     removed_key,
@@ -114,14 +115,18 @@ class Calls:
         entry = node.machine.get(node_key(node_id))
         if entry is None or entry.value != value:
             await store.put(node_key(node_id), value)
-        if node_id not in (*node.members.voters, *node.members.learners):
+        if node_id not in self._members():
             await node.change_members([(LEARNER, node_id)])
         return {}
 
     def _check_name(self, node_id: int, name: str) -> None:
-        """Two nodes of one name could not be told apart by whoever reads a log or a metric."""
-        for key, entry in self._host.node.machine.page(NODES, "", limits.METADATA_LIST_MAX):
-            if name and key != node_key(node_id) and decode_record(entry.value).name == name:
+        """Two nodes of one name could not be told apart by whoever reads a log or a metric. Who was removed is none."""
+        machine = self._host.node.machine
+        for key, entry in machine.page(NODES, "", limits.METADATA_LIST_MAX):
+            other = id_of_key(key)
+            if name and other != node_id and decode_record(entry.value).name == name:
+                if machine.get(removed_key(other)) is not None:
+                    continue
                 raise errors.ConfigurationError(
                     f"another node of the cluster is called {name}",
                     hint="set `node.name` to another name; or remove that node first: icestream cluster remove",
@@ -159,16 +164,20 @@ class Calls:
         return {}
 
     async def remove(self, given: Document) -> Document:
-        """For good: its id never comes back. A leader that is removed hands over first."""
-        node_id, node, store = self._member(given), self._host.node, self._host.running
+        """For good: its id never comes back. A leader that is removed hands over first. Three steps, of which a lost
+        lead may leave some undone: whoever asks again has those that are missing done."""
+        node_id, node, store = self._known(given), self._host.node, self._host.running
         if node.members.voters == (node_id,):
             raise errors.InvalidInput("the only voter cannot be removed", hint="promote another node first")
         if node_id == node.id:
             await store.leadership.hand_over()
             raise errors.NotReady("the lead was handed over first", hint="it is tried again by itself")
-        await store.put(removed_key(node_id), b"")
-        await node.change_members([(REMOVED, node_id)])
-        await store.delete(node_key(node_id))
+        if node.machine.get(removed_key(node_id)) is None:
+            await store.put(removed_key(node_id), b"")
+        if node_id in self._members():
+            await node.change_members([(REMOVED, node_id)])
+        if node.machine.get(node_key(node_id)) is not None:
+            await store.delete(node_key(node_id))
         return {}
 
     async def transfer(self, given: Document) -> Document:
@@ -180,10 +189,23 @@ class Calls:
         await self._host.running.snapshots.take_now()
         return to_document(self._host.info())
 
+    def _members(self) -> tuple[int, ...]:
+        return (*self._host.node.members.voters, *self._host.node.members.learners)
+
     def _member(self, given: Document) -> int:
-        node_id, members = wire.id_of(given, "node"), self._host.node.members
-        if node_id not in (*members.voters, *members.learners):
-            raise errors.InvalidInput(
-                f"{wire.id_text(node_id)} is no node of this cluster", hint="`icestream cluster status` lists them"
-            )
+        node_id = wire.id_of(given, "node")
+        if node_id not in self._members():
+            raise _no_node(node_id)
         return node_id
+
+    def _known(self, given: Document) -> int:
+        """Or one whose removal has begun, or that has only begun to join."""
+        node_id, machine = wire.id_of(given, "node"), self._host.node.machine
+        is_noted = any(machine.get(key(node_id)) is not None for key in (removed_key, node_key))
+        return node_id if is_noted else self._member(given)
+
+
+def _no_node(node_id: int) -> errors.InvalidInput:
+    return errors.InvalidInput(
+        f"{wire.id_text(node_id)} is no node of this cluster", hint="`icestream cluster status` lists them"
+    )

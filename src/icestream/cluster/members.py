@@ -40,6 +40,11 @@ def node_key(node_id: int) -> str:
     return f"{NODES}{node_id:016x}"
 
 
+def id_of_key(key: str) -> int:
+    """Whose record lies there."""
+    return int(key.removeprefix(NODES), 16)
+
+
 def removed_key(node_id: int) -> str:
     return f"{REMOVED_NODES}{node_id:016x}"
 

@@ -14,7 +14,7 @@ from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.export import export
 from icestream.cluster.force_new_cluster import force_new_cluster
-from icestream.cluster.members import removed_key
+from icestream.cluster.members import NodeRecord, encode_record, node_key, removed_key
 from icestream.frontends.native.cluster_calls import CLUSTER_METHODS, ClusterCalls
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -97,6 +97,53 @@ async def test_a_leader_that_is_removed_hands_over_first(three: ClusterNodes) ->
     assert asked.node.machine.get(removed_key(leader.id)) is not None
     with pytest.raises(errors.InvalidInput, match="no node of this cluster"):
         await ask(asked, "cluster_promote", node=f"{leader.id:016x}")
+
+
+@pytest.mark.parametrize("step", ["put", "change_members", "delete"])
+async def test_a_removal_that_was_cut_off_at_any_step_is_finished_by_the_next_one(
+    three: ClusterNodes, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The lead was lost behind it. Until then the record stays, and another node may have the name already."""
+    leader, gone = three.leader, three.followers[0]
+    asked, name = {"node": f"{gone.id:016x}"}, gone.record.name
+    with monkeypatch.context() as patched:
+        patched.setattr(leader.node if step == "change_members" else leader.running, step, lost)
+        with pytest.raises(errors.OutcomeUnknown):
+            await leader.calls["Remove"](asked)
+    join = {"node": "00000000000000aa", "record": encode_record(NodeRecord(name, "127.0.0.1:9"))}
+    if step == "put":
+        with pytest.raises(errors.ConfigurationError, match="another node"):
+            await leader.calls["Join"](join)
+    async with asyncio.timeout(SECONDS):
+        await ask(leader, "cluster_remove", node=name)
+        assert gone.id not in leader.node.members.voters
+        assert leader.node.machine.get(removed_key(gone.id)) is not None
+        assert leader.node.machine.get(node_key(gone.id)) is None
+        await leader.calls["Remove"](asked)  # and once more is once
+        await leader.calls["Join"](join)
+    assert leader.node.members.learners == (0xAA,)
+
+
+async def test_a_name_is_free_when_its_node_was_removed_and_only_its_record_stays(
+    three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, gone = three.leader, three.followers[0]
+    name = gone.record.name
+    with monkeypatch.context() as patched:
+        patched.setattr(leader.running, "delete", lost)
+        with pytest.raises(errors.OutcomeUnknown):
+            await leader.calls["Remove"]({"node": f"{gone.id:016x}"})
+    for node_id in (1, 2**64 - 1):  # before and behind the old one
+        await leader.calls["Join"](
+            {"node": f"{node_id:016x}", "record": encode_record(NodeRecord(name, "127.0.0.1:9"))}
+        )
+        await ask(leader, "cluster_remove", node=name)
+        assert leader.node.machine.get(removed_key(node_id)) is not None, "the name is that of the node that is there"
+    assert leader.node.machine.get(node_key(gone.id)) is not None
+
+
+async def lost(*given: Any) -> Any:
+    raise errors.OutcomeUnknown("another node took the lead")
 
 
 async def test_a_node_that_waits_for_others_is_added_from_within(three: ClusterNodes, tmp_path: Path) -> None:

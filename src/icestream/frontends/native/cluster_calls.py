@@ -23,7 +23,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.cluster.cluster_node import ClusterNode
-from icestream.cluster.members import NODES, NodeRecord, decode_record
+from icestream.cluster.members import NODES, NodeRecord, decode_record, id_of_key
 from icestream.cluster.node_info import NodeInfo, from_document
 from icestream.cluster.wire import ID
 from icestream.frontends.native.calls import Call, Document, arguments_of
@@ -84,15 +84,17 @@ class ClusterCalls:
 
     def _records(self) -> dict[int, NodeRecord]:
         page = self._cluster.node.machine.page(NODES, "", limits.METADATA_LIST_MAX)
-        return {int(key.removeprefix(NODES), 16): decode_record(entry.value) for key, entry in page}
+        return {id_of_key(key): decode_record(entry.value) for key, entry in page}
 
     async def _infos(self) -> dict[int, NodeInfo]:
         """Of all members that answer."""
         cluster = self._cluster
-        members = {*cluster.node.members.voters, *cluster.node.members.learners} - {cluster.id}
-        answers = await asyncio.gather(*map(self._info, members))
+        answers = await asyncio.gather(*map(self._info, self._members() - {cluster.id}))
         found = {info.node: info for info in answers if info is not None}
         return {**found, cluster.id: cluster.info()}
+
+    def _members(self) -> set[int]:
+        return {*self._cluster.node.members.voters, *self._cluster.node.members.learners}
 
     async def _info(self, node_id: int) -> NodeInfo | None:
         try:
@@ -148,9 +150,8 @@ class ClusterCalls:
         places = {info.snapshot_index for info in found.values()}
         if len(places) > 1 or not max(places):
             raise errors.NotReady("the nodes took no snapshot at one place of the log", hint="try again in a moment")
-        members = self._cluster.node.members
         known, digests = self._records(), {node_id: info.snapshot_digest for node_id, info in found.items()}
-        everybody = sorted({*members.voters, *members.learners, *digests})
+        everybody = sorted(self._members() | digests.keys())
         return {
             "index": places.pop(),
             "is_equal": len(set(digests.values())) == 1,
@@ -181,7 +182,8 @@ class ClusterCalls:
         """The id of a node that is named by it or by its name."""
         named = [node_id for node_id, record in self._records().items() if record.name == node]
         if named:
-            return f"{named[0]:016x}"
+            # one that was removed while its record stayed may have had the name of a node that is there
+            return f"{min(named, key=lambda one: one not in self._members()):016x}"
         if not ID.fullmatch(node):
             raise errors.InvalidInput(
                 f"no node is called {node[:40]!r}", hint="`icestream cluster status` shows names and ids"
