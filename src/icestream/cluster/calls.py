@@ -181,8 +181,15 @@ class Calls:
         return {}
 
     async def transfer(self, given: Document) -> Document:
-        await self._host.running.leadership.hand_over(wire.id_of(given, "node") if given.get("node") else 0)
-        return {"leader": wire.id_text(self._host.node.leader)}
+        """Who leads then, as far as this node knows: itself, when nobody took it."""
+        node, to = self._host.node, self._member(given) if given.get("node") else 0
+        if to and to not in node.members.voters:
+            raise errors.InvalidInput(
+                f"{wire.id_text(to)} is a learner, and only a voter leads",
+                hint="make it one first: icestream cluster promote",
+            )
+        await self._host.running.leadership.hand_over(to)
+        return {"leader": wire.id_text(node.leader)}
 
     async def snapshot(self, given: Document) -> Document:
         """Of this node, now."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.export import export
 from icestream.cluster.force_new_cluster import force_new_cluster
@@ -81,6 +81,31 @@ async def test_the_lead_goes_where_it_is_wanted_by_name_or_id(three: ClusterNode
     assert await ask(leader, "cluster_transfer", node=wanted.record.name) == {"leader": f"{wanted.id:016x}"}
     async with asyncio.timeout(SECONDS):
         await wanted.node.until(lambda: wanted.node.leads)
+
+
+async def test_the_lead_goes_to_no_learner_and_no_stranger(three: ClusterNodes) -> None:
+    leader = three.leader
+    await leader.calls["Join"]({"node": f"{0xAA:016x}", "record": encode_record(NodeRecord("aa", "127.0.0.1:9"))})
+    for through in three.nodes.values():
+        with pytest.raises(errors.InvalidInput, match="a learner"):
+            await ask(through, "cluster_transfer", node=f"{0xAA:016x}")
+        with pytest.raises(errors.InvalidInput, match="no node of this cluster"):
+            await ask(through, "cluster_transfer", node=f"{0xBB:016x}")
+    assert three.leader is leader
+    assert await ask(leader, "cluster_transfer", node=f"{leader.id:016x}") == {"leader": f"{leader.id:016x}"}
+
+
+async def test_a_lead_that_nobody_takes_is_told_to_stay(three: ClusterNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "METADATA_CLOSE_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(limits, "CLUSTER_CHANGE_SECONDS", 10 * SECONDS)  # it is known long before
+    leader = three.leader
+    number, gone = next((number, node) for number, node in three.nodes.items() if node is not leader)
+    other = next(node for node in three.followers if node is not gone)
+    await three.stop(number)
+    for through in (leader, other):
+        with pytest.raises(errors.NotReady, match=f"the lead stays where it is: node {gone.id:016x}"):
+            await ask(through, "cluster_transfer", node=f"{gone.id:016x}")
+    assert three.leader is leader
 
 
 async def test_a_name_that_no_node_has_is_no_id_either(three: ClusterNodes) -> None:

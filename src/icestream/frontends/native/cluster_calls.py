@@ -5,7 +5,7 @@ cluster_status                   cluster, leader, term, nodes: each with its pla
 cluster_add        address       node: the one that waits there, and now joins as a learner, in time a voter
 cluster_promote    node          nothing. A learner becomes a voter, now
 cluster_remove     node          nothing. For good: its id never comes back
-cluster_transfer   node          leader. To that voter, or without one to whoever is furthest
+cluster_transfer   node          leader. To that voter, or without one to whoever is furthest; NotReady when it stays
 cluster_snapshot                 the snapshot that this node has taken: index, digest
 cluster_verify                   index, is_equal, away, nodes: of each its id, its name and the SHA-256 of its state at
                                  one place of the log, none where it is away
@@ -120,14 +120,19 @@ class ClusterCalls:
         asked = arguments_of(MaybeNode, given)
         node, wanted = self._cluster.node, self._id_of(asked.node) if asked.node else ""
         before = node.leader
-        await self._done("Transfer", wanted)
+        answer = await self._done("Transfer", wanted)
 
         def has_moved() -> bool:
             """As far as this node knows, which may hear of it last."""
             return f"{node.leader:016x}" == wanted if wanted else node.leader not in (0, before)
 
-        await node.until(has_moved, limits.CLUSTER_CHANGE_SECONDS)
-        return {"leader": f"{node.leader:016x}" if node.leader else None}
+        stays = answer.get("leader") == f"{before:016x}" != wanted  # the one that led says so itself
+        if stays or not await node.until(has_moved, limits.CLUSTER_CHANGE_SECONDS):
+            raise errors.NotReady(
+                f"the lead stays where it is: {f'node {wanted}' if wanted else 'no other voter'} did not take it",
+                hint="`icestream cluster status` shows which voters are up, and how far each is",
+            )
+        return {"leader": f"{node.leader:016x}"}
 
     async def cluster_snapshot(self, connection: NativeConnection, given: Document) -> Document:
         await self._cluster.running.snapshots.take_now()
