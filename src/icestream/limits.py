@@ -340,6 +340,8 @@ PEER_KEEP_ALIVE_SECONDS: Final = 3
 # Calls of one other node that are under way: its commands, each under a name of its own, and some more.
 PEER_CALLS_MAX: Final = 300
 PEER_CONNECTIONS_MAX: Final = 256
+# Addresses by which nodes named themselves when they greeted, until the cluster knows them: far more than join at once.
+PEERS_LEARNED_MAX: Final = 256
 # Between two tries to reach a node that is not there: the first at once, then doubling. Shorter than an election.
 PEER_RETRY_SECONDS_MIN: Final = 0.05
 PEER_RETRY_SECONDS_MAX: Final = 1.0

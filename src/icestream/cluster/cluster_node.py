@@ -188,7 +188,8 @@ class ClusterNode:
             raise removed(hello.node, own)
         if hello.to and hello.to != self.id:
             raise errors.NotReady(f"node {wire.id_text(self.id)} is here, not {wire.id_text(hello.to)}")
-        self.peers.learn(hello.node, hello.address)
+        if hello.cluster == own:
+            self.peers.learn(hello.node, hello.address)
         return Welcome(own, self.id, self.info().founder, self.address)
 
     def _is_removed(self, hello: Hello) -> bool:

@@ -94,15 +94,18 @@ class Peers:
         _log.error("a task of the cluster failed", error=repr(error))
 
     def learn(self, node_id: int, address: str) -> None:
-        """What a node says of itself counts until the cluster knows it."""
-        if address:
-            self._learned[node_id] = address
+        """What a node says of itself counts until the cluster knows it. Anybody may say something: those that were not
+        heard for longest, and have no link, are forgotten."""
+        if not address:
+            return
+        self._learned.pop(node_id, None)
+        self._learned[node_id] = address
+        if len(self._learned) > limits.PEERS_LEARNED_MAX:
+            strangers = (one for one in self._learned if one not in self._running)
+            del self._learned[next(strangers, next(iter(self._learned)))]
 
     def address(self, node_id: int) -> str:
         return self._address_of(node_id) or self._learned.get(node_id, "")
-
-    def known(self) -> dict[int, str]:
-        return dict(self._learned)
 
     def set_members(self, others: set[int]) -> None:
         """Links to exactly these are kept."""

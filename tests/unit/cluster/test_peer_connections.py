@@ -1,4 +1,4 @@
-"""Connections between nodes: how long they outlive a machine that is gone, or takes nothing any more."""
+"""Connections between nodes: how long they outlive a machine that is gone, and what is remembered of who greets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from icestream import errors, limits
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
 from icestream.cluster.link import PeerLink, dial
 from icestream.cluster.listener import PeerConnection
+from icestream.cluster.peers import Peers
 from icestream.cluster.wire import NO_CLUSTER, Hello, Kind, Welcome, encode_welcome
 from icestream.metadata.raft_core import has_raft_core
 from icestream.protocol.frame import encode_frame
+from icestream.runtime.clock import SimulatedClock
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
 
 HELLO = Hello(NO_CLUSTER, 1, "127.0.0.1:1", 0)
@@ -51,6 +53,36 @@ async def test_both_ends_of_a_connection_notice_a_machine_that_is_gone(tmp_path:
         link.be_patient()
         assert options(link) == [1, idle, idle // 3, 3, int(limits.PEER_CALL_SECONDS_MAX * 1000)]
         link.close()
+    finally:
+        await nodes.close()
+
+
+async def test_addresses_that_anybody_names_are_bounded_and_those_of_members_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PEERS_LEARNED_MAX", 3)
+    peers = Peers(SimulatedClock(), lambda to: HELLO, lambda node_id: "")
+    try:
+        peers.learn(1, "127.0.0.1:9")
+        peers.set_members({1})
+        for stranger in range(2, 100):
+            peers.learn(stranger, f"127.0.0.1:{stranger}")
+            peers.learn(2, "127.0.0.1:2")  # it greets again and again
+        assert [peers.address(one) for one in (1, 2, 99)] == ["127.0.0.1:9", "127.0.0.1:2", "127.0.0.1:99"]
+        assert not any(peers.address(one) for one in range(3, 99))
+    finally:
+        await peers.close()
+
+
+@pytest.mark.skipif(not has_raft_core(), reason="a cluster needs the native part")
+async def test_who_is_of_no_cluster_yet_is_not_remembered(tmp_path: Path) -> None:
+    nodes = ClusterNodes(tmp_path, 1)
+    node = await nodes.start(0)
+    try:
+        known = HELLO._replace(cluster=node.identity.cluster_id)
+        for hello, address in ((HELLO, ""), (known, HELLO.address)):
+            node.greet(hello)
+            assert node.peers.address(HELLO.node) == address
     finally:
         await nodes.close()
 
