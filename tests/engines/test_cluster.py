@@ -1,12 +1,16 @@
-"""A round on a Spark cluster: master, worker and executor are processes of their own; the log comes over HTTP."""
+"""The pipeline on a Spark cluster: master, worker and executor are processes of their own; the log comes over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 
 from icestream import limits
 from icestream.client.connect import connect
@@ -21,15 +25,54 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.server.node import Node
 from tests.support.node_settings import node_settings
+from tests.support.pipeline_process import PipelineRun
 from tests.support.pipeline_round import NOW_US, all_rows, target_in
 from tests.support.round_process import round_process
 from tests.support.spark_cluster import spark_cluster
 
 PAYLOADS = [b"%d-" % number * 1000 for number in range(600)]  # more than one piece
+CONF = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.executor.memory=512m")
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with spark_cluster(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
+
+
+@pytest.mark.timeout(180)
+def test_the_pipeline_of_a_broker_runs_on_a_cluster(master: str, tmp_path: Path) -> None:
+    """Published, committed, readable, off the log, verified: `pipeline.spark.master` is all that differs.
+
+    The broker calls its log by a path that leads there from its own working directory alone: whoever else opens it
+    finds nothing, as on another machine, and asks the broker.
+    """
+    (tmp_path / "data").mkdir()
+    sets = {
+        "pipeline.spark.master": master,
+        "pipeline.spark.conf": json.dumps(CONF),
+        "storage.iceberg_config.wal.base_path": "/proc/self/cwd/data/wal",
+    }
+    with (
+        PipelineRun(tmp_path / "data", *(word for name in sets for word in ("--set", f"{name}={sets[name]}"))) as run,
+        closing(RestCatalog("ice", uri=run.uri)) as catalog,
+    ):
+        for begin, topic in ((0, "orders"), (0, "others"), (300, "orders")):
+            run.produce(f"/default/{topic}", 300)
+            run.icestream("lake", "commit-now", "--wait", "120")
+            rows = catalog.load_table(f"default.{topic}").scan().to_arrow().sort_by("offset").to_pylist()
+            assert [row["offset"] for row in rows] == list(range(begin + 300))
+            assert [row["payload"] for row in rows[begin:]] == [b"%d" % number for number in range(300)]
+        assert run.icestream("lake", "lag") == [], "the log may let go of all of it"
+        state = run.icestream("pipeline", "status")
+        assert (state["master"], state["rows"], state["stopped_topics"]) == (master, 900, [])
+        for topic in ("orders", "others"):
+            report = run.verified(f"/default/{topic}", "--deep")
+            assert (report["is_good"], report["findings"]) == (True, [])
 
 
 @pytest.mark.asyncio
-async def test_executors_read_the_log_over_the_network_alone(tmp_path: Path) -> None:
+async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_path: Path) -> None:
     settings = node_settings(tmp_path / "data")
     node = await Node.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
@@ -41,7 +84,7 @@ async def test_executors_read_the_log_over_the_network_alone(tmp_path: Path) -> 
             await asyncio.gather(*(producer.send(payload) for payload in PAYLOADS))
         plan = await leased_plan(BrokerLink(keeper), tmp_path)
         assert sum(one.end - one.start for one in plan.ranges) > 1_500_000
-        await asyncio.to_thread(check_on_cluster, plan, tmp_path)
+        await asyncio.to_thread(check_on_cluster, plan, master, tmp_path)
         await asyncio.to_thread(check_refusals, plan)
     finally:
         keeping.cancel()
@@ -59,9 +102,8 @@ async def leased_plan(broker: BrokerLink, folder: Path) -> RoundPlan:
     return plan.leased("a-round", 1)
 
 
-def check_on_cluster(plan: RoundPlan, folder: Path) -> None:
-    local = ("spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", "spark.executor.memory=512m")
-    with spark_cluster(folder) as master, round_process(folder, master, *local) as rounds:
+def check_on_cluster(plan: RoundPlan, master: str, folder: Path) -> None:
+    with round_process(folder, master, *CONF) as rounds:
         (judged,) = judge(plan, rounds.write(plan))
     assert judged.is_whole
     assert [(claim.shard, claim.start, claim.end) for claim in judged.claims] == [(0, 0, len(PAYLOADS))]
