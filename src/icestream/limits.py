@@ -725,6 +725,11 @@ BACKLOG_STRETCHES_MAX: Final = 8_192
 # the age limit of as many topics as are told, and the rounds before one's turn.
 BACKLOG_STUCK_SECONDS: Final = 300.0
 BACKLOG_FILES_MAX: Final = 256
+# Topics that a driver names because they stand still, so that they take no room in the answer: 64 KiB of a request.
+# What is beyond is told like any other.
+BACKLOG_PASSED_OVER_MAX: Final = 8_192
+# Topics that are passed over may have news all the time: so often it is looked whether others have some.
+BACKLOG_LOOK_SECONDS: Final = 0.5
 # Declared gaps of one shard in such an answer, the newest: adjacent ones are merged, and a start makes at most one.
 BACKLOG_GAPS_MAX: Final = 64
 # Shards that are looked at between two turns of the loop: below half a millisecond.

@@ -408,6 +408,8 @@ async def test_hazard_08_many_spill_files_leave_room_for_the_others(monkeypatch:
         pass
     assert len(log.upkeep.spills.files) > 2
     await publish(log, A, b"new")
+    held = await log.backlog.take(2, {B.topic_id})
+    assert (set(told(held)), held.is_cut) == ({A}, False), "who stands still and is passed over takes no room"
     seen: set[int] = set()
     held = await log.backlog.take(files_max=2)
     assert [file.spill for file in held.files] == [True, False]

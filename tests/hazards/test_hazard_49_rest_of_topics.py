@@ -4,7 +4,7 @@ then its table is kept, dropped or purged. A broker over a real log, our own cat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +136,11 @@ class IngestBroker:
         self._ingest = ingest
         self.on_empty: Any = lambda: None
 
-    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
         found = await self._ingest.backlog()
         if not found.topics:
             self.on_empty()
-        return found
+        return await self._ingest.backlog(passed_over=frozenset(passed_over)) if passed_over else found
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         self._ingest.lease(lease, epoch, files, ttl_ms)

@@ -5,7 +5,7 @@ was published is remembered; `check` compares it with what any reader of the tab
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,14 @@ class LogBroker:
         self.on_empty: Callable[[], None] = lambda: None
         self.is_stopped: Callable[[int], bool] = lambda topic_id: False
 
-    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
         found = await self._ingest.backlog()
         if all(self.is_stopped(one.topic_id) for one in found.topics):
             self.on_empty()
-        return found
+        if not passed_over:
+            return found
+        await asyncio.sleep(0.01)  # until one of them is tried again
+        return await self._ingest.backlog(passed_over=frozenset(passed_over))
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None:
         self._ingest.lease(lease, epoch, files, ttl_ms)

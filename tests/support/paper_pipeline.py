@@ -3,7 +3,7 @@ writer that makes files of whatever offsets it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,9 @@ class PaperBroker:
         self.synced[key] = self.synced.get(key, 0) + rows
         self.floors.setdefault(key, 0)
 
-    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
         self._check()
-        topics = [self._topic(topic_id) for topic_id in self.names]
+        topics = [self._topic(topic_id) for topic_id in self.names if topic_id not in passed_over]
         waiting = [topic for topic in topics if topic.rows]
         stretches = [
             Stretch(topic.topic_id, one.shard, one.epoch, begin, one.synced, 100 * one.synced, 4096)

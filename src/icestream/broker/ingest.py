@@ -7,7 +7,7 @@ The driver asks over the local socket (frontends/native/pipeline_calls.py), its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,10 +54,10 @@ class Ingest:
 
     async def backlog(
         self, wait_ms: int = 0, files_max: int = limits.BACKLOG_FILES_MAX, after_lsn: int = 0,
-        leaving: asyncio.Event | None = None,
+        leaving: asyncio.Event | None = None, passed_over: Set[int] = frozenset(),
     ) -> Backlog:  # fmt: skip
         """Waits until something is in no table and the log has come beyond `after_lsn`; not longer than `wait_ms`, nor
-        when the one who asks has left."""
+        when the one who asks has left. `passed_over`: topics of which only sums are told, and that nobody waits for."""
         until_ns = self._clock.monotonic_ns() + min(wait_ms, limits.BACKLOG_WAIT_MS_MAX) * 1_000_000
         files_max = max(1, min(files_max, limits.BACKLOG_FILES_MAX))
         await self.log.upkeep.look_at_ballast()  # whoever asks is about to write to this disk
@@ -66,22 +66,29 @@ class Ingest:
             reopenings, lsn = self._reopenings, await self.log.sync()
             is_late = self._clock.monotonic_ns() >= until_ns or (leaving is not None and leaving.is_set())
             if is_late or lsn > after_lsn:
-                found = await self.log.backlog.take(files_max)
+                found = await self.log.backlog.take(files_max, passed_over)
                 if found.topics or is_late:
                     topics = [self._with_policy(topic) for topic in found.topics]
                     log_id = self.log.log_id.hex()
-                    return Backlog(log_id, *self.place, topics, found.files, found.is_cut, lsn, reopenings)
+                    return Backlog(
+                        log_id, *self.place, topics, found.files, found.is_cut, lsn, reopenings,
+                        passed_over=found.passed_over,
+                    )  # fmt: skip
+            if passed_over:
+                look_ns = self._clock.monotonic_ns() + int(limits.BACKLOG_LOOK_SECONDS * 1e9)
+                await self._wait(None, min(until_ns, look_ns), leaving)
             await self._wait(max(lsn, after_lsn) + 1, until_ns, leaving)
 
     def _with_policy(self, topic: TopicBacklog) -> TopicBacklog:
         said = self._table_policy(topic.name, topic.topic_id)
         return msgspec.structs.replace(topic, policy=said) if said else topic
 
-    async def _wait(self, lsn: int, until_ns: int, leaving: asyncio.Event | None) -> None:
-        """Costs nothing meanwhile: the log's own news end it."""
+    async def _wait(self, lsn: int | None, until_ns: int, leaving: asyncio.Event | None) -> None:
+        """Costs nothing meanwhile: the log's own news end it, unless `lsn` is None."""
         events = [self._went_back] if leaving is None else [self._went_back, leaving]
         waiting: set[asyncio.Future[Any]] = {asyncio.ensure_future(one.wait()) for one in events}
-        waiting.add(asyncio.ensure_future(self.log.wait_released(lsn)))
+        if lsn is not None:
+            waiting.add(asyncio.ensure_future(self.log.wait_released(lsn)))
         seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
         try:
             done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

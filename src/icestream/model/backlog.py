@@ -11,7 +11,8 @@ A file is named by its number, which is its generation too: a file that was used
 
 The calls on the broker's local socket (frontends/native/pipeline_calls.py); a Backlog crosses as the bytes of
 `encode_backlog`, because a document may not have so many values:
-    pipeline_backlog     wait_ms, files_max, after_lsn    backlog: bytes
+    pipeline_backlog     wait_ms, files_max, after_lsn,   backlog: bytes
+                         passed_over: topic ids
     pipeline_lease       lease, epoch, files, ttl_ms      nothing. No file: the lease ends. LeaseLost: one with a higher
                                                           epoch was here. PositionGone: a file is not there any more
     pipeline_committed   positions [[topic_id, shard, offset], …], at most PIPELINE_POSITIONS_MAX; reopenings of the
@@ -67,6 +68,14 @@ class LogFile(msgspec.Struct, frozen=True):
     spill: bool = False  # a file of a topic's spill log (hazard 8), read like any other
 
 
+class PassedOver(msgspec.Struct, frozen=True):
+    """What waits of topics that the driver named, because they stand still: sums alone, so that they take no room."""
+
+    rows: int = 0
+    bytes: int = 0  # about
+    oldest_us: int | None = None
+
+
 class Backlog(msgspec.Struct, frozen=True):
     log_id: str
     directory: str  # of the log, for tasks on the same machine
@@ -79,6 +88,7 @@ class Backlog(msgspec.Struct, frozen=True):
     reopenings: int = 0  # grows when floors go back, and from one life of the broker to the next
     # Settings `writer_…` that were changed while the broker runs: they go before those that the driver started with.
     changed_settings: dict[str, int] = {}
+    passed_over: PassedOver = PassedOver()
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Backlog)

@@ -8,6 +8,9 @@
 Steps 1 and 2 go in slices, with a turn of the loop behind each: a log may have many thousand topics (hazard 18). When
 something was spilled meanwhile, all of it is done again.
 
+Topics that the driver names because they stand still are passed over: nothing of them is told but sums, so that files
+with nothing else are not counted, and however much one of them has, it hides nobody.
+
 Spill files take at most half of the room for files, so that many stuck topics leave the others theirs. Who gets it goes
 around; of a shard of whose spill files not all find room nothing behind is told: it would have a hole before it.
 
@@ -18,12 +21,12 @@ behind came after the question that the committed round was planned by. It may b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream import limits
-from icestream.model.backlog import LogFile, ShardBacklog, Stretch, TopicBacklog
+from icestream.model.backlog import LogFile, PassedOver, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.shard import ShardKey, Topic
 from icestream.runtime.clock import Clock
 from icestream.wal.appender import Appender
@@ -40,6 +43,7 @@ class Held(NamedTuple):
     topics: list[TopicBacklog]
     files: list[LogFile]
     is_cut: bool
+    passed_over: PassedOver
 
 
 class Lag(NamedTuple):
@@ -98,30 +102,41 @@ class BacklogReader:
         self._told = ToldTopics()
         self._spill_turn = 0
 
-    async def take(self, files_max: int = limits.BACKLOG_FILES_MAX) -> Held:
+    async def take(self, files_max: int = limits.BACKLOG_FILES_MAX, passed_over: Set[int] = frozenset()) -> Held:
         """Everything, as far as an answer has room: of the topics that wait longest (told_topics.py), and the oldest
-        files."""
+        files with something of them. `passed_over`: topics that stand still, and take no room."""
         while True:
             changes = self._upkeep.spills.changes
-            held = await self._take(files_max)
+            held = await self._take(files_max, passed_over)
             if changes == self._upkeep.spills.changes:
                 return held
 
-    async def _take(self, files_max: int) -> Held:
+    async def _take(self, files_max: int, passed_over: Set[int]) -> Held:
         waiting = await self._waiting()
+        standing = {topic_id: waiting.pop(topic_id) for topic_id in passed_over & waiting.keys()}
         chosen = self._told.choose(waiting, self._floor_of, self._clock.wall_us())
         gathered = _Gathered()
         for topic_id in chosen:
             gathered.shards.update((shard.key, self._frozen(shard)) for shard in self._shards_of(topic_id))
         await _turn()
-        is_cut = not await self._gather_files(gathered, files_max)
+        is_cut = not await self._gather_files(gathered, files_max, passed_over)
         files = [
             found
             for number, stretches in gathered.files.items()
             if (found := self._log_file(number, stretches)) is not None
         ]
         topics = [self._topic(self._state.topics[topic_id], waiting[topic_id], gathered) for topic_id in chosen]
-        return Held(topics, files, is_cut or len(chosen) < len(waiting) or len(files) < len(gathered.files))
+        is_cut = is_cut or len(chosen) < len(waiting) or len(files) < len(gathered.files)
+        return Held(topics, files, is_cut, await self._sums(standing))
+
+    async def _sums(self, standing: Mapping[int, int]) -> PassedOver:
+        rows = held_bytes = 0
+        for number, topic_id in enumerate(standing, 1):
+            rows += sum(_rows(self._frozen(shard)) for shard in self._shards_of(topic_id))
+            held_bytes += self._state.usage[topic_id].held_bytes if topic_id in self._state.usage else 0
+            if not number % limits.BACKLOG_SLICE_SHARDS:
+                await _turn()
+        return PassedOver(rows, held_bytes, min(standing.values(), default=None))
 
     async def lag(self) -> Lag:
         """For those who watch: it changes nothing. Bytes are those of messages in files that are not done with."""
@@ -198,9 +213,9 @@ class BacklogReader:
 
     # --- files ---
 
-    async def _gather_files(self, gathered: _Gathered, files_max: int) -> bool:
+    async def _gather_files(self, gathered: _Gathered, files_max: int, passed_over: Set[int]) -> bool:
         """Whether that was all."""
-        spilled = self._spilled(files_max // 2)
+        spilled = self._spilled(files_max // 2, passed_over)
         for file in spilled.files:
             found = await _stretches(_sealed_parts(file), gathered, lambda _: 0)
             if found:
@@ -225,10 +240,12 @@ class BacklogReader:
                 return False
         return not spilled.is_cut
 
-    def _spilled(self, files_max: int) -> _Spilled:
+    def _spilled(self, files_max: int, passed_over: Set[int]) -> _Spilled:
         shards = self._state.shards
         topics: dict[int, list[FileSummary]] = {}
         for file in self._upkeep.spills.files:
+            if file.keys[0].topic_id in passed_over:
+                continue
             if any(held.end > shards[key].floor for key, held in file.ranges()):
                 topics.setdefault(file.keys[0].topic_id, []).append(file)
         turn = self._spill_turn % max(len(topics), 1)

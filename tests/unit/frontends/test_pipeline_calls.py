@@ -93,6 +93,15 @@ async def test_a_driver_waits_until_there_is_something(ask: Operator) -> None:
     assert [topic.rows for topic in (await again).topics] == [2]
 
 
+async def test_topics_that_stand_still_are_passed_over(ask: Operator) -> None:
+    await ask("create_topic", topic="/default/orders")
+    await ask.publish(2)
+    (topic,) = (await backlog_of(ask)).topics
+    found = decode_backlog((await ask("pipeline_backlog", passed_over=[topic.topic_id, 10**6]))["backlog"])
+    assert (found.topics, found.files) == ([], [])
+    assert (found.passed_over.rows, found.passed_over.oldest_us) == (2, topic.oldest_us)
+
+
 async def test_a_wait_has_an_end(ask: Operator) -> None:
     assert (await backlog_of(ask, wait_ms=1)).topics == []
     await ask("create_topic", topic="/default/orders")

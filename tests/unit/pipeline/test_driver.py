@@ -216,9 +216,9 @@ async def test_who_cannot_wait_is_not_forgotten_when_the_round_fails(pipeline: P
     waits: list[int] = []
     ask, hold = pipeline.broker.backlog, pipeline.broker.hold
 
-    async def backlog(wait_ms: int, after_lsn: int) -> Any:
+    async def backlog(wait_ms: int, *given: Any) -> Any:
         waits.append(wait_ms)
-        return await ask(wait_ms, after_lsn)
+        return await ask(wait_ms, *given)
 
     async def away(*_: Any) -> None:
         raise errors.ConnectionLost("the broker went away")

@@ -4,7 +4,7 @@ The driver's rounds over our own catalog on a real disk; broker and Spark on pap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,30 @@ async def test_a_failing_topic_that_fills_a_round_does_not_hold_up_the_others(pi
     assert pipeline.broker.floors == {(1, 0): 0, (2, 0): 5}
 
 
+async def test_the_broker_passes_over_who_stands_still_until_its_time(pipeline: PaperPipeline) -> None:
+    asked: list[tuple[int, list[int]]] = []
+    ask = pipeline.broker.backlog
+
+    async def backlog(wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Any:
+        asked.append((wait_ms, list(passed_over)))
+        return await ask(wait_ms, after_lsn, passed_over)
+
+    pipeline.broker.backlog = backlog  # type: ignore[method-assign]
+    pipeline.broker.publish(1, 5)
+    pipeline.broker.publish(2, 5)
+    pipeline.writer.failing = lambda topic_id: topic_id == 1
+    for _ in range(2):
+        await pipeline.driver.turn()
+    until_ms = pipeline.topics.next_look_seconds * 1000
+    assert asked == [(limits.BACKLOG_WAIT_MS_MAX // 2, []), (int(until_ms) + 1, [1])]
+    assert 0 < until_ms <= limits.PIPELINE_RETRY_SECONDS_MIN * 1000
+    assert pipeline.lease.is_held, "what is kept of a round is of this epoch"
+    await clock_of(pipeline).pass_by(limits.PIPELINE_RETRY_SECONDS_MIN)
+    await pipeline.driver.turn()
+    assert asked[2][1] == []
+    assert stopped(pipeline) == [("/default/t1", "on purpose")]
+
+
 async def test_what_fails_beside_something_that_goes_on_waits_when_it_fails_again(pipeline: PaperPipeline) -> None:
     """One shard of a topic cannot be read; the other has new messages all the time."""
     write = pipeline.writer.write
@@ -163,6 +187,7 @@ async def test_a_topic_that_is_deleted_is_not_told_any_more(pipeline: PaperPipel
     pipeline.writer.failing = lambda topic_id: topic_id == 1
     await pipeline.round()
     del pipeline.broker.names[1]
+    pipeline.pass_pauses()
     await pipeline.driver.turn()
     assert stopped(pipeline) == []
 

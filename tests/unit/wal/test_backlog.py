@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from icestream import limits
+from icestream.broker.ingest import Ingest, Place
 from icestream.model import ShardKey, SyncMode, Topic
-from icestream.model.backlog import LogFile, ShardBacklog
+from icestream.model.backlog import LogFile, PassedOver, ShardBacklog
 from icestream.wal import format as wire
 from icestream.wal.backlog import Held, Lag
 from icestream.wal.log import Log
@@ -300,6 +301,56 @@ async def test_files_are_cut_behind_the_oldest(bound: dict[str, Any], monkeypatc
     assert offsets == list(range(len(offsets)))
     await log.advance_floor({A: len(offsets)})
     assert told(await log.backlog.take())[A] == list(range(len(offsets), 60))
+
+
+async def test_hazard_08_a_topic_that_stands_still_hides_nobody_however_much_it_has() -> None:
+    """Files with nothing else are not counted; and of what it has the sums are told."""
+    machine = Machine()
+    log = await machine.start()
+    began_us = machine.clock.wall_us()
+    for number in range(60):
+        await publish(log, A, bytes(3000))
+        machine.clock.advance(1)
+        if number % 20 == 0:
+            await publish(log, B, b"x")
+            held = await log.backlog.take(2, {A.topic_id})
+            assert [topic.topic_id for topic in held.topics] == [B.topic_id]
+            assert told(held) == {B: [log.shard(*B).floor]}
+            assert not held.is_cut
+            await log.advance_floor({B: log.shard(*B).synced})
+    held = await log.backlog.take(2, {A.topic_id, 99})
+    assert (held.topics, held.files, held.is_cut) == ([], [], False)
+    assert (held.passed_over.rows, held.passed_over.oldest_us) == (60, began_us)
+    assert 60 * 3000 <= held.passed_over.bytes <= 61 * 4096
+    held = await log.backlog.take(2)
+    assert (held.is_cut, held.passed_over) == (True, PassedOver()), "it is its turn again"
+
+
+async def test_who_waits_for_news_is_not_told_those_of_topics_that_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BACKLOG_LOOK_SECONDS", 0.2)
+    machine = Machine()
+    log = await machine.start()
+    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    await publish(log, A, b"x")
+    looks: list[object] = []
+    take = log.backlog.take
+
+    async def counted(*given: Any) -> Held:
+        looks.append(given)
+        return await take(*given)
+
+    monkeypatch.setattr(log.backlog, "take", counted)
+    waiting = asyncio.create_task(ingest.backlog(60_000, passed_over=frozenset({A.topic_id})))
+    for _ in range(100):
+        await publish(log, A, b"x")
+        await settle()
+    assert not waiting.done()
+    assert len(looks) <= 3, "it looks now and then, not behind each record"
+    await publish(log, B, b"x")
+    async with asyncio.timeout(5):
+        found = await waiting
+    assert [topic.topic_id for topic in found.topics] == [B.topic_id]
+    assert found.passed_over.rows == 101
 
 
 async def test_the_loop_turns_while_many_topics_are_looked_at() -> None:

@@ -2,7 +2,8 @@
 
 method              arguments                      result
 pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backlog.py. It waits until something is
-                                                   in no table and the log is beyond after_lsn; wait_ms at most
+                    passed_over                    in no table and the log is beyond after_lsn; wait_ms at most. Of the
+                                                   topics that are passed over it tells sums
 pipeline_lease      lease, epoch, files, ttl_ms    nothing. Holds these log files; again to renew; no file ends it
 pipeline_committed  positions, reopenings          nothing. [[topic_id, shard, offset], …]: floors, never down
 pipeline_reopen     positions                      floors, in the same form: they went down, as far as the log has it
@@ -43,6 +44,7 @@ class AskBacklog(msgspec.Struct):
     wait_ms: int = 0
     files_max: int = limits.BACKLOG_FILES_MAX
     after_lsn: int = 0
+    passed_over: list[int] = []
 
 
 class Lease(msgspec.Struct):
@@ -88,7 +90,9 @@ class PipelineCalls:
 
     async def pipeline_backlog(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(AskBacklog, given)
-        found = await self._ingest.backlog(asked.wait_ms, asked.files_max, asked.after_lsn, connection.leaving)
+        found = await self._ingest.backlog(
+            asked.wait_ms, asked.files_max, asked.after_lsn, connection.leaving, frozenset(asked.passed_over)
+        )
         return {"backlog": encode_backlog(msgspec.structs.replace(found, changed_settings=self._changed_settings()))}
 
     def _changed_settings(self) -> dict[str, int]:

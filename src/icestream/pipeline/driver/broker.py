@@ -5,7 +5,7 @@ A broker that is away is waited for: nothing of a round is lost by that, and nob
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from icestream import errors, limits
@@ -15,7 +15,8 @@ from icestream.runtime.link_keeper import LinkKeeper
 
 
 class Broker(Protocol):
-    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog: ...
+    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
+        """`passed_over`: topics that stand still; nothing is told of them but sums, and nobody waits for them."""
 
     async def hold(self, lease: str, epoch: int, files: Sequence[int], ttl_ms: int) -> None: ...
 
@@ -32,9 +33,9 @@ class BrokerLink:
     def __init__(self, keeper: LinkKeeper) -> None:
         self._keeper = keeper
 
-    async def backlog(self, wait_ms: int, after_lsn: int) -> Backlog:
+    async def backlog(self, wait_ms: int, after_lsn: int, passed_over: Collection[int] = ()) -> Backlog:
         await self._keeper.until_here()
-        asked = {"wait_ms": wait_ms, "after_lsn": after_lsn}
+        asked = {"wait_ms": wait_ms, "after_lsn": after_lsn, "passed_over": list(passed_over)}
         found = (await self._keeper.call("pipeline_backlog", asked)).get("backlog")
         if not isinstance(found, bytes):
             raise errors.DecodeError("the broker's answer is no backlog")

@@ -147,13 +147,15 @@ class Driver:
         await self.report.tell()
         is_hurried = self._hurry.is_set()
         with self._effects.happens(Effect.ASK):
-            backlog = await self._broker.backlog(0 if is_hurried else self._options.wait_ms, 0)
+            passed_over = self._topics.standing()
+            backlog = await self._broker.backlog(0 if is_hurried else self._wait_ms, 0, passed_over)
         self.report.waiting(backlog, self._clock.wall_us())
-        self._topics.forget_halts(backlog)
+        self._topics.forget_halts(backlog, passed_over)
         if not backlog.topics:
             self._hurry.clear()
             await self._clean_up_idle()
-            await self._lease.give_up()
+            if not self._topics.halted:
+                await self._lease.give_up()
             return
         self._hurry.clear()
         try:
@@ -166,6 +168,13 @@ class Driver:
             self._hurry.set()
         if not plan.topics:
             await self._wait_until(plan.next_due_us)
+
+    @property
+    def _wait_ms(self) -> int:
+        """In the broker, for news. Not longer than until one that stands still is tried again."""
+        if not self._topics.halted:
+            return self._options.wait_ms
+        return min(self._options.wait_ms, int(self._topics.next_look_seconds * 1000) + 1)
 
     def _has_more_of_wish(self, backlog: Backlog, plan: RoundPlan) -> bool:
         """Who waited longest comes first: what did not fit may be older than the wish while something of this round

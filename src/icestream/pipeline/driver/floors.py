@@ -65,7 +65,7 @@ class FloorKeeper:
             with self._effects.happens(Effect.ADVANCE):
                 await self._broker.reopen(found.ahead)
             with self._effects.happens(Effect.ASK):
-                backlog = await self._broker.backlog(0, 0)
+                backlog = await self._broker.backlog(0, 0, self._topics.standing())
             tables, found = await self._looked_at(backlog)
         self._reopenings = backlog.reopenings
         await self.advance(found.behind)

@@ -70,11 +70,12 @@ class Report:
                 await self.on_told(self.as_document())
 
     def waiting(self, backlog: Backlog, now_us: int) -> None:
-        rows = sum(topic.rows for topic in backlog.topics)
-        oldest = min((topic.oldest_us for topic in backlog.topics), default=now_us)
-        metrics.PIPELINE_BACKLOG_ROWS.set(rows)
-        metrics.PIPELINE_BACKLOG_BYTES.set(sum(topic.bytes for topic in backlog.topics))
-        metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - oldest) / 1e6 if backlog.topics else 0)
+        """Also of topics that stand still."""
+        standing, topics = backlog.passed_over, backlog.topics
+        ages_us = [topic.oldest_us for topic in topics] + [standing.oldest_us or now_us]
+        metrics.PIPELINE_BACKLOG_ROWS.set(standing.rows + sum(topic.rows for topic in topics))
+        metrics.PIPELINE_BACKLOG_BYTES.set(standing.bytes + sum(topic.bytes for topic in topics))
+        metrics.PIPELINE_LAG_SECONDS.set(max(0, now_us - min(ages_us)) / 1e6)
 
     def written(self, rows: int, now_us: int) -> None:
         """So many are in files; none is in a table before `settled`."""

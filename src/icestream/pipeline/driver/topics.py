@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 from icestream import errors, limits
@@ -125,11 +126,16 @@ class Topics:
         self._failures.pop(topic_id, None)
         self._go_on(topic_id)
 
-    def forget_halts(self, backlog: Backlog) -> None:
+    def standing(self) -> list[int]:
+        """Those that are not to be tried or looked at yet: the broker passes them over."""
+        found = (topic_id for topic_id in self.halted if self.is_halted(topic_id))
+        return list(islice(found, limits.BACKLOG_PASSED_OVER_MAX))
+
+    def forget_halts(self, backlog: Backlog, passed_over: Collection[int]) -> None:
         """Of topics of which nothing is in the log any more: they were deleted, or another driver was faster."""
         if backlog.is_cut:
             return
-        for topic_id in self.halted.keys() - {one.topic_id for one in backlog.topics}:
+        for topic_id in self.halted.keys() - {one.topic_id for one in backlog.topics} - set(passed_over):
             self.written(topic_id)
 
     @property
