@@ -133,7 +133,7 @@ class NodeProcess:
         found |= {
             "leads": node.leads,
             "is_ready": node.is_ready,
-            "installs": node.installs,
+            "installs": node.installs.count,
             "lost": self._cuts.lost,
             "compared": self._node.comparison.hashes.compared,
             "drift_seconds_max": ticker.drift_seconds_max if ticker else 0.0,

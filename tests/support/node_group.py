@@ -23,11 +23,11 @@ from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, OpenedMetadata, open_on
 from icestream.metadata.raft_core import RaftCore
 from icestream.metadata.snapshot import encode_snapshot
-from icestream.metadata.snapshot_file import SnapshotHead, snapshot_of
+from icestream.metadata.snapshot_file import SnapshotHead, StoredSnapshot, received_name, snapshot_of
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.runtime.tasks import InlineOffload
+from icestream.runtime.tasks import InlineOffload, Offload
 from icestream.wal.sink import InlineSink, Sink
 from tests.support.stepped_sink import SteppedSink
 
@@ -78,13 +78,17 @@ class NodeGroup:
 
     # --- lives ---
 
+    def offload(self) -> Offload:
+        """Where the files of one life are made and read."""
+        return InlineOffload()
+
     async def start(self, node_id: int, sink: Sink | None = None, conf: bytes | None = None) -> NodeStore:
         member = self.members.setdefault(node_id, Member(node_id, self.conf if conf is None else conf))
         member.lives += 1
         member.sink = sink or InlineSink()
         randomness = SeededRandomness(1000 * node_id + member.lives)
         opened = await open_on(
-            member.disk, self.clock, randomness, member.sink, self.options, lambda name: InlineOffload()
+            member.disk, self.clock, randomness, member.sink, self.options, lambda name: self.offload()
         )
         if opened.identity is None:
             opened.log.plan.identity = Identity(node_id, CLUSTER, member.first_conf)
@@ -96,7 +100,10 @@ class NodeGroup:
             return RaftCore(randomness, *given)
 
         member.store = opened.start(core)
-        member.store.node.send = partial(self._send, member.id)
+        node = member.store.node
+        node.send = partial(self._send, member.id)
+        # as ClusterNode: a new learner takes no snapshot that does not know it (trap 14)
+        node.on_members = lambda: node.request_snapshot() if opened.log.snapshots else None
         member.store.forward = partial(self._forward, member.id)
         member.store.forward_renewal = partial(self._forward_renewal, member.id)
         return member.store
@@ -133,13 +140,27 @@ class NodeGroup:
                 self._lost(sender, message)
                 continue
             if message.is_snapshot:
-                succeeded = False
-                try:
-                    await self._copy_snapshot(sender, target)
-                    succeeded = True
-                finally:
-                    self.members[sender].up.node.snapshot_sent(target.id, succeeded=succeeded)
-            target.up.node.receive([message.data])
+                await self._install(sender, target, message)
+            else:
+                target.up.node.receive([message.data])
+
+    async def _install(self, sender: int, target: Member, message: Message) -> None:
+        """A stream ends with either of its ends."""
+        source, store = self.members[sender].up, target.up
+        wanted = snapshot_of(eraftpb.snapshot_in(message.data).data)[0]
+        stored = next((one for one in source.node._log.snapshots if one.name == wanted), None)
+        if stored is None:  # a newer one has replaced it
+            self._lost(sender, message)
+            return
+        is_whole = False
+        try:
+            name = await self._copy_snapshot(stored, sender, store)
+            is_whole = target.store is store and store.stopped is None
+        finally:
+            source.node.snapshot_sent(target.id, succeeded=is_whole)
+        if is_whole:
+            store.node.receive([message.data])
+            await store.node._log.release_received(name)
 
     def _lost(self, sender: int, message: Message) -> None:
         source = self.members[sender].store
@@ -148,16 +169,15 @@ class NodeGroup:
             if message.is_snapshot:
                 source.node.snapshot_sent(message.to, succeeded=False)
 
-    async def _copy_snapshot(self, sender: int, target: Member) -> None:
-        source = self.members[sender].up
-        stored = source.node._log.snapshots[0]
+    async def _copy_snapshot(self, stored: StoredSnapshot, sender: int, to: NodeStore) -> str:
         data = self.members[sender].disk.content(stored.name)[512:]
-        log = target.up.node._log
+        log = to.node._log
         head = SnapshotHead(stored.head.index, stored.head.term, log.log_id, stored.head.conf)
         writer = await log.begin_received(head)
         await log.add_received(writer, bytes(data))
-        received = await log.finish_received(writer)
-        assert received.name.endswith(snapshot_of(stored.descriptor)[0][-64:])
+        name = received_name(snapshot_of(stored.descriptor)[0])
+        await log.finish_received(writer, name)
+        return name
 
     async def _forward(self, sender: int, leader: int, envelope: bytes) -> cmd.Answer:
         self.forwarded += 1

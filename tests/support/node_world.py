@@ -1,7 +1,9 @@
 """Whole nodes in one process (driver, core, log, snapshots): clock, network, disks and failures follow from one seed.
 
     network    messages overtake each other, come twice, or never; links are cut one way
-    disk       a write and its sync are two steps; a power loss between them leaves any of the written sectors
+    disk       a write and its sync are two steps; a power loss between them leaves any of the written sectors. Files of
+               snapshots are made and read while everything else goes on
+    members    come as learners, become voters and learners again, one or two in a change; the lead is handed over
     clients    put, get, delete, compare-and-swap and transactions at any node; what they saw must be linearizable
 When all is whole again, all nodes come to the same state, and to the same snapshot bytes.
 """
@@ -9,27 +11,53 @@ When all is whole again, all nodes come to the same state, and to the same snaps
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from icestream import errors, limits
 from icestream.metadata import eraftpb
-from icestream.metadata.core import Message
 from icestream.metadata.eraftpb import Membership
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions
-from icestream.metadata.snapshot_file import snapshot_of
+from icestream.runtime.tasks import Offload
 from tests.chaos.door import command_of
 from tests.chaos.history import OK, REFUSED, Operation
 from tests.chaos.linearizability import violations
 from tests.support.node_group import Member, NodeGroup
 from tests.support.stepped_sink import SteppedSink
 
+Answer = TypeVar("Answer")
 WIDTH = 2
 KINDS = ("get", "get", "put", "put", "delete", "cas", "txn")
 GROUP_OPERATIONS = 40
 UNDER_WAY_MAX = 6
+VOTER, LEARNER = 0, 2  # of Node.change_members
+VOTERS_MIN = 3
+
+
+class LateOffload:
+    """A thread that is slow: some turns pass before a call, and before its answer. One call at a time, in order."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._turn = asyncio.Lock()
+
+    async def run(self, call: Callable[[], Answer]) -> Answer:
+        async with self._turn:
+            await self._pass()
+            answer = call()
+        await self._pass()
+        return answer
+
+    async def _pass(self) -> None:
+        for _ in range(self._chance.choice((0, 1, 2, 10, 40))):
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Nothing is left to do."""
 
 
 class SeededGroup(NodeGroup):
@@ -40,27 +68,22 @@ class SeededGroup(NodeGroup):
         self.chance = chance
         self.is_kind = False
 
+    def offload(self) -> Offload:
+        return LateOffload(self.chance)
+
     async def _deliver(self) -> None:
         bag, self.network = self.network, []
         if not self.is_kind:
             self.chance.shuffle(bag)
         for sender, message in bag:
             luck = 0.5 if self.is_kind else self.chance.random()
-            if luck < 0.05 or (message.is_snapshot and not self._is_there(sender, message)):
+            if luck < 0.05:
                 self._lost(sender, message)
                 continue
             self.network.append((sender, message))
             if luck > 0.95 and not message.is_snapshot:
                 self.network.append((sender, message))
         await super()._deliver()
-
-    def _is_there(self, sender: int, message: Message) -> bool:
-        """A snapshot that a newer one has replaced is not sent."""
-        source = self.members[sender].store
-        if source is None:
-            return False
-        wanted = snapshot_of(eraftpb.snapshot_in(message.data).data)[0]
-        return bool(source.node._log.snapshots) and source.node._log.snapshots[0].name == wanted
 
 
 class NodeWorld:
@@ -71,18 +94,21 @@ class NodeWorld:
         self.operations: list[Operation] = []
         self.under_way: set[asyncio.Task[None]] = set()
         self.now = 0
-        self.crashes = self.installs = 0
+        self._newcomers = (nodes + 1, nodes + 2)  # of no cluster yet
+        self.crashes = self.installs = self.changes = 0
 
     async def run(self, steps: int) -> str:
         """Everything that clients saw and the nodes hold, in a few bytes."""
         for node_id in eraftpb.decode_conf(self.group.conf).voters:
             await self.group.start(node_id, SteppedSink())
+        for node_id in self._newcomers:
+            await self.group.start(node_id, SteppedSink(), conf=self.group.conf)
         for _ in range(steps):
             await self._step()
         await self._heal()
         assert violations(self.operations, WIDTH) == []
         (state,) = self.group.states()
-        self.installs += sum(store.node.installs for store in self.group.stores.values())
+        self.installs += sum(store.node.installs.count for store in self.group.stores.values())
         seen = [(one.kind, one.arguments, one.outcome, one.result, one.revision) for one in self.operations]
         await self.group.close()
         return hashlib.sha256(repr(seen).encode() + state).hexdigest()
@@ -96,8 +122,12 @@ class NodeWorld:
             self._sync(member, self.chance.choice((1, 1, 1, 3, 8)))  # often between a write and its sync
         elif luck < 0.75:
             await self.group.turn()
-        elif luck < 0.965:
+        elif luck < 0.951:
             self._ask()
+        elif luck < 0.961:
+            self._change_members()
+        elif luck < 0.965:
+            self._hand_over()
         elif luck < 0.969:
             await self._crash(member, power_loss=self.chance.random() < 0.7)
         elif luck < 0.970:
@@ -119,12 +149,56 @@ class NodeWorld:
     async def _crash(self, member: Member, *, power_loss: bool) -> None:
         if member.store is not None:
             self.crashes += 1
-            self.installs += member.store.node.installs
+            self.installs += member.store.node.installs.count
             await self.group.kill(member.id, power_loss=power_loss)
 
     async def _boot(self, member: Member) -> None:
         if member.store is None:
             await self.group.start(member.id, SteppedSink())
+
+    # --- members ---
+
+    def _change_members(self) -> None:
+        """Who leads stays a voter, and two others do."""
+        leader = self.group.leader
+        if leader is None:
+            return
+        members = leader.node.members
+        voters, changes = set(members.voters), dict[int, int]()
+        for _ in range(self.chance.choice((1, 1, 2))):
+            one = self.chance.choice(list(self.group.members))
+            if one in changes or one == leader.node.id:
+                continue
+            if one in members.learners:
+                changes[one] = VOTER
+                voters.add(one)
+            elif one not in voters or len(voters) > VOTERS_MIN:
+                changes[one] = LEARNER
+                voters.discard(one)
+        self._propose_change(leader, changes)
+
+    def _propose_change(self, leader: NodeStore, changes: dict[int, int]) -> None:
+        def done(answer: asyncio.Future[Any]) -> None:
+            self.changes += not answer.cancelled() and answer.exception() is None
+
+        if changes:
+            with contextlib.suppress(errors.IcestreamError):
+                proposed = leader.node.change_members([(kind, one) for one, kind in changes.items()])
+                proposed.add_done_callback(done)
+
+    def _hand_over(self) -> None:
+        leader = self.group.leader
+        if leader is not None:
+            leader.node.transfer(self.chance.choice(list(self.group.members)))
+
+    def _let_in_all(self) -> None:
+        """So that in the end everybody has to have the same state."""
+        leader = self.group.leader
+        if leader is None or leader.node.members.voters_outgoing:
+            return
+        known = {*leader.node.members.voters, *leader.node.members.learners}
+        missing = self.group.members.keys() - known
+        self._propose_change(leader, dict.fromkeys(sorted(missing)[:1], LEARNER))
 
     # --- clients ---
 
@@ -176,9 +250,12 @@ class NodeWorld:
         for _ in range(2_000):
             for member in self.group.members.values():
                 self._sync(member, 100)
+            self._let_in_all()
             await self.group.tick()
-            applied = {store.node.applied_index for store in self.group.stores.values()}
-            if not self.under_way and self.group.is_ready and len(applied) == 1:
+            stores = self.group.stores.values()
+            applied = {store.node.applied_index for store in stores}
+            is_still = not any(store.snapshots.is_running for store in stores)
+            if not self.under_way and self.group.is_ready and is_still and len(applied) == 1:
                 return
         stands = [(store.node.id, store.node.applied_index, store.stopped) for store in self.group.stores.values()]
         raise AssertionError(f"the nodes do not come together: {stands}, {len(self.under_way)} operations under way")

@@ -36,6 +36,9 @@ class Incoming(Protocol):
     async def finish(self) -> None:
         """All of it was sent. Raises DecodeError when it is not what was announced."""
 
+    async def release(self) -> None:
+        """The core has taken it, or has not."""
+
     async def give_up(self) -> None: ...
 
 
@@ -222,6 +225,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             return
         self._host.receive([message])
         self._send(Kind.RESULT, one.number, document.encode({}))
+        await incoming.release()
 
     # --- out ---
 

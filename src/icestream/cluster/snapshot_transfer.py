@@ -70,7 +70,7 @@ class SnapshotSender:
 class IncomingSnapshot:
     def __init__(self, log: LogStore, name: str, size: int, writer: SnapshotWriter) -> None:
         self._log = log
-        self._name = name
+        self._name = received_name(name)
         self._left = size
         self._writer: SnapshotWriter | None = writer
 
@@ -90,13 +90,15 @@ class IncomingSnapshot:
         await self._log.add_received(self._writer, data)
 
     async def finish(self) -> None:
+        """It is here, for the core to take or not; then it is released."""
         assert self._writer is not None
         if self._left:
             raise errors.DecodeError(f"{self._left} bytes are missing")
-        found = await self._log.finish_received(self._writer)
+        await self._log.finish_received(self._writer, self._name)
         self._writer = None
-        if found.name != received_name(self._name):
-            raise errors.DecodeError(f"the state is {found.name[-64:]}, announced was {self._name[-64:]}")
+
+    async def release(self) -> None:
+        await self._log.release_received(self._name)
 
     async def give_up(self) -> None:
         writer, self._writer = self._writer, None

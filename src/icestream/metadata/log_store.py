@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from icestream import limits
@@ -22,7 +23,6 @@ from icestream.metadata.snapshot_file import (
     SnapshotWriter,
     StoredSnapshot,
     adopt_snapshot,
-    is_received,
     open_snapshot,
     received_name,
     remove_others,
@@ -64,6 +64,9 @@ class LogStore:
         self.plan = LogPlan(identity, recovered.state, recovered.lsn)
         self.files: list[LogFile] = recovered.files  # oldest first
         self.snapshots: list[StoredSnapshot] = recovered.snapshots  # newest first
+        self._streams = 0  # of snapshots that other nodes sent
+        self._held: Counter[str] = Counter()  # received files: by their streams, and by the log
+        self._needed: list[tuple[int, str]] = []  # those that the log names
         self.preparing = False
         self.prepare_error: OSError | None = None
         self._handles: dict[int, File] = {}
@@ -212,17 +215,36 @@ class LogStore:
             self.files = [file for file in self.files if file not in covered]
 
     async def begin_received(self, head: SnapshotHead) -> SnapshotWriter:
-        """For a snapshot that another node sends. Those that came before and were not used go."""
+        """For a snapshot that another node sends. Two may send the same one at a time."""
+        self._streams += 1
+        number = self._streams
+        return await self._offload.run(lambda: SnapshotWriter(self._directory, head, stream=number))
 
-        def begin() -> SnapshotWriter:
-            for name in filter(is_received, self._directory.names()):
+    async def finish_received(self, writer: SnapshotWriter, name: str) -> None:
+        """It lies in a file of this name until it is released. Raises DecodeError when it is another one."""
+        self._held[name] += 1
+        try:
+            await self._offload.run(lambda: writer.finish_as(name))
+        except BaseException:
+            await self.release_received(name)
+            raise
+
+    def need_received(self, index: int, name: str) -> None:
+        """The log is about to name it: it stays until one that covers it is adopted."""
+        self._needed.append((index, name))
+        self._held[name] += 1
+
+    async def release_received(self, name: str) -> None:
+        """What nobody else holds goes."""
+        self._held[name] -= 1
+        if not self._held[name]:
+            del self._held[name]
+            await self._offload.run(lambda: self._remove_received([name]))
+
+    def _remove_received(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # it was never whole
                 self._directory.remove(name)
-            return SnapshotWriter(self._directory, head, is_received=True)
-
-        return await self._offload.run(begin)
-
-    async def finish_received(self, writer: SnapshotWriter) -> StoredSnapshot:
-        return await self._offload.run(writer.finish)
 
     async def give_up_received(self, writer: SnapshotWriter) -> None:
         await self._offload.run(writer.give_up)
@@ -255,6 +277,10 @@ class LogStore:
         self.snapshots = [stored, *older][: limits.METADATA_SNAPSHOTS_KEPT]
         kept = {one.name for one in self.snapshots}
         await self._offload.run(lambda: remove_others(self._directory, kept))
+        covered = [name for index, name in self._needed if index <= stored.head.index]
+        self._needed = [(index, name) for index, name in self._needed if index > stored.head.index]
+        for name in covered:
+            await self.release_received(name)
 
     def _remove(self, files: Sequence[LogFile]) -> None:
         for file in files:

@@ -21,7 +21,7 @@ The rules of the loop (metadata_and_backup, A7), each with a test:
 What was proposed and not yet applied when a node stops, or stops leading, has an unknown outcome.
 
 A SNAPSHOT OF ANOTHER NODE lies whole in a file before the core hears of it. Its state is loaded beside the loop; until
-then nothing is applied. It counts (core, log, state) when state and BASE record are both there (log_format.py).
+then nothing is applied (install.py). It counts (core, log, state) when state and BASE record are both there.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb, stop_reasons
 from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Status, without_a_write
 from icestream.metadata.eraftpb import LogEntry, SnapshotParts
+from icestream.metadata.install import Installs
 from icestream.metadata.log_format import Base
 from icestream.metadata.log_store import LogStore
 from icestream.metadata.next_file import NextFile
 from icestream.metadata.proposals import UNKNOWN_HINT, Answer, Proposal, Proposals, lead_lost, not_leading
 from icestream.metadata.reads import Read, Reads
-from icestream.metadata.snapshot_file import snapshot_digest, snapshot_of
 from icestream.metadata.state_machine import StateMachine
 from icestream.metadata.telling import Telling
 from icestream.metadata.waiters import Waiters
@@ -83,10 +83,10 @@ class Node:
         self.applied_ns = clock.monotonic_ns()  # when the time of the state last moved on
         self._noted_time_ms = machine.time_ms
         self.tasks = Tasks(self._task_failed)
+        self.installs = Installs(self, log)
         self.is_ready = False
         self.leads = False  # and everything of former leaders is applied
         self.leader = 0
-        self.installs = 0  # snapshots of others that took the place of the state
         self.heard_ns = 0  # when the leader that this node follows was last heard
         self.stopped: errors.IcestreamError | None = None
         self.send: Callable[[list[Message]], None] = lambda _: None
@@ -107,8 +107,6 @@ class Node:
         self._wakes = True  # what was known to be committed is not applied yet
         self._confs_unsynced = 0
         self._synced_ticket = 0
-        self._installing: deque[SnapshotParts] = deque()  # snapshots of others whose state is not here yet
-        self._bases_unsynced = 0
         self._to_apply: deque[LogEntry] = deque()
         self._turn_planned = False
         self._closing: errors.LogClosed | None = None
@@ -349,16 +347,16 @@ class Node:
         if progress.error is not None:
             # what was synced before the error counts (hazard 51)
             self._drain()
-            while self._to_apply and not self._installing:
+            while self._to_apply and not self.installs.are_loading:
                 self._apply_slice(limits.METADATA_APPLY_SLICE)
             self._log.note_failed_sync()
             self._stop(stop_reasons.disk_failed(progress.error))
 
     def _take_synced(self) -> None:
-        done = self._writes.take_synced(self._synced_ticket, is_installing=bool(self._installing))
+        done = self._writes.take_synced(self._synced_ticket, is_installing=self.installs.are_loading)
         for write in done:
             self.send(write.messages)
-            self._bases_unsynced -= write.is_install
+            self.installs.bases_unsynced -= write.is_install
             self._confs_unsynced -= write.commit > 0
         if number := max((write.number for write in done), default=0):
             self._core.persisted(number)
@@ -367,7 +365,7 @@ class Node:
 
     def _apply_slice(self, work: int) -> None:
         """Applies what is committed, up to this many commands or changes; a transaction is never cut."""
-        if self._installing:
+        if self.installs.are_loading:
             return
         if self._to_apply:
             while self._to_apply and work > 0:
@@ -416,30 +414,20 @@ class Node:
     # --- a snapshot of another node ---
 
     def _begin_install(self, snapshot: bytes) -> Base:
-        parts = eraftpb.decode_snapshot(snapshot)
         self._to_apply.clear()
-        self._bases_unsynced += 1
-        self._installing.append(parts)
-        if len(self._installing) == 1:
-            self.tasks.start(self._install(), "metadata-install")
-        return Base(parts.index, parts.term, snapshot_digest(snapshot_of(parts.data)[0]))
+        return self.installs.begin(snapshot)
 
-    async def _install(self) -> None:
-        """Loads the state of one snapshot after the other; then the last of them gets its name."""
-        while self._installing:
-            parts = self._installing[0]
-            stored, machine = await self._log.load_received(snapshot_of(parts.data)[0])
-            self.machine = machine
-            self._set_conf(parts.conf)
-            self.applied_index, self.applied_term = parts.index, parts.term
-            self._note_time()
-            self.hub.reset(machine.revision)
-            self.installs += 1
-            self._installing.popleft()
-        _log.info("the state of another node is installed", index=self.applied_index, revision=self.machine.revision)
+    def take_state(self, parts: SnapshotParts, machine: StateMachine) -> None:
+        self.machine = machine
+        self._set_conf(parts.conf)
+        self.applied_index, self.applied_term = parts.index, parts.term
+        self._note_time()
+        self.hub.reset(machine.revision)
+
+    def go_on(self) -> None:
         self._guarded(self._take_synced, self._step)
-        await self._waiters.until(lambda: not self._bases_unsynced)
-        await self._log.adopt_received(stored)
+
+    def adopted(self) -> None:
         self.on_members()
 
     # --- files, and the end ---

@@ -56,7 +56,8 @@ _head_decoder = msgspec.msgpack.Decoder(tuple[int, int, int, int])
 
 
 class Frozen:
-    """The state as it is at this moment. One at a time; `end` must be called when it is not needed any more."""
+    """The state as it is at this moment. One at a time; `end` must be called when it is not needed any more, and may be
+    called again later, when the next one has begun."""
 
     def __init__(self, machine: StateMachine) -> None:
         assert machine.keep_preimage is None
@@ -70,7 +71,8 @@ class Frozen:
         machine.keep_preimage = self._keep
 
     def end(self) -> None:
-        self._machine.keep_preimage = None
+        if self._machine.keep_preimage == self._keep:
+            self._machine.keep_preimage = None
 
     def _keep(self, key: str, old: Entry | None) -> None:
         if key > self._passed and key not in self._preimages:

@@ -127,11 +127,11 @@ def decode_head(data: bytes) -> SnapshotHead:
 class SnapshotWriter:
     """A snapshot file that is being made. Blocking: runs off the loop."""
 
-    def __init__(self, directory: Directory, head: SnapshotHead, *, is_received: bool = False) -> None:
+    def __init__(self, directory: Directory, head: SnapshotHead, *, stream: int = 0) -> None:
+        """`stream`: from another node; several may send at a time, also the same one."""
         self._directory = directory
         self._head = head
-        self._is_received = is_received
-        self._temporary = f"{'received' if is_received else 'snapshot'}-{head.index:020d}.tmp"
+        self._temporary = f"received-{head.index:020d}-{stream}.tmp" if stream else f"snapshot-{head.index:020d}.tmp"
         self._digest = hashlib.sha256()
         self._size = self._unsynced = 0
         if self._temporary in directory.names():
@@ -154,14 +154,22 @@ class SnapshotWriter:
             self._unsynced = 0
 
     def finish(self) -> StoredSnapshot:
+        name = snapshot_name(self._head.index, self._digest.hexdigest())
+        self._name_it(name)
+        return StoredSnapshot(name, self._head, self._size)
+
+    def finish_as(self, name: str) -> None:
+        """A received one. Raises DecodeError when what came is not what this name stands for."""
+        found = received_name(snapshot_name(self._head.index, self._digest.hexdigest()))
+        if found != name:
+            raise errors.DecodeError(f"the state is {found[-64:]}, announced was {name[-64:]}")
+        self._name_it(name)
+
+    def _name_it(self, name: str) -> None:
         self._file.sync()
         self._file.close()
-        name = snapshot_name(self._head.index, self._digest.hexdigest())
-        if self._is_received:
-            name = received_name(name)
         self._directory.rename(self._temporary, name)
         self._directory.sync()
-        return StoredSnapshot(name, self._head, self._size)
 
     def give_up(self) -> None:
         self._file.close()

@@ -8,7 +8,8 @@ A slice is followed by a rest that is as long, so a snapshot takes at most half 
 in larger pieces than slices, because each is a hand-over between threads. The loop waits for no sync meanwhile.
 
 A snapshot that fails (a full disk) costs nothing but its attempt: the log stays as long as it is, and the next attempt
-comes when it has grown further; one that somebody asked for, such as a new member (trap 14), a little later.
+comes when it has grown further; one that somebody asked for, such as a new member (trap 14), a little later. One during
+which the members changed is followed by another: a new member can begin only with a snapshot that knows it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ class SnapshotTask:
     def log(self) -> LogStore:
         return self._log
 
+    @property
+    def is_running(self) -> bool:
+        return self._running
+
     def request(self) -> None:
         """As soon as one can be begun, whatever the size of the log."""
         self._wanted = True
@@ -74,7 +79,9 @@ class SnapshotTask:
     def look(self) -> None:
         """Called after each slice of applied commands."""
         node = self._node
-        if self._running or not node.is_ready or node.applied_index == self._log.covered_index:
+        if self._running or not node.is_ready or node.installs.are_loading:
+            return
+        if node.applied_index == self._log.covered_index:
             return
         if self._wanted and self._clock.monotonic_ns() >= self._next_try_ns:
             self._wanted = False
@@ -126,6 +133,8 @@ class SnapshotTask:
                 self._node.tasks.start(self._again(), "metadata-snapshot-again")
         finally:
             self._running = False
+        self._wanted = self._wanted or moment.head.conf != self._node.conf
+        self.look()
 
     async def _again(self) -> None:
         await self._clock.sleep(limits.METADATA_SNAPSHOT_RETRY_SECONDS)
@@ -151,7 +160,7 @@ class SnapshotTask:
     def _freeze(self) -> Moment:
         node = self._node
         head = SnapshotHead(node.applied_index, node.applied_term, self._log.log_id, node.conf)
-        return Moment(Frozen(node.machine), head, self._log.mark(), node.installs)
+        return Moment(Frozen(node.machine), head, self._log.mark(), node.installs.count)
 
     async def _take(self, moment: Moment) -> None:
         frozen, head, mark, installs = moment
@@ -161,8 +170,8 @@ class SnapshotTask:
             writer = await self._log.begin_snapshot(head)
             try:
                 await self._write(frozen, writer)
-                if node.installs != installs:
-                    # the state of another node took its place: this one is history
+                if node.installs.count != installs:
+                    # the state of another node takes its place: this one is history
                     await self._offload.run(writer.give_up)
                     return
                 await self._log.finish_snapshot(writer, mark)
@@ -173,7 +182,7 @@ class SnapshotTask:
         finally:
             frozen.end()
             self._log.expect_traffic(False)
-        if node.installs == installs:
+        if node.installs.count == installs:
             self._core.snapshot(head.index, head.conf, self._log.snapshots[0].descriptor)
             await self._compact(head.index if node.is_alone else max(head.index - limits.METADATA_TRAIL_ENTRIES, 0))
             self.on_taken(head.index, snapshot_digest(self._log.snapshots[0].name))

@@ -92,7 +92,7 @@ async def test_a_node_that_was_away_for_long_gets_a_snapshot(
         again = await three.start(away)
         await again.running.ready()
         assert await again.running.get("/99") is not None
-        assert again.node.installs == 1
+        assert again.node.installs.count == 1
         await again.node.until(lambda: again.node.applied_index >= three.leader.node.applied_index)
     assert encode_snapshot(again.node.machine) == encode_snapshot(three.leader.node.machine)
 
@@ -111,7 +111,7 @@ async def test_trap_14_a_node_that_joins_when_the_log_is_gone_gets_a_snapshot_th
         async with asyncio.timeout(SECONDS):
             fourth = await more.start(0, join=three.seeds[0])
             await fourth.running.ready()
-            assert fourth.node.installs == 1
+            assert fourth.node.installs.count == 1
             assert fourth.id in fourth.node.members.learners
             assert await fourth.running.get("/49") is not None
     finally:

@@ -1,0 +1,93 @@
+"""Snapshots of other nodes, on their way to take the place of the state here.
+
+    begun     the core goes on behind it; the log notes it (BASE). Its state lies whole in a received file, which nobody
+              removes from now on. Nothing is applied
+    loaded    the state is here, read beside the loop; with the next one, if another was begun meanwhile
+    adopted   BASE is synced: the file gets the name of a snapshot; received files up to it go
+
+One task does it for all, so that one adopted file is never taken for an old one by another. A crash finds BASE without
+its file only if it finds a snapshot that covers it (log_recovery.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from icestream.metadata import eraftpb
+from icestream.metadata.eraftpb import SnapshotParts
+from icestream.metadata.log_format import Base
+from icestream.metadata.log_store import LogStore
+from icestream.metadata.snapshot_file import received_name, snapshot_digest, snapshot_of
+from icestream.metadata.state_machine import StateMachine
+from icestream.observability.log import get_logger
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("metadata")
+
+
+class Installed(Protocol):
+    """The node (node.py)."""
+
+    tasks: Tasks
+
+    def take_state(self, parts: SnapshotParts, machine: StateMachine) -> None:
+        """This is the state now."""
+
+    def go_on(self) -> None:
+        """What waited for the state may go on."""
+
+    def adopted(self) -> None:
+        """A snapshot of another node is the newest of this one."""
+
+    async def until(self, is_reached: Callable[[], bool], seconds: float | None = None) -> bool: ...
+
+
+class Installs:
+    def __init__(self, node: Installed, log: LogStore) -> None:
+        self._node = node
+        self._log = log
+        self._begun: deque[SnapshotParts] = deque()
+        self._is_running = False
+        self.bases_unsynced = 0
+        self.count = 0
+
+    @property
+    def are_loading(self) -> bool:
+        """The core is ahead of the state."""
+        return bool(self._begun)
+
+    def begin(self, snapshot: bytes) -> Base:
+        """What the log notes of it."""
+        parts = eraftpb.decode_snapshot(snapshot)
+        name = snapshot_of(parts.data)[0]
+        self.count += 1
+        self.bases_unsynced += 1
+        self._begun.append(parts)
+        self._log.need_received(parts.index, received_name(name))
+        if not self._is_running:
+            self._is_running = True
+            self._node.tasks.start(self._run(), "metadata-install")
+        return Base(parts.index, parts.term, snapshot_digest(name))
+
+    async def _run(self) -> None:
+        try:
+            while self._begun:
+                await self._install()
+        finally:
+            self._is_running = False
+
+    async def _install(self) -> None:
+        """Those that are begun, and the last of them gets its name; unless others are begun meanwhile."""
+        while self._begun:
+            parts = self._begun[0]
+            stored, machine = await self._log.load_received(snapshot_of(parts.data)[0])
+            self._node.take_state(parts, machine)
+            self._begun.popleft()
+        _log.info("the state of another node is installed", index=parts.index, revision=machine.revision)
+        self._node.go_on()
+        await self._node.until(lambda: bool(self._begun) or not self.bases_unsynced)
+        if not self._begun:
+            await self._log.adopt_received(stored)
+            self._node.adopted()
