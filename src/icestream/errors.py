@@ -81,7 +81,7 @@ table, `SAID` (docs/errors.md shows it), with a column for each: a further proto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 
 class IcestreamError(Exception):
@@ -396,102 +396,6 @@ class ConsumerClosed(ClientError):
 
 class ClientClosed(ClientError):
     code = "client_closed"
-
-
-class Said(NamedTuple):
-    """How a kind of error is said: a row of the table. What is None is said as the parent says it.
-
-    exit_code   of the command line. 0 is success, 1 an unexpected failure, 2 wrong usage
-    http        the status of a problem (docs/api.md). 4xx: the request is wrong as it is; 5xx and 429: it is not
-    iceberg     of Iceberg's REST protocol: the status, and the type name that its clients look at. A conflict is 409;
-                what may have happened is 500 CommitStateUnknownException and nothing else, because a client that is
-                told 409 deletes the files of its commit (hazard 13); a store that failed, and is known to have done
-                nothing, is 503. Java's clients put "Malformed request" before every 400 but IllegalArgumentException
-    grpc        the status of a call of Danube's protocol. UNAVAILABLE and RESOURCE_EXHAUSTED are what its clients try
-                again, without end; anything else they raise to the application at once
-    """
-
-    exit_code: int | None = None
-    http: int | None = None
-    iceberg: tuple[int, str] | None = None
-    grpc: str | None = None
-
-
-SAID: dict[type[IcestreamError], Said] = {
-    IcestreamError: Said(1, 500, (500, "InternalServerError"), "INTERNAL"),
-    ConfigurationError: Said(3, 422),
-    InvalidInput: Said(4, 400, (400, "IllegalArgumentException"), "INVALID_ARGUMENT"),
-    MessageTooLarge: Said(http=413, iceberg=(413, "BadRequestException")),
-    UnknownTopic: Said(http=404, grpc="NOT_FOUND"),
-    TopicElsewhere: Said(http=421, grpc="UNAVAILABLE"),  # Danube's clients look the topic up again after it
-    # a client that finds no namespace may come before whoever makes it: it tries again for a while
-    UnknownNamespace: Said(http=404, iceberg=(404, "NoSuchNamespaceException"), grpc="UNAVAILABLE"),
-    UnknownSubscription: Said(http=404, grpc="NOT_FOUND"),
-    **dict.fromkeys((UnknownHandle, UnknownSetting, UnknownLogFile, NotConnected), Said(http=404)),
-    UnknownProducer: Said(http=404, grpc="UNAVAILABLE"),
-    UnknownTable: Said(http=404, iceberg=(404, "NoSuchTableException")),
-    UnknownView: Said(http=404, iceberg=(404, "NoSuchViewException")),
-    AlreadyExists: Said(http=409, iceberg=(409, "AlreadyExistsException"), grpc="ALREADY_EXISTS"),
-    NotEmpty: Said(http=409, iceberg=(409, "NamespaceNotEmptyException"), grpc="FAILED_PRECONDITION"),
-    TopicMismatch: Said(http=409, grpc="FAILED_PRECONDITION"),
-    UnknownSchema: Said(http=404, grpc="NOT_FOUND"),
-    SchemaMismatch: Said(http=409, grpc="FAILED_PRECONDITION"),
-    SchemaIncompatible: Said(http=409, grpc="INTERNAL"),  # as Danube says it
-    SchemaViolated: Said(http=422, grpc="PERMISSION_DENIED"),
-    PolicyReached: Said(http=409, grpc="RESOURCE_EXHAUSTED"),
-    SubscriptionTaken: Said(http=409, grpc="PERMISSION_DENIED"),
-    OutOfOrderSequence: Said(http=409, grpc="FAILED_PRECONDITION"),
-    ProducerFenced: Said(http=409, grpc="FAILED_PRECONDITION"),
-    CommitConflict: Said(http=409, iceberg=(409, "CommitFailedException")),
-    TopicTable: Said(http=403, iceberg=(403, "ForbiddenException")),
-    Contradiction: Said(http=422, iceberg=(422, "UnprocessableEntityException")),
-    PersistentStorageError: Said(iceberg=(503, "ServiceUnavailableException")),
-    Refused: Said(5, 503, grpc="UNAVAILABLE"),
-    InFlightFull: Said(http=429),
-    RateReached: Said(http=429),
-    NodeQuotaReached: Said(http=507, grpc="RESOURCE_EXHAUSTED"),
-    TopicQuotaReached: Said(http=507, grpc="RESOURCE_EXHAUSTED"),
-    DiskFull: Said(http=507, grpc="RESOURCE_EXHAUSTED"),
-    MetadataFull: Said(http=507),
-    OutcomeUnknown: Said(6, 504, (500, "CommitStateUnknownException"), "UNAVAILABLE"),
-    StorageUnavailable: Said(12, 503, grpc="UNAVAILABLE"),
-    AccessDenied: Said(13, 502),
-    UnexpectedAnswer: Said(http=502),
-    PositionGone: Said(7, 410, grpc="OUT_OF_RANGE"),
-    LeaseLost: Said(7, 410),
-    TableUnreadable: Said(http=422, grpc="FAILED_PRECONDITION"),
-    MetadataDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
-    MetadataFileMissing: Said(http=404, iceberg=(404, "NotFoundException")),
-    MetadataFileDamaged: Said(iceberg=(422, "UnprocessableEntityException")),
-    LogError: Said(10),
-    LogLocked: Said(8),
-    LogClosed: Said(grpc="UNAVAILABLE"),
-    LogStopped: Said(grpc="UNAVAILABLE"),
-    LogDamaged: Said(9),
-    StaleRead: Said(http=503),
-    ConnectionLost: Said(11, 503, grpc="UNAVAILABLE"),
-}
-
-
-def exit_code(error: IcestreamError) -> int:
-    return next(code for row in _rows(error) if (code := row.exit_code) is not None)
-
-
-def http_status(error: IcestreamError) -> int:
-    return next(status for row in _rows(error) if (status := row.http) is not None)
-
-
-def iceberg_error(error: IcestreamError) -> tuple[int, str]:
-    return next(said for row in _rows(error) if (said := row.iceberg) is not None)
-
-
-def grpc_status(error: IcestreamError) -> str:
-    return next(status for row in _rows(error) if (status := row.grpc) is not None)
-
-
-def _rows(error: IcestreamError) -> list[Said]:
-    """Its own and its parents', the nearest first."""
-    return [SAID[kind] for kind in type(error).__mro__ if kind in SAID]
 
 
 def _by_code(kind: type[IcestreamError]) -> dict[str, type[IcestreamError]]:

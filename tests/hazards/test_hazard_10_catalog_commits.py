@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from icestream import errors, limits
+from icestream import errors, limits, said
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier
@@ -296,7 +296,7 @@ async def test_hazard_10_a_record_that_is_not_one_is_told_as_damage() -> None:
         await world.store.put(key, value)
         with pytest.raises(errors.MetadataDamaged, match="register the table again") as damaged:
             await world.catalog.tables.load(TABLE)
-        assert errors.iceberg_error(damaged.value)[0] == 422
+        assert said.iceberg_error(damaged.value)[0] == 422
     await world.store.put(keys.namespace_key(NS), b"[]")
     with pytest.raises(errors.MetadataDamaged):
         await world.catalog.namespaces.load(NS)

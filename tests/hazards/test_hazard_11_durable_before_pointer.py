@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from icestream import errors, limits
+from icestream import errors, limits, said
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
@@ -139,7 +139,7 @@ async def test_hazard_11_a_disk_that_cannot_sync_refuses_the_commit(
     world.disk.fail("sync_disk", number)
     with pytest.raises(kind) as refused:
         await world.catalog.commits.commit(TABLE, compacted(world, before.table.location))
-    assert errors.iceberg_error(refused.value)[0] == 503
+    assert said.iceberg_error(refused.value)[0] == 503
     world.disk.heal()
     assert await world.catalog.tables.load(TABLE) == before
 

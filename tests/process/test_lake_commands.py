@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from icestream import connect_sync, errors, testing
+from icestream import connect_sync, errors, said, testing
 from icestream.catalog.topic import envelope
 from icestream.metadata.remote_store import RemoteStore
 from icestream.runtime.clock import SystemClock
@@ -349,4 +349,4 @@ def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
 def test_a_broker_that_does_not_know_its_lake_process_says_how_to_name_it(tmp_path: Path) -> None:
     with testing.broker(storage="disk") as alone:
         ran = refused("tables", "--socket", str(alone.node.settings.local_socket))
-        assert (ran.code, "--set ports.lake=PORT" in ran.err) == (errors.exit_code(errors.NotReady("")), True), ran.err
+        assert (ran.code, "--set ports.lake=PORT" in ran.err) == (said.exit_code(errors.NotReady("")), True), ran.err

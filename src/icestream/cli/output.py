@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TextIO
 
-from icestream.errors import IcestreamError, exit_code
+from icestream.errors import IcestreamError
+from icestream.said import exit_code
 
 
 class OutputFormat(StrEnum):

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     import asyncio
 
-    from icestream import errors
+    from icestream import errors, said
     from icestream.lake.options import CacheOptions, LakeOptions, elsewhere_from, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
@@ -72,7 +72,7 @@ def _run(given: argparse.Namespace) -> int:
             runner.run(serve(options, say_port))
     except errors.IcestreamError as error:
         get_logger("lake").error("the lake process cannot serve", reason=str(error))
-        return errors.exit_code(error)
+        return said.exit_code(error)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP says them: problem documents (RFC 9457), made from the one tree and its table (errors.SAID).
+"""Errors as HTTP says them: problem documents (RFC 9457), made from the one tree and its table (said.SAID).
 
 type        urn:icestream:error:<code>; stable, for programs
 title       the kind of error in words
@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from icestream import errors
+from icestream import errors, said
 from icestream.observability.log import get_logger
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -58,7 +58,7 @@ def problem(
 def of_error(error: errors.IcestreamError, path: str, query: str = "") -> Response:
     """What another node must answer is sent there, where its address is known: method and body stay."""
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).capitalize()
-    status = errors.http_status(error)
+    status = said.http_status(error)
     place = error.details.get("http") if isinstance(error, errors.TopicElsewhere) else None
     if not place:
         return problem(status, error.code, title, error.message, path, error.hint, retryable=error.retryable)

@@ -22,7 +22,7 @@ def upgrade(version: int) -> dict[str, Any]:
     return {"action": "upgrade-format-version", "format-version": version}
 
 
-def read_again(made: Table) -> Table:
+def check_read_again(made: Table) -> Table:
     found = decode(made.encode())
     assert found.as_json() == made.as_json()
     return found
@@ -47,9 +47,9 @@ def test_a_v1_table_takes_no_snapshot_with_a_sequence_number() -> None:
 def test_a_v1_table_of_another_writer_that_counted_can_be_upgraded() -> None:
     counted = append(table(1), 5, **{"sequence-number": 0}).as_json()
     counted["snapshots"] = [{**one, "sequence-number": 7} for one in counted["snapshots"]]
-    upgraded = read_again(commit_to(load(counted), upgrade(2)))
+    upgraded = check_read_again(commit_to(load(counted), upgrade(2)))
     assert upgraded.fields["last-sequence-number"] == 7
-    assert read_again(append(upgraded, 8)).fields["last-sequence-number"] == 8
+    assert check_read_again(append(upgraded, 8)).fields["last-sequence-number"] == 8
 
 
 def test_a_sequence_number_below_0_is_refused() -> None:
@@ -64,7 +64,7 @@ def test_no_snapshot_uses_up_the_numbers_of_those_behind_it(parent: int | None) 
         far = snapshot(9, parent, **{"sequence-number": number})
         with pytest.raises(errors.InvalidInput, match=f"sequence number {number} far beyond last sequence number 2"):
             commit_to(base, add(far), point("side", 9))
-    last = read_again(commit_to(base, add(snapshot(9, parent, **{"sequence-number": most})), point("side", 9)))
+    last = check_read_again(commit_to(base, add(snapshot(9, parent, **{"sequence-number": most})), point("side", 9)))
     assert last.fields["last-sequence-number"] == most
 
 
@@ -126,4 +126,4 @@ def test_whatever_is_committed_can_be_read(version: int, commits: list[list[dict
             changed = commit_to(made, *updates, now_ms=2**41)
         except errors.InvalidInput:
             continue
-        made = read_again(changed)
+        made = check_read_again(changed)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.core import TyperCommand, TyperGroup
 
-from icestream import errors
+from icestream import errors, said
 from icestream.cli import connection
 from icestream.cli.command import split_examples
 from icestream.cli.main import COMMANDS, load
@@ -179,10 +179,12 @@ def test_programs_get_errors_as_json_too(line: str, error: type[errors.Icestream
     told = icestream(*arguments)
     assert told.err.startswith("icestream: ")
     ran = icestream(*arguments, "--output", "json")
-    said = json.loads(ran.err)
-    assert ran.code == told.code == said["exit_code"] == errors.exit_code(error(""))
-    assert (said["error"], said["retryable"]) == (error.code, error.retryable)
-    assert told.err == f"icestream: {said['message']}\n" + (f"hint: {said['hint']}\n" if said["hint"] else "")
+    document = json.loads(ran.err)
+    assert ran.code == told.code == document["exit_code"] == said.exit_code(error(""))
+    assert (document["error"], document["retryable"]) == (error.code, error.retryable)
+    assert told.err == f"icestream: {document['message']}\n" + (
+        f"hint: {document['hint']}\n" if document["hint"] else ""
+    )
 
 
 def test_an_answer_that_is_an_error_too_is_a_document_on_each_stream(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_an_answer_that_is_an_error_too_is_a_document_on_each_stream(tmp_path: P
 def test_the_exit_codes_of_the_page_are_those_of_the_errors() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
     assert sorted(rows) == sorted(
-        (str(row.exit_code), kind.__name__) for kind, row in errors.SAID.items() if row.exit_code is not None
+        (str(row.exit_code), kind.__name__) for kind, row in said.SAID.items() if row.exit_code is not None
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream import connect_sync, errors, limits, testing
+from icestream import connect_sync, errors, limits, said, testing
 from icestream.cli.lines import LineSplitter, draft_of_json
 from tests.support.command_line import icestream, icestream_process
 from tests.support.serve_process import WAIT_SECONDS
@@ -80,7 +80,7 @@ def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, top
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         (b"not json", "not a message in JSON"),
         (b"[1]", "not a message in JSON"),
@@ -93,14 +93,14 @@ def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, top
     ],
 )
 def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
-    broker: testing.TestBroker, topic: str, line: bytes, said: str
+    broker: testing.TestBroker, topic: str, line: bytes, words: str
 ) -> None:
     given = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
     ran = icestream("produce", topic, "--json", "--address", broker.address, given=given)
-    assert ran.code == errors.exit_code(errors.InvalidInput(""))
+    assert ran.code == said.exit_code(errors.InvalidInput(""))
     assert ran.out == "1 message stored at offset 0\n"
     assert "icestream: line 2: " in ran.err
-    assert said in ran.err
+    assert words in ran.err
     assert "; 1 message before it stored" in ran.err
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from icestream import errors, limits
+from icestream import errors, limits, said
 from icestream.frontends.native.admin_calls import METHODS
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pipeline_calls import PIPELINE_METHODS
@@ -70,7 +70,7 @@ def test_the_description_refers_only_to_what_it_holds(described: Any) -> None:
 
 def test_what_was_refused_for_now_is_never_the_clients_mistake() -> None:
     for kind in KINDS:
-        status = errors.http_status(kind("x"))
+        status = said.http_status(kind("x"))
         assert (status == 429 or status >= 500) if kind.retryable else status != 503, kind
 
 

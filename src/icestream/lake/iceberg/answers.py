@@ -1,6 +1,6 @@
 """What Iceberg's REST protocol answers: JSON, and errors in its one form.
 
-    {"error": {"message": …, "type": …, "code": <status>}}      type and status: errors.SAID, which clients look at
+    {"error": {"message": …, "type": …, "code": <status>}}      type and status: said.SAID, which clients look at
 
 Beside these an error has what Icestream adds: `hint`, `retryable`, and `details` for programs (the tables in conflict,
 the present positions of a topic's table).
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from icestream import errors
+from icestream import errors, said
 from icestream.catalog.calls.commits import Committed
 from icestream.catalog.calls.views import LoadedView
 from icestream.catalog.document.values import Object
@@ -97,7 +97,7 @@ def repeats(found: Mapping[Identifier, Committed]) -> Answer:
 
 
 def of_error(error: errors.IcestreamError) -> Answer:
-    status, kind = errors.iceberg_error(error)
+    status, kind = said.iceberg_error(error)
     more: Object = {"hint": error.hint, "retryable": error.retryable}
     if isinstance(error, errors.CommitConflict) and error.details:
         more["details"] = error.details
@@ -111,17 +111,17 @@ def of_status(status: int, message: str, headers: tuple[Header, ...] = ()) -> An
 
 def no_tokens() -> Answer:
     """In the form of OAuth2, which a client expects there; it stops at once, where a 404 says nothing to anybody."""
-    said = {
+    document = {
         "error": "unsupported_grant_type",
         "error_description": "this catalog hands out no tokens: give the client a `token` of lake.token_file, not a "
         "`credential`; without lake.token_file it needs neither",
     }
-    return Answer(400, orjson.dumps(said), (_JSON,))
+    return Answer(400, orjson.dumps(document), (_JSON,))
 
 
 def _refused(status: int, kind: str, message: str, more: Object, headers: tuple[Header, ...]) -> Answer:
-    said = {"message": _text(message), "type": kind, "code": status, **more}
-    return Answer(status, orjson.dumps({"error": said}), (_JSON, *headers))
+    document = {"message": _text(message), "type": kind, "code": status, **more}
+    return Answer(status, orjson.dumps({"error": document}), (_JSON, *headers))
 
 
 def _text(message: str) -> str:
