@@ -511,7 +511,8 @@ CATALOG_INLINE_BELOW_NS: Final = 1_000_000
 # at most so long, because a sync may take long once, and engines wait for it.
 CATALOG_SYNC_REST_TIMES: Final = 100
 CATALOG_SYNC_REST_NS_MAX: Final = 200_000_000
-# Tables of one transaction: two operations each, one for the lease.
+# Tables of one transaction: two operations each, one for the lease. Where each lets go of snapshots it is twice that,
+# and too many are refused: the pipeline brings COMMIT_TABLES_MAX at once.
 CATALOG_TRANSACTION_TABLES_MAX: Final = 500
 # Structs, lists and maps inside each other, and fields in all: both are walked in Python for each change of a schema.
 CATALOG_TYPE_DEPTH_MAX: Final = 64

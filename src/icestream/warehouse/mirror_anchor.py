@@ -19,7 +19,7 @@ from icestream.catalog.table import snapshot
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic.binding import Base
 from icestream.catalog.topic.removal import Progress
-from icestream.catalog.topic.standing import lineage, main_standing
+from icestream.catalog.topic.standing import main_standing
 from icestream.warehouse.mirror import Mirror
 
 
@@ -27,8 +27,9 @@ def anchor(table: Table, topic_id: int, mirror: Mirror | None) -> Base | None:
     """None: nothing but the rounds in its history says anything."""
     if mirror is None:
         return None
-    history = [*lineage(table, table.current_snapshot_id)]
-    if not history or main_standing(table, topic_id, mirror.base).is_known:
+    found = main_standing(table, topic_id, mirror.base)
+    history = found.since  # all of it, where nothing in it is known
+    if found.is_known or not history:
         return mirror.base
     if mirror.uuid != table.uuid or any(snapshot.operation(one) != "replace" for one in history):
         return mirror.base

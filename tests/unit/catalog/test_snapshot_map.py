@@ -12,6 +12,8 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic.commit import Request
 from icestream.catalog.topic.snapshot_mark import Mark
+from icestream.metadata import command as cmd
+from icestream.metadata.bounds import refusal
 from icestream.metadata.store import MemoryStore
 from icestream.model.scan import Question
 from icestream.runtime.clock import SimulatedClock
@@ -110,6 +112,21 @@ async def test_the_map_is_bounded_and_keeps_the_newest() -> None:
     entries = await store.list_all(keys.MARKS)
     assert len(entries) == limits.SNAPSHOT_BLOCKS_MAX + 1
     assert sum(len(key) + len(entry.value) for key, entry in entries) < 70_000
+
+
+async def test_as_many_tables_as_the_pipeline_commits_at_once_let_go_in_one_transaction() -> None:
+    """Also where the block of each is full at that very commit."""
+    marks = SnapshotMap(MemoryStore(SimulatedClock()))
+    full = [Mark(2**62 + one, 10**12 + one, {0: 500 * one}) for one in range(limits.SNAPSHOT_MARKS_PER_BLOCK)]
+    compare: list[cmd.Compare] = [cmd.HasValue(keys.LEASE, b"x" * 100)]
+    then: list[cmd.Operation] = []
+    for topic_id in range(limits.COMMIT_TABLES_MAX):
+        added = await marks.adding(topic_id, full)
+        assert len(added.then) == 2
+        key = f"{keys.RELATIONS}default/:topic-{topic_id}"
+        compare += [cmd.AtRevision(key, 1), *added.compare]
+        then += [cmd.Put(key, bytes(2_500)), *added.then]
+    assert refusal(cmd.Txn(compare, then)) is None
 
 
 async def test_a_block_that_is_damaged_costs_its_marks_and_nothing_else(tmp_path: Path) -> None:
