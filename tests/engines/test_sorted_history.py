@@ -105,20 +105,18 @@ class Topic:
         return found
 
     def read(self, gone: frozenset[Place] = frozenset()) -> Reading:
-        """What a new subscription gets, up to the last message of each shard, from its table. Rows that are gone may
-        come out of an answer that the broker remembers, for as long as it does."""
+        """What a new subscription gets, up to the last message of each shard, from its table. All of it, or rows that
+        are gone, may come out of answers that the broker remembers, for as long as it does."""
 
         def look() -> Reading | None:
+            before = self._run.reads_by_tier()
             found = asyncio.run(self.subscribed())
-            return None if gone & {one.place for one in found.got} else found
+            counts = {tier: count - before.get(tier, 0) for tier, count in self._run.reads_by_tier().items()}
+            is_read = counts.pop("table") >= SHARDS
+            assert not any(count for tier, count in counts.items() if tier != "cache"), counts
+            return found if is_read and not gone & {one.place for one in found.got} else None
 
-        before = self._run.reads_by_tier()
-        found = until(look, 2 * limits.SCAN_NEAR_SECONDS_MAX, pause_seconds=0.5)
-        after = self._run.reads_by_tier()
-        counts = {tier: count - before.get(tier, 0) for tier, count in after.items()}
-        assert counts.pop("table") >= 2 * SHARDS, "more than what is remembered"
-        assert not any(count for tier, count in counts.items() if tier != "cache"), counts
-        return found
+        return until(look, 3 * limits.SCAN_NEAR_SECONDS_MAX, pause_seconds=0.5)
 
     async def subscribed(self, prefetch: int = 1_000, midway: Callable[[], object] | None = None) -> Reading:
         """`midway`: done in the midst of it."""

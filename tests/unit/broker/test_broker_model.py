@@ -289,9 +289,16 @@ class BrokerModel(RuleBasedStateMachine):
             line.generation = delivery.generation
         for key in self.readers:
             if key[:2] == (name, which):
-                self.readers[key].sink.got.clear()
-                self.readers[key].sink.places.clear()
-                self.read[key] = 0
+                self.forget_older(key)
+
+    def forget_older(self, key: tuple[TopicName, str, str]) -> None:
+        """What came before the seek; what came behind it may be there already."""
+        sink, lines = self.readers[key].sink, self.topics[key[0]].lines[key[1]]
+        both = zip(sink.got, sink.places, strict=True)
+        kept = [(got, place) for got, place in both if place[1] == lines[place[0]].generation]
+        sink.got[:] = [got for got, _ in kept]
+        sink.places[:] = [place for _, place in kept]
+        self.read[key] = 0
 
     async def later(self, call: Any) -> None:
         call()
