@@ -113,6 +113,12 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._listener.is_closed or len(self._listener.connections) >= limits.PEER_CONNECTIONS_MAX:
             transport.close()
         self._listener.connections.add(self)
+        asyncio.get_running_loop().call_later(limits.PEER_OPEN_SECONDS_MAX, self._end_strangers)
+
+    def _end_strangers(self) -> None:
+        """Who says nothing takes a place that others need."""
+        if self.hello is None and self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -218,6 +219,19 @@ async def test_a_node_is_refused_when_its_removal_is_done_and_not_while_it_is_me
             await gone.node.until(lambda: False)  # it is told on its own connections, by whoever parts from it first
         await until(lambda: not before & connections)
     assert leader.listener.connections is connections
+
+
+async def test_who_does_not_greet_is_not_kept(three: ClusterNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PEER_OPEN_SECONDS_MAX", 0.2)
+    listener = three.nodes[0].listener
+    before = set(listener.connections)
+    reader, writer = await asyncio.open_connection("127.0.0.1", three.ports[0])
+    await until(lambda: listener.connections - before)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), SECONDS) == b""
+    writer.close()
+    await until(lambda: not listener.connections - before)
+    assert before <= listener.connections, "those that have greeted stay"
 
 
 async def test_a_message_that_is_none_ends_its_connection_and_nothing_else(three: ClusterNodes) -> None:
