@@ -40,6 +40,7 @@ PRELOADED = (
     "icestream.cli.main",
     "icestream.cli.serve",
     "icestream.runtime.loop",
+    "icestream.runtime.time_slice",
     "icestream.server",
     "tests.support.writer_load",
 )

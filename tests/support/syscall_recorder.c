@@ -81,6 +81,19 @@ static int names(int fd, char *path) {
     return is_below_root(path);
 }
 
+/* The path of a name in an open folder; 0 when it is not one of those we record. */
+static int placed(int folder, const char *name, char *path) {
+    if (name[0] == '/') {
+        snprintf(path, PATH_MAX, "%s", name);
+        return is_below_root(path);
+    }
+    if (folder == AT_FDCWD || !names(folder, path)) {
+        return 0;
+    }
+    size_t size = strlen(path);
+    return snprintf(path + size, PATH_MAX - size, "/%s", name) < (int)(PATH_MAX - size);
+}
+
 static uint64_t inode_of(int fd) {
     struct stat found;
     return fstat(fd, &found) == 0 ? found.st_ino : 0;
@@ -254,6 +267,15 @@ int unlink(const char *path) {
     return (int)end(UNLINK, REAL(unlink)(path));
 }
 
+int unlinkat(int folder, const char *name, int flags) {
+    char path[PATH_MAX];
+    if ((flags & AT_REMOVEDIR) || !placed(folder, name, path)) {
+        return REAL(unlinkat)(folder, name, flags);
+    }
+    begin(UNLINK, path, NULL, inode_at(path), 0, NULL, 0);
+    return (int)end(UNLINK, REAL(unlinkat)(folder, name, flags));
+}
+
 /* Only an open that makes a new name is of interest. Its inode is not known before it returns: it is the result. */
 #define RECORDED_OPEN(path, flags, real)                                                                               \
     if (!((flags) & O_CREAT) || !is_below_root(path) || inode_at(path) != 0) {                                         \
@@ -280,4 +302,22 @@ int open(const char *path, int flags, ...) {
 int open64(const char *path, int flags, ...) {
     MODE_AFTER(flags);
     RECORDED_OPEN(path, flags, REAL(open64)(path, flags, mode));
+}
+
+int openat(int folder, const char *name, int flags, ...) {
+    char path[PATH_MAX];
+    MODE_AFTER(flags);
+    if (!placed(folder, name, path)) {
+        return REAL(openat)(folder, name, flags, mode);
+    }
+    RECORDED_OPEN(path, flags, REAL(openat)(folder, name, flags, mode));
+}
+
+int openat64(int folder, const char *name, int flags, ...) {
+    char path[PATH_MAX];
+    MODE_AFTER(flags);
+    if (!placed(folder, name, path)) {
+        return REAL(openat64)(folder, name, flags, mode);
+    }
+    RECORDED_OPEN(path, flags, REAL(openat64)(folder, name, flags, mode));
 }
