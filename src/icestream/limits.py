@@ -879,6 +879,9 @@ METADATA_SMOOTHED_OVER: Final = 16
 # How long an operator's command waits for one node to say how it is, and for the cluster to do what it asks.
 CLUSTER_ASK_SECONDS: Final = 2.0
 CLUSTER_CHANGE_SECONDS: Final = 15.0
+# States that are compared on demand are marked again after this, doubling: a node that is busy with a snapshot passes a
+# mark by, and a snapshot of many keys takes seconds.
+CLUSTER_MARK_SECONDS: Final = 1.0
 # Seed nodes on one machine: what lies between the ports of one and the next. A node's own are up to 1 apart.
 SEED_PORT_SHIFT: Final = 10
 

@@ -76,6 +76,31 @@ async def test_states_are_compared_at_one_place_of_the_log(three: ClusterNodes) 
     assert taken["index"] >= found["index"]
 
 
+async def test_a_node_that_is_busy_with_a_snapshot_is_compared_at_a_later_place(
+    three: ClusterNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLUSTER_MARK_SECONDS", 0.1)
+    busy, asked = three.followers[0], three.leader
+    real, is_free = busy.node._log.finish_snapshot, asyncio.Event()
+
+    async def finish(*given: Any) -> None:
+        await is_free.wait()
+        await real(*given)
+
+    monkeypatch.setattr(busy.node._log, "finish_snapshot", finish)
+    await asked.running.put("/a", b"1")
+    await busy.node.until(lambda: busy.node.machine.get("/a") is not None)
+    busy.node.request_snapshot()
+    comparing = asyncio.ensure_future(ask(asked, "cluster_verify"))
+    async with asyncio.timeout(SECONDS):
+        await asked.node.until(lambda: asked.info().snapshot_index > 0)
+        assert not comparing.done()
+        is_free.set()
+        found = await comparing
+    assert found["is_equal"]
+    assert len(found["nodes"]) == 3
+
+
 async def test_the_lead_goes_where_it_is_wanted_by_name_or_id(three: ClusterNodes) -> None:
     wanted, leader = three.followers
     assert await ask(leader, "cluster_transfer", node=wanted.record.name) == {"leader": f"{wanted.id:016x}"}
