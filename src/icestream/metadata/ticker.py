@@ -80,9 +80,8 @@ class Ticker:
 
         woken = await node.until(is_woken, (alarm_ns - self._clock.monotonic_ns()) / 1e9)
         begun_ns = max(last_ns, node.heard_ns)
-        end_ns = (
-            self._clock.monotonic_ns() if woken else alarm_ns
-        )  # time in which the process stood still is not counted
+        # by its alarm: time in which the process stood still is not counted
+        end_ns = self._clock.monotonic_ns() if woken else alarm_ns
         ticks = min(max(end_ns - begun_ns, 0) // _TICK_NS, limits.METADATA_QUIET_TICKS)
         if not woken:
             self._noted(alarm_ns)
