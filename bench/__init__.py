@@ -6,5 +6,5 @@ scenarios/      one file for each goal of the log; one for each group of goals o
 broker.py       our side as a process: `icestream serve` on loopback
 generator.py    the compiled load generator (load/): the same client for the broker and its peers
 peers/          what the goals are measured against
-report.py       the table and the JSON
+report.py       the lines and the JSON
 """

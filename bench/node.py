@@ -35,7 +35,7 @@ class Node:
 
     def icestream(self, *words: str) -> Any:
         """What a command answers in JSON."""
-        command = [str(broker.PROGRAM), *words, "--output", "json", "--socket", str(self.data_dir / "broker.sock")]
+        command = [str(broker.PROGRAM), *words, "--output", "json", "--broker", str(self.data_dir / "broker.sock")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RunFailed(f"{' '.join(words)}: {done.stderr.strip()[-500:]}")

@@ -39,6 +39,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 DEAR = {"spark", "lakehouse"}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_contexts_of_this_account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands of tests and their processes ask the broker that the test names, and change no file of the account."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("ICESTREAM_BROKER", raising=False)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if DEAR.intersection(getattr(item, "fixturenames", ())) and not needs_engines(item.nodeid):

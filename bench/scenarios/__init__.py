@@ -14,10 +14,10 @@ PARTS = {
         "single", "concurrent64", "burst", "sustained", "topics1000", "catchup", "rotation", "start16", "acks",
         "inline",
     ),
-    "broker": ("frames", "awaited", "delivery", "manytopics", "pyclient", "footprint", "danube"),
+    "broker": ("frames", "awaited", "delivery", "keyshared", "manytopics", "pyclient", "footprint", "danube"),
     "lake": ("catalog",),
     "pipeline": (
-        "pipeline", "append", "freshness", "freshness1000", "producers", "replay", "coldreaders", "caches",
+        "pipeline", "append", "newtopics", "freshness", "freshness1000", "producers", "replay", "coldreaders", "caches",
         "writers",
     ),
     "raft": ("raft",),

@@ -14,6 +14,8 @@ pub const VARIABLE: u8 = 3;
 pub const NULLS: u8 = 1;
 pub const KEY: u16 = 2;
 pub const PRODUCER_NAME: u16 = 5;
+pub const PRODUCER_ID: u16 = 6;
+pub const SEQUENCE: u16 = 8;
 /// `limits.BLOCK_ROWS_MAX`.
 const ROWS_MAX: u32 = 1_048_576;
 /// Ids rise, so a directory that adds up has no more entries than there are columns.

@@ -29,7 +29,7 @@ mod icestream_native {
     #[pymodule_export]
     use crate::block::check_block;
     #[pymodule_export]
-    use crate::block_rows::{row_keys, select_rows};
+    use crate::block_rows::{pick_rows, row_keys, select_rows};
     #[cfg(feature = "consensus")]
     #[pymodule_export]
     use crate::consensus::RaftCore;

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from icestream.client.connect import connect, connect_sync
     from icestream.client.message import Message
     from icestream.client.producer import Producer
+    from icestream.client.stalls import Stall
     from icestream.client.subscription import Subscription
     from icestream.client.topic_info import TopicInfo, TopicPolicies
 
@@ -42,6 +43,7 @@ __all__ = [
     "Subscription",
     "Message",
     "Gap",
+    "Stall",
     "ArrowBatch",
     "BlockingClient",
     "BlockingProducer",

@@ -3,6 +3,7 @@
     IcestreamError                 code              retryable
     ├── ConfigurationError         configuration     no    the settings cannot be used as they are
     │   ├── MissingPart            missing_part      no    something that is needed is not installed on this machine
+    │   ├── ForeignBroker          foreign_broker    no    a port is answered by another broker; nothing was done
     │   └── ForeignCluster         foreign_cluster   no    a node of another cluster; nothing of it is taken
     │       └── NodeRemoved        node_removed      no    a node that was removed from this cluster
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
@@ -64,12 +65,15 @@
     │       ├── LogClosed          log_closed        no
     │       ├── LogStopped         log_stopped       no    a sync failed: the node must restart
     │       ├── LogDamaged         log_damaged       no    needs `icestream wal repair`
+    │       │   └── LogOutdated    log_outdated      no    a metadata log that lacks what its node has confirmed
     │       ├── FormatUnknown      format_unknown    no    written by a newer version
     │       ├── DecodeError        decode            no    bytes that are not what they claim to be
     │       └── StaleRead          stale_read        yes   the file was recycled while it was read
     └── ClientError                client            no    raised by the client library itself
         ├── ConnectionLost         connection_lost   yes   the broker cannot be reached
+        ├── WrongPort              wrong_port        no    what answers there speaks another protocol
         ├── SlowConsumer           slow_consumer     no    messages were not taken before the buffer was full
+        ├── SubscriptionStalled    subscription_stalled yes  messages wait that the broker cannot deliver now
         ├── ConsumerClosed         consumer_closed   no    deleted, or another one of its name came
         └── ClientClosed           client_closed     no
 
@@ -90,6 +94,13 @@ class IcestreamError(Exception):
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(cls, *, code: str, retryable: bool | None = None) -> None:
+        """`retryable`: as that of the parent when it is left out."""
+        super().__init_subclass__()
+        cls.code = code
+        if retryable is not None:
+            cls.retryable = retryable
+
     def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -100,302 +111,310 @@ class IcestreamError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
-class ConfigurationError(IcestreamError):
-    code = "configuration"
+class ConfigurationError(IcestreamError, code="configuration"):
+    """The settings of the broker cannot be used as they are."""
 
 
-class MissingPart(ConfigurationError):
-    code = "missing_part"
+class MissingPart(ConfigurationError, code="missing_part"):
+    """Something that is needed is not installed on this machine; the hint says how to install it."""
 
 
-class ForeignCluster(ConfigurationError):
-    code = "foreign_cluster"
+class ForeignBroker(ConfigurationError, code="foreign_broker"):
+    """A port of a node is answered by another broker; nothing was done there."""
 
 
-class NodeRemoved(ForeignCluster):
-    code = "node_removed"
+class ForeignCluster(ConfigurationError, code="foreign_cluster"):
+    """The node is of another cluster; nothing of it is taken."""
 
 
-class InvalidInput(IcestreamError):
-    code = "invalid"
+class NodeRemoved(ForeignCluster, code="node_removed"):
+    """The node was removed from this cluster; nothing of it is taken."""
 
 
-class MessageTooLarge(InvalidInput):
-    code = "too_large"
+class InvalidInput(IcestreamError, code="invalid"):
+    """The request itself is wrong; nothing was changed."""
 
 
-class UnknownTopic(InvalidInput):
-    code = "unknown_topic"
+class MessageTooLarge(InvalidInput, code="too_large"):
+    """A message, a batch or a frame is above its bound."""
 
 
-class TopicElsewhere(InvalidInput):
-    code = "topic_elsewhere"  # `details`: where that node is, by the way in: native, danube, http
+class UnknownTopic(InvalidInput, code="unknown_topic"):
+    """There is no such topic."""
 
 
-class UnknownNamespace(InvalidInput):
-    code = "unknown_namespace"
+class TopicElsewhere(InvalidInput, code="topic_elsewhere"):
+    """Another node of the cluster serves the topic. `details`: its name (node) and address (native, danube, http)."""
 
 
-class UnknownSubscription(InvalidInput):
-    code = "unknown_subscription"
+class UnknownNamespace(InvalidInput, code="unknown_namespace"):
+    """There is no such namespace."""
 
 
-class UnknownHandle(InvalidInput):
-    code = "unknown_handle"
+class UnknownSubscription(InvalidInput, code="unknown_subscription"):
+    """The topic has no such subscription."""
 
 
-class UnknownSetting(InvalidInput):
-    code = "unknown_setting"
+class UnknownHandle(InvalidInput, code="unknown_handle"):
+    """The handle is of a producer or consumer that this connection did not open."""
 
 
-class UnknownLogFile(InvalidInput):
-    code = "unknown_log_file"
+class UnknownSetting(InvalidInput, code="unknown_setting"):
+    """There is no such key in the settings."""
 
 
-class NotConnected(InvalidInput):
-    code = "not_connected"
+class UnknownLogFile(InvalidInput, code="unknown_log_file"):
+    """No file of the log has or had that number."""
 
 
-class AlreadyExists(InvalidInput):
-    code = "already_exists"
+class NotConnected(InvalidInput, code="not_connected"):
+    """No producer or consumer of that name is connected."""
 
 
-class NotEmpty(InvalidInput):
-    code = "not_empty"
+class AlreadyExists(InvalidInput, code="already_exists"):
+    """A topic, namespace or subscription of that name exists."""
 
 
-class TopicMismatch(InvalidInput):
-    code = "topic_mismatch"
+class NotEmpty(InvalidInput, code="not_empty"):
+    """The namespace still has topics."""
 
 
-class UnknownSchema(InvalidInput):
-    code = "unknown_schema"
+class TopicMismatch(InvalidInput, code="topic_mismatch"):
+    """The topic is plain where partitions are named, has partitions where none is, or is dispatched otherwise."""
 
 
-class SchemaMismatch(InvalidInput):
-    code = "schema_mismatch"
+class UnknownSchema(InvalidInput, code="unknown_schema"):
+    """There is no such subject, version or id in the schema registry."""
 
 
-class SchemaIncompatible(InvalidInput):
-    code = "schema_incompatible"
+class SchemaMismatch(InvalidInput, code="schema_mismatch"):
+    """The topic has another subject than the producer asks for."""
 
 
-class SchemaViolated(InvalidInput):
-    code = "schema_violated"
+class SchemaIncompatible(InvalidInput, code="schema_incompatible"):
+    """A version of a schema that may not follow the last one."""
 
 
-class PolicyReached(InvalidInput):
-    code = "policy"
+class SchemaViolated(InvalidInput, code="schema_violated"):
+    """The message does not fit the schema of its topic."""
 
 
-class SubscriptionTaken(InvalidInput):
-    code = "taken"
+class PolicyReached(InvalidInput, code="policy"):
+    """A policy of the topic or its namespace allows no more."""
 
 
-class OutOfOrderSequence(InvalidInput):
-    code = "out_of_order"
+class SubscriptionTaken(InvalidInput, code="taken"):
+    """The subscription is exclusive and has a consumer."""
 
 
-class ProducerFenced(InvalidInput):
-    code = "fenced"
+class OutOfOrderSequence(InvalidInput, code="out_of_order"):
+    """A producer skipped sequence numbers."""
 
 
-class UnknownProducer(InvalidInput):
-    code = "unknown_producer"
+class ProducerFenced(InvalidInput, code="fenced"):
+    """The producer was opened again elsewhere: this one has an older epoch."""
 
 
-class UnknownTable(InvalidInput):
-    code = "unknown_table"
+class UnknownProducer(InvalidInput, code="unknown_producer"):
+    """The broker no longer knows the numbers of this producer; open it again."""
 
 
-class UnknownView(InvalidInput):
-    code = "unknown_view"
+class UnknownTable(InvalidInput, code="unknown_table"):
+    """There is no such table."""
 
 
-class Contradiction(InvalidInput):
-    code = "contradiction"
+class UnknownView(InvalidInput, code="unknown_view"):
+    """There is no such view."""
 
 
-class TopicTable(InvalidInput):
-    code = "topic_table"
+class Contradiction(InvalidInput, code="contradiction"):
+    """Two parts of one request exclude each other."""
 
 
-class CommitConflict(InvalidInput):
-    """`details`: the tables that stood in the way, the present positions of a topic's table."""
+class TopicTable(InvalidInput, code="topic_table"):
+    """The table of a topic does not allow this (hazard 21)."""
 
-    code = "commit_conflict"
 
+class CommitConflict(InvalidInput, code="commit_conflict"):
+    """The table is not what the commit was made for: load it again. `details`: the tables that stood in the way, and
+    the present positions of a topic's table."""
 
-class RangeRefused(CommitConflict):
-    code = "range_refused"
 
+class RangeRefused(CommitConflict, code="range_refused"):
+    """The offsets of a round do not continue the table (hazard 14)."""
 
-class UnknownVersion(InvalidInput):
-    code = "unknown_version"
 
+class UnknownVersion(InvalidInput, code="unknown_version"):
+    """Broker and client have no version of the protocol in common."""
 
-class PersistentStorageError(IcestreamError):
-    code = "storage"
 
+class PersistentStorageError(IcestreamError, code="storage"):
+    """The storage has a problem that has no code of its own."""
 
-class Refused(PersistentStorageError):
-    code = "refused"
-    retryable = True
 
+class Refused(PersistentStorageError, code="refused", retryable=True):
+    """Nothing was stored; try again later."""
 
-class InFlightFull(Refused):
-    code = "in_flight_full"
 
+class InFlightFull(Refused, code="in_flight_full"):
+    """Too many bytes wait for the disk."""
 
-class RateReached(Refused):
-    code = "rate_reached"
 
+class RateReached(Refused, code="rate_reached"):
+    """More messages than the publish rate of the topic allows are waiting."""
 
-class AfterRefused(Refused):
-    code = "after_refused"
 
+class AfterRefused(Refused, code="after_refused"):
+    """A batch before this one was refused: storing it would break the order."""
 
-class ShuttingDown(Refused):
-    code = "shutting_down"
 
+class ShuttingDown(Refused, code="shutting_down"):
+    """The broker is stopping; connect again in a moment."""
 
-class NodeQuotaReached(Refused):
-    code = "node_quota"
 
+class NodeQuotaReached(Refused, code="node_quota"):
+    """The log of the broker has reached its quota."""
 
-class TopicQuotaReached(Refused):
-    code = "topic_quota"
 
+class TopicQuotaReached(Refused, code="topic_quota"):
+    """The topic has reached its quota."""
 
-class DiskFull(Refused):
-    code = "disk_full"
 
+class DiskFull(Refused, code="disk_full"):
+    """The disk of the broker is full."""
 
-class MetadataFull(Refused):
-    code = "metadata_full"
 
+class MetadataFull(Refused, code="metadata_full"):
+    """The budget of the metadata store is used up."""
 
-class NotReady(Refused):
-    code = "not_ready"
 
+class NotReady(Refused, code="not_ready"):
+    """The metadata store still reads its log, or has no leader."""
 
-class OutcomeUnknown(PersistentStorageError):
-    code = "unknown"
-    retryable = True
 
+class OutcomeUnknown(PersistentStorageError, code="unknown", retryable=True):
+    """The message may or may not be stored; retry with a sequence number."""
 
-class StorageUnavailable(PersistentStorageError):
-    """`is_ambiguous`: the request was sent, so what it asked for may have happened all the same."""
 
-    code = "storage_unavailable"
-    retryable = True
+class StorageUnavailable(PersistentStorageError, code="storage_unavailable", retryable=True):
+    """A catalog or an object store does not answer. `is_ambiguous`: the request was sent, so what it asked for may have
+    happened all the same."""
 
     def __init__(self, message: str, *, hint: str = "", is_ambiguous: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.is_ambiguous = is_ambiguous
 
 
-class CircuitOpen(StorageUnavailable):
-    code = "circuit_open"
+class CircuitOpen(StorageUnavailable, code="circuit_open"):
+    """A catalog or an object store failed so often that it is not asked now."""
 
 
-class LakeAway(StorageUnavailable):
-    code = "lake_away"
+class LakeAway(StorageUnavailable, code="lake_away"):
+    """The lake process, which reads tables, does not answer; readers of history wait for it."""
 
 
-class AccessDenied(PersistentStorageError):
-    code = "access_denied"
+class AccessDenied(PersistentStorageError, code="access_denied"):
+    """A catalog or an object store refused the credentials of the broker."""
 
 
-class UnexpectedAnswer(PersistentStorageError):
-    code = "unexpected_answer"
+class UnexpectedAnswer(PersistentStorageError, code="unexpected_answer"):
+    """What answers is no catalog, or no object store."""
 
 
-class PositionGone(PersistentStorageError):
-    code = "position_gone"
+class PositionGone(PersistentStorageError, code="position_gone"):
+    """The log no longer holds that offset."""
 
 
-class LeaseLost(PersistentStorageError):
-    code = "lease_lost"
+class LeaseLost(PersistentStorageError, code="lease_lost"):
+    """A lease on log files ended, or a newer pipeline took over."""
 
 
-class TableUnreadable(PersistentStorageError):
-    code = "table_unreadable"
+class TableUnreadable(PersistentStorageError, code="table_unreadable"):
+    """A topic's table holds something that cannot be read, or lacks a file."""
 
 
-class TableDamaged(TableUnreadable):
-    code = "table_damaged"
+class TableDamaged(TableUnreadable, code="table_damaged"):
+    """Bytes of a file of a topic's table are not what was written: pages or footer cannot be decoded."""
 
 
-class MetadataDamaged(PersistentStorageError):
-    code = "metadata_damaged"
+class MetadataDamaged(PersistentStorageError, code="metadata_damaged"):
+    """A value in the metadata store is not what its key promises."""
 
 
-class MetadataFileMissing(PersistentStorageError):
-    code = "metadata_file_missing"
+class MetadataFileMissing(PersistentStorageError, code="metadata_file_missing"):
+    """The file that describes a table is not where it should be."""
 
 
-class MetadataFileDamaged(PersistentStorageError):
-    code = "metadata_file_damaged"
+class MetadataFileDamaged(PersistentStorageError, code="metadata_file_damaged"):
+    """The file that describes a table is not readable as one."""
 
 
-class EngineFailed(PersistentStorageError):
-    code = "engine_failed"
-    retryable = True
+class EngineFailed(PersistentStorageError, code="engine_failed", retryable=True):
+    """Spark, or a job of it, died; the round is done again."""
 
 
-class LogError(PersistentStorageError):
-    code = "log"
+class LogError(PersistentStorageError, code="log"):
+    """The log of the broker has a problem that has no code of its own."""
 
 
-class LogLocked(LogError):
-    code = "log_locked"
+class LogLocked(LogError, code="log_locked"):
+    """Another process has the log of the broker open."""
 
 
-class LogClosed(LogError):
-    code = "log_closed"
+class LogClosed(LogError, code="log_closed"):
+    """The log of the broker is closed."""
 
 
-class LogStopped(LogError):
-    code = "log_stopped"
+class LogStopped(LogError, code="log_stopped"):
+    """A sync of the log failed: the node must restart."""
 
 
-class LogDamaged(LogError):
-    code = "log_damaged"
+class LogDamaged(LogError, code="log_damaged"):
+    """An operator must repair the log of the broker."""
 
 
-class FormatUnknown(LogError):
-    code = "format_unknown"
+class LogOutdated(LogDamaged, code="log_outdated"):
+    """The metadata log lacks what its node has confirmed; `icestream cluster rejoin` is the way out."""
 
 
-class DecodeError(LogError):
-    code = "decode"
+class FormatUnknown(LogError, code="format_unknown"):
+    """The data was written by a newer version of Icestream."""
 
 
-class StaleRead(LogError):
-    code = "stale_read"
-    retryable = True
+class DecodeError(LogError, code="decode"):
+    """Bytes are not what they claim to be."""
 
 
-class ClientError(IcestreamError):
-    code = "client"
+class StaleRead(LogError, code="stale_read", retryable=True):
+    """What was being read has moved; read again."""
 
 
-class ConnectionLost(ClientError):
-    code = "connection_lost"
-    retryable = True
+class ClientError(IcestreamError, code="client"):
+    """The client library itself raised this; the broker never sends it."""
 
 
-class SlowConsumer(ClientError):
-    code = "slow_consumer"
+class ConnectionLost(ClientError, code="connection_lost", retryable=True):
+    """The broker cannot be reached."""
 
 
-class ConsumerClosed(ClientError):
-    code = "consumer_closed"
+class WrongPort(ClientError, code="wrong_port"):
+    """What answers at that address speaks another protocol: HTTP, gRPC, TLS."""
 
 
-class ClientClosed(ClientError):
-    code = "client_closed"
+class SlowConsumer(ClientError, code="slow_consumer"):
+    """The application did not take messages before the buffer was full."""
+
+
+class SubscriptionStalled(ClientError, code="subscription_stalled", retryable=True):
+    """Messages wait that the broker cannot deliver now; the message says why."""
+
+
+class ConsumerClosed(ClientError, code="consumer_closed"):
+    """The broker ended the consumer: it was deleted, or another one of its name came."""
+
+
+class ClientClosed(ClientError, code="client_closed"):
+    """The client was closed."""
 
 
 def _by_code(kind: type[IcestreamError]) -> dict[str, type[IcestreamError]]:

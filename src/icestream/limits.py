@@ -141,6 +141,8 @@ KEY_FILTERS_MAX: Final = 64
 RING_PLACES_PER_CONSUMER: Final = 100
 # Milliseconds or counts in a failure policy: a week.
 FAILURE_POLICY_VALUE_MAX: Final = 7 * 24 * 3600 * 1000
+# Messages of one key that a consumer may have at a time, when it asks for more than one: all that is in sight.
+MESSAGES_PER_KEY_MAX: Final = KEY_LOOK_AHEAD_MAX
 # Bytes of different keys in that look-ahead: at the usual tens of bytes the number of messages is the bound.
 KEY_LOOK_AHEAD_BYTES_MAX: Final = 16 * MIB
 # A key that no consumer takes is not skipped while one that took it may come back: a restart of a client or a broker.
@@ -161,6 +163,14 @@ DEAD_LETTER_NOTE_BYTES: Final = 2 * KIB
 # usual time for an ack, after which the message is with somebody else. It is said at most this often for each shard.
 STANDSTILL_MS: Final = 10_000
 STANDSTILL_SAID_EVERY_MS: Final = 60_000
+# A subscription falls behind when over so many looks in a row its consumers would have taken more, and more messages
+# waited at the end than at the beginning: half a minute, longer than a burst of producers. A few hundred messages that
+# wait are no backlog.
+BEHIND_LOOK_MS: Final = 5_000
+BEHIND_LOOKS: Final = 6
+BEHIND_MESSAGES_MIN: Final = 1_000
+# Subscriptions that a health check names; the others are counted.
+HEALTH_SUBSCRIPTIONS_MAX: Final = 5
 # What may pass a rate at once: short enough to be smooth, long enough to bridge a pause of the loop.
 RATE_BURST_MS: Final = 100
 # What may be stored ahead of a publish rate, of one batch and of all before it. A batch is answered when its time has
@@ -184,6 +194,11 @@ HELLO_BYTES_MAX: Final = 16 * KIB
 HELLO_SECONDS_MAX: Final = 10
 # Sockets of one listener; each costs about 20 KiB when it is idle.
 CONNECTIONS_MAX: Final = 10_000
+# Descriptors that a broker asks the system for: two listeners for messages, the rest for the others and the log.
+OPEN_FILES_WANTED: Final = 32_768
+# The shares of them, where the system allows less: of each listener for messages, and of each for operators.
+OPEN_FILES_MESSAGE_SHARE: Final = 0.35
+OPEN_FILES_OPERATOR_SHARE: Final = 0.1
 # Producers and consumers of one connection: a gateway has one for each topic.
 HANDLES_PER_CONNECTION_MAX: Final = 65_536
 # Calls of one connection under way; the next one waits. They are rare things that take milliseconds.
@@ -267,6 +282,10 @@ CLIENT_DRAIN_SHARE: Final = 0.25
 CLIENT_HANDLED_RANGES_MAX: Final = 16_384
 # Gaps that a subscription remembers for whoever looks at them.
 CLIENT_GAPS_MAX: Final = 1_000
+# Stalls that a subscription remembers: one for each shard and kind. How long one that the broker retries may last until
+# the application gets an error: a lake process that starts again takes a few seconds.
+CLIENT_STALLS_MAX: Final = 1_000
+CLIENT_STALL_SECONDS: Final = 15.0
 # Events of a consumer that overtake the answer to its `subscribe`.
 CLIENT_EARLY_FRAMES_MAX: Final = 64
 # Calls and pings of one connection without an answer.
@@ -274,13 +293,23 @@ CLIENT_CALLS_MAX: Final = 1_024
 # Between two tries to connect, or to send what was refused: doubling from the first to the last, with jitter.
 CLIENT_RETRY_SECONDS_MIN: Final = 0.05
 CLIENT_RETRY_SECONDS_MAX: Final = 5.0
+# The same for connections. A client that was cut off is back within 3 s of the repair: a try every second, at most.
+CLIENT_RECONNECT_SECONDS_MAX: Final = 1.0
+# Tries to connect that are under way at once: one that gets no answer does not hold up the next, which may.
+CLIENT_CONNECTS_MAX: Final = 5
 # A connection that lived so long was a good one: after it the tries begin with the first step again.
 CLIENT_STABLE_SECONDS: Final = 1.0
 # A connection that does not open, a call without an answer, a message that cannot be stored, a silent connection.
 CLIENT_CONNECT_SECONDS_DEFAULT: Final = 5.0
 CLIENT_CALL_SECONDS_DEFAULT: Final = 30.0
 CLIENT_SEND_SECONDS_DEFAULT: Final = 30.0
-CLIENT_HEARTBEAT_SECONDS_DEFAULT: Final = 15.0
+# A ping every 2 s on an idle connection costs a broker with 10,000 idle clients some per cent of a core.
+CLIENT_HEARTBEAT_SECONDS_DEFAULT: Final = 2.0
+# Heartbeats after which a connection that says nothing is given up: 30 s. A busy broker may be silent for seconds.
+CLIENT_SILENT_HEARTBEATS_MAX: Final = 15
+# After silent connections were replaced heartbeats are up to so many times as long, until one has lasted this long.
+CLIENT_PATIENCE_MAX: Final = 8
+CLIENT_STEADY_SECONDS: Final = 30.0
 # A batch that the broker calls out of order although the producer was opened anew for it.
 CLIENT_REOPENS_MAX: Final = 3
 # Messages that the blocking client takes over to its thread at once.
@@ -301,18 +330,33 @@ API_PATTERN_CHARACTERS_MAX: Final = 100
 HTTP_JOINED_BYTES_MAX: Final = 64 * KIB
 # Request line and headers of the broker's own HTTP: scrapers and load balancers send some hundred bytes.
 HTTP_HEAD_BYTES_MAX: Final = 8 * KIB
-# Connections to it; each is a few KiB. Beyond that the oldest that waits for a request goes.
+# Connections to it; each is a few KiB. Beyond that silent and idle ones are closed (runtime/connection_room.py).
 HTTP_CONNECTIONS_MAX: Final = 64
-# A connection on which no request comes is closed after this.
+# A connection on which no request comes is closed after this, and an answer that is not read within it is given up.
 HTTP_IDLE_SECONDS: Final = 75.0
+# From the first byte of a request (of a new connection: from its opening) until its head is complete. Clients send a
+# head in one packet; one that comes byte by byte takes a place that others need.
+HTTP_HEAD_SECONDS_MAX: Final = 10.0
 # A body of the API: names, policies, a value. Larger ones are refused before they are read.
 API_BODY_BYTES_MAX: Final = 64 * KIB
 # And one that does not come in this time is given up.
 API_BODY_SECONDS_MAX: Final = 30.0
 # Bodies that are held at a time: 8 of the largest that the catalog takes. More get 503.
 HTTP_BODIES_BYTES_MAX: Final = 64 * MIB
-# Connections of the API at a time; more get 503. It is for operators, not for messages.
+# Answers of the catalog from this size on are compressed for clients that take gzip: the document of a table with some
+# dozens of snapshots. Below it a network does not notice.
+CATALOG_GZIP_BYTES_MIN: Final = 32 * KIB
+# Up to this size on the loop: about 2 ms.
+CATALOG_GZIP_INLINE_BYTES_MAX: Final = 256 * KIB
+# Connections of the lake process at a time: engines have a few each, messages do not come this way. Beyond that silent
+# and idle ones are closed; while all of them are answered, new ones get 503.
 API_CONNECTIONS_MAX: Final = 256
+# Places beyond that for the node's own pipeline, which proves itself by a token: it has at most 16 connections.
+API_CONNECTIONS_RESERVED: Final = 32
+# The broker is told so late that all places are taken, or no longer: a moment of crowding is not worth a word.
+API_CROWDING_SECONDS: Final = 0.2
+# An answer that the other machine does not take for so long ends its connection: it holds a place.
+API_UNREAD_SECONDS_MAX: Final = 30.0
 # One on which no request comes is closed after this.
 API_IDLE_SECONDS: Final = 30
 # Requests under way at a stop have so long.
@@ -451,8 +495,11 @@ METADATA_LOG_FILES_MAX: Final = 4
 METADATA_FORWARDED_COMMANDS_MAX: Final = 256
 # Before a command whose leader was lost is tried again.
 METADATA_FORWARD_RETRY_SECONDS: Final = 0.01
-# Linearizable reads give up when nobody has led for so many ticks: 10 s.
-METADATA_READ_TICKS_MAX: Final = 200
+# A command gives up when no node has led for so long: several elections. Clients wait 30 s by default, or less, and are
+# better told the reason than left to guess it.
+METADATA_LEADERLESS_SECONDS_MAX: Final = 5.0
+# Linearizable reads give up when nobody has led for so many ticks: 5 s.
+METADATA_READ_TICKS_MAX: Final = 100
 # Ticks of a node with others: a heartbeat of a leader each, an election after 10 to 20 without one (50 and 500 ms).
 METADATA_TICK_SECONDS: Final = 0.05
 METADATA_ELECTION_TICKS: Final = 10
@@ -462,10 +509,28 @@ METADATA_ELECTION_TICKS: Final = 10
 METADATA_QUIET_TICKS: Final = 8
 METADATA_IDLE_HEARTBEAT_TICKS: Final = 4
 METADATA_IDLE_SECONDS: Final = 1.0
+# A follower that hears its leader no longer calls an election after 1 s at most. One that may not vote has no election:
+# this long without a word of the leader it is not ready. Three elections, so that a change of the leader is not told.
+LEADER_SILENT_SECONDS_MAX: Final = 3.0
 # A read that got no answer is asked again after so many ticks: half an election.
 METADATA_READ_PATIENCE_TICKS: Final = 5
 # Entries that stay in memory behind a snapshot, for followers that are a little late: a snapshot for each is dear.
 METADATA_TRAIL_ENTRIES: Final = 2_000
+# A member that starts asks the others what it has confirmed to them. When a majority has answered it waits so long for
+# the rest: a node that is up answers in milliseconds, one whose machine is gone never does.
+METADATA_COMPARE_SECONDS: Final = 2.0
+METADATA_COMPARE_RETRY_SECONDS: Final = 0.1
+# A node that joined anew joins anew again: so many predecessors are looked through for its topics.
+NODE_SUCCESSORS_MAX: Final = 100
+# A topic that is taken over from a removed node goes on so far behind everything that is known of it: no log holds so
+# many messages that are in no table (at 16 bytes each they would take 16 TiB), and 2^22 takeovers fit below OFFSET_MAX.
+TAKEOVER_OFFSETS: Final = 2**40
+# What nodes have confirmed is told to the others, and written down, so long after it changed: one write for a burst.
+METADATA_PROMISES_SECONDS: Final = 1.0
+# Nodes whose confirmations are written down: more than ever vote, and they fit the first record of a file.
+METADATA_PROMISES_MAX: Final = 12
+# How often a node looks whether its cluster was replaced by another one on the same warehouse: one small read.
+WAREHOUSE_FENCE_LOOK_SECONDS: Final = 5.0
 # A node that closes waits so long for the others.
 METADATA_CLOSE_SECONDS_MAX: Final = 2.0
 # After an expiry or a file was refused, the next try comes this much later.
@@ -601,6 +666,14 @@ REPORTED_TOPICS_MAX: Final = 50
 TABLES_OPENED_AT_ONCE: Final = 16
 # Tables of one request: the catalog's own bound is higher, but then a transaction nears its 1 MiB.
 COMMIT_TABLES_MAX: Final = 200
+# Files that are looked at together behind a commit.
+FILES_LOOKED_AT_ONCE: Final = 64
+# Snapshots of a table whose files are looked at before a floor follows a commit of another driver: its last commit, and
+# a few of others behind it.
+SNAPSHOTS_LOOKED_AT: Final = 4
+# Tables of new topics that are made in one transaction: eight operations each, and two for each namespace, stay below
+# METADATA_TXN_OPERATIONS_MAX.
+NEW_TABLES_MAX: Final = 100
 # A table that others commit to all the time is left to the next round after so many tries.
 COMMIT_ATTEMPTS_MAX: Final = 8
 # A table is looked at for files that nobody needs so often while something is committed to it. A snapshot lives longer.
@@ -649,8 +722,18 @@ TAIL_TTL_MS_MAX: Final = 86_400_000
 TAIL_CHUNK_BYTES: Final = 256
 # A read for a consumer that failed is tried again after this time: often enough for a disk that recovers.
 READ_RETRY_MS: Final = 5_000
+# A read without an answer for so long is told to the consumer: a busy machine answers within a second.
+READ_STALLED_MS: Final = 3_000
+# Where a table that cannot be read has ended all consumers, its next message is tried so often, to know when it can be.
+READ_PROBE_MS: Final = 30_000
+# Readers of a topic that cannot go on which `verify` names; the others are counted.
+STALLED_READERS_NAMED_MAX: Final = 5
 # One read returns at most this many bytes (or one section, when that is larger).
 READ_BYTES_DEFAULT: Final = 1 * MIB
+# Blocks that were read lately and whose messages are handed out one by one: of all subscriptions together, two for each
+# of 32 that catch up at a time. How old one may be: as for answers of the lake process (SCAN_NEAR_SECONDS_MAX).
+READ_AHEAD_BYTES_MAX: Final = 64 * MIB
+READ_AHEAD_SECONDS_MAX: Final = 5.0
 # And at most this many sections: about a millisecond of Python beside the loop (hazards 18, 35).
 READ_SECTIONS_MAX: Final = 256
 # A read holds its file at most this long; then its pin is broken and the reader resolves its position again (33).
@@ -693,6 +776,12 @@ SCAN_PLANS_MAX: Final = 4
 SCAN_KEPT_MAX: Final = 8
 # Footers of data files, lists of deleted rows and bounds of row groups: a few KiB each.
 SCAN_FOOTERS_MAX: Final = 512
+# Files of deletes by value that are held decoded (about 200 MB for the largest ones), and the rows of all that apply to
+# one data file. A table with more has to be compacted before it can be read.
+SCAN_VALUE_DELETES_MAX: Final = 8
+SCAN_VALUE_DELETE_ROWS_MAX: Final = 200_000
+# A deletion vector: a bitmap of a data file's rows, 8 KiB for each 65,536 of them.
+SCAN_VECTOR_BYTES_MAX: Final = 64 * MIB
 # Manifests that are held as lists of files, a few hundred bytes for each; and tables whose files are known.
 SCAN_MANIFESTS_MAX: Final = 4_096
 SCAN_VIEWS_MAX: Final = 1_024
@@ -792,6 +881,15 @@ LAKE_NICENESS: Final = 5
 PIPELINE_NICENESS: Final = 10
 # The shortest time slice that the kernel gives (runtime/time_slice.py): a tick of a broker is about as long.
 BROKER_SLICE_NS: Final = 100_000
+# A disk with less free space than this share of it, and than so many bytes, is nearly full: there is some time to act.
+DISK_LOW_SHARE: Final = 0.05
+DISK_LOW_BYTES_MAX: Final = 5 * GIB
+# A quota that follows the free space and is below this share of what the empty disk would give has fallen.
+QUOTA_FALLEN_SHARE: Final = 0.1
+# A certificate that ends within so many days is told: renewals run monthly at the latest, and a week is left to act.
+CERTIFICATE_DAYS_MIN: Final = 21
+# A PEM file with a chain has a few KiB.
+CERTIFICATE_FILE_BYTES_MAX: Final = MIB
 # A child that ends is started again after this, doubling up to the second; from the start again after a while of good
 # work.
 CHILD_RETRY_SECONDS_MIN: Final = 0.5
@@ -799,6 +897,12 @@ CHILD_RETRY_SECONDS_MAX: Final = 30.0
 CHILD_STEADY_SECONDS: Final = 60.0
 # A child that was asked to stop and does not is killed after this: a stop of the node has 10 s.
 CHILD_STOP_SECONDS: Final = 4.0
+# The broker asks its lake process over HTTP whether it serves, when readiness is asked for: it must answer within the
+# first; readiness waits for the answer up to the second (a probe of Kubernetes has one second in all), and asks again
+# when the last time is longer ago than the third.
+PROBE_SECONDS_MAX: Final = 3.0
+PROBE_WAIT_SECONDS: Final = 0.3
+PROBE_AGE_SECONDS: Final = 1.0
 # What a child says after its first line is not kept.
 CHILD_READ_BYTES: Final = 4 * KIB
 
@@ -853,6 +957,10 @@ TARGET_FILE_BYTES_MAX: Final = 4 * GIB
 # --- settings -------------------------------------------------------------------------------------------------------
 # A settings file is read into memory as a whole; the one with every key and comment is below 16 KiB.
 SETTINGS_FILE_BYTES_MAX: Final = 1 * MIB
+# Contexts of the command line are listed and read as a whole by every command; people have some, scripts name brokers.
+CONTEXTS_MAX: Final = 1_000
+CONTEXT_NAME_CHARACTERS_MAX: Final = 100
+CONTEXTS_FILE_BYTES_MAX: Final = 4 * MIB
 # Header, directory entries, the topic's name, fixed columns and up to one page of padding around a single message.
 RECORD_OVERHEAD_BYTES_MAX: Final = 8 * KIB
 # Spares beyond this cannot be in use at once; they would only take space from the log.
@@ -897,8 +1005,12 @@ DANUBE_CALL_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
 DANUBE_CALLS_MAX: Final = 20_000
 # Streams of one connection: a process with thousands of consumers has one connection.
 DANUBE_STREAMS_PER_CONNECTION_MAX: Final = 4_096
-# Connections at once; each takes about 20 kB.
+# Connections at once; each takes about 20 kB. Beyond that silent and idle ones are closed.
 DANUBE_CONNECTIONS_MAX: Final = 10_000
+# Without the native wire: a peer that sends no HTTP/2 in this time is no client (native/src/wire has the same), and one
+# without a call for so long is closed; its client opens the connection again with the next call.
+DANUBE_HANDSHAKE_MS_MAX: Final = 10_000
+DANUBE_IDLE_MS_MAX: Final = 300_000
 # A silent client is asked whether it is there: one whose machine is gone loses its stream, and others get its messages.
 DANUBE_KEEPALIVE_MS: Final = 20_000
 # Distinct sets of metadata that are remembered.

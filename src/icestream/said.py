@@ -29,6 +29,7 @@ class Said(NamedTuple):
 SAID: dict[type[errors.IcestreamError], Said] = {
     errors.IcestreamError: Said(1, 500, (500, "InternalServerError"), "INTERNAL"),
     errors.ConfigurationError: Said(3, 422),
+    errors.ForeignBroker: Said(http=421, iceberg=(421, "BadRequestException")),
     errors.InvalidInput: Said(4, 400, (400, "IllegalArgumentException"), "INVALID_ARGUMENT"),
     errors.MessageTooLarge: Said(http=413, iceberg=(413, "BadRequestException")),
     errors.UnknownTopic: Said(http=404, grpc="NOT_FOUND"),
@@ -81,6 +82,7 @@ SAID: dict[type[errors.IcestreamError], Said] = {
     errors.LogDamaged: Said(9),
     errors.StaleRead: Said(http=503),
     errors.ConnectionLost: Said(11, 503, grpc="UNAVAILABLE"),
+    errors.WrongPort: Said(11, 502, grpc="UNAVAILABLE"),
 }
 
 

@@ -34,7 +34,7 @@ _SMALL_LOG: Final = {"max_file_size": "16MiB", "spare_files": 0, "ballast": 0}
 
 
 class TestBroker:
-    """`broker` makes one. It is started by `async with` or `with`."""
+    """A broker of one's own, on a free port of this machine. `broker` makes one; `async with` or `with` starts it."""
 
     __test__ = False  # for pytest: not a test
 
@@ -48,7 +48,7 @@ class TestBroker:
 
     @property
     def address(self) -> str:
-        """For `icestream.connect`."""
+        """Where it listens: for `icestream.connect`."""
         if not self._port:
             raise errors.ClientClosed("the broker is not running", hint="use it inside `with` or `async with`")
         return f"icestream://127.0.0.1:{self._port}"
@@ -63,18 +63,20 @@ class TestBroker:
     # --- in the loop of whoever uses it ---
 
     async def start(self) -> None:
+        """Starts it, under the address that it had before."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="icestream-"))
         self._node = await Node.start(self._settings(self._folder))
         self._port = self._node.native.port
 
     async def stop(self) -> None:
-        """In order; `start` starts it again under the same address."""
+        """Stops it in order; `start` starts it again under the same address."""
         node, self._node = self._node, None
         if node is not None:
             await node.stop()
 
     async def restart(self) -> None:
+        """Stops it in order and starts it again under the same address."""
         await self.stop()
         await self.start()
 
@@ -144,9 +146,11 @@ class TestBroker:
         self._here().run(self.start())
 
     def stop_sync(self) -> None:
+        """`stop` of a broker in a thread of its own."""
         self._here().run(self.stop())
 
     def restart_sync(self) -> None:
+        """`restart` of a broker in a thread of its own."""
         self._here().run(self.restart())
 
     def _here(self) -> LoopThread:

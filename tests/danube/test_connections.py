@@ -25,11 +25,11 @@ async def test_connections_are_counted_by_listener(tmp_path: Path) -> None:
     async with danube_broker(tmp_path) as danube:
         node = danube.node
         assert node is not None
-        assert await listeners(node) == {"native": 0, "local": 0, "danube": 0, "danube_admin": 0}
+        assert await listeners(node) == {"native": 0, "http": 0, "danube": 0, "danube_admin": 0}
         await danube.producer("/default/t")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{node.danube.admin_port}") as channel:
             await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")
             found = await listeners(node)
             assert (found["danube"], found["danube_admin"]) == (1, 1)
-        await until(lambda: not node.danube.connections["danube_admin"])
+        await until(lambda: all(not room.open for room in node.danube.rooms if room.listener == "danube_admin"))
         assert (await listeners(node))["danube"] == 1

@@ -32,7 +32,7 @@ async def test_the_script_and_the_command_of_the_page(tmp_path: Path) -> None:
     script = on_the_page(r"```python\n(.*?)```")
     async with danube_broker(tmp_path / "data", "iceberg") as danube:
         await danube.broker.create_topic(ORDERS)
-        ran = await asyncio.to_thread(icestream, *command, "--socket", str(tmp_path / "data" / "broker.sock"))
+        ran = await asyncio.to_thread(icestream, *command, "--broker", str(tmp_path / "data" / "broker.sock"))
         assert ran.code == 0, ran.err
         assert danube.broker.subscription(ORDERS, "billing").record.type is SubscriptionType.SHARED
         assert danube.node is not None

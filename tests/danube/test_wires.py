@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -15,11 +16,13 @@ from grpc import aio
 from icestream import errors, limits
 from icestream.frontends.danube.batch import Batch, BatchedMethod
 from icestream.frontends.danube.calls import Call, OutStream, Table
-from icestream.frontends.danube.grpc_server import GrpcListener
+from icestream.frontends.danube.grpc_server import OPTIONS, GrpcListener
 from icestream.frontends.danube.native_server import NativeListener
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # with empty SETTINGS
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 KINDS: dict[str, Any] = {"native": NativeListener, "python": GrpcListener}
 
 
@@ -229,4 +232,69 @@ async def test_a_mistake_in_a_batch_answers_every_row_of_it() -> None:
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for _ in range(3):
             assert (await status_of_call(channel.unary_unary("/t.T/Send")(b"\x08\x01")))[0] == "INTERNAL"
+    await listener.close()
+
+
+async def test_silent_connections_keep_no_client_out() -> None:
+    listener = NativeListener("ports.danube", connections_max=3)
+    port = await listener.bind("127.0.0.1", 0)
+    service = Service()
+    await listener.serve(service.table())
+    silent = []
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as busy, asyncio.timeout(30):
+            waiting = busy.unary_unary("/t.T/Wait")(b"x")
+            await until(lambda: len(service.calls) == 1)
+            for index in range(6):
+                silent.append(await asyncio.open_connection("127.0.0.1", port))
+                if index % 2:
+                    silent[-1][1].write(HTTP2_PREFACE)
+            async with contextlib.AsyncExitStack() as stack:
+                for _ in range(3):
+                    channel = await stack.enter_async_context(aio.insecure_channel(f"127.0.0.1:{port}", OWN_CONNECTION))
+                    assert await channel.unary_unary("/t.T/Echo")(b"hello") == b"hello"
+            for reader, _ in silent:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()  # until it is closed
+            service.go.set()
+            assert await waiting == b"x", "a connection with a call stays"
+        assert listener.room.refused == 0
+        assert listener.room.evicted >= 4
+    finally:
+        for _, writer in silent:
+            writer.close()
+        await listener.close()
+
+
+async def test_while_all_connections_have_calls_another_one_is_refused() -> None:
+    listener = NativeListener("ports.danube", connections_max=1)
+    port = await listener.bind("127.0.0.1", 0)
+    service = Service()
+    await listener.serve(service.table())
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as busy, asyncio.timeout(30):
+        waiting = busy.unary_unary("/t.T/Wait")(b"x")
+        await until(lambda: len(service.calls) == 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        assert (listener.room.is_refusing, listener.room.refused) == (True, 1)
+        service.go.set()
+        assert await waiting == b"x"
+    await listener.close()
+
+
+async def test_grpc_closes_a_connection_that_sends_no_http_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's own listener cannot close silent connections for others; they have a time."""
+    options = [(key, 300 if key == "grpc.server_handshake_timeout_ms" else value) for key, value in OPTIONS]
+    monkeypatch.setattr("icestream.frontends.danube.grpc_server.OPTIONS", tuple(options))
+    listener = GrpcListener("ports.danube")
+    port = await listener.bind("127.0.0.1", 0)
+    await listener.serve(Service().table())
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        assert reader.at_eof() or reader.exception() is not None
+    writer.close()
     await listener.close()

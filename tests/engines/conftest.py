@@ -1,10 +1,14 @@
-"""A namespace for each test: they share one catalog."""
+"""A namespace for each test: they share one catalog. And a broker whose messages are read from tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.support.history_topic import FROM_TABLES
 from tests.support.lakehouse import new_name
+from tests.support.pipeline_process import PipelineRun
 from tests.support.spark import Spark
 
 
@@ -19,3 +23,11 @@ def ns(spark: Spark) -> str:
 def t(ns: str) -> str:
     """The full name of a table that is not there yet."""
     return f"ice.{ns}.t"
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineRun]:
+    """A broker with its own pipeline that lets go of everything that is in tables."""
+    sets = [part for flag in FROM_TABLES for part in ("--set", flag)]
+    with PipelineRun(tmp_path_factory.mktemp("history") / "data", *sets) as run:
+        yield run

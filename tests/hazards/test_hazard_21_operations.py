@@ -150,6 +150,84 @@ def test_hazard_21_rewind_with_nothing_to_do_changes_nothing() -> None:
     state = three_rounds()
     done = rewind.rewind(state, log(), (), NOW)
     assert (done.outcome.table, done.outcome.binding) == (state.table, state.binding)
+    assert done.consequence.words()[0] == "nothing to do: the table has every row that was committed"
+
+
+def test_hazard_21_rewind_under_ingest_goes_back_to_before_the_hole() -> None:
+    """Rounds went on behind a rollback: main holds 0..9 and 30..49, and the log still has the rest."""
+    state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
+    state = settled(commit_round(state, 5, (0, 0, 40, 50)))
+    done = rewind.rewind(state, log(), (), NOW)
+    assert (committed(done), told(done)) == ({0: 10}, [])
+    assert done.outcome.table.current_snapshot_id == 1_001
+    assert done.consequence.needed == frozenset()
+    assert "shard 0: offsets 10 to 49 are written again from the log" in done.consequence.words()
+    partly = rewind.rewind(state, log(15), [Consent.GAP], NOW)
+    assert (committed(partly), told(partly)) == ({0: 15}, [("rewind", {0: (10, 15)}, True)])
+
+
+def test_hazard_21_rewind_names_what_the_log_can_no_longer_bring_back() -> None:
+    state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
+    done = rewind.rewind(state, log(30), (), NOW)
+    assert (done.outcome.table, done.outcome.removals) == (state.table, state.removals)
+    assert done.consequence.words()[:2] == [
+        "nothing to do: the log has none of the offsets that are known to be missing",
+        "shard 0: offsets 10 to 29 stay missing (rollback, snapshot 1001): the log begins at 30",
+    ]
+
+
+def test_hazard_21_rewind_does_not_undo_the_work_of_other_engines_by_itself() -> None:
+    state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
+    state = settled(foreign(state, *replacing(state, 8, "replace")))
+    assert committed(rewind.rewind(state, log(), (), NOW)) == {0: 10}, "a compaction changes no rows"
+    state = settled(foreign(state, *replacing(state, 9, "delete", deleted_records="2")))
+    with pytest.raises(errors.TopicTable, match="undoes delete 9 of another engine") as refused:
+        rewind.rewind(state, log(), BOTH, NOW)
+    assert "--snapshot 1001" in refused.value.hint
+    assert committed(rewind.rewind(state, log(), (), NOW, 1_001)) == {0: 10}
+
+
+def test_hazard_21_rewind_that_undoes_added_rows_needs_a_word() -> None:
+    state = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "append", added_records="2")))
+    with pytest.raises(errors.TopicTable, match="rows that snapshot 9 added are undone") as refused:
+        rewind.rewind(state, log(), (), NOW, 1_003)
+    assert "--accept-gap" in refused.value.hint
+    assert committed(rewind.rewind(state, log(), [Consent.GAP], NOW, 1_003)) == {0: 30}
+
+
+def test_hazard_21_rewind_says_that_the_snapshot_before_the_hole_has_expired() -> None:
+    state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
+    state = settled(foreign(state, {"action": "remove-snapshots", "snapshot-ids": [1_001]}))
+    with pytest.raises(errors.TopicTable, match=r"from offset 10 on .* the snapshot before them has expired"):
+        rewind.rewind(state, log(), BOTH, NOW)
+
+
+def test_hazard_21_a_cherry_picked_round_is_not_missing_any_more() -> None:
+    """Main holds 0..9; the round of 20..29 is picked, and the offsets between are still missing."""
+    picked = replacing(rolled_back(), 9, "append", added_records="10", source_snapshot_id="1003")
+    state = settled(foreign(rolled_back(), *picked))
+    assert [(one.ranges, one.is_exact) for one in state.removals] == [({0: (10, 20)}, True)]
+    back = rewind.rewind(state, log(), (), NOW)
+    assert (committed(back), back.outcome.table.current_snapshot_id) == ({0: 10}, 1_001), "picked rows come once"
+    between = replacing(rolled_back(), 9, "append", added_records="10", source_snapshot_id="1002")
+    assert [one.ranges for one in foreign(rolled_back(), *between).removals] == [{0: (20, 30)}]
+
+
+def test_hazard_21_a_round_ahead_of_its_topic_cannot_be_cherry_picked() -> None:
+    state = settled(rewind.rewind(rolled_back(), log(), (), NOW).outcome)
+    with pytest.raises(errors.TopicTable, match="up to 20, but the topic is at 10: they would be written again"):
+        foreign(state, *replacing(state, 9, "append", added_records="10", source_snapshot_id="1002"))
+
+
+def test_hazard_21_rows_added_by_others_leave_a_removal_counted_and_not_exact() -> None:
+    state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "append", added_records="2")))
+    assert [(one.ranges, one.is_exact, one.rows) for one in state.removals] == [({0: (10, 30)}, False, 20)]
+
+
+def test_hazard_21_removals_put_together_name_their_operations() -> None:
+    state = settled(foreign(three_rounds(), *replacing(three_rounds(), 8, "delete", deleted_records="2")))
+    state = settled(foreign(state, *replacing(state, 9, "overwrite", deleted_records="3")))
+    assert [one.words for one in state.removals] == ["delete and overwrite, the last of them snapshot 9"]
 
 
 def test_hazard_21_rewind_needs_a_history() -> None:

@@ -163,7 +163,7 @@ async def test_hazard_31_every_field_is_the_same_from_all_four_tiers(tmp_path: P
     assert machine.log.reader.earliest(key) > 6
     table = await until_six(stream, [])
     cache = await until_six(stream, [])
-    assert machine.lake.parquet.groups_read == 1
+    assert machine.lake.reader.groups_read == 1
     assert messages(tail)[:6] == messages(log.sections)[:6] == table[:6] == cache[:6]
     assert {name for _, _, one in table[:6] for name, value in one.items() if value is not None} == {
         column.name for column in plain

@@ -310,14 +310,19 @@ async def test_hazard_38_rows_without_a_place_in_the_topic_are_red(tmp_path: Pat
     assert "1 row without a place in this topic" in report.findings[-1].text
 
 
-async def test_hazard_38_what_is_deleted_by_values_is_told_as_not_looked_at(tmp_path: Path) -> None:
+@pytest.mark.wrong_tables("consumers cannot read it")
+async def test_hazard_38_deletes_that_readers_cannot_apply_are_wrong(tmp_path: Path) -> None:
+    """By the values of columns that are not columns of a message."""
     lake = await filled(tmp_path)
     by_value = await lake.write_deletes(lake.live[0], [0], content=2)
     await lake.replace([*lake.live, by_value], "delete", added_equality_deletes="1")
     report = await verified(lake, deep=True)
-    assert (report.is_good, report.is_complete) == (True, False)
+    assert (report.is_good, report.is_complete) == (False, False)
+    assert told(report, Weight.WRONG) == [("files", 0, 0)]
+    assert "consumers cannot read it" in report.findings[-2].text
     await lake.replace([by_value, lake.live[0]], "replace")
-    assert (await verified(lake, True)).is_good, "nobody counted: it may have been deleted"
+    report = await verified(lake, True)
+    assert told(report, Weight.WRONG) == [("files", 0, 0)], "nobody counted: it may have been deleted"
     await lake.round((0, 20, 40), entries=[])
     report = await verified(lake, True, {0: ShardInLog(0, 40)})
     assert (report.is_good, report.is_complete) == (False, False), "what came later was not deleted"

@@ -134,4 +134,6 @@ def test_hazard_39_a_child_that_nobody_holds_does_not_start(tmp_path: Path) -> N
     done = subprocess.run(
         lake_command(tmp_path), stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
     )
-    assert (done.returncode, done.stdout) == (3, b"")
+    refusal = json.loads(done.stdout)  # the one line that the parent reads
+    assert (done.returncode, [*refusal]) == (3, ["refused"])
+    assert "needs a pipe as its stdin" in refusal["refused"]

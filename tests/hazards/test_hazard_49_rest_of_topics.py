@@ -169,7 +169,7 @@ async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(wor
     await world.broker.create_topic(TOPIC, policies=records.Policies(partitioning="day"))
     await world.publish(b"1", b"2")
     decided = await world.broker.delete_topic(TOPIC)
-    assert decided == (None, TableEnd.KEEP, RestEnd.COMMIT, 2)
+    assert decided == (None, TableEnd.KEEP, RestEnd.COMMIT, 2, "")
     with pytest.raises(errors.UnknownTopic):
         world.broker.topics.get(TOPIC)
     assert world.broker.topics.has_waiting
@@ -188,7 +188,7 @@ async def test_hazard_49_a_table_is_dropped_or_purged_when_the_rest_is_in_it(wor
     await world.publish(b"1")
     await world.drain()
     await world.publish(b"2")
-    assert await world.broker.delete_topic(TOPIC) == (["default", "a"], end, RestEnd.COMMIT, 1)
+    assert await world.broker.delete_topic(TOPIC) == (["default", "a"], end, RestEnd.COMMIT, 1, "")
     assert await world.rows() == [b"1"], "nothing happens to it before"
     location = (await world.catalog.tables.load(TABLE)).table.location
     await world.drain()
@@ -208,7 +208,7 @@ async def test_hazard_49_the_rest_is_discarded_where_somebody_says_so(world: Wor
     await world.drain()
     await world.publish(b"2")
     decided = await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
-    assert decided == (["default", "a"], TableEnd.KEEP, RestEnd.DISCARD, 1)
+    assert decided == (["default", "a"], TableEnd.KEEP, RestEnd.DISCARD, 1, "")
     assert not world.broker.topics.has_waiting
     assert (await world.ingest.backlog()).topics == []
     await world.settle()
@@ -222,7 +222,8 @@ async def test_hazard_49_a_rest_that_nobody_commits_can_be_given_up(world: World
     await world.broker.delete_topic(TOPIC)
     with pytest.raises(errors.UnknownTopic):
         await world.broker.delete_topic(TOPIC)
-    assert await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD) == (None, TableEnd.KEEP, RestEnd.DISCARD, 1)
+    decided = await world.broker.delete_topic(TOPIC, rest=RestEnd.DISCARD)
+    assert decided == (None, TableEnd.KEEP, RestEnd.DISCARD, 1, "")
     assert (await world.ingest.backlog()).topics == []
     assert await world.begun() == []
 
@@ -309,12 +310,12 @@ async def test_hazard_49_who_says_what_becomes_of_it(world: World) -> None:
     await world.broker.set_namespace_policies("default", policies)
     await world.broker.create_topic(TOPIC)
     await world.publish(b"1")
-    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.PURGE, RestEnd.DISCARD, 1)
+    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.PURGE, RestEnd.DISCARD, 1, "")
     await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
-    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.DROP, RestEnd.DISCARD, 0)
+    assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.DROP, RestEnd.DISCARD, 0, "")
     await world.broker.create_topic(TOPIC)
     decided = await world.broker.delete_topic(TOPIC, TableEnd.KEEP, RestEnd.COMMIT)
-    assert decided[1:] == (TableEnd.KEEP, RestEnd.COMMIT, 0)
+    assert decided[1:] == (TableEnd.KEEP, RestEnd.COMMIT, 0, "")
     for wrong in ({"deleted_table": "burn"}, {"deleted_rest": "later"}):
         with pytest.raises(errors.InvalidInput):
             records.Policies(**wrong)

@@ -16,6 +16,7 @@ from icestream.storage.checksum import crc32
 from icestream.wal import format as wire
 from icestream.wal import lifecycle, recovery, scan
 from icestream.wal.appender import Appender
+from icestream.wal.checkpoint_files import CheckpointFiles
 from icestream.wal.summary import FileSummary
 from icestream.wal.upkeep import Upkeep
 
@@ -176,9 +177,9 @@ def checkpoint_name_not_synced(patch: Patch) -> None:
 
 
 def _write_checkpoint_into(patch: Patch, replacement: Callable[[Directory], Any]) -> None:
-    write = Upkeep._write_checkpoint
+    write = CheckpointFiles.write
 
-    def elsewhere(self: Upkeep, *arguments: Any) -> None:
+    def elsewhere(self: CheckpointFiles, *arguments: Any) -> None:
         directory = self._directory
         self._directory = replacement(directory)
         try:
@@ -186,7 +187,7 @@ def _write_checkpoint_into(patch: Patch, replacement: Callable[[Directory], Any]
         finally:
             self._directory = directory
 
-    patch(Upkeep, "_write_checkpoint", elsewhere)
+    patch(CheckpointFiles, "write", elsewhere)
 
 
 class _Unsynced:

@@ -44,7 +44,7 @@ class KilledLake:
 
     def start(self) -> None:
         words = (
-            "lake", "serve", "--socket", str(self._data / "broker.sock"), "--output", "json",
+            "lake", "serve", "--broker", str(self._data / "broker.sock"), "--output", "json",
             "--set", f"data_dir={self._data}", "--set", "ports.lake=0",
         )  # fmt: skip
         self.process = nursery().start("icestream.cli.main:main", words, self._folder)

@@ -11,13 +11,16 @@ import socket
 import ssl
 import subprocess
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import icestream
 from icestream.wal.format import RECORDS_START
+from tests.support.lake_run import until
 from tests.support.nursery import nursery
 from tests.support.serve_process import COMMAND, SMALL, ServeProcess
 from tests.support.three_nodes import COUNT, ThreeNodes
@@ -59,13 +62,41 @@ def test_three_nodes_agree_and_outlive_the_loss_of_any_one(tmp_path: Path) -> No
         assert stopped == [0] * COUNT
 
 
+def http_get(url: str, path: str) -> tuple[int, str]:
+    where = urlsplit(url)
+    connection = HTTPConnection(where.hostname or "", where.port, timeout=CALL_SECONDS)
+    try:
+        connection.request("GET", path, headers={"Accept": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_node_without_a_majority_is_not_ready_until_the_majority_is_back(tmp_path: Path) -> None:
+    with ThreeNodes(tmp_path) as nodes:
+        urls = [announced["http"] for announced in nodes.start_all()]
+        until(lambda: all("icestream_raft_voters 3.0" in http_get(url, "/metrics")[1] for url in urls))
+        assert [http_get(url, "/readyz")[0] for url in urls] == [200] * COUNT
+        nodes.kill(0)
+        nodes.kill(1)
+        until(lambda: http_get(urls[2], "/readyz")[0] == 503)
+        failed = [check for check in json.loads(http_get(urls[2], "/readyz")[1])["checks"] if not check["ok"]]
+        assert [(check["name"], check["is_needed"]) for check in failed] == [("consensus", True)]
+        assert "no leader" in failed[0]["reason"]
+        assert "2 of 3 voting nodes must reach each other" in failed[0]["reason"]
+        assert "icestream_ready 0.0" in http_get(urls[2], "/metrics")[1]
+        nodes.begin(0).announcement()
+        until(lambda: http_get(urls[2], "/readyz")[0] == 200)
+
+
 def test_messages_are_consumed_through_any_node_by_the_command(tmp_path: Path) -> None:
     with ThreeNodes(tmp_path) as nodes:
         addresses = [one["address"] for one in nodes.start_all()]
         assert publish(addresses[0], "/default/hello", b"hello") == 0
         for address in addresses:
             ran = subprocess.run(
-                [*COMMAND, "consume", "/default/hello", "--address", address],
+                [*COMMAND, "consume", "/default/hello", "--broker", address],
                 capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
             assert (ran.returncode, ran.stdout) == (0, "0:0\t\thello\n"), ran.stderr
@@ -92,7 +123,7 @@ def asked(nodes: ThreeNodes, number: int, *words: str) -> Any:
 
 def shown(nodes: ThreeNodes, number: int, *words: str) -> str:
     (path,) = nodes.folder.glob(f"data/**/{nodes.ports[number]}/**/broker.sock")
-    command = [*COMMAND, "cluster", *words, "--socket", str(path)]
+    command = [*COMMAND, "cluster", *words, "--broker", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -216,3 +247,82 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, arguments: tuple[str, .
         code, _, errors = process.end()
         assert code == 3
         assert says in errors
+
+
+def copy_of(nodes: ThreeNodes, number: int, to: Path) -> Path:
+    """The metadata log of a node that does not run."""
+    folder = nodes.folder / "data" / str(nodes.ports[number]) / "raft"
+    shutil.copytree(folder, to)
+    return folder
+
+
+def test_a_raft_directory_from_a_backup_is_refused_and_the_node_joins_anew_with_its_topics(tmp_path: Path) -> None:
+    """Item 22: the hint was to bring it back, and with a second fault acked metadata was gone."""
+    with ThreeNodes(tmp_path) as nodes:
+        said = nodes.start_all()
+        assert publish(said[0]["address"], "/default/kept", b"first") == 0
+        nodes.running.pop(0).stop(signal.SIGTERM)
+        folder = copy_of(nodes, 0, tmp_path / "backup")
+        again = nodes.begin(0).announcement()
+        assert publish(again["address"], "/default/later", b"first") == 0
+        nodes.kill(0)
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "backup", folder)
+        code, _, errors = nodes.begin(0).end()
+        assert code == 9, errors
+        assert "brought back from a backup" in errors
+        assert "icestream cluster rejoin" in errors
+        # with its mark brought back too, the others know better
+        folder.with_name("raft.mark").unlink()
+        code, _, errors = nodes.begin(0).end()
+        assert code == 9, errors
+        assert "knows that this node confirmed" in errors
+        nodes.running.pop(0)
+
+        ran = subprocess.run(
+            [*COMMAND, "cluster", "rejoin", "--dir", str(folder), "--yes", "--output", "json"],
+            capture_output=True, text=True, timeout=CALL_SECONDS, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)["node"] == said[0]["node"]
+        new = nodes.begin(0).announcement()
+        assert new["cluster"] == said[0]["cluster"]
+        assert new["node"] != said[0]["node"]
+        assert publish(new["address"], "/default/kept", b"second") == 1
+        assert publish(said[1]["address"], "/default/later", b"through another node") == 1
+        status = asked(nodes, 1, "status")["nodes"]
+        assert {one["node"] for one in status} == {new["node"], said[1]["node"], said[2]["node"]}
+
+
+def ran_topic(nodes: ThreeNodes, number: int, *words: str) -> Any:
+    """What `icestream topic` says as JSON, over the local socket of a node."""
+    path = nodes.folder / "data" / str(nodes.ports[number]) / "broker.sock"
+    command = [*COMMAND, "topic", *words, "--yes", "--broker", str(path), "--output", "json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_topics_of_a_removed_node_are_deleted_and_taken_over(tmp_path: Path) -> None:
+    """Item 21: nothing could be done with them any more."""
+    with ThreeNodes(tmp_path) as nodes:
+        said = nodes.start_all()
+        for topic in ("/default/taken", "/default/deleted"):
+            assert publish(said[0]["address"], topic, b"only in the log of node-1") == 0
+        nodes.kill(0)
+        asked(nodes, 1, "remove", "node-1", "--yes")
+        assert ran_topic(nodes, 1, "delete", "/default/deleted")["deleted"] == "/default/deleted"
+        taken = ran_topic(nodes, 1, "takeover", "/default/taken")
+        assert taken["former"] == "node-1"
+        (shard,) = taken["shards"]
+        assert publish(said[1]["address"], "/default/taken", b"after it") == shard["gap_end"]
+        nodes.kill(1)  # the gap and what came behind it are in the log
+        again = nodes.begin(1).announcement()
+        assert publish(again["address"], "/default/taken", b"after a start") > shard["gap_end"]
+        ran = subprocess.run(
+            [*COMMAND, "consume", "/default/taken", "--broker", again["address"]],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert [line.split("\t")[-1] for line in ran.stdout.splitlines()] == ["after it", "after a start"], ran.stderr
+        with icestream.connect_sync(said[2]["address"]) as client:
+            assert client.list_topics() == ["/default/taken"]

@@ -70,7 +70,7 @@ class Members(ThreeNodes):
 
     def ask(self, name: str, *words: str) -> Any:
         """What the node of that name answers, over its local socket."""
-        return json.loads(run(self.folder, *words, "--socket", str(self.folders[name] / "broker.sock")))
+        return json.loads(run(self.folder, *words, "--broker", str(self.folders[name] / "broker.sock")))
 
     def roles(self, through: str) -> dict[str, str]:
         """Whoever leads votes."""

@@ -33,7 +33,7 @@ class Lake:
         self("POST", "/v1/namespaces", {"namespace": ["shop"]})
         for name in ("orders", "invoices", "copy", "old_orders"):
             self.table(name)
-        address = re.search(r"--address (\S+)", run.said)
+        address = re.search(r"--broker (\S+)", run.said)
         assert address is not None
         with connect_sync(address[1]) as client:
             for topic in ("orders", "invoices", "copies", "payments"):
@@ -107,7 +107,7 @@ def test_every_command_of_the_page_and_what_it_says(lake: Lake) -> None:
     described = told("describe", "shop.orders")
     assert (described["topic"]["topic"], described["topic"]["runs"][0]["next"]) == ("/default/orders", 6)
     shown = told("snapshots", "shop.orders")
-    assert [one["snapshot"] for one in shown] == [1, 2]
+    assert [one["snapshot"] for one in shown] == ["1", "2"]
     assert shown[0]["time_ms"] == described["metadata"]["snapshots"][0]["timestamp-ms"]
     lake.roll_back()
     assert {type(one["time_ms"]) for one in told("history", "shop.orders")} == {int}
@@ -179,7 +179,7 @@ def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command:
 
 
 def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
-    local = ("--socket", str(lake.data / "broker.sock"))
+    local = ("--broker", str(lake.data / "broker.sock"))
     plain = {"table_end": "keep", "rest": "commit", "rest_messages": 0}
     for name, table, asked in (("again", "shop.again", ()), ("bare", None, ("--output", "json"))):
         assert icestream("topic", "create", f"/default/{name}", *local).code == 0
@@ -187,13 +187,16 @@ def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
             told("recreate", f"/default/{name}", "--table", table, "--yes")
         ran = icestream("topic", "delete", f"/default/{name}", "--yes", *local, *asked)
         if table:
-            assert "its table stays: shop.again. `icestream lake drop shop.again --purge`" in ran.err
+            assert (
+                "its table stays with its rows, for good: shop.again. `icestream lake drop shop.again --purge`"
+                in ran.err
+            )
         else:
             assert ran.document == {"deleted": "/default/bare", "table": None, **plain}
     assert icestream("topic", "create", "/default/over_http", *local).code == 0
     told("recreate", "/default/over_http", "--table", "shop.over_http", "--yes")
     answer = lake("DELETE", "/api/v1/namespaces/default/topics/over_http")
-    assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"], **plain}
+    assert answer == {"deleted": "/default/over_http", "table": ["shop", "over_http"], "lost_with": "", **plain}
 
 
 def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
@@ -229,7 +232,7 @@ def test_the_tables_of_a_node_that_has_them_elsewhere(lake: Lake, tmp_path: Path
     with LakeRun(tmp_path / "other", *elsewhere) as other:
         other.until_api()
         there = (*elsewhere, "--set", f"ports.lake={other.lake_port}", "--yes")
-        address = re.search(r"--address (\S+)", other.said)
+        address = re.search(r"--broker (\S+)", other.said)
         assert address is not None
         with connect_sync(address[1]) as client, client.producer("/default/away") as producer:
             producer.send(b"1")
@@ -265,13 +268,6 @@ def test_a_shell_offers_tables_and_namespaces(lake: Lake) -> None:
     assert "shop" in completion.catalog_namespaces(context)
 
 
-def documents(text: str) -> Iterator[Any]:
-    while text := text.strip():
-        found, end = json.JSONDecoder().raw_decode(text)
-        yield found
-        text = text[end:]
-
-
 def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None:
     for name in ("whole", "broken", "parted"):
         lake.table(name)
@@ -282,7 +278,7 @@ def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None
     location = told("describe", "shop.broken")["metadata"]["location"]
     (Path(location.removeprefix("file:")) / "metadata" / "s1.avro").unlink()
     ran = icestream("verify", "--output", "json")
-    reports = {one["topic"]: one for one in documents(ran.out)}
+    reports = {one["topic"]: one for one in ran.document}
     assert ran.code == 1
     assert reports["/default/whole"]["is_good"]
     (broken,) = reports["/default/broken"]["findings"]
@@ -308,7 +304,7 @@ def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     lake.table("by_socket")
-    there = ("--socket", str(lake.data / "broker.sock"))
+    there = ("--broker", str(lake.data / "broker.sock"))
     assert {"namespace": ["shop"]} in told("namespaces", *there)
     assert "by_socket" in {one["table"] for one in told("tables", "shop", *there)}
     for command in ("describe", "snapshots", "history", "files"):
@@ -323,8 +319,18 @@ def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
     assert told("recreate", "/default/by_socket", "--table", "shop.again_by_socket", "--dry-run", *there)["dry_run"]
     assert told("drop", "shop.by_socket", "--yes", *there) == {"dropped": "shop.by_socket"}
     assert "http://127.0.0.1:1 does not answer" in refused("tables", *there, "--set", "ports.lake=1").err
-    nobody = refused("tables", "--socket", str(tmp_path / "none.sock"))
-    assert (nobody.code, "--socket" in nobody.err) == (11, True)
+    address = icestream("context", "show", *there, "--output", "json").document["native"]
+    for where in (("--broker", str(lake.data)), ("--broker", address)):
+        assert "orders" in {one["table"] for one in told("tables", "shop", *where)}
+        by_topic = icestream("lake", "describe", "/default/orders", *where)
+        assert (by_topic.code, "its table is shop.orders" in by_topic.err) == (0, True)
+    assert "partitions        none" in by_topic.out
+    assert "sort order        none" in by_topic.out
+    monkeypatch.setenv("ICESTREAM_DATA_DIR", str(lake.data))
+    assert "orders" in {one["table"] for one in told("tables", "shop")}
+    assert icestream("verify", "/default/orders", "--output", "json").document["table"] == "shop.orders"
+    nobody = refused("tables", "--broker", str(tmp_path / "none.sock"))
+    assert (nobody.code, "--broker" in nobody.err) == (11, True)
 
 
 def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
@@ -335,18 +341,25 @@ def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
     (tmp_path / "tokens").chmod(0o600)
     with LakeRun(tmp_path / "guarded", "--set", "lake.token_file=tokens") as guarded:
         guarded.until_lake()
-        assert told("tables", "--socket", str(tmp_path / "guarded" / "broker.sock")) == []
+        assert told("tables", "--broker", str(tmp_path / "guarded" / "broker.sock")) == []
+        foreign = ("--broker", str(tmp_path / "guarded"), "--set", f"ports.lake={lake.run.lake_port}")
+        for ran in (
+            refused("tables", *foreign),
+            refused("describe", "shop.orders", *foreign),
+            icestream("verify", *foreign),
+        ):
+            assert (ran.code, "another broker" in ran.err) == (said.exit_code(errors.ForeignBroker("")), True), ran.err
     uri = f"http://127.0.0.1:{lake.run.lake_port}"
     elsewhere = ("--set", f"storage.iceberg_config.catalog.uri={uri}")
     with LakeRun(tmp_path / "other", *elsewhere) as other:
         other.until_api()
         monkeypatch.delenv("ICESTREAM_PORTS__LAKE")
-        found = told("tables", "shop", "--socket", str(tmp_path / "other" / "broker.sock"))
+        found = told("tables", "shop", "--broker", str(tmp_path / "other" / "broker.sock"))
         assert "orders" in {one["table"] for one in found}
-        assert icestream("verify", "--socket", str(tmp_path / "other" / "broker.sock")).code == 0
+        assert icestream("verify", "--broker", str(tmp_path / "other" / "broker.sock")).code == 0
 
 
 def test_a_broker_that_does_not_know_its_lake_process_says_how_to_name_it(tmp_path: Path) -> None:
     with testing.broker(storage="disk") as alone:
-        ran = refused("tables", "--socket", str(alone.node.settings.local_socket))
+        ran = refused("tables", "--broker", str(alone.node.settings.local_socket))
         assert (ran.code, "--set ports.lake=PORT" in ran.err) == (said.exit_code(errors.NotReady("")), True), ran.err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
+from icestream.cluster.rejoin import Predecessor
 from icestream.cluster.tls import PeerTls
 from icestream.metadata.open import MetadataOptions, open_directory
 from icestream.runtime.clock import SystemClock
@@ -24,7 +25,14 @@ class ClusterNodes:
         self.seeds = tuple(f"127.0.0.1:{port}" for port in self.ports)
         self.nodes: dict[int, ClusterNode] = {}
 
-    async def start(self, number: int, *, join: str = "", seeds: tuple[str, ...] | None = None) -> ClusterNode:
+    async def start(
+        self,
+        number: int,
+        *,
+        join: str = "",
+        seeds: tuple[str, ...] | None = None,
+        predecessor: Predecessor | None = None,
+    ) -> ClusterNode:
         """Returns when the node is of a cluster."""
         clock = SystemClock()
         opened = await open_directory(self.folder / str(number), clock, MetadataOptions())
@@ -33,6 +41,7 @@ class ClusterNodes:
             address=self.seeds[number],
             seeds=() if join else (self.seeds if seeds is None else seeds),
             join=join,
+            predecessor=predecessor,
             record=NodeRecord(f"node-{self.ports[number]}", ""),
             server_context=None if self._tls is None else self._tls.server_context(),
             client_context=None if self._tls is None else self._tls.client_context(),

@@ -16,6 +16,8 @@ class CuttingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.connections = 0
+        self._dead_connections = 0  # the first so many carry nothing any more
+        self._is_blackhole = False
         self.swallows_answers = False
         self.swallows_requests = False
         self.is_open = True
@@ -28,26 +30,39 @@ class CuttingProxy:
         self._answers_may_pass = asyncio.Event()
         return self._answers_may_pass
 
+    def blackhole(self) -> None:
+        """Connections stay open, and nothing passes: as when packets are dropped on their way."""
+        self._is_blackhole = True
+
+    def heal(self) -> None:
+        """New connections work. The others stay dead, as those do whose TCP waits long for its next try."""
+        self._is_blackhole = False
+        self._dead_connections = self.connections
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self.is_open:
             writer.transport.abort()
             return
         self.connections += 1
+        number = self.connections
         there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
         self._writers |= {writer, there_writer}
         for task in (
-            asyncio.create_task(self._pump(reader, there_writer, "swallows_requests")),
-            asyncio.create_task(self._pump(there_reader, writer, "swallows_answers")),
+            asyncio.create_task(self._pump(number, reader, there_writer, "swallows_requests")),
+            asyncio.create_task(self._pump(number, there_reader, writer, "swallows_answers")),
         ):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallows: str) -> None:
+    async def _pump(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, swallows: str
+    ) -> None:
         try:
             while data := await reader.read(65536):
                 if swallows == "swallows_answers":
                     await self._answers_may_pass.wait()
-                if not getattr(self, swallows):
+                is_dead = self._is_blackhole or number <= self._dead_connections
+                if not is_dead and not getattr(self, swallows):
                     writer.write(data)
         except ConnectionError:
             pass

@@ -25,7 +25,8 @@ class IcebergClient:
     ) -> None:
         """`store`: where the files of its tables are said to be."""
         self.counted = Requests()
-        access = Access.of(store or StoreOptions(), **{"is_sharing_keys": False, **sharing})
+        roots = () if store is None else ("s3://lake/warehouse",)
+        access = Access.of(store or StoreOptions(), **{"is_sharing_keys": False, **sharing}, roots=roots)
         self.ask = Asker(IcebergFace(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
 
     async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:

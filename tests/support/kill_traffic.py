@@ -265,7 +265,7 @@ class Worker:
 
     async def run(self) -> None:
         async for message in self.subscription:
-            delivered, offset = message.place
+            delivered, offset = message._delivered, message.offset
             audit = self.audits[message.shard]
             audit.handed(self.consumer, delivered.generation, offset, message.key or b"", message.redelivery_count)
             self._hand.append(message)
@@ -288,7 +288,7 @@ class Worker:
             elif self.kind.name == "held" and message.offset == 0 and not self.lets_go:
                 pass  # for the whole run
             elif self._fails(message):
-                self.audits[message.shard].nacked(message.place[0].generation, message.offset, message.key or b"")
+                self.audits[message.shard].nacked(message._delivered.generation, message.offset, message.key or b"")
                 message.nack(self._chance.choice([0, 0.002]))
             else:
                 self._ack(message)
@@ -301,7 +301,7 @@ class Worker:
         return not message.redelivery_count and self._chance.random() < 0.02
 
     def _ack(self, message: icestream.Message) -> None:
-        delivered, offset = message.place
+        delivered, offset = message._delivered, message.offset
         self.audits[message.shard].acked(delivered.generation, offset, message.key or b"")
         self._acks[message.shard].append((delivered.generation, offset))
         message.ack()
@@ -317,6 +317,6 @@ class Worker:
     async def leave(self) -> None:
         self.has_left = True
         for message in self._hand:
-            self.audits[message.shard].given_up(message.place[0].generation, message.key or b"")
+            self.audits[message.shard].given_up(message._delivered.generation, message.key or b"")
         self._hand.clear()
         await self.subscription.close()

@@ -2,6 +2,7 @@
 
     group = await NodeGroup.form(3)        voters 1, 2, 3, one of them leads
     await group.run()                      until nothing is under way; a tick moves the clock and everybody's timers
+What each node has confirmed is remembered (ADR 45): a start that shows less than that fails, whatever the disk did.
 Messages go from node to node through `network`, which a test may cut, hold or look at. A snapshot is copied as a file,
 whole, before the message that speaks of it is delivered.
 """
@@ -14,16 +15,18 @@ from functools import partial
 from typing import Any
 
 from icestream import errors, limits
+from icestream.cluster.promises import NONE, confirmed, present
 from icestream.metadata import command as cmd
 from icestream.metadata import eraftpb
 from icestream.metadata.core import Core, Message
 from icestream.metadata.eraftpb import Membership
-from icestream.metadata.log_format import Identity
+from icestream.metadata.log_format import Identity, Promise
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, OpenedMetadata, open_on
 from icestream.metadata.raft_core import RaftCore
 from icestream.metadata.snapshot import encode_snapshot
 from icestream.metadata.snapshot_file import SnapshotHead, StoredSnapshot, received_name, snapshot_of
+from icestream.metadata.watermark import MemoryWatermark
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
@@ -46,6 +49,7 @@ class Member:
         self.sink: Sink | None = None
         self.lives = 0
         self.store: NodeStore | None = None
+        self.watermark = MemoryWatermark()
 
     @property
     def up(self) -> NodeStore:
@@ -64,6 +68,7 @@ class NodeGroup:
         self.hold: Callable[[int, Message], bool] = lambda sender, message: False
         self.sent: list[tuple[int, Message]] = []
         self.forwarded = 0
+        self.remembered: dict[int, Promise] = {}
         self.lose_answers = 0  # of so many forwarded commands the answer is lost
 
     @classmethod
@@ -88,8 +93,9 @@ class NodeGroup:
         member.sink = sink or InlineSink()
         randomness = SeededRandomness(1000 * node_id + member.lives)
         opened = await open_on(
-            member.disk, self.clock, randomness, member.sink, self.options, lambda name: self.offload()
-        )
+            member.disk, self.clock, randomness, member.sink, self.options, lambda name: self.offload(),
+            lambda: member.watermark,
+        )  # fmt: skip
         if opened.identity is None:
             opened.log.plan.identity = Identity(node_id, CLUSTER, member.first_conf)
             opened.identity = opened.log.plan.identity
@@ -101,6 +107,8 @@ class NodeGroup:
 
         member.store = opened.start(core)
         node = member.store.node
+        remembered = self.remembered.get(member.id, NONE)
+        assert present(node.status()) >= remembered, "a log that forgot nothing is taken for one that did"
         node.send = partial(self._send, member.id)
         # as ClusterNode: a new learner takes no snapshot that does not know it (trap 14)
         node.on_members = lambda: node.request_snapshot() if opened.log.snapshots else None
@@ -110,6 +118,7 @@ class NodeGroup:
 
     async def kill(self, node_id: int, *, power_loss: bool = False) -> None:
         member = self.members[node_id]
+        self.remember()
         store, member.store = member.up, None
         store.node.send = lambda _: None
         store.node.on_leading = lambda _: None
@@ -119,6 +128,13 @@ class NodeGroup:
             member.disk.power_loss()
         else:
             member.disk.kill()
+
+    def remember(self) -> None:
+        """What every node would tell of itself, and a leader of the others."""
+        for node_id, store in self.stores.items():
+            known = {node_id: store.node.writes.promise, **confirmed(store.node.status(), node_id)}
+            for other, promise in known.items():
+                self.remembered[other] = max(promise, self.remembered.get(other, NONE))
 
     # --- network ---
 

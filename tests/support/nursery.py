@@ -43,6 +43,7 @@ PRELOADED = (
     "icestream.runtime.time_slice",
     "icestream.server",
     "tests.support.writer_load",
+    "icestream.runtime.file_access",
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from icestream import errors
 from icestream.model import SyncMode
+from icestream.wal.log_file import checkpoint_parts
 from tests.support.small_log import A, B, Picture, SmallLog
 
 BIG = 5000
@@ -56,12 +57,16 @@ async def _stopped_then_killed() -> SmallLog:
 
 
 async def _killed_often() -> SmallLog:
-    """Copies that recovery made, sealed; no checkpoint at all."""
+    """Copies that recovery made, sealed; no checkpoint is left."""
     log = SmallLog()
     for _ in range(3):
         await log.open()
         await _some(log)
         log.kill()
+    for name in log.disk.names():
+        if checkpoint_parts(name) is not None:
+            log.disk.remove(name)
+    log.disk.sync()
     return log
 
 

@@ -73,7 +73,7 @@ class PipelineRun:
         """Payloads 0, 1, …"""
         lines = "".join(f"{number}\n" for number in range(count))
         done = subprocess.run(
-            [*COMMAND, "produce", topic, "--address", self.address],
+            [*COMMAND, "produce", topic, "--broker", self.address],
             input=lines,
             text=True,
             capture_output=True,
@@ -98,16 +98,20 @@ class PipelineRun:
         assert status == 200, text
         return json.loads(text)
 
+    def broker_metrics(self) -> str:
+        """The page of the broker's own process."""
+        return get(self._run.http_port, "/metrics")[1]
+
     def reads_by_tier(self) -> dict[str, float]:
         """Of subscriptions, as its metrics count them."""
-        text = get(self._run.http_port, "/metrics")[1]
+        text = self.broker_metrics()
         found = re.findall(r'^icestream_reader_polls_total\{tier="(\w+)"\} (\S+)$', text, flags=re.MULTILINE)
         return {tier: float(count) for tier, count in found}
 
     def icestream(self, *arguments: str) -> Any:
         """What a command answers in JSON."""
         done = subprocess.run(
-            [*COMMAND, *arguments, "--output", "json", "--socket", str(self.data_dir / "broker.sock")],
+            [*COMMAND, *arguments, "--output", "json", "--broker", str(self.data_dir / "broker.sock")],
             capture_output=True,
             text=True,
             check=False,

@@ -18,7 +18,9 @@ OPENED = {
 EXAMPLES: dict[str, bytes] = {
     "HELLO": encode_frame(Kind.HELLO, 1, handshake.encode_hello(Hello(client="demo", compression=("zstd",)))),
     "WELCOME": encode_frame(
-        Kind.WELCOME, 1, handshake.encode_welcome(Welcome(1, "node-1", 16_777_216, "zstd", NOW_US))
+        Kind.WELCOME,
+        1,
+        handshake.encode_welcome(Welcome(1, "node-1", 16_777_216, "zstd", NOW_US, "0123456789abcdef" * 2)),
     ),
     "CALL": encode_frame(
         Kind.CALL, 2, document.encode_call("open_producer", {"topic": "/default/orders", "producer": "p1"})
@@ -31,6 +33,9 @@ EXAMPLES: dict[str, bytes] = {
     "PUBLISHED": encode_frame(Kind.PUBLISHED, 5, frame.encode_done([Done(Outcome.STORED, 41)])),
     "CREDIT": encode_frame(Kind.CREDIT, 6, frame.encode_credit(2, 1000)),
     "DELIVER": encode_frame(Kind.DELIVER, 0, frame.encode_delivery(Delivery(2, 0, 0, 0, 41, NOW_US, 0, 2, BLOCK))),
+    "PICK": encode_frame(
+        Kind.PICK, 0, frame.encode_pick(Delivery(2, 0, 0, 0, 41, NOW_US, 0, 2, BLOCK, [(41, 42), (50, 51)]))
+    ),
     "ACK": encode_frame(Kind.ACK, 7, frame.encode_ranges(Ranges(2, 0, 0, 0, [(41, 42)]))),
     "NACK": encode_frame(Kind.NACK, 8, frame.encode_ranges(Ranges(2, 0, 0, 250, [(42, 43)]))),
     "GAP": encode_frame(Kind.GAP, 0, frame.encode_gap(GapSeen(2, 0, 0, 1, 43, 100, "unclean stop"))),

@@ -33,7 +33,7 @@ class RawHttp:
             return Reply(int(line.split()[1]), headers, await self._reader.readexactly(size))
 
     async def get(self, target: str, headers: str = "") -> Reply:
-        await self.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+        await self.send(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode())
         return await self.reply()
 
     async def until_closed(self) -> bytes:

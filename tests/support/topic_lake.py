@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,16 @@ from icestream.catalog.topic import envelope as table_envelope
 from icestream.catalog.topic.commit import Request
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import CacheOptions
+from icestream.lake.scan.file_reader import FileReader
 from icestream.lake.scan.group_cache import open_cache
 from icestream.lake.scan.opening import Scans, opener
-from icestream.lake.scan.parquet_files import ParquetFiles
 from icestream.lake.scan.scanner import Scanner
 from icestream.lake.scan.sections import TYPES
 from icestream.lake.scan.topic_tables import TopicTables
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model import envelope
 from icestream.model.block import blocks_of
+from icestream.model.file_name import data_name
 from icestream.model.scan import Asked, Question, Scanned
 from icestream.runtime.clock import Clock, SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
@@ -63,6 +64,10 @@ _FILE = {
         {"name": "file_size_in_bytes", "type": "long"},
         {"name": "lower_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "lower"}}]},
         {"name": "upper_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "upper"}}]},
+        {"name": "equality_ids", "type": ["null", {"type": "array", "items": "int"}], "default": None},
+        {"name": "referenced_data_file", "type": ["null", "string"], "default": None},
+        {"name": "content_offset", "type": ["null", "long"], "default": None},
+        {"name": "content_size_in_bytes", "type": ["null", "long"], "default": None},
     ],
 }
 MANIFEST = {
@@ -103,14 +108,17 @@ def remove(entry: Any) -> None:
 
 def damage(entry: Any, column: str = "offset") -> str:
     """The first page of a column, in all row groups, as a disk does that forgets. The file keeps its size."""
-    path = Path(entry["data_file"]["file_path"].removeprefix("file:"))
+    damage_page(Path(entry["data_file"]["file_path"].removeprefix("file:")), column)
+    return str(entry["data_file"]["file_path"])
+
+
+def damage_page(path: Path, column: str) -> None:
     data, metadata = bytearray(path.read_bytes()), pq.read_metadata(path)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         columns = [group.column(number) for number in range(metadata.num_columns)]
         at = next(one.data_page_offset for one in columns if one.path_in_schema == column)
         data[at : at + 8] = b"\xff" * 8
     path.write_bytes(data)
-    return str(entry["data_file"]["file_path"])
 
 
 def damage_footer(entry: Any) -> None:
@@ -141,8 +149,8 @@ class TopicLake:
         self.tables = self.scans.tables
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
             proof.note(self.scans.new_tables, self.files)
-        self.parquet = ParquetFiles(opener(self.files), open_cache(cache or CacheOptions()))
-        self.scanner = Scanner(self.tables, self.parquet, InlineOffload())
+        self.reader = FileReader(opener(self.files), open_cache(cache or CacheOptions()))
+        self.scanner = Scanner(self.tables, self.reader, InlineOffload())
         self.live: list[dict[str, Any]] = []  # entries of the current snapshot
         self._numbers = count(1)
         self._asked = count(1)
@@ -159,7 +167,8 @@ class TopicLake:
     # --- files ---
 
     async def write(self, given: Sequence[Row], groups: int = 1_000_000, *, ids: bool = True, **more: Any) -> Any:
-        """A data file of these rows, in this order; the entry of a manifest for it. `bounds=False`: without them."""
+        """A data file of these rows, in this order, named as the pipeline's are; the entry of a manifest for it.
+        `bounds=False`: without them."""
         table = await self.table()
         numbers = {field["name"]: field["id"] for field in table.current_schema["fields"]}
         columns = [name for name in TYPES if any(one.get(name) is not None for one in given) or name == "offset"]
@@ -176,10 +185,22 @@ class TopicLake:
                 ]
             ),
         )
-        path = f"{table.location}/data/{uuid.uuid4()}.parquet"
+        path = f"{table.location}/data/{data_name(LEASE, uuid.uuid4().hex)}"
         self._write(path, made, groups, more.pop("statistics", True))
         bounds = more.pop("bounds", True)
         return self._entry(path, made, numbers if bounds else {}, **more)
+
+    async def write_table(self, made: Any, save: Callable[[Any, Path], object], **more: Any) -> Any:
+        """A data file as another engine wrote it: `save` gets the rows and the path."""
+        table = await self.table()
+        path = f"{table.location}/data/{uuid.uuid4()}"
+        local = Path(path.removeprefix("file:"))
+        local.parent.mkdir(parents=True, exist_ok=True)
+        save(made, local)
+        return self._entry(path, made, await self.field_ids() if more.pop("bounds", True) else {}, **more)
+
+    async def field_ids(self) -> dict[str, int]:
+        return {field["name"]: field["id"] for field in (await self.table()).current_schema["fields"]}
 
     def _write(self, location: str, made: Any, groups: int, statistics: bool) -> None:
         local = Path(location.removeprefix("file:"))

@@ -98,7 +98,10 @@ def mounts(disk: SimulatedDisk) -> list[tuple[int, str]]:
 
 
 def files_on(disk: SimulatedDisk) -> LocalFiles:
-    return LocalFiles(lambda path, is_new: SimulatedFolder(disk, path, is_new), InlineOffload())
+    def open_folder(path: Path, is_new: bool, is_lasting: bool = True) -> SimulatedFolder:
+        return SimulatedFolder(disk, path, is_new)
+
+    return LocalFiles(open_folder, InlineOffload())
 
 
 class World:

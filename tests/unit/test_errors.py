@@ -99,6 +99,7 @@ def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None
         | errors.EngineFailed
         | errors.StaleRead
         | errors.ConnectionLost
+        | errors.SubscriptionStalled
     )
     for kind in KINDS:
         if issubclass(kind, later):

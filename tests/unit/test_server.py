@@ -32,7 +32,7 @@ def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
     tree = {
         "data_dir": str(data_dir),
         "storage": {"type": storage, "iceberg_config": {"wal": small}},
-        "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0},
+        "ports": {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0, "pipeline_metrics": 0},
         "lake": {"managed": False},
     }
     return Settings.model_validate(tree)

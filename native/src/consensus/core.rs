@@ -90,15 +90,23 @@ impl RaftCore {
         if self.installing.is_empty() { self.node.campaign().map_err(failed) } else { Ok(()) }
     }
 
-    /// ValueError: these bytes are no message.
-    fn step(&mut self, message: &[u8]) -> PyResult<()> {
+    /// ValueError: these bytes are no message. A number: the message was not taken, for the leader says that this node
+    /// has confirmed the entry of that index, which its log does not have; the crate would panic.
+    fn step(&mut self, message: &[u8]) -> PyResult<Option<u64>> {
         let message = Message::decode(message).map_err(malformed)?;
         if !self.installing.is_empty() && message.get_msg_type() == MessageType::MsgTimeoutNow {
-            return Ok(());
+            return Ok(None);
+        }
+        let raft = &self.node.raft;
+        if message.get_msg_type() == MessageType::MsgHeartbeat
+            && message.term >= raft.term
+            && message.commit > raft.raft_log.last_index()
+        {
+            return Ok(Some(message.commit));
         }
         match self.node.step(message) {
             // of a node that was removed, or of somebody who was never here
-            Ok(()) | Err(raft::Error::StepPeerNotFound | raft::Error::StepLocalMsg | raft::Error::ProposalDropped) => Ok(()),
+            Ok(()) | Err(raft::Error::StepPeerNotFound | raft::Error::StepLocalMsg | raft::Error::ProposalDropped) => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }

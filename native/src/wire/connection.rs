@@ -2,6 +2,7 @@
 
 use super::body::Body;
 use super::inbox::{Inbox, News, Request};
+use super::places::{Place, Standing};
 use super::push;
 use super::status::{self, Call, Failure, UNIMPLEMENTED};
 use bytes::Bytes;
@@ -33,26 +34,42 @@ pub async fn accept(
     number: u32,
     tls: Option<TlsAcceptor>,
     draining: Receiver<bool>,
+    place: &Place,
 ) {
     let _ = socket.set_nodelay(true);
     let peer = socket.peer_addr().map(|address| address.to_string()).unwrap_or_default();
     match tls {
         None => {
-            inbox.tell(News::Connection(number, peer, None));
-            serve(inbox.clone(), socket, number, draining).await;
+            let _told = Told::new(&inbox, number, peer, None);
+            serve(inbox.clone(), socket, number, draining, place).await;
         }
         Some(tls) => {
             let Ok(Ok(socket)) = timeout(HANDSHAKE, tls.accept(socket)).await else { return };
             let certificates = socket.get_ref().1.peer_certificates();
             let certificate = certificates.and_then(|all| all.first()).map(|first| first.to_vec());
-            inbox.tell(News::Connection(number, peer, certificate));
-            serve(inbox.clone(), socket, number, draining).await;
+            let _told = Told::new(&inbox, number, peer, certificate);
+            serve(inbox.clone(), socket, number, draining, place).await;
         }
     }
-    inbox.tell(News::ConnectionGone(number));
 }
 
-async fn serve<T>(inbox: Arc<Inbox>, socket: T, number: u32, mut draining: Receiver<bool>)
+/// A connection that Python was told of: it is also told when that ends, however it does.
+struct Told<'a>(&'a Arc<Inbox>, u32);
+
+impl Told<'_> {
+    fn new(inbox: &Arc<Inbox>, number: u32, peer: String, certificate: Option<Vec<u8>>) -> Told<'_> {
+        inbox.tell(News::Connection(number, peer, certificate));
+        Told(inbox, number)
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.tell(News::ConnectionGone(self.1));
+    }
+}
+
+async fn serve<T>(inbox: Arc<Inbox>, socket: T, number: u32, mut draining: Receiver<bool>, place: &Place)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -78,7 +95,9 @@ where
         if heart.as_mut().is_some_and(|heart| heart.has_stopped(context)) {
             return Poll::Ready(());
         }
-        requests.take(&mut connection, context)
+        let outcome = requests.take(&mut connection, context);
+        place.stand(if connection.has_streams() { Standing::Busy } else { Standing::Idle });
+        outcome
     })
     .await;
 }

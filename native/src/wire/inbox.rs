@@ -21,7 +21,6 @@ pub struct Options {
     pub batched: HashMap<String, usize>,
     pub streams: HashSet<String>,
     pub metadata_keys: Vec<String>,
-    pub connections_max: usize,
     pub message_bytes_max: usize,
     pub pending_bytes_max: usize,
     pub stream_bytes_low: usize,

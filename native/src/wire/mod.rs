@@ -23,13 +23,15 @@
 //!
 //! Bounds. A whole request keeps its part of the connection's window until it is answered, so the window is the bound of
 //! one connection. Requests that arrive in pieces give it back as they are read, or they could starve each other; together
-//! with all others they are bounded by `pending_bytes_max`, beyond which calls end with UNAVAILABLE.
+//! with all others they are bounded by `pending_bytes_max`, beyond which calls end with UNAVAILABLE. Connections are bounded
+//! by `connections_max`; silent and idle ones are closed for new ones (`places.rs`).
 
 mod answers;
 mod body;
 mod columns;
 mod connection;
 mod inbox;
+mod places;
 mod push;
 mod server;
 mod status;

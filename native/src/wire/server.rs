@@ -5,6 +5,7 @@ use super::body::framed;
 use super::columns::{Declared, Layout, packed};
 use super::connection;
 use super::inbox::{Batch, Inbox, News, Open, Options, Request, lock};
+use super::places::Places;
 use super::status::Failure;
 use super::tls::{self, Pem};
 use pyo3::exceptions::PyRuntimeError;
@@ -13,7 +14,6 @@ use pyo3::types::{PyBytes, PyList};
 use std::collections::HashMap;
 use std::net::TcpListener as StdListener;
 use std::os::fd::{FromRawFd, RawFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -33,6 +33,7 @@ const SHUTDOWN: Duration = Duration::from_millis(200);
 #[pyclass(frozen)]
 pub struct GrpcServer {
     inbox: Arc<Inbox>,
+    places: Arc<Places>,
     answers: UnboundedSender<Answers>,
     tls: Tls,
     draining: Sender<bool>,
@@ -74,7 +75,6 @@ impl GrpcServer {
             batched: paths,
             streams: streams.into_iter().collect(),
             metadata_keys,
-            connections_max,
             message_bytes_max,
             pending_bytes_max,
             stream_bytes_low,
@@ -87,18 +87,19 @@ impl GrpcServer {
         let (answers, received) = unbounded_channel();
         let (draining, drain) = watch::channel(false);
         let (closing, mut close) = watch::channel(false);
-        let (shared, acceptor) = (inbox.clone(), tls.clone());
+        let places = Places::new(connections_max);
+        let (shared, acceptor, shared_places) = (inbox.clone(), tls.clone(), places.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("icestream-grpc".into()).spawn(move || {
             runtime.block_on(async move {
                 tokio::spawn(answers::write(received));
-                tokio::spawn(listen(shared, listener, acceptor, drain));
+                tokio::spawn(listen(shared, shared_places, listener, acceptor, drain));
                 let _ = close.wait_for(|close| *close).await;
             });
             runtime.shutdown_timeout(SHUTDOWN);
         })?;
         let process = std::process::id();
-        Ok(GrpcServer { inbox, answers, tls, draining, closing, thread: Mutex::new(Some(thread)), process })
+        Ok(GrpcServer { inbox, places, answers, tls, draining, closing, thread: Mutex::new(Some(thread)), process })
     }
 
     fn fileno(&self) -> RawFd {
@@ -169,6 +170,11 @@ impl GrpcServer {
     fn set_tls(&self, pem: Pem) -> PyResult<()> {
         *lock(&self.tls) = Some(tls::acceptor(&pem)?);
         Ok(())
+    }
+
+    /// Connections that are open and those of them that are busy; and since the start: evicted, refused.
+    fn connections(&self) -> (usize, usize, u64, u64) {
+        self.places.counts()
     }
 
     fn pending_bytes(&self) -> usize {
@@ -263,9 +269,8 @@ fn asked(py: Python<'_>, kind: u8, number: u64, request: Request) -> PyResult<Bo
 }
 
 /// Accepts until the server drains, which closes the listener.
-async fn listen(inbox: Arc<Inbox>, listener: StdListener, tls: Tls, mut draining: Receiver<bool>) {
+async fn listen(inbox: Arc<Inbox>, places: Arc<Places>, listener: StdListener, tls: Tls, mut draining: Receiver<bool>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
-    let connections = Arc::new(AtomicUsize::new(0));
     let mut number = 0u32;
     let drain = draining.clone();
     loop {
@@ -274,35 +279,19 @@ async fn listen(inbox: Arc<Inbox>, listener: StdListener, tls: Tls, mut draining
             _ = draining.wait_for(|draining| *draining) => return,
             accepted = listener.accept() => accepted,
         };
-        match accepted {
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-            // one more than allowed is closed at once
-            Ok(_) if connections.load(Ordering::Relaxed) >= inbox.options.connections_max => {}
-            Ok((socket, _)) => {
-                number = number.wrapping_add(1);
-                let (acceptor, count) = (lock(&tls).clone(), Counted::new(&connections));
-                let (inbox, drain) = (inbox.clone(), drain.clone());
-                tokio::spawn(async move {
-                    let _count = count;
-                    connection::accept(inbox, socket, number, acceptor, drain).await;
-                });
+        let Ok((socket, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Some(place) = places.admit() else { continue }; // the socket is closed at once
+        number = number.wrapping_add(1);
+        let (inbox, acceptor, drain) = (inbox.clone(), lock(&tls).clone(), drain.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = place.evicted() => {}
+                () = connection::accept(inbox, socket, number, acceptor, drain, &place) => {}
             }
-        }
-    }
-}
-
-/// One connection among those that are counted, however it ends.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(connections: &Arc<AtomicUsize>) -> Counted {
-        connections.fetch_add(1, Ordering::Relaxed);
-        Counted(connections.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        });
     }
 }

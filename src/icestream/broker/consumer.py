@@ -9,29 +9,34 @@ What waited is looked at again before it is sent: after a seek, an ack of somebo
 this consumer's any more. Credit for what does not come is given back.
 
 A read that fails takes the ranges of its shard aside, in order, and is tried again after a while: the other shards of
-the consumer go on. A table that nobody here can read ends the consumer, with the reason (hazard 22).
+the consumer go on. The consumer is told of it, and of a read that has no answer for long. A table that nobody here can
+read ends the consumer, with the reason (hazard 22).
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from icestream import errors, limits
 from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.slow_read import SlowRead
 from icestream.broker.storage import Found, ShardStream
 from icestream.model.shard import Gap, GapState
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.storage.block_check import select_rows
+from icestream.storage.block_check import pick_rows, select_rows
 from icestream.wal.tail import SectionRead
 
 _log = get_logger("delivery")
+_base_offset = attrgetter("base_offset")
 
 
 class ConsumerSink(Protocol):
@@ -52,7 +57,16 @@ class ConsumerSink(Protocol):
     def gap(self, shard: int, generation: int, gap: Gap) -> None: ...
 
     def event(self, event: str, details: dict[str, object]) -> None:
-        """Something happened to the consumer: it became active, it was closed."""
+        """Something happened to the consumer: it became active, it was closed, a shard of it is stalled (stall.py)."""
+
+
+class PickSink(Protocol):
+    """How a front end takes messages of a section that do not follow one another."""
+
+    def __call__(
+        self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
+    ) -> None:
+        """`picked`: the rows of the ranges [start, end) of offsets alone, which rise and do not touch."""
 
 
 class DeliverySide(Protocol):
@@ -64,11 +78,21 @@ class DeliverySide(Protocol):
     @property
     def generation(self) -> int: ...
 
+    @property
+    def is_handed_out_singly(self) -> bool:
+        """Neighbouring messages go to different consumers, or at different times."""
+
     def still_out(self, consumer_id: int, outgoing: Outgoing) -> list[tuple[int, int]]:
         """Which parts of it are still this consumer's to get."""
 
     def nothing_there(self, gap: Gap) -> None:
         """These offsets hold no message that can be read: they count as acked."""
+
+    def cannot_read(self, offset: int, error: Exception) -> None:
+        """Messages from `offset` on cannot be read now: all consumers of the shard are told, until `can_read`."""
+
+    def can_read(self, start: int, end: int) -> None:
+        """Messages of these offsets were read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +125,7 @@ class Consumer:
         self.key_patterns = key_patterns
         self.credit = Credit(id_)  # what may be decided for it
         self.on_credit: Callable[[], None] = lambda: None  # there is credit that nobody was told of
+        self.pick: PickSink | None = None  # where the front end takes messages that do not follow one another
         self.on_unreadable: Callable[[str], None] = lambda _: None  # what it wants cannot be read by anybody: why
         self.is_active = False  # failover: it was told that it gets the messages
         self.delivered_messages = 0
@@ -111,11 +136,14 @@ class Consumer:
         self._aside: dict[DeliverySide, deque[Outgoing]] = {}  # of shards that cannot be read now
         self._kept_back = 0  # credit, while the front end is full
         self._is_full = False
+        self._is_fresh = False  # all of the queue was decided in this moment
         self._is_reading = False
+        self._slow_read = SlowRead(clock, tasks)
         self._is_closed = False
 
     def close(self) -> None:
         self._is_closed = True
+        self._slow_read.close()
         self._queue.clear()
         self._aside.clear()
 
@@ -155,32 +183,42 @@ class Consumer:
 
     # --- the queue ---
 
-    def send(self, outgoing: Outgoing) -> None:
+    def add(self, outgoing: Outgoing) -> None:
+        """Puts it at the end of the queue; `send` follows when everything of this moment is there."""
         aside = self._aside.get(outgoing.delivery)
         if aside is not None:
             aside.append(outgoing)
         elif not self._queue:
             self._queue.append(outgoing)
-            self._pump(outgoing)
+            self._is_fresh = True
         elif not _extends(self._queue[-1], outgoing):
             self._queue.append(outgoing)
+
+    def send(self) -> None:
+        """Sends what was added, as far as that is possible now."""
+        is_fresh, self._is_fresh = self._is_fresh, False
+        self._pump(is_fresh=is_fresh)
 
     def drained(self) -> None:
         """The front end takes more again."""
         self._pump()
 
-    def _pump(self, fresh: Outgoing | None = None) -> None:
-        """Sends what can be sent now. `fresh` was decided just now, so it need not be looked at again."""
+    def _pump(self, *, is_fresh: bool = False) -> None:
+        """Sends what can be sent now. `is_fresh`: all of it was decided just now, and need not be looked at again."""
+        sections: list[SectionRead] = []
+        near: DeliverySide | None = None  # whose sections these are
         while self._queue and not self._is_reading and not self.sink.is_full:
             outgoing = self._queue[0]
-            if outgoing is not fresh and not self._is_wanted(outgoing):
+            if not is_fresh and not self._is_wanted(outgoing):
                 continue
-            sections = outgoing.delivery.stream.read_hot(outgoing.start, limits.READ_BYTES_DEFAULT)
+            if near is not outgoing.delivery or not _holds(sections, outgoing.start):
+                near = outgoing.delivery
+                sections = near.stream.read_hot(outgoing.start, limits.READ_BYTES_DEFAULT)
             if not sections:
                 self._is_reading = True
                 self._tasks.start(self._read(outgoing), f"consumer-{self.id}-read")
                 break
-            self._send_sections(outgoing, sections)
+            self._send_next(outgoing, sections, is_fresh=is_fresh)
         self._look_at_the_sink()
 
     def _is_wanted(self, outgoing: Outgoing) -> bool:
@@ -199,17 +237,22 @@ class Consumer:
 
     async def _read(self, outgoing: Outgoing) -> None:
         """Fetches the next part of what stands first in the queue, sends it, and goes on."""
+        delivery, start = outgoing.delivery, outgoing.start
         try:
-            found = await outgoing.delivery.stream.read(outgoing.start, limits.READ_BYTES_DEFAULT)
+            keep = delivery.is_handed_out_singly or outgoing.attempt > 0
+            found = await self._slow_read.read(
+                delivery.stream, start, lambda error: delivery.cannot_read(start, error), keep=keep
+            )
+            delivery.can_read(start, found.next_offset)
             self._take(outgoing, found)
         except errors.StaleRead:
             pass  # the file was recycled under the read: the position is looked up again
         except errors.PositionGone as error:
             self._step_over_gone(outgoing, error)
         except errors.TableUnreadable as error:
-            where = f"{outgoing.delivery.stream.key} offset {outgoing.start}"
-            _log.error("a reader stops", where=where, error=str(error))
+            _log.error("a reader stops", where=f"{delivery.stream.key} offset {start}", error=str(error))
             self.on_unreadable(str(error))
+            delivery.cannot_read(start, error)
         except (errors.IcestreamError, OSError) as error:
             self._set_aside(outgoing, error)
         finally:
@@ -229,7 +272,7 @@ class Consumer:
             if head.delivery is not delivery or not first.base_offset <= head.start < found.next_offset:
                 return
             if self._is_wanted(head):
-                self._send_sections(head, found.sections)
+                self._send_next(head, found.sections)
 
     def _step_over_gone(self, outgoing: Outgoing, error: errors.PositionGone) -> None:
         """The log begins behind it by now: a retention took it."""
@@ -255,6 +298,7 @@ class Consumer:
         metrics.READ_FAILURES.value += 1
         where = f"{delivery.stream.key} offset {outgoing.start}"
         _log.error("messages cannot be read; they are tried again", where=where, error=str(error))
+        delivery.cannot_read(outgoing.start, error)
         self._aside[delivery] = deque(one for one in self._queue if one.delivery is delivery)
         self._queue = deque(one for one in self._queue if one.delivery is not delivery)
         self._tasks.start(self._try_again(delivery), f"consumer-{self.id}-retry")
@@ -265,6 +309,57 @@ class Consumer:
         self._pump()
 
     # --- to the front end ---
+
+    def _send_next(self, outgoing: Outgoing, sections: list[SectionRead], *, is_fresh: bool = False) -> None:
+        """Sends what stands first in the queue as far as `sections` hold it, with others that can go in its frame."""
+        if self.pick is None or len(self._queue) == 1 or not outgoing.delivery.is_handed_out_singly:
+            self._send_sections(outgoing, sections)
+            return
+        section = sections[max(bisect_right(sections, outgoing.start, key=_base_offset) - 1, 0)]
+        if not _holds([section], outgoing.start):
+            self._send_sections(outgoing, sections)
+            return
+        ranges = self._gather(outgoing, section.base_offset + section.rows, is_fresh=is_fresh)
+        if len(ranges) == 1:
+            start, end = ranges[0]
+            self._send_rows(outgoing, section, start - section.base_offset, end - start)
+        else:
+            self._send_picked(self.pick, outgoing, section, ranges)
+
+    def _gather(self, outgoing: Outgoing, limit: int, *, is_fresh: bool) -> list[tuple[int, int]]:
+        """Takes what stands first from the queue, and what rises behind it up to `limit` and is sent like it."""
+        queue, ranges = self._queue, list[tuple[int, int]]()
+        delivery, generation, attempt = outgoing.delivery, outgoing.generation, outgoing.attempt
+        last, head = -1, outgoing
+        while True:
+            start, end = head.start, min(head.end, limit)
+            if start == last:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((start, end))
+            last = end
+            if end < head.end:
+                head.start = end
+                return ranges
+            queue.popleft()
+            while queue and not is_fresh and not self._is_wanted(queue[0]):
+                pass
+            if not queue:
+                return ranges
+            head = queue[0]
+            is_alike = head.attempt == attempt and head.generation == generation and head.delivery is delivery
+            if not is_alike or not last <= head.start < limit:
+                return ranges
+
+    def _send_picked(
+        self, pick: PickSink, outgoing: Outgoing, section: SectionRead, ranges: list[tuple[int, int]]
+    ) -> None:
+        base = section.base_offset
+        rows = [row for start, end in ranges for row in range(start - base, end - base)]
+        body = pick_rows(section.body, rows)
+        self._count(outgoing, len(rows), len(body))
+        picked = SectionRead(ranges[0][0], len(rows), section.append_time_us, section.epoch, body)
+        pick(outgoing.delivery.stream.key.shard, outgoing.generation, outgoing.attempt, picked, ranges)
 
     def _send_sections(self, outgoing: Outgoing, sections: list[SectionRead]) -> None:
         at = outgoing.start
@@ -283,13 +378,16 @@ class Consumer:
             body = select_rows(section.body, first_row, rows)
             section = SectionRead(section.base_offset + first_row, rows, section.append_time_us, section.epoch, body)
             first_row = 0
-        self.delivered_messages += rows
-        metrics.DELIVERED_MESSAGES.value += rows
-        metrics.DELIVERED_BYTES.value += len(section.body)
-        if outgoing.attempt:
-            metrics.REDELIVERED_MESSAGES.value += rows
+        self._count(outgoing, rows, len(section.body))
         shard = outgoing.delivery.stream.key.shard
         self.sink.deliver(shard, outgoing.generation, outgoing.attempt, section, first_row, rows)
+
+    def _count(self, outgoing: Outgoing, rows: int, size_bytes: int) -> None:
+        self.delivered_messages += rows
+        metrics.DELIVERED_MESSAGES.value += rows
+        metrics.DELIVERED_BYTES.value += size_bytes
+        if outgoing.attempt:
+            metrics.REDELIVERED_MESSAGES.value += rows
 
     def _advance(self, outgoing: Outgoing, at: int) -> bool:
         """What stands first in the queue is done with up to `at`. False: it does not stand there any more."""
@@ -300,6 +398,10 @@ class Consumer:
         else:
             outgoing.start = at
         return True
+
+
+def _holds(sections: list[SectionRead], offset: int) -> bool:
+    return bool(sections) and sections[0].base_offset <= offset < sections[-1].base_offset + sections[-1].rows
 
 
 def _extends(last: Outgoing, more: Outgoing) -> bool:

@@ -9,6 +9,7 @@ from icestream import errors
 from icestream.broker.cursors import CursorBook, read_stream
 from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.near_answers import NearAnswers
+from icestream.broker.read_ahead import ReadAhead
 from icestream.broker.storage import CursorSource, Found, SubscriptionStream
 from icestream.broker.table_tier import TableTier
 from icestream.metadata.command import Compare, Operation
@@ -27,6 +28,7 @@ from icestream.wal.state import Shard
 from icestream.wal.tail import SectionRead
 
 _log = get_logger("storage")
+TAIL, LOG = "tail", "log"  # tiers in the metrics, beside those of table_tier.py
 
 
 class IcebergStorage:
@@ -37,6 +39,7 @@ class IcebergStorage:
         self.log = log
         self.desk = desk
         self._near = NearAnswers()
+        self._ahead = ReadAhead(asyncio.get_running_loop())
         self._clock = clock
         self._store = store
         self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
@@ -57,12 +60,20 @@ class IcebergStorage:
         for number in range(shards):
             shard = self.log.shard(topic.id, number)
             if shard.key not in self._streams:
-                self._streams[shard.key] = LogShardStream(self.log, shard, self._clock, self._table(topic, shard))
+                self._streams[shard.key] = self._stream(topic, shard)
+
+    def _stream(self, topic: Topic, shard: Shard) -> LogShardStream:
+        return LogShardStream(self.log, shard, self._clock, self._ahead, self._table(topic, shard))
 
     def _table(self, topic: Topic, shard: Shard) -> TableTier | None:
         if self.desk is None:
             return None
         return TableTier(self.desk, self._near, topic.name, shard.key, lambda: self.log.gaps(shard.key))
+
+    async def begin_behind(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+        self.log.declare_topic(topic)
+        if missing := self.log.state.begin_behind(gaps):
+            await self.log.write_gaps(missing)
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
         waiting = ((number, self.log.backlog.waiting(ShardKey(topic_id, number))) for number in range(shards))
@@ -149,6 +160,7 @@ class IcebergStorage:
         """Cursors first: whoever has heard of a position finds it in the log. The log is closed in any case."""
         await self._tasks.stop()
         self._near.close()
+        self._ahead.clear()
         try:
             await self.cursors.flush()
         except errors.IcestreamError as error:
@@ -164,9 +176,10 @@ class LogShardStream:
     there is no seam. Nobody holds the log for a reader (hazard 33).
     """
 
-    def __init__(self, log: Log, shard: Shard, clock: Clock, table: TableTier | None = None) -> None:
+    def __init__(self, log: Log, shard: Shard, clock: Clock, ahead: ReadAhead, table: TableTier | None = None) -> None:
         self._log = log
         self._clock = clock
+        self._ahead = ahead
         self._table = table
         self.shard = shard
         self._read_ns = clock.monotonic_ns()
@@ -226,17 +239,24 @@ class LogShardStream:
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
         found = self._log.tail.read(self.shard.key, offset, self.shard.written, bytes_max)
         if found:
-            self._count("tail")
+            self._count(TAIL)
+            return found
+        return self._ahead.find(self.shard.key, offset)
+
+    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> Found:
+        found = await self._read(offset, bytes_max)
+        if keep:
+            self._ahead.keep(self.shard.key, found.sections)
         return found
 
-    async def read(self, offset: int, bytes_max: int) -> Found:
+    async def _read(self, offset: int, bytes_max: int) -> Found:
         try:
             result = await self._log.reader.read(self.shard.key, offset, bytes_max)
         except errors.PositionGone:
             if self._table is None:
                 raise
         else:
-            self._count("log")
+            self._count(LOG)
             return Found(result.sections, result.gaps, result.next_offset)
         found = await self._table.read(offset, bytes_max)
         if found is None:

@@ -12,6 +12,7 @@ from icestream import errors, limits
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
+from icestream.broker.slow_read import SlowRead
 from icestream.broker.storage import Found, ShardStream
 from icestream.model.shard import Gap, GapState
 from icestream.observability import metrics
@@ -44,6 +45,10 @@ class SeenDelivery(Protocol):
 
     def nothing_there(self, gap: Gap) -> None: ...
 
+    def cannot_read(self, offset: int, error: Exception) -> None: ...
+
+    def can_read(self, start: int, end: int) -> None: ...
+
     def unreadable(self, start: int, error: errors.TableUnreadable) -> None: ...
 
 
@@ -53,6 +58,10 @@ class KeySight:
         self._clock = clock
         self._tasks = tasks
         self._is_looking = False
+        self._slow_read = SlowRead(clock, tasks)
+
+    def close(self) -> None:
+        self._slow_read.close()
 
     def look(self) -> None:
         """Shows what is wanted, as long as it is in memory; begins a read for what is not."""
@@ -77,8 +86,11 @@ class KeySight:
     async def _read(self, dispatcher: KeySharedDispatcher, start: int, end: int) -> None:
         delivery, generation = self._delivery, self._delivery.generation
         try:
-            found = await delivery.stream.read(start, limits.READ_BYTES_DEFAULT)
+            found = await self._slow_read.read(
+                delivery.stream, start, lambda error: delivery.cannot_read(start, error), keep=True
+            )
             if generation == delivery.generation:
+                delivery.can_read(start, found.next_offset)
                 self._take(dispatcher, found, start, end)
         except errors.StaleRead:
             pass  # the file was recycled under the read: the position is looked up again
@@ -127,4 +139,5 @@ class KeySight:
         metrics.READ_FAILURES.value += 1
         where = f"{self._delivery.stream.key} offset {start}"
         _log.error("messages cannot be read; they are tried again", where=where, error=str(error))
+        self._delivery.cannot_read(start, error)
         await self._clock.sleep(limits.READ_RETRY_MS / 1000)

@@ -60,6 +60,11 @@ class MemoryStorage:
         for number in range(shards):
             self._shards.setdefault(ShardKey(topic.id, number), MemoryShard(topic, number))
 
+    async def begin_behind(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+        for gap in gaps:
+            shard = self._shards.setdefault(gap.key, MemoryShard(topic, gap.key.shard))
+            shard.visible = max(shard.visible, gap.end)
+
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
         """Nothing of it was ever to become a row."""
         return []
@@ -207,7 +212,7 @@ class MemoryShard:
             at += 1
         return found
 
-    async def read(self, offset: int, bytes_max: int) -> Found:
+    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> Found:
         sections = self.read_hot(offset, bytes_max)
         return Found(sections, [], sections[-1].base_offset + sections[-1].rows if sections else offset)
 

@@ -9,6 +9,7 @@
     /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, the seed's key;
                                                                 `{topic}` is `name-part-N` where there are more shards
     /deleted_topics/{id}                                        DeletedTopic, until nothing is left of it
+    /node_logs/{node}                                           this node has had a log (server/log_record.py)
     /counters/topic, subscription, producer, consumer           ids: never used twice
     /schemas/…                                                  schema_records.py
     /danube/…                                                   frontends/danube: ids of its clients
@@ -40,6 +41,7 @@ PRODUCERS = "/producers/"
 CONSUMERS = "/consumers/"
 CURSORS = "/persistent_storage/iceberg/subscriptions/"
 DELETED_TOPICS = "/deleted_topics/"
+NODE_LOGS = "/node_logs/"
 
 
 class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,6 +115,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     policies: Policies = Policies()
     is_partitioned: bool = False  # made by naming partitions, as Danube's clients do: it grows when more are named
     owner: str = ""  # the id of the node that serves it (neighbours.py); `node` is its name at that time
+    takeover_end: int = 0  # the highest offset at which a shard went on after a takeover (takeover.py); 0 without one
 
     @property
     def has_parts(self) -> bool:

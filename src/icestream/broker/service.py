@@ -15,6 +15,7 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.changes import Changes
 from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.neighbours import Neighbours
 from icestream.broker.options import BrokerOptions
 from icestream.broker.parts import Part, Parts
@@ -24,6 +25,7 @@ from icestream.broker.roster import Roster
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscribing import Subscribing
 from icestream.broker.subscription import Subscription, unknown_subscription
+from icestream.broker.takeover import Takeover
 from icestream.broker.topic import Producer, Topic
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topics import Topics
@@ -57,9 +59,15 @@ class Broker:
         self._publishing = Publishing(store, storage, clock, self.registry)
         self._roster = Roster(store, clock, self._changes, self.topics)
         self._subscribing = Subscribing(options, store, storage, clock, self._tasks, self)
+        self.stalled_readers = self._subscribing.stalled_readers
         self._parts = Parts(self.topics, self._subscribing)
         self.is_ready = False
         self.is_closing = False
+
+    @property
+    def delivery_health(self) -> DeliveryHealth:
+        """The subscriptions that are stalled or fall behind."""
+        return self._subscribing.health
 
     async def start(self) -> None:
         """Everything that was there before is there again."""
@@ -134,6 +142,16 @@ class Broker:
             decided = await self.topics.delete(name, table, rest)
             self.registry.forget(name)
             return decided
+
+        return await self._changes.make(change)
+
+    async def take_over_topic(self, name: TopicName) -> Takeover:
+        """A topic whose node was removed from the cluster; its subscriptions go on where their cursors stand."""
+
+        async def change() -> Takeover:
+            topic, takeover = await self.topics.take_over(name)
+            await self._subscribing.load(topic)
+            return takeover
 
         return await self._changes.make(change)
 

@@ -13,25 +13,30 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from icestream import errors, limits
 from icestream.broker.alarm import Alarm
 from icestream.broker.consumer import Consumer, Outgoing
+from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
 from icestream.broker.dispatch.ledger import NACK
 from icestream.broker.dispatch.ring import KeyFilter
+from icestream.broker.falling_behind import FallingBehind
 from icestream.broker.key_sight import KeySight
 from icestream.broker.records import CursorRecord, as_steps
+from icestream.broker.stall import Stall, StallKind, Stalls
+from icestream.broker.stalled_readers import StalledReaders
 from icestream.broker.standstill import Standstill
 from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.model.shard import Gap, GapState
-from icestream.model.subscription import FailurePolicy
+from icestream.model.subscription import FailurePolicy, SubscriptionType
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.observability.words import counted
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
@@ -44,10 +49,21 @@ class DeadLetters(Protocol):
         durable. Raises when that is not possible now."""
 
 
+class DeliveryName(NamedTuple):
+    """Which shard of which subscription it is."""
+
+    topic: str
+    subscription: str
+    shard: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.subscription}:{self.shard}"
+
+
 class ShardDelivery:
     def __init__(
         self,
-        name: str,
+        name: DeliveryName,
         cursor_key: str,
         stream: ShardStream,
         dispatcher: Dispatcher,
@@ -56,8 +72,11 @@ class ShardDelivery:
         clock: Clock,
         tasks: Tasks,
         on_dropped: Callable[[Dropped], None],
+        health: DeliveryHealth,
+        stalled_readers: StalledReaders,
     ) -> None:
-        self.name = name
+        self._title = name
+        self.name = str(name)
         self.cursor_key = cursor_key
         self.stream = stream
         self.dispatcher = dispatcher
@@ -68,11 +87,16 @@ class ShardDelivery:
         self._clock = clock
         self._tasks = tasks
         self._on_dropped = on_dropped
+        self._stalled_readers = stalled_readers
+        self._is_probing = False
         self._consumers: dict[int, Consumer] = {}
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(clock, tasks, self.go_on)
         self._sight = KeySight(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
-        self._standstill = Standstill(name, stream, dispatcher, clock, tasks)
+        self._standstill = Standstill(self.name, stream, dispatcher, clock, tasks)
+        self._stalls = Stalls(stream.key.shard, clock.wall_us, lambda: [one.sink for one in self._consumers.values()])
+        self._falling_behind = FallingBehind(self.name, dispatcher, clock, tasks, self._report_health)
+        self._health = health
         self._failures = dispatcher.failures  # that the cursor to be written knows
         self._letters: deque[tuple[DeadLetter, int]] = deque()  # with the generation that they are of
         self._wakeup_planned = False
@@ -91,6 +115,12 @@ class ShardDelivery:
             self.stream.unfollow(self._on_visible)
             self._alarm.close()
             self._standstill.close()
+            self._stalls.clear()
+            self._falling_behind.close()
+            self._health.forget(self.name)
+            self._stalled_readers.end(self.name)
+            if self._sight is not None:
+                self._sight.close()
             self._consumers.clear()
 
     def now_ms(self) -> int:
@@ -99,6 +129,11 @@ class ShardDelivery:
     @property
     def generation(self) -> int:
         return self.dispatcher.generation
+
+    @property
+    def is_handed_out_singly(self) -> bool:
+        """Neighbouring messages go to different consumers, or at different times: what is read is used again."""
+        return self.dispatcher.kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
 
     @property
     def lag(self) -> int:
@@ -134,6 +169,7 @@ class ShardDelivery:
 
     def join(self, consumer: Consumer) -> None:
         self._consumers[consumer.id] = consumer
+        self._stalls.tell(consumer.sink)
         for gap in self.stream.gaps():
             known = self.dispatcher.acked
             if gap.end > known.position and known.first_missing(gap.start, gap.end) is None:
@@ -201,6 +237,7 @@ class ShardDelivery:
         """From now on it stands there; whoever asked for it writes the cursor before he is answered."""
         self.dispatcher.end = max(self.dispatcher.end, self.stream.visible)
         out = self.dispatcher.seek(position, self.now_ms())
+        self._reads_again()  # what it reads now lies elsewhere
         if self._sight is not None:
             self._sight.look_elsewhere()
         self._mark()
@@ -230,6 +267,7 @@ class ShardDelivery:
         if self.is_closed:
             return
         is_news = self.dispatcher.acked.first_missing(gap.start, gap.end) is not None
+        self.can_read(gap.start, gap.end)
         self.carry_out(self.dispatcher.skip(gap.start, gap.end, self.now_ms()))
         if is_news:
             for consumer in list(self._consumers.values()):
@@ -241,21 +279,112 @@ class ShardDelivery:
         _log.error("readers stop", where=f"{self.stream.key} offset {start}", error=str(error))
         for consumer in list(self._consumers.values()):
             consumer.on_unreadable(str(error))
+        self.cannot_read(start, error)
+
+    # --- stalls ---
+
+    @property
+    def stalls(self) -> list[Stall]:
+        """The lasting reasons for which messages of this shard are not delivered."""
+        return list(self._stalls)
+
+    def stalled(self, kind: StallKind, offset: int, reason: str, hint: str = "") -> None:
+        """Delivery does not go on at `offset`: its consumers are told, and it is shown until `resumed`."""
+        if not self.is_closed:
+            self._stalls.begin(kind, offset, reason, hint)
+            self._report_health()
+
+    def _report_health(self) -> None:
+        self._health.report(self.name, self._stalls, self._falling_behind)
+
+    def resumed(self, kind: StallKind) -> None:
+        """What `stalled` reported is over."""
+        self._stalls.end(kind)
+
+    def _look_for_blocked(self) -> None:
+        blocked = self.dispatcher.blocked
+        if not blocked.size:
+            self.resumed(StallKind.BLOCKED)
+            return
+        first, title = blocked.first(), self._title
+        is_keyed = isinstance(self.dispatcher, KeySharedDispatcher)
+        effect = "messages of its key are not delivered" if is_keyed else "nothing new is delivered"
+        failures = counted(first.value.attempt, "time")
+        self.stalled(
+            StallKind.BLOCKED,
+            first.start,
+            f"message {first.start} in shard {title.shard} of {title.topic} failed {failures} ({first.value.reason}), "
+            f"and the failure policy of subscription {title.subscription} is poison=block: {effect}",
+            f"let failed messages go to a topic of their own: `icestream sub policy {title.topic} {title.subscription} "
+            "poison=dead-letter dead_letter_topic=/NAMESPACE/TOPIC`; or ack the message, or seek behind it",
+        )
+
+    def cannot_read(self, offset: int, error: Exception) -> None:
+        """Messages from `offset` on cannot be read now: its consumers are told, and it is shown until `can_read`."""
+        if self.is_closed:
+            return
+        hint = error.hint if isinstance(error, errors.IcestreamError) else ""
+        reason = error.message if isinstance(error, errors.IcestreamError) else str(error)
+        self.stalled(StallKind.UNREADABLE, offset, reason, hint)
+        self._stalled_readers.begin(self.name, self.stream.key, offset, error)
+        if not self._is_probing:
+            self._is_probing = True
+            self._tasks.start(self._probe(), f"{self.name}-probe")
+
+    def can_read(self, start: int, end: int) -> None:
+        """Messages of the offsets [start, end) were read. Ends the stall when its offset is among them, or is acked."""
+        stall = self._stalls.get(StallKind.UNREADABLE)
+        if stall is not None and (start <= stall.offset < end or stall.offset < self.dispatcher.acked.position):
+            self._reads_again()
+
+    def _reads_again(self) -> None:
+        self.resumed(StallKind.UNREADABLE)
+        self._stalled_readers.end(self.name)
+
+    async def _probe(self) -> None:
+        """While no consumer is there to try: whether what could not be read can be read by now."""
+        try:
+            while True:
+                await self._clock.sleep(limits.READ_PROBE_MS / 1000)
+                stall = self._stalls.get(StallKind.UNREADABLE)
+                if stall is None or self.is_closed:
+                    return
+                if not self._consumers:
+                    await self._try_read(stall.offset)
+                else:
+                    self.can_read(stall.offset, stall.offset)  # it may be acked by now
+        finally:
+            self._is_probing = False
+
+    async def _try_read(self, offset: int) -> None:
+        try:
+            found = await self.stream.read(offset, limits.READ_BYTES_DEFAULT)
+        except errors.PositionGone:  # a retention took it: a consumer is told of the gap
+            self._reads_again()
+        except (errors.IcestreamError, OSError) as error:
+            self.cannot_read(offset, error)
+        else:
+            self.can_read(offset, max(found.next_offset, offset + 1))
 
     # --- instructions ---
 
     def carry_out(self, instructions: list[Instruction]) -> None:
+        to_send: dict[Consumer, None] = {}
         for one in instructions:
             match one:
                 case Deliver(consumer_id, start, end, attempt):
-                    self._consumers[consumer_id].send(Outgoing(self, self.generation, start, end, attempt))
-                    if not self._is_reliable:
-                        self._mark()
+                    consumer = self._consumers[consumer_id]
+                    consumer.add(Outgoing(self, self.generation, start, end, attempt))
+                    to_send[consumer] = None
                 case DeadLetter():
                     self._letters.append((one, self.generation))
                 case Dropped():
                     self._on_dropped(one)
                     self._mark()
+        for consumer in to_send:
+            consumer.send()
+        if to_send and not self._is_reliable:
+            self._mark()
         if self._failures != self.dispatcher.failures:
             self._failures = self.dispatcher.failures
             self._mark()
@@ -268,6 +397,10 @@ class ShardDelivery:
             self._alarm.set(wake_ms)
         if self._is_reliable:
             self._standstill.look()
+            if self._consumers and self.dispatcher.undelivered:
+                self._falling_behind.watch()
+        if self.dispatcher.blocked.size or self._stalls:
+            self._look_for_blocked()
 
     def still_out(self, consumer_id: int, outgoing: Outgoing) -> list[tuple[int, int]]:
         if not self._is_reliable:

@@ -64,9 +64,10 @@ class ShardStream(Protocol):
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
         """Sections from memory, at once; none when they are not there."""
 
-    async def read(self, offset: int, bytes_max: int) -> Found:
+    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> Found:
         """From wherever it is: memory, the log, the table. Raises PositionGone where none of them has it, LakeAway
-        while nobody can tell what the table has, TableUnreadable when nobody can read it."""
+        while nobody can tell what the table has, TableUnreadable when nobody can read it. `keep`: `read_hot` finds
+        what was read for a moment, because its messages are handed out one by one (read_ahead.py)."""
 
     async def offset_for_time(self, time_us: int) -> int:
         """The smallest offset whose append time is at least this, in whatever tier; the end when there is none."""
@@ -111,6 +112,10 @@ class PersistentStorage(Protocol):
 
     def declare_topic(self, topic: Topic, shards: int) -> None:
         """Makes the topic known, before it is used."""
+
+    async def begin_behind(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+        """Shards of a topic that another node served: each goes on behind its gap, and below it is in its table, or
+        nowhere. Synced; nothing happens to a shard that is there already."""
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
         """(shard, messages) that are in no table, and go with the topic when it is deleted; none where nothing is."""

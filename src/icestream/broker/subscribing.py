@@ -12,6 +12,7 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.burial import Burial, Producing
 from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.best_effort import NO_ROOM, BestEffortDispatcher, KeySharedBestEffortDispatcher
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Dropped
@@ -22,7 +23,8 @@ from icestream.broker.options import BrokerOptions
 from icestream.broker.planned import Planned
 from icestream.broker.rate import TokenBucket
 from icestream.broker.roster import is_old, put_name
-from icestream.broker.shard_delivery import ShardDelivery
+from icestream.broker.shard_delivery import DeliveryName, ShardDelivery
+from icestream.broker.stalled_readers import StalledReaders
 from icestream.broker.storage import PersistentStorage, ShardStream, SubscriptionStream
 from icestream.broker.subscription import Subscription, unknown_subscription
 from icestream.broker.topic import Topic
@@ -60,6 +62,8 @@ class Subscribing:
         self._tasks = tasks
         self._producing = producing
         self.planned = Planned(store)
+        self.health = DeliveryHealth()
+        self.stalled_readers = StalledReaders()
 
     # --- subscriptions ---
 
@@ -148,7 +152,7 @@ class Subscribing:
         for one in unknown:
             acked.add(*one)
         delivery = ShardDelivery(
-            f"{topic.name}:{name}:{shard}",
+            DeliveryName(str(topic.name), name, shard),
             records.cursor_key(
                 topic.name, name, shard, topic.record.shards, is_partitioned=topic.record.is_partitioned
             ),
@@ -160,6 +164,8 @@ class Subscribing:
             self._clock,
             self._tasks,
             _count_dropped,
+            self.health,
+            self.stalled_readers,
         )
         if unknown:  # before anything else is buried: then it would not be found here any more (hazard 41)
             await self._storage.write_cursors([delivery])

@@ -44,6 +44,7 @@ class Deletion(NamedTuple):
     end: TableEnd
     rest: RestEnd
     messages: int  # in no table at the decision: discarded, or on their way into it
+    lost_with: str = ""  # the removed node whose log had such messages: how many nobody knows
 
 
 class TopicDeletion:

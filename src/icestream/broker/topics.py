@@ -18,6 +18,7 @@ from icestream.broker import records
 from icestream.broker.neighbours import Neighbours
 from icestream.broker.options import BrokerOptions
 from icestream.broker.storage import PersistentStorage
+from icestream.broker.takeover import Takeover, TopicTakeover
 from icestream.broker.topic import Topic
 from icestream.broker.topic_deletion import Deletion, TopicDeletion
 from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
@@ -48,6 +49,7 @@ class Topics:
         self._topics: dict[TopicName, Topic] = {}
         self.neighbours = neighbours or Neighbours()
         self._deletion = TopicDeletion(store, storage, self.neighbours)
+        self._takeover = TopicTakeover(store, storage, self.neighbours)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
@@ -261,6 +263,9 @@ class Topics:
         waiting = self._deletion.waiting_of(name)
         if name not in self._topics and waiting is not None and rest is RestEnd.DISCARD:
             return await self._deletion.discard(waiting)
+        orphan = None if name in self._topics else await self._orphan(name)
+        if orphan is not None:
+            return await self._delete_orphan(name, orphan, table)
         topic = self.get(name)
         policies = topic.policies
         end = table or TableEnd(policies.deleted_table or self._options.deleted_table)
@@ -275,6 +280,28 @@ class Topics:
         topic.delete(f"topic {name} was deleted")
         await self._deletion.finish(name)
         return decided
+
+    async def _orphan(self, name: TopicName) -> records.TopicRecord | None:
+        """A topic whose node was removed from the cluster for good."""
+        if not self.neighbours.there_may_be_some:
+            return None
+        await self._store.revision()
+        record = self.neighbours.find(name)
+        return record if record is not None and self.neighbours.is_orphaned(record.owner) else None
+
+    async def _delete_orphan(self, name: TopicName, record: records.TopicRecord, table: TableEnd | None) -> Deletion:
+        """What was in the log of its node alone is gone already, and is not waited for."""
+        policies = record.policies.over(self._policies_of(name.namespace))
+        end = table or TableEnd(policies.deleted_table or self._options.deleted_table)
+        own = msgspec.structs.replace(record, owner=self.neighbours.own)  # this node finishes it, also after a crash
+        decided = await self._deletion.decide(name, own, policies, end, RestEnd.DISCARD)
+        await self._deletion.finish(name)
+        return decided._replace(lost_with=record.node)
+
+    async def take_over(self, name: TopicName) -> tuple[Topic, Takeover]:
+        """A topic whose node was removed for good is this node's from now on, with what its table holds."""
+        takeover = await self._takeover.take_over(name, self._options.node)
+        return self._serve(name, takeover.record), takeover
 
     @property
     def has_waiting(self) -> bool:

@@ -52,7 +52,7 @@ class Catalog:
         self.store = store
         self._upkeep = (documents, files, steps.retired, roots, clock)
         relations = Relations(steps)
-        self.namespaces = Namespaces(steps)
+        self.namespaces = Namespaces(steps, roots[0])
         self.commits = Commits(steps, relations, roots)
         self.tables = Tables(steps, relations, self.commits, roots[0], roots)
         self.topics = Topics(steps, relations, self.commits, roots[0])

@@ -109,6 +109,21 @@ class Documents:
         self._keep(location, document, sum(map(len, pieces)))
         return location
 
+    async def write_new(self, tables: Sequence[Table]) -> list[str]:
+        """The first metadata files of new tables, each in a folder of its own: their locations. They share one sync and
+        are on disk when this returns; after an error none is left."""
+        files: dict[str, tuple[Table, Sequence[bytes]]] = {}
+        for one in tables:
+            directory = _allowed_folder(metadata_file.directory(one.location, one.properties), self._roots)
+            mark = metadata_file.marked(self._randomness.token(16))
+            files[f"{directory}/{metadata_file.new_name(0, mark, one.properties)}"] = one, one.pieces()
+        has_own_folders = not any(metadata_file.PATH in one.properties for one in tables)
+        packed = [(location, metadata_file.packed(location, pieces)) for location, (_, pieces) in files.items()]
+        await self._files.create_all(packed, in_new_folders=has_own_folders)
+        for location, (one, pieces) in files.items():
+            self._keep(location, one, sum(map(len, pieces)))
+        return [*files]
+
     async def make_room(self, document: Table) -> None:
         """For engines that write a manifest where they were told to, and make no folder for it (DuckDB)."""
         directory = metadata_file.directory(document.location, document.properties)

@@ -2,7 +2,8 @@
 
     create         the file is on disk, with its name, when this returns (hazard 11); it must not exist. Unless
                    `is_synced` is false: then it is once somebody has called make_durable for it
-    create_all     the same for many; they may share a sync. After an error some may be there
+    create_all     the same for many; they may share a sync. After an error some may be there. `in_new_folders`: no
+                   other call uses the folders of these files, and the names of the folders share that sync, too
     make_durable   everything that anybody wrote to the disks of these locations is on disk when this returns
     make_folder    others can write files into it; stores without folders have nothing to do
 
@@ -16,11 +17,11 @@ import contextlib
 import ctypes
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from errno import EDQUOT, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from icestream import errors, limits
 from icestream.catalog.fence import Fence, LeadsOut
@@ -29,8 +30,10 @@ from icestream.catalog.log_disk import LogDisk
 from icestream.catalog.shared_sync import SharedSync
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock, SystemClock
-from icestream.runtime.files import Directory, File, LocalDirectory, LocalFile
+from icestream.runtime.files import Directory, File, LocalDirectory, LocalFile, make_directory
 from icestream.runtime.tasks import Offload
+
+Content = TypeVar("Content")
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NO_FILE: Final = (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG)
@@ -42,7 +45,9 @@ _log = get_logger("catalog.files")
 class TableFiles(Protocol):
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None: ...
 
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None: ...
+    async def create_all(
+        self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False
+    ) -> None: ...
 
     async def read(self, location: str) -> bytes:
         """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
@@ -85,13 +90,14 @@ class LocalFiles:
 
     def __init__(
         self,
-        open_folder: Callable[[Path, bool], Folder],
+        open_folder: Callable[..., Folder],
         offload: Offload,
         clock: Clock | None = None,
         log: LogDisk | None = None,
         near: Callable[[], Offload] | None = None,
     ) -> None:
-        """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. `log`: that
+        """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. With
+        `is_lasting=False` the names of folders that it makes are not synced. `log`: that
         of the broker, whose disk gets some rest between two syncs of all of it. `near`: makes an offload for what is
         mostly short, each for calls that take about as long: a small file with its syncs takes a thousand times as long
         as a look at one, and an average of both says nothing about either."""
@@ -111,31 +117,37 @@ class LocalFiles:
         except OSError as error:
             raise _not_written(location, error) from error
 
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         """Each disk is synced once, behind the last of them."""
         if len(files) <= limits.FILES_SYNCED_APART_MAX:
             await created_apart(self, files)
             return
         made: list[str] = []
         try:
-            await self._offload.run(lambda: self._create_unsynced(files, made))
+            await self._offload.run(lambda: self._create_unsynced(files, made, in_new_folders))
             await self.make_durable(made)
         except errors.IcestreamError:
             for location in made:
                 await self.remove(location)
             raise
 
-    def _create_unsynced(self, files: Sequence[tuple[str, Sequence[bytes]]], made: list[str]) -> None:
+    def _create_unsynced(
+        self, files: Sequence[tuple[str, Sequence[bytes]]], made: list[str], in_new_folders: bool
+    ) -> None:
         for location, pieces in files:
+            path, name = _split(location)
             try:
-                self._create(*_split(location), pieces, is_synced=False)
+                folder = self._open(path, True, is_lasting=False) if in_new_folders else self._open(path, True)
+                self._create_in(folder, path, name, pieces, is_synced=False)
             except OSError as error:
                 raise _not_written(location, error) from error
             made.append(location)
 
     def _create(self, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
         """First the bytes, then the name: a crash in between leaves a file that nothing points to."""
-        folder = self._open(path, True)
+        self._create_in(self._open(path, True), path, name, pieces, is_synced)
+
+    def _create_in(self, folder: Folder, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
         try:
             file = folder.create(name)
             try:
@@ -155,11 +167,11 @@ class LocalFiles:
         try:
             directory = self._open(path, False)
         except OSError as error:
-            raise _unread(location, error) from None
+            raise _unread(location, error) from error
         try:
             file = directory.open(name)
         except OSError as error:
-            raise _unread(location, error) from None
+            raise _unread(location, error) from error
         finally:
             directory.close()
         try:
@@ -167,7 +179,7 @@ class LocalFiles:
                 raise errors.MetadataFileDamaged(f"{location} has {file.size()} bytes: it is no metadata file")
             return file.read_at(0, file.size())
         except OSError as error:
-            raise _unread(location, error) from None
+            raise _unread(location, error) from error
         finally:
             file.close()
 
@@ -312,7 +324,10 @@ async def created_apart(store: TableFiles, files: Sequence[tuple[str, Sequence[b
 class LocalFolder(LocalDirectory):
     """Everything in it is reached by its descriptor: a link that takes its place, or that of one above, is not met."""
 
-    def __init__(self, path: Path, *, read_only: bool = False, fence: Fence | None = None) -> None:
+    def __init__(
+        self, path: Path, *, read_only: bool = False, fence: Fence | None = None, is_lasting: bool = True
+    ) -> None:
+        """`is_lasting`: the names of folders that are made are on disk when this returns."""
         self._fence = fence
         try:
             super().__init__(path, read_only=True)
@@ -321,6 +336,9 @@ class LocalFolder(LocalDirectory):
                 raise
             if fence is not None:
                 fence.check_new(path)
+            if not is_lasting:  # that of the table and the one in it; what others use is on disk first
+                make_directory(path.parent.parent)
+                path.mkdir(parents=True, exist_ok=True)
             super().__init__(path)
         self._check(self._fd, path)
 
@@ -341,7 +359,8 @@ class LocalFolder(LocalDirectory):
         return LocalFile(fd)
 
     def create(self, name: str) -> LocalFile:
-        return LocalFile(os.open(name, _NEW, 0o640, dir_fd=self._fd))
+        fd = os.open(name, _NEW, 0o666, dir_fd=self._fd)  # as far as the umask allows (runtime/file_access.py)
+        return LocalFile(fd)
 
     def remove(self, name: str) -> None:
         os.unlink(name, dir_fd=self._fd)
@@ -381,14 +400,18 @@ def sync_disk(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def open_local(path: Path, is_new: bool) -> LocalFolder:
-    return LocalFolder(path, read_only=not is_new)
+def open_local(path: Path, is_new: bool, is_lasting: bool = True) -> LocalFolder:
+    return LocalFolder(path, read_only=not is_new, is_lasting=is_lasting)
 
 
-def open_inside(roots: Sequence[str]) -> Callable[[Path, bool], LocalFolder]:
-    """The same for whoever may touch nothing else."""
+def open_inside(roots: Sequence[str]) -> Callable[..., LocalFolder]:
+    """The same as `open_local`, for callers that may touch nothing outside of the roots."""
     fence = Fence(roots)
-    return lambda path, is_new: LocalFolder(path, read_only=not is_new, fence=fence)
+
+    def open_folder(path: Path, is_new: bool, is_lasting: bool = True) -> LocalFolder:
+        return LocalFolder(path, read_only=not is_new, fence=fence, is_lasting=is_lasting)
+
+    return open_folder
 
 
 def _path(location: str) -> Path:
@@ -431,6 +454,19 @@ def _unread(location: str, error: OSError) -> errors.IcestreamError:
         return _missing(location)
     hint = _ROOTS_HINT if isinstance(error, LeadsOut) else "check the disk of the warehouse, and who owns it"
     return errors.PersistentStorageError(f"{location} cannot be read: {error.strerror}", hint=hint)
+
+
+async def refusing_links(location: str, reading: Awaitable[Content]) -> Content:
+    """What is read of a location that a client names. Raises InvalidInput where a symbolic link leads out of the
+    warehouse: that is a mistake of the client; of a table that is there it is a fault of the storage."""
+    try:
+        return await reading
+    except errors.PersistentStorageError as error:
+        if not isinstance(error.__cause__, LeadsOut):
+            raise
+        raise errors.InvalidInput(
+            f"Invalid location: {location}: {error.__cause__.strerror}", hint=error.hint
+        ) from None
 
 
 def _missing(location: str) -> errors.MetadataFileMissing:

@@ -70,10 +70,15 @@ def allowed(location: str, roots: Sequence[str]) -> str:
     return found
 
 
-def for_new(warehouse: str, levels: Sequence[str], name: str, token: str) -> str:
-    """A place of its own for a new table or view: a table that is dropped and made again never meets its old files."""
-    parts = [_plain(part) for part in (*levels, name)]
-    return f"{warehouse.rstrip('/')}/{'/'.join(parts)}-{token}"
+def of_namespace(warehouse: str, levels: Sequence[str]) -> str:
+    """Where the tables of a namespace lie that has no `location` of its own."""
+    return "/".join([warehouse.rstrip("/"), *map(_plain, levels)])
+
+
+def for_new(base: str, name: str, token: str) -> str:
+    """A place of its own for a new table or view in the location of its namespace: a table that is dropped and made
+    again never meets its old files."""
+    return f"{base.rstrip('/')}/{_plain(name)}-{token}"
 
 
 def _plain(text: str) -> str:

@@ -4,8 +4,8 @@
     2. consume   all of them, from the earliest on
     3. ack       one message after the other, each waits for its answer: how long that takes
 
-It makes a topic of its own and deletes it at the end. Client and broker share the machine, and with --memory the
-process: the figures are of both together.
+It makes a topic of its own, and deletes it at the end with its table. Client and broker share the machine, and with
+--memory the process: the figures are of both together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from icestream import errors, limits
-from icestream.cli.connection import NAME, AddressOption, Target, client_of
+from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.connection import NAME, client_of, message_address
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.client.batch import MessageId
@@ -60,7 +61,7 @@ def bench(
         int, typer.Option("--acks", metavar="NUMBER", min=1, max=100_000, help="Single messages that are timed.")
     ] = 1_000,
     memory: Annotated[bool, typer.Option("--memory", help="Start a broker in this process, in memory.")] = False,
-    address: AddressOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -69,11 +70,11 @@ def bench(
 
     Example: icestream bench --memory --messages 200000 --output json
     """
-    if memory and address is not None:
-        raise errors.InvalidInput("--memory and --address", hint="give one of them")
+    if memory and broker is not None:
+        raise errors.InvalidInput("--memory and --broker", hint="give one of them")
     load = Load(messages, size, acks)
-    where = "memory" if memory else Target(address, None, config, sets).public_address()
-    found = asyncio.run(_run(Target(address, None, config, sets), load, memory=memory))
+    where = "memory" if memory else asyncio.run(message_address(Target(broker, config, sets).place))
+    found = asyncio.run(_run(Target(broker, config, sets), load, memory=memory))
     answer = Output(output)
     answer.record({"broker": where, **(words if answer.for_people else figures)(load, found)})
 
@@ -120,7 +121,7 @@ async def _run(target: Target, load: Load, *, memory: bool) -> Measured:
             return await _measure(client, topic, load)
         finally:
             if client.is_connected:
-                await client.delete_topic(topic)
+                await client.delete_topic(topic, table="purge", rest="discard")
 
 
 @contextlib.asynccontextmanager
@@ -133,7 +134,8 @@ async def _client(target: Target, *, memory: bool) -> AsyncIterator[Client]:
     from icestream.settings import Settings
 
     tree: dict[str, Any] = {"ports": {"native": 0, "broker_http": 0}, "lake": {"managed": False}}
-    node = await Node.start(Settings.model_validate({**tree, "storage": {"type": "memory"}}))
+    others = {"danube": {"enable": False}, "storage": {"type": "memory"}}  # its fixed ports may be another broker's
+    node = await Node.start(Settings.model_validate({**tree, **others}))
     try:
         async with connect(f"127.0.0.1:{node.native.port}", name=NAME) as client:
             yield client

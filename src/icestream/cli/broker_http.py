@@ -5,7 +5,7 @@ from __future__ import annotations
 from http.client import HTTPConnection, HTTPException
 
 from icestream import errors, limits
-from icestream.cli.connection import EVERYWHERE, HINT
+from icestream.cli.broker import EVERYWHERE, HINT
 
 
 def http_get(host: str, port: int, path: str, accept: str = "*/*", token: str | None = None) -> tuple[int, bytes]:

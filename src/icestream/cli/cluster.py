@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from icestream import errors
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, writing
 from icestream.wal.log_file import LOCK_NAME
 
@@ -35,7 +36,8 @@ def _asked(target: Target, method: str, **arguments: object) -> Document:
 
 @app.command()
 def status(
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -44,19 +46,20 @@ def status(
 
     Example: icestream cluster status
     """
-    found = _asked(Target(None, socket, config, sets), "cluster_status")
+    found = _asked(Target(broker, config, sets), "cluster_status")
     answer = Output(output)
     if not answer.for_people:
         answer.record(found)
         return
     answer.say(f"cluster {found['cluster']}, term {found['term']}")
-    answer.table(_LINE, [["-" if one[name] is None else one[name] for name in _LINE] for one in found["nodes"]])
+    rows = [["-" if one[name] is None else one[name] for name in _LINE] for one in found["nodes"]]
+    answer.table(_LINE, rows, drop=("snapshot_index", "revision", "commit", "native"))
 
 
 @app.command()
 def add(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The Raft port of a node that waits.")],
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -67,14 +70,14 @@ def add(
 
     Example: icestream cluster add 10.0.0.4:7650
     """
-    found = _asked(Target(None, socket, config, sets), "cluster_add", address=address)
+    found = _asked(Target(broker, config, sets), "cluster_add", address=address)
     _said(output, found, f"node {found.get('node')} joins")
 
 
 @app.command()
 def promote(
     node: NodeName,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -83,7 +86,7 @@ def promote(
 
     Example: icestream cluster promote node-4
     """
-    _asked(Target(None, socket, config, sets), "cluster_promote", node=node)
+    _asked(Target(broker, config, sets), "cluster_promote", node=node)
     _said(output, {"promoted": node}, f"{node} is a voter")
 
 
@@ -91,7 +94,7 @@ def promote(
 def remove(
     node: NodeName,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -101,14 +104,14 @@ def remove(
     Example: icestream cluster remove node-2 --yes
     """
     confirm(f"remove {node} from the cluster for good; nobody serves its topics then", is_sure=yes)
-    _asked(Target(None, socket, config, sets), "cluster_remove", node=node)
+    _asked(Target(broker, config, sets), "cluster_remove", node=node)
     _said(output, {"removed": node}, f"{node} is removed")
 
 
 @app.command()
 def transfer(
     node: Annotated[str, typer.Argument(metavar="[NODE]", help="A voter; else the one that is furthest.")] = "",
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -117,13 +120,13 @@ def transfer(
 
     Example: icestream cluster transfer node-3
     """
-    found = _asked(Target(None, socket, config, sets), "cluster_transfer", node=node)
+    found = _asked(Target(broker, config, sets), "cluster_transfer", node=node)
     _said(output, found, f"node {found['leader']} leads")
 
 
 @app.command()
 def snapshot(
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -132,12 +135,12 @@ def snapshot(
 
     Example: icestream cluster snapshot
     """
-    Output(output).record(_asked(Target(None, socket, config, sets), "cluster_snapshot"))
+    Output(output).record(_asked(Target(broker, config, sets), "cluster_snapshot"))
 
 
 @app.command()
 def verify(
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -146,7 +149,7 @@ def verify(
 
     Example: icestream cluster verify
     """
-    found = _asked(Target(None, socket, config, sets), "cluster_verify")
+    found = _asked(Target(broker, config, sets), "cluster_verify")
     answer = Output(output)
     if answer.for_people:
         rows = [(one["name"], one["node"], one["sha256"] or "away") for one in found["nodes"]]
@@ -173,7 +176,8 @@ def force_new_cluster(
 ) -> None:
     """Make a cluster of one node out of what a stopped node has, when most voters are lost for good.
 
-    What only the others had is lost. They never come back: start them with empty directories, they join as new nodes.
+    What only the others had is lost. They never come back: start them with empty directories, they join as new nodes. A
+    directory from a backup is taken, too, when nothing else is left.
 
     Example: icestream cluster force-new-cluster --dir icestream-cluster/7650/raft --yes
     """
@@ -190,8 +194,34 @@ def force_new_cluster(
             "cluster": found.cluster_id.hex(),
             "keys": found.keys,
             "removed": ", ".join(found.removed) or "nobody",
+            "forgotten": found.forgotten or "nothing",
         }
     )
+
+
+@app.command()
+def rejoin(
+    directory: Folder = None,
+    yes: Yes = False,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Let a stopped node join its cluster anew, with its topics: its metadata log is damaged, or it was removed.
+
+    The metadata log is moved away, not deleted. The other nodes must be a majority without this one. At its next start
+    they give it everything, under a new id. Its message log stays as it is.
+
+    Example: icestream cluster rejoin --dir icestream-cluster/7650/raft --yes
+    """
+    from icestream.cluster.rejoin import leave
+
+    path = _store_of(directory, config, sets)
+    confirm(f"give up the metadata log in {path}, and join the cluster anew at the next start", is_sure=yes)
+    left = leave(path)
+    answer = Output(output)
+    answer.record({"node": left.node or "unknown", "cluster": left.cluster, "moved_to": left.left})
+    answer.say("start the node as before (with its seed nodes, or with --join HOST:PORT)")
 
 
 @app.command()

@@ -15,20 +15,31 @@ Plain text: it is quick, it can be searched, and it looks the same in a pipe. A 
 from __future__ import annotations
 
 import inspect
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from icestream.cli.output import clear_screen, say_aside
+from icestream.errors import IcestreamError
+
 EXAMPLE: Final = "Example: "
-COMMON: Final = ("address", "socket", "config", "sets", "output", "help")
+COMMON: Final = ("broker", "config", "sets", "output", "help")
+WATCH_SECONDS: Final = 2.0
+WIDE: Final = "--wide"
+OLD_NAMES: Final = {"--address": "--broker", "--socket": "--broker"}  # hidden, for scripts of older releases
 WIDTH_MAX: Final = 110
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CONTEXT: Final = {"help_option_names": ["--help", "-h"], "max_content_width": WIDTH_MAX}
 
 
 class Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [name for word in args for name in _present_names(word)])
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
@@ -52,6 +63,25 @@ class Command(TyperCommand):
             with formatter.section("Examples"):
                 for example in examples:
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Once; with --watch again and again until Ctrl-C, with exit code 0. An error that may pass is only said."""
+        while ctx.params.get("_watch"):
+            clear_screen()
+            try:
+                super().invoke(ctx)
+            except IcestreamError as error:
+                if not error.retryable:
+                    raise
+                say_aside(f"icestream: {error.message}")
+            except KeyboardInterrupt:
+                return None
+            try:
+                sys.stdout.flush()
+                time.sleep(WATCH_SECONDS)
+            except KeyboardInterrupt:
+                return None
+        return super().invoke(ctx)
 
 
 class Group(TyperGroup):
@@ -94,6 +124,14 @@ def split_examples(text: str) -> tuple[str, list[str]]:
 def first_words(text: str | None) -> str:
     """What stands in a list of commands."""
     return split_examples(text or "")[0].partition("\n\n")[0]
+
+
+def _present_names(word: str) -> list[str]:
+    """What a word of the command line stands for: --wide is --output wide, an older name is the present one."""
+    if word == WIDE:
+        return ["--output", "wide"]
+    name, equals, value = word.partition("=")
+    return [f"{OLD_NAMES[name]}{equals}{value}" if name in OLD_NAMES else word]
 
 
 def _name(argument: Any) -> str:

@@ -14,7 +14,8 @@ from typing import Any, Final
 import typer
 
 from icestream import errors
-from icestream.cli.connection import BrokerCalls, Target, ask
+from icestream.cli.broker import Target
+from icestream.cli.connection import BrokerCalls, ask
 
 WAIT_SECONDS: Final = 1.0
 TYPES: Final = ("exclusive", "shared", "failover", "key-shared")
@@ -119,5 +120,5 @@ def _asked(ctx: typer.Context, question: Callable[[BrokerCalls], Awaitable[list[
 
 def _target(ctx: typer.Context) -> Target:
     given = ctx.params.get
-    socket, config = (Path(path) if (path := given(name)) else None for name in ("socket", "config"))
-    return Target(given("address"), socket, config, given("sets"))
+    config = given("config")
+    return Target(given("broker"), Path(config) if config else None, given("sets"))

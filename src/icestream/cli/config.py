@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from icestream.cli import completion
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
+from icestream.cli.connection import BrokerCalls, Document, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
 from icestream.cli.output import Cell, Output, OutputFormat
 from icestream.lake.iceberg.tokens import TOKEN_FILE_HINT, token_fault
-from icestream.settings import KEYS, Key, Loaded, Problem, examine, reference, refusal, value_at
-from icestream.settings.layers import from_flags
+from icestream.settings import KEYS, Key, Loaded, Origin, Problem, examine, reference, refusal, value_at
+from icestream.settings.layers import from_flags, unknown
 from icestream.settings.problems import shown
 
 app = Commands("Show, check, explain and change the settings.")
@@ -36,7 +37,7 @@ class ReferenceFormat(StrEnum):
 def show(
     live: Annotated[bool, typer.Option("--live", help="As the running broker has them, changes included.")] = False,
     origin: Annotated[bool, typer.Option("--origin", help="Also show where each value came from.")] = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -46,7 +47,7 @@ def show(
     Example: icestream config show --origin --set log.level=debug
     Example: icestream config show --live --origin
     """
-    rows = _live_rows(Target(None, socket, config, sets)) if live else _rows(load_settings(config, sets))
+    rows = _live_rows(Target(broker, config, sets)) if live else _rows(load_settings(config, sets))
     columns = ("key", "value", "origin") if origin else ("key", "value")
     Output(output).table(columns, [row[: len(columns)] for row in rows])
 
@@ -55,7 +56,7 @@ def show(
 def set_value(
     key: SettingKey,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="Such as debug, 64MiB, 5s, true or null.")],
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -67,13 +68,13 @@ def set_value(
     Example: icestream config set log.level debug
     Example: icestream config set storage.iceberg_config.wal.quota 200GiB
     """
-    _change(Target(None, socket, config, sets), Output(output), "set_setting", key=key, value=_read(key, value))
+    _change(Target(broker, config, sets), Output(output), "set_setting", key=key, value=_read(key, value))
 
 
 @app.command()
 def unset(
     key: SettingKey,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -82,7 +83,7 @@ def unset(
 
     Example: icestream config unset log.level
     """
-    _change(Target(None, socket, config, sets), Output(output), "unset_setting", key=key)
+    _change(Target(broker, config, sets), Output(output), "unset_setting", key=key)
 
 
 def _read(key: str, text: str) -> object:
@@ -136,6 +137,41 @@ def _file_problems(loaded: Loaded) -> list[Problem]:
     path, key = loaded.settings.lake.token_file, "lake.token_file"
     fault = token_fault(path)
     return [Problem(key, fault, loaded.origins[key], shown(str(path)), TOKEN_FILE_HINT)] if fault else []
+
+
+@app.command()
+def explain(
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY", help="Such as log.level, or its variable.", autocompletion=completion.setting_keys
+        ),
+    ],
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Explain a setting: what it does, its default, what is allowed, and what applies here and why.
+
+    Example: icestream config explain storage.iceberg_config.wal.sync_mode
+    """
+    path = KEYS.by_env[key].path if key in KEYS.by_env else key
+    if path not in KEYS:
+        raise refusal([unknown(path, KEYS, Origin("flag", "KEY"))])
+    loaded, known = load_settings(config, sets), KEYS[path]
+    value = value_at(loaded.settings, path)
+    Output(output).record(
+        {
+            "key": path,
+            "value": Cell(known.plain(value), known.show(value)),
+            "origin": str(loaded.origins[path]),
+            "default": Cell(known.plain(known.default), known.default_words or known.show(known.default)),
+            "allowed": known.allowed,
+            "environment": known.env,
+            "online": Cell(known.online, "yes: `icestream config set` changes it at once" if known.online else "no"),
+            "description": known.description,
+        }
+    )
 
 
 @app.command("reference")

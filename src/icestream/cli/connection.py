@@ -1,174 +1,205 @@
-"""How a command reaches its broker: messages over an address, questions over the local socket or an address.
+"""How a command reaches its broker (which one: broker.py): messages over an address, questions over the local socket or
+an address.
 
-    --address given                      that address; it offers the public calls only
-    else --socket, or data_dir's socket  everything, for the account that runs the broker, on its machine
-    nobody answers at the socket         the address of the settings (node.bind_host, ports.native), public calls only
+    the local socket    answers everything, for the account that runs the broker, on its machine; it tells all ports
+    an address          the public calls only
 
-Where nobody says anything, by option or variable, the defaults are known without loading the settings. Nobody answers
-at all: ConnectionLost, with the places that were tried and the command that starts a broker.
+A broker that does not answer: ConnectionLost, with the places that were tried, what named them, and the command that
+starts a broker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from icestream import errors, limits
+from icestream.cli.broker import HINT, Place, Target, host_and_port, native_address
 from icestream.cli.nearest import with_suggestion
-from icestream.cli.options import load_settings
 from icestream.runtime.link import open_link
 
 if TYPE_CHECKING:
     from icestream.client.client import Client
-    from icestream.settings import Settings
 
 Document = dict[str, Any]
 Answer = TypeVar("Answer")
 NAME: Final = "icestream-cli"  # in the broker's logs
-# What the settings say where nobody says anything; a test compares.
-DEFAULT_ADDRESS: Final = "icestream://127.0.0.1:6651"
-DEFAULT_SOCKET: Final = Path("icestream-data/broker.sock")
-VARIABLES: Final = ("ICESTREAM_", "DANUBE_")  # how those begin that may be settings
-EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where one listens, and where one connects
-HINT: Final = "start a broker with `icestream serve`, or say where one is: --address, --socket or --config"
-
-AddressOption = Annotated[
-    str | None,
-    typer.Option("--address", metavar="ADDRESS", help="The broker, such as 127.0.0.1:6651; else that of the settings."),
-]
-SocketOption = Annotated[
-    Path | None,
-    typer.Option("--socket", metavar="FILE", help="The broker's local socket; else broker.sock in data_dir."),
-]
+PORTS: Final = "ports"  # the public call that tells them
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where the broker of a command is, as far as somebody said so."""
+class Reached:
+    """A broker that answered, and where its parts listen. A part that has no port, or none yet, is None."""
 
-    address: str | None = None
-    socket: Path | None = None
-    config: Path | None = None
-    sets: list[str] | None = None
-
-    def settings(self) -> Settings:
-        return load_settings(self.config, self.sets).settings
-
-    @property
-    def says_nothing(self) -> bool:
-        return not (self.config or self.sets or any(name.startswith(VARIABLES) for name in os.environ))
-
-    def public_address(self) -> str:
-        return self.address or (DEFAULT_ADDRESS if self.says_nothing else address_of(self.settings()))
-
-    def local_socket(self) -> Path:
-        return self.socket or (DEFAULT_SOCKET if self.says_nothing else self.settings().local_socket)
-
-
-def address_of(settings: Settings) -> str:
-    """Where clients of this machine reach a broker with these settings."""
-    if not settings.ports.native:
-        raise errors.InvalidInput(
-            "ports.native is 0: the broker takes any free port", hint="name its address: --address 127.0.0.1:PORT"
-        )
-    host = EVERYWHERE.get(settings.node.bind_host, settings.node.bind_host)
-    return (
-        f"icestream://[{host}]:{settings.ports.native}"
-        if ":" in host
-        else f"icestream://{host}:{settings.ports.native}"
-    )
-
-
-def client_of(target: Target, *, send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT) -> Client:
-    """For messages. It connects by `async with`; one that cannot raises ConnectionLost."""
-    from icestream.client.connect import connect
-
-    return connect(target.public_address(), name=NAME, send_timeout=send_timeout)
+    node: str
+    instance: str
+    address: str
+    http: str | None
+    lake: str | None
+    pipeline: str | None
+    danube: str | None
+    ports: Document
 
 
 class BrokerCalls:
     """Questions to a broker. `is_local`: over its local socket, which answers everything."""
 
-    def __init__(self, ask: Callable[[str, Document], Awaitable[Document]], *, is_local: bool) -> None:
+    def __init__(
+        self, ask: Callable[[str, Document], Awaitable[Document]], place: Place, host: str, *, is_local: bool
+    ) -> None:
         self._ask = ask
         self._public = frozenset[str]() if is_local else _public_calls()
+        self._host = host  # that was reached; empty for a local socket
+        self.place = place
         self.is_local = is_local
 
     async def call(self, method: str, **arguments: object) -> Document:
         if not self.is_local and method not in self._public:
             raise errors.InvalidInput(
-                "this is answered over the local socket only, and none was reached",
-                hint="use it on the broker's machine: --socket DATA_DIR/broker.sock, or --config as for `serve`",
+                f"this is answered over the local socket only, and {self.place.rule} led to an address, "
+                f"{self.place.address}",
+                hint="use it on the broker's machine, by its account: --broker DATA_DIR",
             )
         return await self._ask(method, arguments)
 
     async def items(self, method: str, **arguments: object) -> list[Document]:
         """All pages of a listing."""
-        found: list[Document] = []
+        entries: list[Document] = []
         after: str | None = ""
         while after is not None:
             page = await self.call(method, **arguments, after=after, limit=limits.API_PAGE_MAX)
-            found += page["items"]
+            entries += page["items"]
             after = page["next"]
-        return found
+        return entries
+
+    async def reached(self) -> Reached:
+        """Where every part of the node listens."""
+        ports = await self.call("places" if self.is_local else PORTS)
+        host = self._host or ports["host"]
+
+        def url(name: str) -> str | None:
+            return f"http://{host_and_port(host, ports[name])}" if ports.get(name) else None
+
+        return Reached(
+            ports["node"],
+            ports.get("instance", ""),
+            native_address(host, ports["native_port"]),
+            url("http_port"),
+            url("lake_port"),
+            url("pipeline_port"),
+            url("danube_port"),
+            {**ports, "host": host},
+        )
 
 
 def _public_calls() -> frozenset[str]:
-    from icestream.frontends.native.calls import (
-        CALLS,  # the whole broker: only for those who need it, and before they ask
-    )
+    from icestream.frontends.native.calls import CALLS  # the whole broker: only where it is needed, and before the call
 
-    return frozenset(CALLS)
+    return frozenset((*CALLS, PORTS))
 
 
 @contextlib.asynccontextmanager
-async def broker_calls(target: Target) -> AsyncIterator[BrokerCalls]:
-    if target.address is not None:
-        async with client_of(target) as client:
-            yield BrokerCalls(client.call, is_local=False)
-        return
+async def client_of(
+    target: Target, *, send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT
+) -> AsyncIterator[Client]:
+    """For messages. Raises ConnectionLost where no broker answers."""
+    address = await message_address(target.place)
     async with contextlib.AsyncExitStack() as stack:
-        yield await _nearest(target, stack)
+        yield await _connected(stack, target.place, address, send_timeout)
 
 
-async def _nearest(target: Target, stack: contextlib.AsyncExitStack) -> BrokerCalls:
-    path = target.local_socket()
+async def message_address(place: Place) -> str:
+    """The native address of a place: a local socket tells it. Raises ConnectionLost."""
+    if place.socket is None:
+        return place.address or ""
     try:
-        link = await open_link(path, NAME)
+        link = await open_link(place.socket, NAME)
     except errors.ConnectionLost as error:
-        if target.socket is not None:
-            raise errors.ConnectionLost(error.message, hint=HINT) from None
-        return BrokerCalls((await _client_instead(target, path, stack)).call, is_local=False)
-    stack.callback(link.close)
-    return BrokerCalls(link.call, is_local=True)
+        if place.address is None:
+            raise _silent(place, error) from None
+        return place.address
+    try:
+        ports = await link.call("places", {})
+    finally:
+        link.close()
+    return native_address(ports["host"], ports["native_port"])
 
 
-async def _client_instead(target: Target, path: Path, stack: contextlib.AsyncExitStack) -> Client:
+async def _connected(
+    stack: contextlib.AsyncExitStack,
+    place: Place,
+    address: str,
+    send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
+) -> Client:
     from icestream.client.connect import connect
 
     try:
-        address = target.public_address()
-    except errors.InvalidInput as error:
-        raise errors.ConnectionLost(f"no broker answers at {path}, and {error.message}", hint=HINT) from None
-    try:
-        return await stack.enter_async_context(connect(address, name=NAME))
-    except errors.ConnectionLost:
-        raise errors.ConnectionLost(f"no broker answers at {path}, nor at {address}", hint=HINT) from None
+        return await stack.enter_async_context(connect(address, name=NAME, send_timeout=send_timeout))
+    except errors.ConnectionLost as error:
+        raise _silent(place, error, address) from None
+
+
+def _silent(place: Place, error: errors.ConnectionLost, address: str = "") -> errors.ConnectionLost:
+    """The failure to reach a place, with every place that was tried and what named it."""
+    if place.socket is not None and address:
+        message = f"no broker answers at {place.socket}, nor at {address} ({place.rule})"
+    elif place.is_of_settings and place.socket is not None:
+        message = f"no broker runs on data_dir {place.socket.parent}: none answers at {place.socket} ({place.rule})"
+    else:
+        message = f"{error.message} ({place.rule})"
+    is_general = place.socket is not None or not error.hint or error.hint.startswith("start a broker")
+    return errors.ConnectionLost(message, hint=HINT if is_general else error.hint)
+
+
+@contextlib.asynccontextmanager
+async def broker_calls(place: Place) -> AsyncIterator[BrokerCalls]:
+    """Raises ConnectionLost where no broker answers."""
+    async with contextlib.AsyncExitStack() as stack:
+        if place.socket is not None:
+            try:
+                link = await open_link(place.socket, NAME)
+            except errors.ConnectionLost as error:
+                if place.address is None:
+                    raise _silent(place, error) from None
+            else:
+                stack.callback(link.close)
+                yield BrokerCalls(link.call, place, "", is_local=True)
+                return
+        address = place.address or ""
+        client = await _connected(stack, place, address)
+        yield BrokerCalls(client.call, place, _host_of(address), is_local=False)
+
+
+def _host_of(address: str) -> str:
+    from icestream.client.address import parse_address
+
+    return parse_address(address).host
+
+
+def local_socket_of(target: Target) -> Path:
+    """For a process that needs the local socket of its broker. Raises InvalidInput for an address."""
+    if target.place.socket is None:
+        raise errors.InvalidInput(
+            f"this needs the broker's local socket, and {target.place.rule} names the address {target.place.address}",
+            hint="run it on the broker's machine: --broker DATA_DIR",
+        )
+    return target.place.socket
 
 
 def ask(target: Target, question: Callable[[BrokerCalls], Awaitable[Answer]]) -> Answer:
     """Connects, asks, leaves: most commands are this."""
+    return ask_at(target.place, question)
+
+
+def ask_at(place: Place, question: Callable[[BrokerCalls], Awaitable[Answer]]) -> Answer:
 
     async def asked() -> Answer:
-        async with broker_calls(target) as broker:
+        async with broker_calls(place) as broker:
             try:
                 return await question(broker)
             except errors.UnknownTopic as error:

@@ -26,7 +26,8 @@ import typer
 from icestream import errors
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
-from icestream.cli.connection import AddressOption, Target, client_of, interruptible, unless_stopped
+from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.connection import client_of, interruptible, unless_stopped
 from icestream.cli.formats import Format, format_of
 from icestream.cli.nearest import with_suggestion
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
@@ -35,12 +36,15 @@ from icestream.cli.places import place_of
 from icestream.client.asked import Gap, TypeName
 from icestream.client.client import Client
 from icestream.client.message import Message
+from icestream.client.stalls import Stall
 from icestream.client.subscription import Subscription
 from icestream.client.whence import Whence, arguments_of
 from icestream.observability.words import counted
 
-IDLE_SECONDS: Final = 2.0
+# With --subscription, longer than the broker takes to report a read that does not answer (limits.READ_STALLED_MS).
+IDLE_SECONDS: Final = 4.0
 OWN_IDLE_SECONDS: Final = 30.0  # of a subscription of one's own, whose messages nobody else can have
+STALL_SECONDS: Final = 10.0  # without --follow: for which stored messages may be unreadable
 LOOK_SECONDS: Final = 0.2  # how often a run that waits for its end looks for gaps
 TAKEN_AT_ONCE: Final = 256
 TYPES: Final[tuple[TypeName, ...]] = get_args(TypeName)
@@ -67,6 +71,14 @@ class Progress:
     behind: set[int] = field(default_factory=set)
     reached: dict[int, int] = field(default_factory=dict)  # the offset behind the last one, by shard
     written: int = 0
+    said: set[Stall] = field(default_factory=set)
+
+    def say_stalls(self, messages: Subscription) -> None:
+        """What keeps messages from coming, once: it may pass by itself."""
+        for stall in messages.stalls:
+            if stall not in self.said:
+                self.said.add(stall)
+                say_aside(f"shard {stall.shard} stands still at offset {stall.offset}: {stall.reason}")
 
     def begin(self, starts: dict[int, int], ends: dict[int, int]) -> None:
         self.ends, self.reached = ends, dict(starts)
@@ -105,7 +117,8 @@ TypeOption = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE",
-        help=f"Of a subscription that is made: {', '.join(TYPES)}; else exclusive.",
+        help=f"Of a subscription that is made: {', '.join(TYPES)}; else exclusive "
+        "(the Python client makes shared ones).",
         autocompletion=completion.types,
     ),
 ]
@@ -114,7 +127,8 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="PLACE",
-        help="earliest (the default), latest, an offset, a time such as 2026-07-01T12:00, or -10m.",
+        help="earliest (the default; in the Python client that is latest), latest, an offset, a time such as "
+        "2026-07-01T12:00, or -10m.",
         autocompletion=completion.places,
     ),
 ]
@@ -151,7 +165,7 @@ def consume(
     form: FormatOption = None,
     ack: Annotated[bool, typer.Option("--ack/--no-ack", help="Whether messages count as done.")] = True,
     timeout: TimeoutOption = None,
-    address: AddressOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -169,13 +183,13 @@ def consume(
         subscription,
         _type_of(kind) if kind is not None else None,
         place_of(start) if start is not None else None,
-        format_of(form or ("text" if output is OutputFormat.TABLE else "json")),
+        format_of(form or ("text" if output is not OutputFormat.JSON else "json")),
         count,
         follow,
         ack,
         timeout if timeout is not None or follow else idle_seconds,
     )
-    asyncio.run(_consume(Target(address, None, config, sets), wanted, sys.stdout.buffer))
+    asyncio.run(_consume(Target(broker, config, sets), wanted, sys.stdout.buffer))
 
 
 def _type_of(given: str) -> TypeName:
@@ -207,15 +221,27 @@ async def _taken(
 ) -> list[Message] | None:
     """What comes next. Nothing: it was stopped, nothing came for too long, or only gaps were left."""
     if wanted.follow:
-        return await unless_stopped(messages.take(most), stop, wanted.idle_seconds)
+        return await _followed(messages, most, stop, wanted.idle_seconds)
     left = wanted.idle_seconds or 0.0
     while left > 0 and not stop.is_set():
         found = await unless_stopped(messages.take(most), stop, min(left, LOOK_SECONDS))
         progress.skip(messages.gaps)
+        progress.say_stalls(messages)
         if found or not progress.behind:
             return found
         left -= LOOK_SECONDS
     return None
+
+
+async def _followed(
+    messages: Subscription, most: int, stop: asyncio.Event, idle_seconds: float | None
+) -> list[Message] | None:
+    """What comes next. A stall is said and waited for."""
+    while True:
+        try:
+            return await unless_stopped(messages.take(most), stop, idle_seconds)
+        except errors.SubscriptionStalled as error:
+            say_aside(f"{error.message}; {error.hint}")
 
 
 def _conclude(
@@ -229,6 +255,19 @@ def _conclude(
             f"the connection to the broker is lost; written until then: {counted(progress.written, 'message')}",
             hint="start it again with `icestream serve`; --follow waits for it",
         )
+    if _goes_on(wanted, progress) and not stop.is_set() and messages.stalls:
+        stall = messages.stalls[0]
+        raise errors.SubscriptionStalled(
+            f"shard {stall.shard} cannot be read from offset {stall.offset} on: {stall.reason}; written until then: "
+            f"{counted(progress.written, 'message')}",
+            hint=stall.hint or "try again later; --follow waits for it",
+        )
+    if _goes_on(wanted, progress) and not stop.is_set() and not wanted.follow and wanted.subscription is None:
+        raise errors.SubscriptionStalled(
+            f"nothing came for {wanted.idle_seconds:g} s, although the end is not reached in shard "
+            f"{_shards_text(progress)}; written until then: {counted(progress.written, 'message')}",
+            hint="the broker or its lake process may be busy: `icestream doctor` looks; --timeout waits longer",
+        )
     if _goes_on(wanted, progress) and not stop.is_set():
         say_aside(f"nothing came for {wanted.idle_seconds:g} s{_left_text(wanted, progress)}")
     say_aside(counted(progress.written, "message"))
@@ -237,9 +276,12 @@ def _conclude(
 def _left_text(wanted: Wanted, progress: Progress) -> str:
     if wanted.follow:
         return ""
-    why = "another consumer has them, or they are done" if wanted.subscription is not None else "is the broker busy?"
-    shards = ", ".join(map(str, sorted(progress.behind)))
-    return f", although the end is not reached in shard {shards} ({why})"
+    why = "another consumer has them, or they are done"
+    return f", although the end is not reached in shard {_shards_text(progress)} ({why})"
+
+
+def _shards_text(progress: Progress) -> str:
+    return ", ".join(map(str, sorted(progress.behind)))
 
 
 def _goes_on(wanted: Wanted, progress: Progress) -> bool:
@@ -295,7 +337,9 @@ async def _opened(client: Client, wanted: Wanted, name: str, start: Whence, type
     """By the first of the types that it has: nobody but the subscription itself knows."""
     for kind in types:
         try:
-            return await client.subscribe(wanted.topic, name, type=kind, start=start, dedup=not wanted.acks)
+            return await client.subscribe(
+                wanted.topic, name, type=kind, start=start, dedup=not wanted.acks, stall_timeout=STALL_SECONDS
+            )
         except errors.InvalidInput as error:
             if type(error) is not errors.InvalidInput or kind is types[-1]:
                 raise

@@ -25,6 +25,9 @@ SYNC_TOO_FAST_SECONDS: Final = 0.000_01
 OPEN_FILES_MIN: Final = 256
 # Files of the log, the metadata store and libraries, beside the connections.
 OPEN_FILES_OWN: Final = 256
+# Permission bits of accounts that are neither the owner nor in the group of a file.
+OTHERS: Final = 0o006
+OTHERS_WRITE: Final = 0o002
 # When this was written, and when somebody should look at this again: a clock outside of it is not set.
 CLOCK_FIRST_SECONDS: Final = 1_767_225_600  # 2026
 CLOCK_LAST_SECONDS: Final = 4_102_444_800  # 2100
@@ -51,6 +54,15 @@ def free_disk(free_bytes: int, used_bytes: int, quota_bytes: int, file_bytes: in
         fix = "free some space, or lower storage.iceberg_config.wal.quota"
         return Finding("disk", State.WARNING, f"{text}: the disk is full before the quota is reached", fix)
     return Finding("disk", State.OK, text)
+
+
+def secret_file(setting: str, path: str, mode: int) -> Finding | None:
+    """Of a file with tokens or a private key. `mode`: its permission bits. None: other accounts cannot use it."""
+    if not mode & OTHERS:
+        return None
+    done = "changed" if mode & OTHERS_WRITE else "read"
+    text = f"{path} can be {done} by every account of this machine (mode {mode & 0o777:04o})"
+    return Finding(setting, State.WARNING, text, f"chmod 600 {path}, with the account of the broker as its owner")
 
 
 def sync_cost(seconds: float, mode: str) -> Finding:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from icestream import errors
+from icestream.cli.broker import HINT
+from icestream.cli.told_settings import instance_of
+from icestream.runtime.instance import HEADER, check_instance
 from icestream.settings.derive import lake_uri
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
 
 Document = dict[str, Any]
-HINT: Final = (
-    "start a broker with `icestream serve`, or say where its lake process is: --socket, --config, or "
-    "--set ports.lake=8181"
-)
 WAIT_SECONDS: Final = 60.0  # an operation writes a file and moves a pointer; an outcome may take 20 s to be known
 
 
@@ -39,6 +38,7 @@ class LakeApi:
         if not settings.catalog_embedded:
             self._uri = lake_uri(settings.node.bind_host, settings.ports.lake)
         self._token = own_token(settings)
+        self._instance = instance_of(settings)
 
     def check_listens(self) -> None:
         """Raises ConnectionLost where nobody does."""
@@ -58,7 +58,7 @@ class LakeApi:
         connection = self._connection()
         try:
             connection.request("GET", f"/api/v1/lake/{path}?{query}", None, self._headers())
-            answer = connection.getresponse()
+            answer = self._checked(connection.getresponse())
             if answer.status >= 400:
                 _read(answer.status, answer.read())
             while line := answer.readline():
@@ -76,7 +76,7 @@ class LakeApi:
         try:
             raw = None if body is None else json.dumps(body).encode()
             connection.request(method, f"/api/v1/lake/{path}", raw, self._headers())
-            answer = connection.getresponse()
+            answer = self._checked(connection.getresponse())
             return _read(answer.status, answer.read())
         except (OSError, HTTPException) as error:
             raise self._silent(error) from None
@@ -89,7 +89,16 @@ class LakeApi:
 
     def _headers(self) -> dict[str, str]:
         said = {"Accept": "application/json", "Content-Type": "application/json"}
+        said |= {HEADER: self._instance} if self._instance else {}
         return said | ({"Authorization": f"Bearer {self._token}"} if self._token is not None else {})
+
+    def _checked(self, answer: HTTPResponse) -> HTTPResponse:
+        """Raises ForeignBroker where the lake process of another broker answers. An error without an instance proves
+        nothing: the lake process may not be connected to its broker yet."""
+        instance = answer.getheader(HEADER)
+        if answer.status < 400 or instance is not None:
+            check_instance(self._instance, instance, urlsplit(self._uri).netloc)
+        return answer
 
     def _silent(self, error: Exception) -> errors.ConnectionLost:
         return errors.ConnectionLost(f"{self._uri} does not answer: {error!r}", hint=HINT)

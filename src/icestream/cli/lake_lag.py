@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from icestream import errors
-from icestream.cli import completion
-from icestream.cli.connection import BrokerCalls, SocketOption, Target, ask
+from icestream.cli.arguments import OptionalTopicName
+from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.connection import BrokerCalls, ask
 from icestream.cli.lake_app import app
-from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.observability.words import counted, size_text
 
@@ -21,16 +22,13 @@ if TYPE_CHECKING:
 
 _LINE = ("topic", "messages", "bytes", "seconds")
 _LOOK_SECONDS = 0.2
-Topic = Annotated[
-    str | None,
-    typer.Argument(metavar="TOPIC", help="Such as /default/orders; else all.", autocompletion=completion.topics),
-]
 
 
 @app.command()
 def lag(
-    topic: Topic = None,
-    socket: SocketOption = None,
+    topic: OptionalTopicName = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -40,7 +38,7 @@ def lag(
     Example: icestream lake lag
     Example: icestream lake lag /default/orders --output json
     """
-    found = ask(Target(None, socket, config, sets), _backlog)
+    found = ask(Target(broker, config, sets), _backlog)
     now_us = time.time_ns() // 1000
     rows = [
         [one.name, one.rows, Cell(one.bytes, size_text(one.bytes)), max(0, now_us - one.oldest_us) // 1_000_000]
@@ -57,9 +55,9 @@ def lag(
 
 @app.command("commit-now")
 def commit_now(
-    topic: Topic = None,
+    topic: OptionalTopicName = None,
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="How long to wait for it.", min=0)] = 60,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -69,7 +67,7 @@ def commit_now(
     Example: icestream lake commit-now
     Example: icestream lake commit-now /default/orders --wait 10
     """
-    rows = ask(Target(None, socket, config, sets), lambda broker: _committed(broker, topic, wait))
+    rows = ask(Target(broker, config, sets), lambda broker: _committed(broker, topic, wait))
     answer = Output(output)
     if answer.for_people:
         say_aside(

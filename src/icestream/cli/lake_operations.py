@@ -14,12 +14,12 @@ import typer
 
 from icestream import errors
 from icestream.cli.arguments import TopicName
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import SocketOption, Target
 from icestream.cli.lake_app import app
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
-from icestream.cli.table_name import TableName, shown, table_of
+from icestream.cli.table_name import TableName, shown, table_named, table_of
 
 AcceptGap = Annotated[
     bool, typer.Option("--accept-gap", help="Go on although offsets are in neither table nor log: a declared gap.")
@@ -38,7 +38,7 @@ def bind(
     accept_gap: AcceptGap = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -48,7 +48,7 @@ def bind(
     Example: icestream lake bind shop.orders /default/orders --dry-run
     """
     given = _given(table) | {"topic": topic, "accept": _accepted(accept_gap)}
-    _operate("bind", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("bind", given, Target(broker, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
@@ -65,7 +65,7 @@ def adopt(
     accept_duplicates: AcceptDuplicates = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -79,7 +79,7 @@ def adopt(
     """
     given = _given(table) | {"topic": topic, "accept": _accepted(accept_gap, accept_duplicates)}
     given |= {"positions": _positions(position)} if position else {}
-    _operate("adopt", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("adopt", given, Target(broker, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
@@ -92,7 +92,7 @@ def rewind(
     accept_duplicates: AcceptDuplicates = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -101,8 +101,12 @@ def rewind(
 
     Example: icestream lake rewind shop.orders --dry-run
     """
-    given = _given(table) | {"snapshot": snapshot, "accept": _accepted(accept_gap, accept_duplicates)}
-    _operate("rewind", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    target = Target(broker, config, sets)
+    given = _given(table_named(table, target)) | {
+        "snapshot": snapshot,
+        "accept": _accepted(accept_gap, accept_duplicates),
+    }
+    _operate("rewind", given, target, Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
@@ -114,7 +118,7 @@ def recreate(
     accept_gap: AcceptGap = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -124,14 +128,14 @@ def recreate(
     Example: icestream lake recreate /default/orders --dry-run
     """
     given = {"topic": topic, "accept": _accepted(accept_gap)} | (_given(table) if table else {})
-    _operate("recreate", given, Target(None, socket, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("recreate", given, Target(broker, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
 
 
 @app.command()
 def detach(
     table: TableName,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -143,7 +147,9 @@ def detach(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(Target(None, socket, config, sets)), "`icestream lake detach`", needs_own=False)
+    target = Target(broker, config, sets)
+    table = table_named(table, target)
+    api = LakeApi(catalog_settings(target), "`icestream lake detach`", needs_own=False)
     confirm(f"part {table} from its topic, which then has no table", is_sure=yes, undone="nothing was changed")
     api.post("detach", **_given(table))
     Output(output).record({"detached": table})
@@ -155,7 +161,7 @@ def drop(
     purge: Annotated[bool, typer.Option("--purge", help="Its files go as well, an hour later.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also the table of a topic, which then has none.")] = False,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -168,7 +174,9 @@ def drop(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
 
-    settings, wanted = catalog_settings(Target(None, socket, config, sets)), Identifier(*table_of(table))
+    target = Target(broker, config, sets)
+    table = table_named(table, target)
+    settings, wanted = catalog_settings(target), Identifier(*table_of(table))
     if force and not settings.catalog_embedded:
         raise errors.InvalidInput(
             f"--force has nothing to overcome: a catalog of type `{settings.catalog.type}` guards no table of a topic",

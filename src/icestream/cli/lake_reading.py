@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors
-from icestream.cli.connection import SocketOption, Target
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.lake_app import app
-from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import time_text
-from icestream.cli.table_name import CatalogNamespace, TableName, levels_of, shown, table_of
+from icestream.cli.table_layout import partition_text, sort_text
+from icestream.cli.table_name import CatalogNamespace, TableName, levels_of, shown, table_named, table_of
 from icestream.observability.words import size_text
 
 Metadata = dict[str, Any]
@@ -25,7 +26,8 @@ _FILE = ("path", "content", "records", "bytes", "first_offset", "last_offset", "
 @app.command()
 def namespaces(
     namespace: CatalogNamespace = None,
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -37,9 +39,7 @@ def namespaces(
     from icestream.cli.table_catalog import all_namespaces, ask_catalog, catalog_settings
 
     parent = levels_of(namespace) if namespace else ()
-    found = ask_catalog(
-        catalog_settings(Target(None, socket, config, sets)), lambda catalog: all_namespaces(catalog, parent)
-    )
+    found = ask_catalog(catalog_settings(Target(broker, config, sets)), lambda catalog: all_namespaces(catalog, parent))
     answer = Output(output)
     answer.table(["namespace"], [[Cell(list(one), shown(one))] for one in found])
     if not found and answer.for_people:
@@ -49,7 +49,8 @@ def namespaces(
 @app.command()
 def tables(
     namespace: CatalogNamespace = None,
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -64,7 +65,7 @@ def tables(
         asked = [levels_of(namespace)] if namespace else await all_namespaces(catalog)
         return [table for one in asked for table in await catalog.list_tables(one)]
 
-    found = ask_catalog(catalog_settings(Target(None, socket, config, sets)), listed)
+    found = ask_catalog(catalog_settings(Target(broker, config, sets)), listed)
     answer = Output(output)
     rows = [[Cell(list(one.namespace), shown(one.namespace)), Cell(one.name, shown([one.name]))] for one in found]
     answer.table(["namespace", "table"], rows)
@@ -100,7 +101,8 @@ def _current(metadata: Metadata) -> int | None:
 
 
 def _time(milliseconds: int) -> Cell:
-    return Cell(milliseconds, time_text(milliseconds * 1000) or str(milliseconds))
+    text = time_text(milliseconds * 1000)
+    return Cell(milliseconds, text or str(milliseconds), f"{text[:19]}Z" if text else None)
 
 
 def _time_column(answer: Output) -> str:
@@ -111,16 +113,20 @@ def _time_column(answer: Output) -> str:
 @app.command()
 def describe(
     table: TableName,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show a table: columns, size, and for the table of a topic where the topic stands and which rows are missing.
+    """Show a table: size, partitions, sort order, columns, properties; of a topic's also where that stands.
+
+    For the table of a topic that is how far each shard is committed, and which committed rows are missing.
 
     Example: icestream lake describe shop.orders
     """
-    settings, metadata, location = _loaded(table, Target(None, socket, config, sets))
+    target = Target(broker, config, sets)
+    table = table_named(table, target)
+    settings, metadata, location = _loaded(table, target)
     topic = _topic(settings, table)
     answer = Output(output)
     if not answer.for_people:
@@ -140,6 +146,8 @@ def describe(
             "snapshots": len(metadata["snapshots"]),
             "rows": summary.get("total-records", "not told" if summary else "0"),
             "size": size_text(int(summary["total-files-size"])) if "total-files-size" in summary else "not told",
+            "partitions": partition_text(metadata),
+            "sort order": sort_text(metadata),
             "topic": (owner(topic) if topic else metadata["properties"].get("icestream.topic")) or "none",
         }
     )
@@ -147,6 +155,9 @@ def describe(
     answer.say("")
     rows = [(one["name"], _type(one["type"]), "required" if one["required"] else "") for one in schema["fields"]]
     answer.table(("column", "type", ""), rows)
+    if metadata.get("properties"):
+        answer.say("")
+        answer.table(("property", "value"), sorted(metadata["properties"].items()))
     _show_topic(answer, topic)
 
 
@@ -195,7 +206,8 @@ def _exactly(removal: Metadata) -> str:
 @app.command()
 def snapshots(
     table: TableName,
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -204,7 +216,8 @@ def snapshots(
 
     Example: icestream lake snapshots shop.orders
     """
-    _, metadata, _ = _loaded(table, Target(None, socket, config, sets))
+    target = Target(broker, config, sets)
+    _, metadata, _ = _loaded(table_named(table, target), target)
     refs: dict[int, list[str]] = {}
     for name, one in (metadata.get("refs") or {}).items():
         refs.setdefault(one["snapshot-id"], []).append(name)
@@ -223,7 +236,7 @@ def snapshots(
             )
         )
     answer = Output(output)
-    answer.table(("snapshot", _time_column(answer), *_SNAPSHOT), rows)
+    answer.table(("snapshot", _time_column(answer), *_SNAPSHOT), rows, drop=("parent", "refs"))
 
 
 def _number(text: str | None) -> object:
@@ -233,7 +246,7 @@ def _number(text: str | None) -> object:
 @app.command()
 def history(
     table: TableName,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -242,7 +255,8 @@ def history(
 
     Example: icestream lake history shop.orders
     """
-    _, metadata, _ = _loaded(table, Target(None, socket, config, sets))
+    target = Target(broker, config, sets)
+    _, metadata, _ = _loaded(table_named(table, target), target)
     parents = {one["snapshot-id"]: one.get("parent-snapshot-id") for one in metadata["snapshots"]}
     lineage: set[int] = set()
     at = _current(metadata)
@@ -268,7 +282,8 @@ def files(
     table: TableName,
     snapshot: Annotated[int | None, typer.Option("--snapshot", metavar="ID", help="Else the current one.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="NUMBER", min=1, help="At most so many.")] = 1000,
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -281,12 +296,15 @@ def files(
     from icestream.cli.table_catalog import catalog_settings
     from icestream.cli.table_files import foreign_files, own_files
 
-    settings, wanted = catalog_settings(Target(None, socket, config, sets)), Identifier(*table_of(table))
+    target = Target(broker, config, sets)
+    table = table_named(table, target)
+    settings, wanted = catalog_settings(target), Identifier(*table_of(table))
     read = own_files if settings.catalog_embedded else foreign_files
     with _looking_for(settings, table):
         found, are_more = read(settings, wanted, snapshot, limit)
     answer = Output(output)
-    answer.table(_FILE, [[_file_cell(one, column) for column in _FILE] for one in found])
+    rows = [[_file_cell(one, column) for column in _FILE] for one in found]
+    answer.table(_FILE, rows, drop=("snapshot_id", "content", "bytes"))
     if are_more and answer.for_people:
         say_aside(f"there are more; --limit {limit * 10} shows more of them")
 
@@ -295,4 +313,6 @@ def _file_cell(file: Metadata, column: str) -> object:
     value = file[column]
     if value is None:
         return Cell(None, "-")
+    if column == "path":
+        return Cell(value, value, value.rpartition("/")[2])
     return Cell(value, size_text(value)) if column == "bytes" else value

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from icestream import limits
+from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.connection import local_socket_of
 from icestream.cli.lake_app import app
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, say_aside
 
 if TYPE_CHECKING:
@@ -20,26 +19,27 @@ if TYPE_CHECKING:
 
 @app.command()
 def serve(
-    socket: Annotated[
-        Path | None, typer.Option("--socket", metavar="FILE", help="The broker's local socket; else that of data_dir.")
-    ] = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
     """Serve the API in the foreground, for a broker with lake.managed=false; Ctrl-C stops it.
 
-    Example: icestream lake serve --socket icestream-data/broker.sock --set ports.lake=8181
+    Example: icestream lake serve --broker icestream-data --set ports.lake=8181
     """
     from icestream.lake.options import LakeOptions
     from icestream.lake.serving import serve as serve_lake
     from icestream.observability.log import set_up_logging
+    from icestream.runtime.file_access import restrict_files
     from icestream.runtime.loop import loop_factory
     from icestream.runtime.time_slice import give_way
 
-    settings = load_settings(config, sets).settings
+    target = Target(broker, config, sets)
+    settings = target.settings()
     set_up_logging(settings.log.level, settings.log.format)
-    options = LakeOptions.of(settings, socket)
+    restrict_files(settings.storage.iceberg_config.object_store.file_access)
+    options = LakeOptions.of(settings, local_socket_of(target))
     give_way(limits.LAKE_NICENESS)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve_lake(options, lambda port: _greet(settings, port, Output(output))))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from icestream.cli.arguments import NamespaceName
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, SocketOption, Target, ask
-from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Output, OutputFormat
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 
@@ -15,7 +16,8 @@ app = Commands("List, make, change and delete namespaces.")
 
 @app.command("list")
 def list_namespaces(
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -28,7 +30,7 @@ def list_namespaces(
     async def listed(broker: BrokerCalls) -> list[Document]:
         return await broker.items("list_namespaces")
 
-    found = ask(Target(None, socket, config, sets), listed)
+    found = ask(Target(broker, config, sets), listed)
     rows = [(one["namespace"], policies_cell(one["policies"])) for one in found]
     Output(output).table(("namespace", "policies"), rows)
 
@@ -37,7 +39,7 @@ def list_namespaces(
 def create(
     namespace: NamespaceName,
     policy: PolicyOption = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -51,14 +53,14 @@ def create(
     async def created(broker: BrokerCalls) -> Document:
         return await broker.call("create_namespace", namespace=namespace, policies=policies)
 
-    _show(ask(Target(None, socket, config, sets), created), Output(output))
+    _show(ask(Target(broker, config, sets), created), Output(output))
 
 
 @app.command()
 def delete(
     namespace: NamespaceName,
     yes: Yes = False,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -72,7 +74,7 @@ def delete(
     async def deleted(broker: BrokerCalls) -> None:
         await broker.call("delete_namespace", namespace=namespace)
 
-    ask(Target(None, socket, config, sets), deleted)
+    ask(Target(broker, config, sets), deleted)
     Output(output).record({"deleted": namespace})
 
 
@@ -80,7 +82,7 @@ def delete(
 def policy(
     namespace: NamespaceName,
     changes: Changes = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -98,7 +100,7 @@ def policy(
         policies = {**found["policies"], **wanted}
         return await broker.call("set_namespace_policies", namespace=namespace, policies=policies)
 
-    _show(ask(Target(None, socket, config, sets), changed), Output(output))
+    _show(ask(Target(broker, config, sets), changed), Output(output))
 
 
 def _show(found: Document, answer: Output) -> None:

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from icestream import errors, limits
+from icestream.cli.broker import EVERYWHERE, Target
 from icestream.cli.broker_http import http_get
-from icestream.cli.connection import EVERYWHERE, NAME
+from icestream.cli.connection import NAME, ask
 from icestream.cli.findings import Finding, State
 from icestream.cli.lake_http import own_token
+from icestream.cli.told_settings import told_settings
 from icestream.client.connect import connect
 from icestream.settings import Settings
+from icestream.wal.log_file import LOCK_NAME
 
 # How a client of HTTP/2 begins: the preface, and SETTINGS without any. A server answers with SETTINGS of its own.
 HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -32,6 +35,10 @@ def network(settings: Settings) -> Iterator[Finding]:
     http_port = _http_port("ports.broker_http", host, ports.broker_http, "/livez")
     is_native_here, is_http_here = (one.text.endswith("answers") for one in (native_port, http_port))
     is_here = is_native_here or is_http_here
+    if is_here and not _may_run(settings):
+        text = f"the broker that answers runs on other data: none has run on {settings.data_dir}"
+        fix = "name its data_dir with --broker; a second broker on this machine needs ports of its own"
+        yield Finding("data_dir", State.WARNING, text, fix)
     yield native_port
     yield http_port
     if settings.danube.enable:
@@ -48,6 +55,25 @@ def network(settings: Settings) -> Iterator[Finding]:
         yield Finding("broker", State.WARNING, "none is running here", "icestream serve")
     if is_here and settings.lake.managed and ports.lake:
         yield _lake(settings)
+
+
+def _may_run(settings: Settings) -> bool:
+    """Whether a broker can be running on the data of these settings: one that ever did has left a lock there."""
+    return settings.storage.type == "memory" or (settings.meta_store.data_dir / LOCK_NAME).exists()
+
+
+def elsewhere(target: Target) -> Iterator[Finding]:
+    """Of a broker at an address: whether it answers, and what its HTTP and its lake process say."""
+    try:
+        reached = ask(target, lambda broker: broker.reached())
+    except errors.IcestreamError as error:
+        yield Finding("broker", State.PROBLEM, error.message, error.hint)
+        return
+    yield Finding("ports.native", State.OK, f"{reached.address}: an Icestream answers, node {reached.node}")
+    if reached.http is not None:
+        yield from _broker(reached.ports["host"], reached.ports["http_port"])
+    if reached.lake is not None:
+        yield _lake(told_settings(target))
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------

@@ -43,8 +43,16 @@ def note_output(context: typer.Context, chosen: str) -> str:
 
 
 OutputChoice = Annotated[
-    OutputFormat, typer.Option("--output", help="For people, or for programs.", callback=note_output)
+    OutputFormat,
+    typer.Option(
+        "--output",
+        help="A table as wide as the terminal, one with all columns (--wide says it, too), or JSON.",
+        callback=note_output,
+    ),
 ]
+
+# What `Command.invoke` goes by.
+Watch = Annotated[bool, typer.Option("--watch", help="Look again every 2 s, until Ctrl-C; a JSON document each time.")]
 
 
 def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:

@@ -1,5 +1,7 @@
 """How commands answer: tables for people at a terminal, plain columns into a pipe, JSON for programs.
 
+A table keeps to the width of its terminal (layout.py).
+
 A command describes its answer once; which of the three it becomes is decided here. Answers go to stdout, everything
 else (`say_aside`, errors) to stderr, so that `--output json | jq` always gets exactly one JSON document. An error has
 the form that the command was asked for: two sentences, or one line of JSON.
@@ -9,28 +11,41 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TextIO
+from typing import Final, TextIO
 
+from icestream.cli.layout import GAP, Column, Layout, laid_out, wrapped
 from icestream.errors import IcestreamError
 from icestream.said import exit_code
+
+EXACT_MAX: Final = 2**53  # beyond it not every whole number is a double
+# How snapshots are named in answers, and in Iceberg's metadata.
+SNAPSHOT_IDS: Final = frozenset(
+    {"snapshot", "snapshot_id", "parent", "snapshot-id", "parent-snapshot-id", "current-snapshot-id"}
+)
+_BOLD: Final = "\x1b[1m"
+_NORMAL: Final = "\x1b[0m"
+_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 class OutputFormat(StrEnum):
     TABLE = "table"
+    WIDE = "wide"  # a table with every column in full, however long its lines are; --wide says it, too
     JSON = "json"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value that people read differently from programs: `64MiB` and 67108864."""
+    """A value that people read differently from programs: `64MiB` and 67108864. `short`: the text for narrow tables."""
 
     value: object
     text: str
+    short: str | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -46,31 +61,56 @@ class Output:
 
     @property
     def for_people(self) -> bool:
-        return self._form is OutputFormat.TABLE
+        return self._form is not OutputFormat.JSON
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Rows of equal kind. JSON: a list of objects with the columns as names."""
+    @property
+    def width(self) -> int | None:
+        """Characters that a line may have; None: any number, in a pipe and where every column is wanted."""
+        if self._form is not OutputFormat.TABLE or not self._stream.isatty():
+            return None
+        return shutil.get_terminal_size().columns
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, drop: Sequence[str] = ()) -> None:
+        """Rows of equal kind. JSON: a list of objects with the columns as names. `drop`: columns that a narrow terminal
+        does without, the first one first; then those at the right go."""
         rows = list(rows)
         if not self.for_people:
             self._json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
-        elif self._stream.isatty():
-            self._rich_table(columns, rows)
-        else:
-            self._plain_table(columns, rows)
+            return
+        layout = table_layout(columns, rows, self.width, drop)
+        is_bold = self._stream.isatty() and not os.environ.get("NO_COLOR")
+        for line in layout.heading:
+            self._line(f"{_BOLD}{line}{_NORMAL}" if is_bold else line)
+        for line in layout.lines:
+            self._line(line)
+        if layout.omitted:
+            omitted = f"not shown for want of width: {', '.join(layout.omitted)}; --wide shows all"
+            for line in wrapped(omitted, self.width or len(omitted)):
+                say_aside(line)
 
     def record(self, values: Mapping[str, object]) -> None:
         """One thing with named properties. JSON: an object."""
         if not self.for_people:
             self._json({name: _plain(value) for name, value in values.items()})
             return
-        width = max(map(len, values), default=0)
+        indent = max(map(len, values), default=0) + len(GAP)
         for name, value in values.items():
-            self._line(f"{name.ljust(width)}  {value}")
+            lines = [str(value)] if self.width is None else wrapped(str(value), self.width - indent)
+            self._line(f"{name.ljust(indent)}{lines[0]}")
+            for line in lines[1:]:
+                self._line(" " * indent + line)
+
+    def document(self, document: object) -> None:
+        """For programs only, as it is."""
+        self._json(document)
 
     def say(self, text: str) -> None:
-        """A sentence for people; programs do not get it."""
+        """A sentence for people; programs do not get it. One that names a command is left to the terminal to wrap, so
+        that the command can be copied in one piece."""
         if self.for_people:
-            self._line(text)
+            is_whole = self.width is None or "`" in text or "\n" in text
+            for line in [text] if is_whole else wrapped(text, self.width or len(text)):
+                self._line(line)
 
     def _line(self, text: str) -> None:
         with writing():
@@ -78,28 +118,25 @@ class Output:
 
     def _json(self, document: object) -> None:
         with writing():
-            print(json.dumps(document, indent=2, ensure_ascii=False, default=str), file=self._stream)
+            print(json.dumps(exact(document), indent=2, ensure_ascii=False, default=str), file=self._stream)
 
-    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        texts = [list(columns), *(list(map(str, row)) for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-        sides = [str.rjust if is_number else str.ljust for is_number in _are_numbers(columns, rows)]
-        for row in texts:
-            cells = (side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True))
-            self._line("  ".join(cells))
 
-    def _rich_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+def exact(document: object) -> object:
+    """The same without numbers that a reader may round: ids of snapshots are texts, always, and so is whatever does not
+    fit a double. Offsets, counts, sizes and times stay numbers."""
+    match document:
+        case Mapping():
+            return {name: _text_id(name, exact(value)) for name, value in document.items()}
+        case list() | tuple():
+            return [exact(value) for value in document]
+        case int() if abs(document) > EXACT_MAX:
+            return str(document)
+    return document
 
-        table = Table(box=None, pad_edge=False, header_style="" if os.environ.get("NO_COLOR") else "bold")
-        for column, is_number in zip(columns, _are_numbers(columns, rows), strict=True):
-            table.add_column(column, overflow="fold", justify="right" if is_number else "left")
-        for row in rows:
-            table.add_row(*(Text(str(cell)) for cell in row))  # Text: a value in brackets is not markup
-        with writing():
-            Console(file=self._stream).print(table)
+
+def _text_id(name: object, value: object) -> object:
+    is_id = isinstance(name, str) and name in SNAPSHOT_IDS and type(value) is int
+    return str(value) if is_id else value
 
 
 @contextmanager
@@ -115,10 +152,35 @@ def writing() -> Iterator[None]:
         ) from None
 
 
-def _are_numbers(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
-    """For each column, whether it holds numbers: those are compared by their ends."""
-    values = [[_plain(row[at]) for row in rows] for at in range(len(columns))]
-    return [bool(found) and all(type(value) in (int, float) for value in found) for found in values]
+def table_layout(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], width: int | None, drop: Sequence[str] = ()
+) -> Layout:
+    """Of rows of values and cells. Raises ValueError for a row of another length."""
+    return laid_out(_columns(headings, rows), width, drop)
+
+
+def _columns(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[Column]:
+    cells: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(headings)
+    return [
+        Column(heading, [str(cell) for cell in column], [_short(cell) for cell in column], _are_numbers(column))
+        for heading, column in zip(headings, cells, strict=True)
+    ]
+
+
+def _short(cell: object) -> str:
+    return cell.short if isinstance(cell, Cell) and cell.short is not None else str(cell)
+
+
+def _are_numbers(cells: Sequence[object]) -> bool:
+    """Numbers are compared by their ends. What is not known says nothing of the others."""
+    values = [value for cell in cells if (value := _plain(cell)) is not None]
+    return bool(values) and all(type(value) in (int, float) for value in values)
+
+
+def clear_screen() -> None:
+    """Before another look at the same thing; into a pipe nothing."""
+    if sys.stdout.isatty():
+        print(_CLEAR, end="")
 
 
 def say_aside(text: str) -> None:

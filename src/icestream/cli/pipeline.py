@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors, limits
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.connection import SocketOption, Target, ask
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
+from icestream.cli.connection import ask, local_socket_of
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, say_aside
 
 app = Commands("The pipeline into the tables: run it, see how it is doing, set up what it runs on.")
@@ -24,21 +25,31 @@ def pipeline() -> None:
 
 
 @app.command()
-def run(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = OutputFormat.TABLE) -> None:
+def run(
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
     """Run the pipeline in the foreground, for a broker with pipeline.managed=false; Ctrl-C stops it.
 
-    It reaches its broker over the local socket in data_dir. With --output json it says where its metrics are in one
+    It reaches its broker over its local socket. With --output json it says where its metrics are in one
     line of JSON as soon as it is ready.
 
     Example: icestream pipeline run --config broker.yml
     """
     from icestream.observability.log import set_up_logging
     from icestream.pipeline.driver.serving import serve
+    from icestream.runtime.file_access import restrict_files
     from icestream.runtime.loop import loop_factory
     from icestream.runtime.time_slice import give_way
 
-    settings = load_settings(config, sets).settings
+    target = Target(broker, config, sets)
+    if not target.place.is_of_settings:  # what is read there stands below the broker's data_dir
+        target = Target(None, config, [f"data_dir={local_socket_of(target).parent}", *(sets or ())])
+    settings = target.settings()
     set_up_logging(settings.log.level, settings.log.format)
+    restrict_files(settings.storage.iceberg_config.object_store.file_access)
     give_way(limits.PIPELINE_NICENESS)
     answer = Output(output)
     host = settings.node.bind_host
@@ -56,7 +67,8 @@ def run(config: ConfigFile = None, sets: Sets = None, output: OutputChoice = Out
 
 @app.command()
 def status(
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -66,7 +78,7 @@ def status(
     Example: icestream pipeline status
     Example: icestream pipeline status --output json
     """
-    found = ask(Target(None, socket, config, sets), lambda broker: broker.call("pipeline_state"))
+    found = ask(Target(broker, config, sets), lambda broker: broker.call("pipeline_state"))
     state, answer = found.get("state"), Output(output)
     if state is None:
         raise errors.NotReady(
@@ -87,6 +99,10 @@ def status(
             "last round": _round_words(last) if last else "none yet",
         }
     )
+    if gone := state.get("vanished_files"):
+        say_aside(
+            f"{gone} files were gone behind their commits: these were taken back, and their messages written again"
+        )
     for one in state["stopped_topics"]:
         say_aside(f"{one['topic']} is not written: {one['reason']}; {one['hint']}")
 

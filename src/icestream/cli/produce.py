@@ -21,7 +21,8 @@ import typer
 
 from icestream import errors, limits
 from icestream.cli.arguments import TopicName
-from icestream.cli.connection import AddressOption, Target, client_of, interruptible, unless_stopped
+from icestream.cli.broker import BrokerOption, Target
+from icestream.cli.connection import client_of, interruptible, unless_stopped
 from icestream.cli.lines import Draft, LineSplitter, draft_of_json, read_chunks
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, say_aside
@@ -105,7 +106,7 @@ def produce(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="In which a message must be stored.")
     ] = limits.CLIENT_SEND_SECONDS_DEFAULT,
-    address: AddressOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -124,7 +125,7 @@ def produce(
         with ExitStack() as stack:
             source = _open(file, stack)
             advance = stack.enter_context(progress("sending", _size(source)))
-            target = Target(address, None, config, sets)
+            target = Target(broker, config, sets)
             interrupted = asyncio.run(_produce(target, wanted, source, account, advance))
     except errors.IcestreamError as error:
         if not (account.stored or account.failed):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import OutputFormat
 
@@ -42,11 +42,13 @@ def serve(
     Example: icestream serve --config cluster.yml --raft-port 7651
     Example: icestream serve --config shared.yml --join 10.0.0.1:7650 --set node.name=node-4 --set data_dir=node-4
     Example: icestream serve --set storage.iceberg_config.wal.sync_mode=periodic --set log.level=warning
-    Example: icestream serve --set data_dir=elsewhere --set ports.native=0 --set ports.broker_http=0 --set ports.lake=0
+    Example: icestream serve --set data_dir=elsewhere --set ports.native=6661 --set ports.broker_http=9050
     """
     from icestream import server
     from icestream.observability.log import set_up_logging
+    from icestream.runtime.file_access import restrict_files
     from icestream.runtime.loop import loop_factory
+    from icestream.runtime.open_files import raise_open_files
     from icestream.runtime.time_slice import come_first
     from icestream.settings.text import split_address
 
@@ -55,7 +57,9 @@ def serve(
     if join and split_address(join) is None:
         raise errors.ConfigurationError(f"--join {join}: this is no host:port", hint="name the Raft port of a node")
     set_up_logging(settings.log.level, settings.log.format)
+    restrict_files(settings.storage.iceberg_config.object_store.file_access)
     come_first()
+    raise_open_files(limits.OPEN_FILES_WANTED)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         to_a_program = output is OutputFormat.JSON
         runner.run(

@@ -6,49 +6,80 @@ from typing import Annotated
 
 import typer
 
+from icestream import errors
 from icestream.cli import completion
-from icestream.cli.arguments import SubscriptionName, TopicName
+from icestream.cli.arguments import OptionalTopicName, SubscriptionName, TopicName
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
-from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import place_of, time_text
 from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
+from icestream.cli.topics import all_topics
 from icestream.client.whence import arguments_of
+from icestream.observability.words import counted
 
 app = Commands("List, make, move, change and delete subscriptions.")
 
-_LINE = ("subscription", "type", "consumers", "lag")
+_LINE = ("subscription", "type", "consumers", "state", "lag")
 _POSITION = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")
 
 
 @app.command("list")
 def list_subscriptions(
-    topic: TopicName,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    topic: OptionalTopicName = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """List the subscriptions of a topic with their lag; over an --address, their names only.
+    """List the subscriptions of a topic, or of all, with their lag; over an address, their names only.
 
+    Example: icestream sub list
     Example: icestream sub list /default/orders
     """
-
-    async def listed(broker: BrokerCalls) -> list[Document]:
-        if broker.is_local:
-            return await broker.items("page_subscriptions", topic=topic)
-        names = (await broker.call("describe_topic", topic=topic))["subscriptions"]
-        return [{"subscription": name} for name in names]
-
-    found = ask(Target(address, socket, config, sets), listed)
-    columns = [name for name in _LINE if not found or name in found[0]]
+    found = ask(
+        Target(broker, config, sets),
+        lambda calls: subscriptions_of_all(calls) if topic is None else subscriptions_of(calls, topic),
+    )
+    line = _LINE if topic is not None else ("topic", *_LINE)
+    columns = [name for name in line if not found or name in found[0]]
     answer = Output(output)
-    answer.table(columns, [[line[name] for name in columns] for line in found])
+    answer.table(columns, [[line[name] for name in columns] for line in found], drop=("type", "consumers"))
     if not found and answer.for_people:
-        say_aside(f"{topic} has no subscriptions; `icestream sub create`, or the first consumer of one, makes it")
+        where = f"{topic} has no subscriptions" if topic is not None else "there are no subscriptions yet"
+        say_aside(f"{where}; `icestream sub create`, or the first consumer of one, makes it")
+
+
+async def subscriptions_of(broker: BrokerCalls, topic: str) -> list[Document]:
+    if broker.is_local:
+        return await broker.items("page_subscriptions", topic=topic)
+    names = (await broker.call("describe_topic", topic=topic))["subscriptions"]
+    return [{"subscription": name} for name in names]
+
+
+async def subscriptions_of_all(broker: BrokerCalls) -> list[Document]:
+    """Topic by topic, those of this node. A topic that is deleted meanwhile has none; one elsewhere is named aside."""
+    topics = await all_topics(broker)
+    entries: list[Document] = []
+    elsewhere = 0
+    for topic in topics:
+        if topic.get("subscriptions") == 0:
+            continue
+        try:
+            found = await subscriptions_of(broker, topic["topic"])
+        except errors.UnknownTopic:
+            continue
+        except errors.TopicElsewhere:
+            elsewhere += 1
+            continue
+        entries += [{"topic": topic["topic"], **one} for one in found]
+    if elsewhere:
+        say_aside(f"{counted(elsewhere, 'topic')} of other nodes: ask those for their subscriptions, by --broker")
+    return entries
 
 
 @app.command()
@@ -71,7 +102,7 @@ def create(
         ),
     ] = "latest",
     policy: PolicyOption = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -88,14 +119,15 @@ def create(
     async def created(broker: BrokerCalls) -> Document:
         return await broker.call("create_subscription", **arguments)
 
-    _show(ask(Target(None, socket, config, sets), created), Output(output))
+    _show(ask(Target(broker, config, sets), created), Output(output))
 
 
 @app.command()
 def describe(
     topic: TopicName,
     subscription: SubscriptionName,
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -110,7 +142,7 @@ def describe(
         consumers = await broker.items("page_consumers", topic=topic, subscription=subscription)
         return found | {"connected": consumers}
 
-    _show(ask(Target(None, socket, config, sets), described), Output(output))
+    _show(ask(Target(broker, config, sets), described), Output(output))
 
 
 def _show(found: Document, answer: Output) -> None:
@@ -122,7 +154,14 @@ def _show(found: Document, answer: Output) -> None:
     found["failure"] = ", ".join(f"{key}={value}" for key, value in found["failure"].items() if value is not None)
     answer.record({name: _cell(value) for name, value in found.items()})
     answer.say("")
-    answer.table(_POSITION, [[_cell(shard[name]) for name in _POSITION] for shard in shards])
+    rows = [[_cell(shard[name]) for name in _POSITION] for shard in shards]
+    answer.table(_POSITION, rows, drop=("next", "waiting_for_redelivery", "in_flight"))
+    for shard in shards:
+        for stall in shard["stalls"]:
+            answer.say("")
+            since = time_text(stall["since_ms"] * 1000)
+            answer.say(f"{stall['kind']} at offset {stall['offset']} since {since}: {stall['reason']}")
+            answer.say(f"  hint: {stall['hint']}")
     if connected:
         answer.say("")
         columns = ("consumer", "peer", "is_active", "credit", "delivered_messages")
@@ -147,8 +186,7 @@ def seek(
         ),
     ],
     shard: Annotated[int | None, typer.Option("--shard", metavar="NUMBER", min=0, help="Only in this shard.")] = None,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -165,7 +203,7 @@ def seek(
         positions: list[int] = (await broker.call("seek", **arguments))["positions"]
         return positions
 
-    Output(output).table(("shard", "position"), list(enumerate(ask(Target(address, socket, config, sets), sought))))
+    Output(output).table(("shard", "position"), list(enumerate(ask(Target(broker, config, sets), sought))))
 
 
 @app.command()
@@ -173,7 +211,7 @@ def policy(
     topic: TopicName,
     subscription: SubscriptionName,
     changes: Changes = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -195,7 +233,7 @@ def policy(
             arguments["failure"] = changed_failure(found["failure"], wanted)
         return await broker.call("change_subscription", **place, **arguments)
 
-    found = ask(Target(None, socket, config, sets), changed)
+    found = ask(Target(broker, config, sets), changed)
     values = {**found["failure"], DISPATCH_RATE: found[DISPATCH_RATE]}
     Output(output).record({key: _cell(value) for key, value in values.items()})
 
@@ -205,8 +243,7 @@ def delete(
     topic: TopicName,
     subscription: SubscriptionName,
     yes: Yes = False,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -220,5 +257,5 @@ def delete(
     async def deleted(broker: BrokerCalls) -> None:
         await broker.call("delete_subscription", topic=topic, subscription=subscription)
 
-    ask(Target(address, socket, config, sets), deleted)
+    ask(Target(broker, config, sets), deleted)
     Output(output).record({"deleted": subscription, "topic": topic})

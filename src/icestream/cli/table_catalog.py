@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from icestream import errors, limits
-from icestream.cli.connection import Target
+from icestream.cli.broker import Target
 
 if TYPE_CHECKING:
     from icestream.catalog.identifier import Namespace
@@ -21,31 +21,28 @@ ATTEMPTS_MAX: Final = limits.BREAKER_FAILURES_MAX - 2
 
 
 def catalog_settings(target: Target) -> Settings:
-    """As the broker behind --socket says, else those of the command. With the token of the node's own catalog, where it
-    has one."""
+    """As the broker that is meant says, else those of the command; with the token of the node's own catalog."""
     from icestream.cli.lake_http import own_token
     from icestream.cli.told_settings import told_settings
 
-    def read(target: Target) -> Settings:
-        return told_settings(target) if target.socket is not None else target.settings()
-
-    settings = read(target)
+    settings = told_settings(target)
     if settings.catalog_embedded and settings.catalog.token is None and (token := own_token(settings)) is not None:
         with_token = [*(target.sets or ()), f"storage.iceberg_config.catalog.token={token}"]
-        return read(replace(target, sets=with_token))
+        return told_settings(replace(target, sets=with_token))
     return settings
 
 
 def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable[Answer]]) -> Answer:
     """Opens, asks, leaves. Raises ConnectionLost where the node's own catalog is not there."""
     from icestream.cli.lake_http import LakeApi
+    from icestream.cli.told_settings import instance_of
     from icestream.warehouse.caller import Patience
     from icestream.warehouse.factory import open_catalog
 
     waits = Patience(settings.catalog.request_timeout_ms / 1000, 1 if settings.catalog_embedded else ATTEMPTS_MAX)
 
     async def asked() -> Answer:
-        catalog = open_catalog(settings, waits=waits)
+        catalog = open_catalog(settings, waits=waits, instance=lambda: instance_of(settings))
         try:
             return await question(catalog)
         finally:

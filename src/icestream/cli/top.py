@@ -7,6 +7,7 @@ broker over its HTTP. Where that is, the broker says itself.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -15,18 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from icestream import errors
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.broker_http import http_get
-from icestream.cli.connection import (
-    BrokerCalls,
-    Document,
-    SocketOption,
-    Target,
-    broker_calls,
-    interruptible,
-    unless_stopped,
-)  # fmt: skip
+from icestream.cli.connection import BrokerCalls, Document, broker_calls, interruptible, unless_stopped
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat
+from icestream.cli.output import Cell, Output, OutputFormat, table_layout
 from icestream.observability.words import size_text
 from icestream.runtime.clock import Clock, SystemClock
 
@@ -36,6 +30,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = (
     "topic", "messages_per_second", "bytes_per_second", "lag", "producers", "consumers", "subscriptions",
 )  # fmt: skip
+DROP: Final = ("subscriptions", "producers", "consumers")  # where there is little room
 # How many topics are looked at, and how many the broker describes in one go: it has more to do than this.
 TOPICS_MAX: Final = 5_000
 TOPICS_AT_ONCE: Final = 100
@@ -75,7 +70,7 @@ def top(
     limit: Annotated[
         int, typer.Option("--limit", metavar="NUMBER", min=1, max=TOPICS_MAX, help="Show so many topics at most.")
     ] = 50,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -84,25 +79,25 @@ def top(
 
     Example: icestream top --once --output json
     """
-    target = Target(None, socket, config, sets)
-    is_live = not once and output is OutputFormat.TABLE and sys.stdout.isatty()
+    target = Target(broker, config, sets)
+    is_live = not once and output is not OutputFormat.JSON and sys.stdout.isatty()
     asyncio.run(_top(target, interval, limit, Output(output), is_live=is_live))
 
 
 async def _top(target: Target, interval: float, limit: int, answer: Output, *, is_live: bool) -> None:
     with interruptible() as stop:
-        async with broker_calls(target) as broker:
+        async with broker_calls(target.place) as broker:
             looks = _looks(broker, interval, stop)
             if not is_live:
                 async for before, now in looks:
-                    answer.table(COLUMNS, rows(before, now)[:limit])
+                    answer.table(COLUMNS, rows(before, now)[:limit], drop=DROP)
                     return
             from rich.console import Console
             from rich.live import Live
 
             with Live(console=Console(), screen=True, auto_refresh=False) as live:
                 async for before, now in looks:
-                    live.update(_screen(before, now, limit), refresh=True)
+                    live.update(_screen(before, now, limit, answer.width), refresh=True)
 
 
 async def _looks(broker: BrokerCalls, interval: float, stop: asyncio.Event) -> AsyncIterator[tuple[Look, Look]]:
@@ -207,14 +202,12 @@ def summary(before: Look, now: Look) -> str:
     return ", ".join(words)
 
 
-def _screen(before: Look, now: Look, limit: int) -> Group:
+def _screen(before: Look, now: Look, limit: int, width: int | None) -> Group:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column.replace("_per_second", "/s"), justify="right" if number else "left")
-    for row in rows(before, now)[:limit]:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    return Group(Text(summary(before, now)), table, Text("Ctrl-C ends", style="dim"))
+    headings = [column.replace("_per_second", "/s") for column in COLUMNS]
+    layout = table_layout(headings, rows(before, now)[:limit], width, DROP)
+    heading = Text("\n".join(layout.heading), style="" if os.environ.get("NO_COLOR") else "bold")
+    table = Text("\n".join(layout.lines), no_wrap=True)
+    return Group(Text(summary(before, now)), heading, table, Text("Ctrl-C ends", style="dim"))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
 
+from icestream import errors
 from icestream.cli import completion
 from icestream.cli.arguments import TopicName
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import AddressOption, BrokerCalls, Document, SocketOption, Target, ask
-from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.places import time_text
 from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
 from icestream.cli.table_name import shown
+from icestream.cli.topics import all_topics
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.observability.words import counted, size_text
 
@@ -33,32 +37,23 @@ def list_topics(
         str | None,
         typer.Option("--namespace", metavar="NAME", help="Only of this one.", autocompletion=completion.namespaces),
     ] = None,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """List the topics; over an --address, their names only.
+    """List the topics; over an address, their names only.
 
     Example: icestream topic list --namespace default
     """
 
-    async def listed(broker: BrokerCalls) -> list[Document]:
-        if broker.is_local:
-            return await broker.items("page_topics", namespace=namespace or "")
-        names: list[str] = []
-        page: Document = {"next": ""}
-        while (after := page.get("next")) is not None:
-            page = await broker.call("list_topics", after=after)
-            names += page["topics"]
-        return [{"topic": name} for name in names if not namespace or name.startswith(f"/{namespace}/")]
-
-    found = ask(Target(address, socket, config, sets), listed)
+    found = ask(Target(broker, config, sets), lambda calls: all_topics(calls, namespace))
     columns = [name for name in _LINE if not found or name in found[0]]
     answer = Output(output)
     unknown = "-" if answer.for_people else None  # what only the node of the topic knows
-    answer.table(columns, [[unknown if line[name] is None else line[name] for name in columns] for line in found])
+    rows = [[unknown if line[name] is None else line[name] for name in columns] for line in found]
+    answer.table(columns, rows, drop=("dispatch", "node", "shards", "producers"))
     if not found and answer.for_people:
         say_aside("there are no topics yet; `icestream topic create`, or the first message to one, makes it")
 
@@ -73,8 +68,7 @@ def create(
         bool, typer.Option("--non-reliable", help="Deliver once, to whoever has room at that moment.")
     ] = False,
     policy: PolicyOption = None,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -89,7 +83,7 @@ def create(
     async def created(broker: BrokerCalls) -> Document:
         return await broker.call("create_topic", topic=topic, shards=shards, dispatch=dispatch, policies=policies)
 
-    found = ask(Target(address, socket, config, sets), created)
+    found = ask(Target(broker, config, sets), created)
     Output(output).record({name: found[name] for name in ("topic", "id", "shards", "dispatch")})
 
 
@@ -107,8 +101,7 @@ def delete(
     table: _TableEnd = None,
     rest: _RestEnd = None,
     yes: Yes = False,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -119,12 +112,17 @@ def delete(
 
     Example: icestream topic delete /default/orders --yes
     """
-    confirm(f"delete {topic} with all its messages and subscriptions", is_sure=yes)
+    target = Target(broker, config, sets)
+    if not yes:
+        ends = ask(target, lambda calls: _ends_by_policy(calls, topic))
+        confirm(
+            deletion_text(topic, table or ends.get("deleted_table"), rest or ends.get("deleted_rest")), is_sure=False
+        )
 
     async def deleted(broker: BrokerCalls) -> Document:
         return await broker.call("delete_topic", topic=topic, table=table, rest=rest)
 
-    found, answer = ask(Target(address, socket, config, sets), deleted), Output(output)
+    found, answer = ask(target, deleted), Output(output)
     name = shown(found["table"]) if found["table"] else None
     more = {key: found[key] for key in ("table_end", "rest", "rest_messages")}
     answer.record({"deleted": topic} | ({} if answer.for_people else {"table": name, **more}))
@@ -133,30 +131,86 @@ def delete(
             say_aside(line)
 
 
+async def _ends_by_policy(broker: BrokerCalls, topic: str) -> Document:
+    """The policies that count for a topic. Empty where there is none: one that was deleted may still have a rest."""
+    with contextlib.suppress(errors.UnknownTopic):
+        return dict((await broker.call("topic_policies", topic=topic))["effective_policies"])
+    return {}
+
+
+def deletion_text(topic: str, table: str | None, rest: str | None) -> str:
+    """What is asked before: what goes, and what stays. None: as the settings of the broker say."""
+    ends = {
+        TableEnd.KEEP: "its table stays with its rows, until it is dropped",
+        TableEnd.DROP: "its table is dropped, its files stay",
+        TableEnd.PURGE: "its table goes with its files",
+    }
+    rests = {
+        RestEnd.COMMIT: "messages that are in no table are committed first",
+        RestEnd.DISCARD: "messages that are in no table are lost",
+    }
+    words = [
+        ends[TableEnd(table)] if table else "its table goes or stays as broker.deleted_table says (keep by default)",
+        rests[RestEnd(rest)] if rest else "messages in no table are treated as broker.deleted_rest says",
+    ]
+    return f"delete {topic} and its subscriptions ({'; '.join(words)})"
+
+
 def _said_of_deletion(topic: str, table: str | None, found: Document) -> list[str]:
     lines = []
+    if lost_with := found.get("lost_with"):
+        lines.append(f"what only the log of {lost_with} had, which was removed from the cluster, is lost")
     if (messages := found["rest_messages"]) and found["rest"] == RestEnd.COMMIT:
         way = f"{counted(messages, 'message')} on the way into the table"
         lines.append(f"{way}; `icestream topic delete {topic} --rest discard` gives up on that")
     elif messages:
         lines.append(f"{counted(messages, 'message')} in no table went with it")
     if table and found["table_end"] == TableEnd.KEEP:
-        lines.append(f"its table stays: {table}. `icestream lake drop {table} --purge` drops it with its files")
+        drop = f"`icestream lake drop {table} --purge` drops it with its files"
+        lines.append(f"its table stays with its rows, for good: {table}. {drop}")
     elif table:
         lines.append(f"its table goes: {table}" + (", and its files" if found["table_end"] == TableEnd.PURGE else ""))
     return lines
 
 
 @app.command()
-def describe(
+def takeover(
     topic: TopicName,
-    address: AddressOption = None,
-    socket: SocketOption = None,
+    yes: Yes = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show everything about a topic; over an --address, the outline only.
+    """Serve a topic, whose node was removed from the cluster, by the node that is asked, with what its table holds.
+
+    What was in the log of the removed node alone is lost: a declared gap, behind which offsets go on.
+
+    Example: icestream topic takeover /default/orders --yes
+    """
+    confirm(f"serve {topic} here, without what only the log of its removed node had", is_sure=yes)
+
+    async def taken(broker: BrokerCalls) -> Document:
+        return await broker.call("takeover_topic", topic=topic)
+
+    found, answer = ask(Target(broker, config, sets), taken), Output(output)
+    if not answer.for_people:
+        answer.record({"topic": topic, **found})
+        return
+    answer.say(f"{topic} is served by this node now; {found['former']} served it before")
+    answer.table(("shard", "gap_start", "gap_end"), [tuple(one.values()) for one in found["shards"]])
+
+
+@app.command()
+def describe(
+    topic: TopicName,
+    _watch: Watch = False,
+    broker: BrokerOption = None,
+    config: ConfigFile = None,
+    sets: Sets = None,
+    output: OutputChoice = OutputFormat.TABLE,
+) -> None:
+    """Show everything about a topic; over an address, the outline only.
 
     Example: icestream topic describe /default/orders --output json
     """
@@ -168,7 +222,7 @@ def describe(
         found["connected"] = await broker.items("page_producers", topic=topic)
         return found | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
 
-    _show(ask(Target(address, socket, config, sets), described), Output(output))
+    _show(ask(Target(broker, config, sets), described), Output(output))
 
 
 def _show(found: Document, answer: Output) -> None:
@@ -205,7 +259,7 @@ def _show(found: Document, answer: Output) -> None:
 def policy(
     topic: TopicName,
     changes: Changes = None,
-    socket: SocketOption = None,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -222,7 +276,7 @@ def policy(
             return found
         return await broker.call("set_topic_policies", topic=topic, policies={**found["policies"], **wanted})
 
-    found = ask(Target(None, socket, config, sets), changed)
+    found = ask(Target(broker, config, sets), changed)
     effective: Document = found["effective_policies"]
     rows = [(key, _policy_cell(value), _policy_cell(effective[key])) for key, value in found["policies"].items()]
     Output(output).table(("policy", "topic", "effective"), rows)

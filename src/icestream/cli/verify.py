@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from icestream import errors
-from icestream.cli import completion
-from icestream.cli.connection import SocketOption, Target
+from icestream.cli.arguments import OptionalTopicName
+from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.lake_http import LakeApi, error_of
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, say_aside
@@ -24,14 +24,9 @@ _LINE = ("topic", "check", "weight", "shard", "start", "end", "text")
 
 
 def verify(
-    topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TOPIC", help="Such as /default/orders; else all with a table.", autocompletion=completion.topics
-        ),
-    ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Read the offsets of all rows, not only manifests.")] = False,
-    socket: SocketOption = None,
+    topic: OptionalTopicName = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every column of every row, not only manifests.")] = False,
+    broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
@@ -45,7 +40,7 @@ def verify(
     """
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(Target(None, socket, config, sets)), "verify", needs_own=False)
+    api = LakeApi(catalog_settings(Target(broker, config, sets)), "verify", needs_own=False)
     answer = Output(output)
     keep_all = not answer.for_people
     if topic is not None:
@@ -53,7 +48,7 @@ def verify(
     else:
         reports = [_reported(api, one, deep, keep_all) for one in sorted(_listed(api, "bound"), key=_by_topic)]
         reports += [_parted(one, deep) for one in sorted(_listed(api, "parted"), key=_by_topic)]
-    _show(reports, answer)
+    _show(reports, answer, is_one=topic is not None)
     if code := exit_code(reports, deep):
         raise typer.Exit(code)
 
@@ -69,15 +64,24 @@ def last_words(reports: Sequence[Report]) -> str:
     tables = [one for one in reports if not one["is_parted"]]
     wrong = sum(not one["is_good"] for one in tables)
     unlooked = [one for one in tables if one["is_good"] and not one["is_complete"]]
+    absent = sum(one["absent_offsets"] for one in tables)
     words = [f"{wrong} with something wrong"] if wrong else []
     if tables and not wrong:
-        words = ["nothing wrong was found" if unlooked else "nothing is missing, nothing is twice"]
+        words = ["nothing wrong was found" if unlooked else _all_there(absent)]
+    if absent and (wrong or unlooked):
+        words += [f"{counted(absent, 'offset')} absent for reasons named above"]
     if unlooked:
         deeper = "" if all(one["is_deep"] for one in unlooked) else ", --deep looks at more"
         words += [f"{len(unlooked)} not looked at in full (`bounds-only` says why{deeper})"]
     if parted := len(reports) - len(tables):
         words += [f"{counted(parted, 'topic')} without a table any more"]
     return f"{counted(len(tables), 'table')}: {', '.join(words) or 'no topic has one yet'}"
+
+
+def _all_there(absent: int) -> str:
+    if not absent:
+        return "nothing is missing, nothing is twice"
+    return f"{counted(absent, 'offset')} absent for reasons named above, nothing else is missing, nothing is twice"
 
 
 def _reported(api: LakeApi, bound: dict[str, Any], deep: bool, keep_all: bool) -> Report:
@@ -113,6 +117,7 @@ def _of_one_finding(topic: str, table: str | None, deep: bool, weight: str, text
         "is_good": weight != _WRONG,
         "is_complete": False,
         "is_parted": False,
+        "absent_offsets": 0,
         "finding_count": 1,
         "findings": [finding],
     }
@@ -121,6 +126,7 @@ def _of_one_finding(topic: str, table: str | None, deep: bool, weight: str, text
 def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
     """The report of one topic, with its findings; for people not more than anybody reads."""
     findings: list[dict[str, Any]] = []
+    absent = 0
     told = api.lines("verify/lines", topic=topic, deep="true" if deep else "false")
     with progress(topic, 1_000) as advance:
         permille = 0
@@ -128,14 +134,22 @@ def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
             if "problem" in line:
                 raise error_of(line["problem"])
             if "report" in line:
-                return {**line["report"], "is_parted": False, "findings": findings}
-            if "finding" in line and (keep_all or len(findings) < SHOWN_MAX):
-                findings.append(line["finding"])
+                return {**line["report"], "is_parted": False, "absent_offsets": absent, "findings": findings}
+            if "finding" in line:
+                absent += _absent_offsets(line["finding"])
+                if keep_all or len(findings) < SHOWN_MAX:
+                    findings.append(line["finding"])
             if "progress" in line:
                 now = max(permille, 1_000 * line["progress"]["done"] // max(line["progress"]["all"], 1))
                 advance(now - permille)
                 permille = now
     raise errors.ConnectionLost("the answer ended too early", hint="the lake process went away: ask again")
+
+
+def _absent_offsets(finding: dict[str, Any]) -> int:
+    """Offsets below committed that are no rows, and whose absence is explained."""
+    is_absence = finding["check"] == "dense" and finding["weight"] == _KNOWN
+    return int(finding["end"] - finding["start"]) if is_absence else 0
 
 
 def _listed(api: LakeApi, listing: str) -> list[dict[str, Any]]:
@@ -153,10 +167,10 @@ def _by_topic(one: dict[str, Any]) -> str:
     return str(one["topic"])
 
 
-def _show(reports: Sequence[Report], answer: Output) -> None:
+def _show(reports: Sequence[Report], answer: Output, *, is_one: bool) -> None:
+    """For programs one document: the report of a topic that was named, else a list of reports."""
     if not answer.for_people:
-        for one in reports:
-            answer.record(one)
+        answer.document(reports[0] if is_one else list(reports))
         return
     rows = [[one["topic"], *(found[name] for name in _LINE[1:])] for one in reports for found in one["findings"]]
     if rows:

@@ -18,11 +18,13 @@ from icestream.model.shard import Gap, Topic
 from icestream.observability.words import size_text
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
+from icestream.runtime.randomness import SystemRandomness
 from icestream.wal import inspect as wal_inspect
 from icestream.wal.admission import Quota, quota_of
 from icestream.wal.damage import RepairPlan, plan_repair
 from icestream.wal.log_file import LOCK_NAME, is_of_a_log, log_name
 from icestream.wal.losses import Loss
+from icestream.wal.lost_log import plan_lost_log
 from icestream.wal.repair import apply_repair
 
 app = Commands("Look into the write-ahead log, and repair it.")
@@ -192,7 +194,7 @@ def repair(
     """
     where = path or Path(load_settings(config, sets).settings.wal.base_path)
     with _directory(where, read_only=False) as directory, closing(directory.lock(LOCK_NAME)):
-        plan = _plan(directory)
+        plan = plan_lost_log(directory, SystemRandomness().token(16)) or _plan(directory)
         if plan.refusal:
             raise plan.refusal
         kept = apply_repair(directory, SystemClock(), plan) if accept_loss else []
@@ -220,6 +222,16 @@ def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool
     answer.table(("file", "position", "bytes", "records", "messages lost", "perhaps more"), rows)
     for topic in plan.nameless:
         say_aside(f"the name of topic {topic.id} is lost with it: the log calls it {topic.name}")
+    if plan.is_lost_whole:
+        say_aside(
+            "the directory has no log file. If this node has had a log, every message that is in no table is lost, and "
+            "the next start declares a gap for each shard that the metadata store knows; if not, there is nothing to do"
+        )
+    elif plan.has_lost_end:
+        say_aside(
+            "the end of the log is lost: topics that were new in it are not listed, and may have lost messages, too. "
+            "A start that knows them by the metadata store declares a gap for each of their shards"
+        )
     if not plan.is_needed:
         say_aside(f"{plan.files} files read, nothing is damaged")
     elif plan.is_decided:

@@ -20,7 +20,7 @@ from icestream.model.block import CONSTANT, FIXED, NULLS, Value
 from icestream.model.envelope import Column, ColumnKind
 
 if TYPE_CHECKING:
-    from icestream.client.subscription import Subscription
+    from icestream.client.consumer import Consumer
 
 # Below so many rows for each block it is cheaper to make the values one by one.
 _ROWS_PER_BLOCK_MIN: Final = 16
@@ -61,43 +61,51 @@ def schema() -> Any:
 
 
 class ArrowBatch:
-    """Messages as a pyarrow.RecordBatch (`data`). Whatever takes Arrow takes it as it is: DuckDB, Polars, pyarrow."""
+    """Messages of a subscription as Arrow. Whatever takes Arrow takes it as it is: DuckDB, Polars, pyarrow.
 
-    __slots__ = ("chunks", "data")
+    `Subscription.batches` makes them. `len(batch)` is the number of messages.
+    """
+
+    __slots__ = ("_chunks", "_data")
 
     def __init__(self, data: Any, chunks: list[Chunk]) -> None:
-        self.data = data
-        self.chunks = chunks  # where its rows came from
+        self._data = data
+        self._chunks = chunks  # where its rows came from
+
+    @property
+    def data(self) -> Any:
+        """The messages as a pyarrow.RecordBatch with the columns of the topic's table."""
+        return self._data
 
     def __len__(self) -> int:
-        return int(self.data.num_rows)
+        return int(self._data.num_rows)
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        found: tuple[object, object] = self.data.__arrow_c_array__(requested_schema)
+        found: tuple[object, object] = self._data.__arrow_c_array__(requested_schema)
         return found
 
     def ack(self) -> Noted:
-        """All messages of the batch are done with."""
-        for delivered, first, end in self.chunks:
-            delivered.subscription.ack_rows(delivered, first, end)
+        """All messages of the batch are done with: they do not come again."""
+        for delivered, first, end in self._chunks:
+            delivered.consumer.ack_rows(delivered, first, end)
         return NOTED
 
     def nack(self, delay: float = 0.0) -> Noted:
-        """All messages of the batch come again, after `delay` seconds or later."""
-        for delivered, first, end in self.chunks:
-            delivered.subscription.nack_rows(delivered, first, end, delay)
+        """All messages of the batch failed: they come again, after `delay` seconds or later."""
+        for delivered, first, end in self._chunks:
+            delivered.consumer.nack_rows(delivered, first, end, delay)
         return NOTED
 
 
-async def arrow_batches(subscription: Subscription, max_messages: int) -> AsyncIterator[ArrowBatch]:
+async def arrow_batches(consumer: Consumer, max_messages: int) -> AsyncIterator[ArrowBatch]:
     """Each has what was there when it was asked for, at least one message."""
     if max_messages < 1:
         raise errors.InvalidInput(f"batches of {max_messages} messages")
     pyarrow()
-    while (chunk := await subscription.take_chunk(max_messages)) is not None:
+    while (chunk := await consumer.take_chunk(max_messages)) is not None:
         chunks = [chunk]
         left = max_messages - (chunk.end - chunk.first)
-        while left and (chunk := subscription.take_waiting(left)) is not None:
+        while left and (chunk := consumer.take_waiting(left)) is not None:
             chunks.append(chunk)
             left -= chunk.end - chunk.first
         yield ArrowBatch(_record_batch(chunks), chunks)
@@ -110,12 +118,26 @@ def _record_batch(chunks: list[Chunk]) -> Any:
     rows = [chunk.end - chunk.first for chunk in chunks]
     arrays = [
         _runs([chunk.delivered.shard for chunk in chunks], rows, pa.int32()),
-        _counts([chunk.delivered.start + chunk.first for chunk in chunks], rows),
+        _offsets(chunks, rows),
         *(_column(parts, column) for column in _FIRST),
         _runs([chunk.delivered.append_time_us for chunk in chunks], rows, time),
         *(_column(parts, column) for column in _REST),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+def _offsets(chunks: list[Chunk], rows: list[int]) -> Any:
+    if all(delivered.offsets is None for delivered, _, _ in chunks):
+        return _counts([chunk.delivered.start + chunk.first for chunk in chunks], rows)
+    pieces = [(delivered.offsets, delivered.start, first, end) for delivered, first, end in chunks]
+    return pyarrow().array(
+        [
+            offset
+            for offsets, start, first, end in pieces
+            for offset in (range(start + first, start + end) if offsets is None else offsets[first:end])
+        ],
+        pyarrow().int64(),
+    )
 
 
 def _parts(chunk: Chunk) -> Iterator[BlockRows]:

@@ -29,6 +29,11 @@ class MessageId(NamedTuple):
     offset: int
 
 
+MessageId.topic.__doc__ = "The topic that holds the message."
+MessageId.shard.__doc__ = "The shard of the topic."
+MessageId.offset.__doc__ = "The number of the message in its shard, from 0; -1 when the broker no longer knows it."
+
+
 class Batch:
     __slots__ = (
         "_headers", "_keys", "_publish_time_us", "_times", "block", "bytes", "deadline_ns", "first_sequence", "futures",

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from icestream.client.acks import delay_ms_of
 from icestream.client.arrow import ArrowBatch
+from icestream.client.consumer import Consumer
 from icestream.client.loop_thread import LoopThread
 from icestream.client.message import NOTED, Noted
-from icestream.client.subscription import Subscription
 
 
 class BlockingBatch(ArrowBatch):
@@ -17,10 +17,11 @@ class BlockingBatch(ArrowBatch):
     __slots__ = ("_thread",)
 
     def __init__(self, thread: LoopThread, batch: ArrowBatch) -> None:
-        super().__init__(batch.data, batch.chunks)
+        super().__init__(batch._data, batch._chunks)
         self._thread = thread
 
     def ack(self) -> Noted:
+        """All messages of the batch are done with: they do not come again."""
         acked = super().ack
 
         async def note() -> None:
@@ -30,6 +31,7 @@ class BlockingBatch(ArrowBatch):
         return NOTED
 
     def nack(self, delay: float = 0.0) -> Noted:
+        """All messages of the batch failed: they come again, after `delay` seconds or later."""
         delay_ms_of(delay)
         nacked = super().nack
 
@@ -40,8 +42,8 @@ class BlockingBatch(ArrowBatch):
         return NOTED
 
 
-def blocking_batches(thread: LoopThread, subscription: Subscription, max_messages: int) -> Iterator[ArrowBatch]:
-    found = subscription.batches(max_messages)
+def blocking_batches(thread: LoopThread, consumer: Consumer, max_messages: int) -> Iterator[ArrowBatch]:
+    found = consumer.batches(max_messages)
 
     async def following() -> ArrowBatch | None:
         return await anext(found, None)

@@ -13,11 +13,21 @@ from icestream.client.producer import Payload, Producer, bytes_of
 
 
 class BlockingProducer:
+    """Sends messages to a topic, with calls that block. `BlockingClient.producer` makes one; any thread may use it."""
+
     def __init__(self, thread: LoopThread, producer: Producer) -> None:
         self._thread = thread
         self._producer = producer
-        self.topic = producer.topic
-        self.name = producer.name
+
+    @property
+    def topic(self) -> str:
+        """The topic that it sends to."""
+        return self._producer.topic
+
+    @property
+    def name(self) -> str:
+        """Its name: another producer of the same name fences it."""
+        return self._producer.name
 
     def send(
         self,
@@ -27,7 +37,10 @@ class BlockingProducer:
         headers: Mapping[str, str] | None = None,
         publish_time: datetime | int | None = None,
     ) -> MessageId:
-        """Returns when the message is stored. `send_all` is far faster for many."""
+        """Sends a message and returns when it is stored, with its place. `send_all` is far faster for many.
+
+        `key`, `headers` and `publish_time` are as those of `Producer.send`.
+        """
         return self._thread.run(self._send(payload, key, headers, publish_time))
 
     async def _send(
@@ -58,10 +71,11 @@ class BlockingProducer:
         return [one.result() for one in sent]
 
     def flush(self) -> None:
-        """Until everything that other threads have sent so far is stored or has failed."""
+        """Waits until everything that other threads have sent so far is stored or has failed."""
         self._thread.run(self._producer.flush())
 
     def close(self) -> None:
+        """Waits until everything is stored or has failed, then leaves."""
         self._thread.run(self._producer.close())
 
     def __enter__(self) -> BlockingProducer:

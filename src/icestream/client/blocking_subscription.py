@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from icestream import errors, limits
 from icestream.client.acks import delay_ms_of
 from icestream.client.asked import Gap
+from icestream.client.consumer import Consumer
 from icestream.client.delivered import Delivered
 from icestream.client.loop_thread import LoopThread
 from icestream.client.message import NOTED, Message, Noted
-from icestream.client.subscription import Subscription
+from icestream.client.stalls import Stall
 from icestream.client.whence import Whence
 
 if TYPE_CHECKING:
@@ -37,17 +38,19 @@ class BlockingMessage(Message):
         self._thread = thread
 
     def ack(self) -> Noted:
+        """It is done with: it does not come again."""
         self._go_over(super().ack)
         return NOTED
 
     def nack(self, delay: float = 0.0) -> Noted:
+        """It failed: it comes again, after `delay` seconds or later if the subscription's policy says so."""
         delay_ms_of(delay)
         self._go_over(super().nack, delay)
         return NOTED
 
     def _go_over(self, call: Callable[..., object], *arguments: object) -> None:
         """What is known to be wrong is raised here; a subscription that ends in between needs no acks any more."""
-        self._delivered.subscription.check_open()
+        self._delivered.consumer.check_open()
         self._thread.call_soon(_quietly, call, *arguments)
 
 
@@ -57,16 +60,16 @@ def _quietly(call: Callable[..., object], *arguments: object) -> None:
 
 
 class BlockingSubscription:
-    def __init__(self, thread: LoopThread, subscription: Subscription, deduplicates: bool) -> None:
+    """Messages of a topic: an iterator that waits for the next one. `BlockingClient.subscribe` makes one; any thread
+    may use it."""
+
+    def __init__(self, thread: LoopThread, consumer: Consumer, deduplicates: bool) -> None:
         self._thread = thread
-        self._subscription = subscription
+        self._consumer = consumer
         self._deduplicates = deduplicates
         self._changed = threading.Condition()
         self._messages: deque[Message] = deque()  # taken over
         self._is_fetching = False
-        self.topic = subscription.topic
-        self.name = subscription.name
-        self.consumer = subscription.consumer
 
     # --- messages ---
 
@@ -119,7 +122,7 @@ class BlockingSubscription:
     async def _take(self, seconds: float | None) -> list[Message]:
         try:
             async with asyncio.timeout(seconds):
-                chunk = await self._subscription.take_over(limits.CLIENT_SYNC_CHUNK)
+                chunk = await self._consumer.take_over(limits.CLIENT_SYNC_CHUNK)
         except TimeoutError:
             return []
         if chunk is None:
@@ -131,37 +134,59 @@ class BlockingSubscription:
         """Messages as Arrow, with the columns of the topic's table; each batch has `ack()`. Needs pyarrow."""
         from icestream.client.blocking_arrow import blocking_batches
 
-        return blocking_batches(self._thread, self._subscription, max_messages)
+        return blocking_batches(self._thread, self._consumer, max_messages)
 
     # --- acks ---
 
     def ack_through(self, message: Message) -> None:
-        """This message and everything before it in its shard, where one consumer gets everything in order."""
+        """Acks this message and everything before it in its shard, where one consumer gets everything in order."""
 
         async def note() -> None:
-            self._subscription.ack_through(message)
+            self._consumer.ack_through(message)
 
         self._thread.run(note())
 
     def flush(self) -> None:
-        """Until the broker has counted every ack so far."""
-        self._thread.run(self._subscription.flush())
+        """Waits until the broker has counted every ack so far."""
+        self._thread.run(self._consumer.flush())
 
     # --- where it stands ---
 
     def seek(self, start: Whence, *, shard: int | None = None) -> None:
         """Everything from there on is delivered again, or for the first time, to all consumers of the subscription."""
-        self._thread.run(self._subscription.seek(start, shard=shard))
+        self._thread.run(self._consumer.seek(start, shard=shard))
         with self._changed:
             self._messages.clear()
 
     @property
+    def topic(self) -> str:
+        """The topic whose messages these are."""
+        return self._consumer.topic
+
+    @property
+    def name(self) -> str:
+        """The name of the subscription."""
+        return self._consumer.name
+
+    @property
+    def consumer(self) -> str:
+        """The name of this consumer among those of the subscription."""
+        return self._consumer.consumer
+
+    @property
     def gaps(self) -> list[Gap]:
-        return list(self._subscription.gaps)
+        """Offsets that hold no message, as the broker declared them; the newest 1,000."""
+        return list(self._consumer.gaps)
+
+    @property
+    def stalls(self) -> list[Stall]:
+        """What keeps messages from coming now: shard, offset, reason and hint of each; empty while nothing does. The
+        iteration raises SubscriptionStalled for it, see `stall_timeout` of `Client.subscribe`."""
+        return self._consumer.stalls
 
     def close(self) -> None:
         """Sends the acks, then leaves. Threads that wait for a message get None."""
-        self._thread.run(self._subscription.close())
+        self._thread.run(self._consumer.close())
         with self._changed:
             self._messages.clear()
 

@@ -19,12 +19,12 @@ from icestream import errors, limits
 from icestream.client.address import Address
 from icestream.client.batch import Batch
 from icestream.client.consumers import Consumers
+from icestream.client.foreign_protocol import FIRST_BYTES, wrong_port
 from icestream.client.questions import Document, Questions
 from icestream.protocol import document, frame, handshake
 from icestream.protocol.compression import Compression
 from icestream.protocol.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Done, Frame, Kind
 from icestream.protocol.stream import FrameStream
-from icestream.runtime.clock import Clock
 
 _CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that takes no more
 
@@ -61,10 +61,12 @@ class Connection(asyncio.BufferedProtocol):
         self._compression = Compression() if hello.compression else None
         self._stream = FrameStream(limits.HELLO_BYTES_MAX, FIRST_FROM_BROKER)
         self._agreed: handshake.Agreed | None = None
+        self._first = b""  # bytes of the broker, as far as they tell whether it is one
+        self._buffer = memoryview(b"")  # of the read under way, until then
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._number = 0
-        self._reads = 0
+        self.reads = 0  # how often bytes came
         self._questions = Questions()
         self._published: deque[_Sent] = deque()
         self.consumers = Consumers()
@@ -78,18 +80,30 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
         self._transport.set_write_buffer_limits(high=limits.SOCKET_WRITE_BYTES_MAX)
-        self._transport.write(frame.encode_frame(Kind.HELLO, 1, handshake.encode_hello(self._hello)))
+        self._transport.write(frame.encode_frame(Kind.HELLO, 1, handshake.encode_hello(self._hello, ends_text=True)))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._stream.get_buffer()
+        buffer = self._stream.get_buffer()
+        if self._agreed is None:
+            self._buffer = buffer
+        return buffer
 
     def buffer_updated(self, count: int) -> None:
-        self._reads += 1
+        self.reads += 1
         try:
+            if self._agreed is None:
+                self._check_protocol(count)
             for one in self._stream.received(count):
                 self._receive(one)
         except errors.IcestreamError as error:
             self.end(error)
+
+    def _check_protocol(self, count: int) -> None:
+        """Raises WrongPort for what does not come from a broker."""
+        if len(self._first) < FIRST_BYTES:
+            self._first += bytes(self._buffer[:count])[: FIRST_BYTES - len(self._first)]
+            if (error := wrong_port(self.address, self._first)) is not None:
+                raise error
 
     def eof_received(self) -> bool:
         return False
@@ -144,17 +158,6 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(self.error, errors.ConnectionLost):
             return self.error
         return errors.ConnectionLost(f"the connection to {self.address} ended: {self.error}")
-
-    async def watch(self, clock: Clock, heartbeat_seconds: float) -> None:
-        """Asks for a sign of life when nothing came for a while, and ends the connection when none comes."""
-        while self.error is None:
-            reads = self._reads
-            await clock.sleep(heartbeat_seconds)
-            if self._reads == reads and self.error is None:
-                self.ping()
-                await clock.sleep(heartbeat_seconds)
-                if self._reads == reads:
-                    self.end(errors.ConnectionLost(f"{self.address} was silent for {2 * heartbeat_seconds:g} s"))
 
     # --- out ---
 
@@ -233,6 +236,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._settle(one)
             case Kind.DELIVER:
                 self.consumers.deliver(frame.decode_delivery(one.body))
+            case Kind.PICK:
+                self.consumers.deliver(frame.decode_pick(one.body))
             case Kind.GAP | Kind.EVENT:
                 self.consumers.inform(one)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate
@@ -16,7 +17,7 @@ from icestream.protocol.frame import Delivery
 
 if TYPE_CHECKING:
     from icestream.client.connection import Connection
-    from icestream.client.subscription import Subscription
+    from icestream.client.consumer import Consumer
 
 
 class BlockRows(NamedTuple):
@@ -36,23 +37,23 @@ class Identity(NamedTuple):
 
 
 class Delivered:
-    """Rows are counted from 0 and have the offsets `start` to `end`, without a hole."""
+    """Rows are counted from 0. They have the offsets `start` to `end` without a hole, or those of a PICK frame."""
 
     __slots__ = (
         "_blocks", "_body", "_columns", "_first_row", "append_time_us", "arrived_ns", "attempt", "bytes", "connection",
-        "generation", "identity", "payloads", "rows", "shard", "start", "subscription",
+        "consumer", "generation", "identity", "offsets", "payloads", "rows", "shard", "start",
     )  # fmt: skip
 
     def __init__(
         self,
-        subscription: Subscription,
+        consumer: Consumer,
         connection: Connection | None,
         identity: Identity | None,
         delivery: Delivery,
         arrived_ns: int,
     ) -> None:
         """Of a delivery that was checked (`check`)."""
-        self.subscription = subscription
+        self.consumer = consumer
         self.connection = connection  # on which it came
         self.identity = identity  # of the subscription then
         self.shard = delivery.shard
@@ -62,6 +63,9 @@ class Delivered:
         self.arrived_ns = arrived_ns
         self.start = delivery.base_offset + delivery.first_row
         self.rows = delivery.rows
+        self.offsets: list[int] | None = None  # of each row, where there are holes between them
+        if delivery.ranges is not None:
+            self.offsets = [offset for start, end in delivery.ranges for offset in range(start, end)]
         self.bytes = len(delivery.body)
         self._body = delivery.body
         self._first_row = delivery.first_row
@@ -69,18 +73,50 @@ class Delivered:
         self._blocks: list[BlockRows] | None = None
         self._columns: dict[Column, Sequence[Value]] = {}
 
-    def part(self, start: int, end: int) -> Delivered:
-        """The messages with the offsets [start, end) alone."""
+    def parts(self, ranges: Sequence[tuple[int, int]]) -> list[Delivered]:
+        """The messages with the offsets [start, end) of each range alone; ranges rise."""
+        if self.offsets is None:
+            return [self._part(start - self.start, end - self.start) for start, end in ranges]
+        rows: list[tuple[int, int]] = []
+        for start, end in ranges:
+            low, high = bisect_left(self.offsets, start), bisect_left(self.offsets, end)
+            if rows and rows[-1][1] == low:
+                rows[-1] = (rows[-1][0], high)
+            elif low < high:
+                rows.append((low, high))
+        return [self._part(low, high) for low, high in rows]
+
+    def _part(self, first: int, end: int) -> Delivered:
+        """Rows [first, end) alone."""
         part = copy(self)
-        part.start, part.rows = start, end - start
+        part.start, part.rows = self.offset(first), end - first
+        part.offsets = None if self.offsets is None else self.offsets[first:end]
         part.bytes = max(1, self.bytes * part.rows // self.rows)
-        part._first_row = self._first_row + start - self.start
+        part._first_row = self._first_row + first
         part.payloads, part._blocks, part._columns = None, None, {}
         return part
 
     @property
     def end(self) -> int:
-        return self.start + self.rows
+        """Behind the last offset."""
+        return self.start + self.rows if self.offsets is None else self.offsets[-1] + 1
+
+    def offset(self, row: int) -> int:
+        return self.start + row if self.offsets is None else self.offsets[row]
+
+    def ranges(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The offsets of the rows [first, end), as ranges."""
+        if first >= end:
+            return []
+        if self.offsets is None:
+            return [(self.start + first, self.start + end)]
+        found: list[tuple[int, int]] = []
+        for offset in self.offsets[first:end]:
+            if found and found[-1][1] == offset:
+                found[-1] = (found[-1][0], offset + 1)
+            else:
+                found.append((offset, offset + 1))
+        return found
 
     @property
     def is_current(self) -> bool:
@@ -121,5 +157,6 @@ class Delivered:
 
 def check(delivery: Delivery) -> None:
     """The blocks hold the rows that are meant. Raises DecodeError."""
-    if sum(rows for rows, _ in rows_of(delivery.body)) < delivery.first_row + delivery.rows:
-        raise errors.DecodeError("a DELIVER names rows that its blocks do not have")
+    rows, named = sum(rows for rows, _ in rows_of(delivery.body)), delivery.first_row + delivery.rows
+    if rows < named or (delivery.ranges is not None and rows > named):
+        raise errors.DecodeError("a DELIVER or PICK names rows that its blocks do not have")

@@ -1,6 +1,6 @@
 """What is being handed out to the application, row by row: a chunk of the inbox that is not yet noted as handed out.
 
-Nothing is done for each message but a step from one row to the next (`Subscription.__anext__` does it by itself). The
+Nothing is done for each message but a step from one row to the next (`Consumer.__anext__` does it by itself). The
 chunk is noted as a whole when it is used up, and before something comes that must know how far it got: a copy of it, a
 nack, an ack of a copy, a seek, the end of its connection. Pure.
 """
@@ -66,14 +66,19 @@ class Handout:
 
     def note_before(self, shard: int, offset: int) -> None:
         """Messages of the shard come from this offset on: if they come again, that must not be taken for waiting."""
-        if self._chunk is not None and self.delivered.shard == shard and offset < self.delivered.start + self.row:
+        if (
+            self._chunk is not None
+            and self.delivered.shard == shard
+            and self.row
+            and offset <= self.delivered.offset(self.row - 1)
+        ):
             self.note()
 
     def acked(self, shard: int, generation: int, start: int, end: int) -> None:
         """Copies of these messages are handed out no more, neither from the chunk nor from the inbox."""
         if self._chunk is not None and self.delivered.shard == shard:
-            at = self.delivered.start
-            if at + self.row < end and start < at + self.end:
+            out = self.delivered
+            if self.row < self.end and out.offset(self.row) < end and start <= out.offset(self.end - 1):
                 self._inbox.hand_back(self._chunk, self.row)
                 self._forget()
         self._inbox.acked(shard, generation, [(start, end)])

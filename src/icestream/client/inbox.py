@@ -16,7 +16,7 @@ from typing import NamedTuple
 from icestream import errors
 from icestream.client.credit import CreditWindow
 from icestream.client.delivered import Delivered
-from icestream.client.handled import Handled
+from icestream.client.handled import Handled, split_narrow
 
 
 class Chunk(NamedTuple):
@@ -54,9 +54,9 @@ class Inbox:
         """What waits is given up: it comes again."""
         if self._queue:
             first = self._queue[0]
-            self._give_up(first, first.start + self._at)
+            self._give_up(first, self._at)
             for delivered in list(self._queue)[1:]:
-                self._give_up(delivered, delivered.start)
+                self._give_up(delivered, 0)
         self._queue.clear()
         self._at = 0
         self.may_hold_copies = False
@@ -84,10 +84,15 @@ class Inbox:
             self.credit.took(delivered.rows - first, _size(delivered, first, delivered.rows))
         self._queue, self._at = kept, at
 
-    def _give_up(self, delivered: Delivered, start: int) -> None:
+    def _give_up(self, delivered: Delivered, row: int) -> None:
+        """Its messages from `row` on."""
         handled = self._of(delivered)
-        if handled is not None and start < delivered.end:
-            handled.given_up(start, delivered.end)
+        if handled is None or row >= delivered.rows:
+            return
+        if delivered.offsets is not None:
+            handled.given_up_picked(delivered.offsets[row:])
+        else:
+            handled.given_up(delivered.start + row, delivered.end)
 
     def _of(self, delivered: Delivered) -> Handled | None:
         """None: it belongs to a generation that is over."""
@@ -111,18 +116,23 @@ class Inbox:
         if handled is None:
             self.credit.took(delivered.rows, delivered.bytes)
             return []
-        fresh, acked, may_be_copies = handled.arrived(delivered.start, delivered.end)
-        if fresh == [(delivered.start, delivered.end)]:
+        if delivered.offsets is not None:
+            arrived = handled.arrived_picked(delivered.offsets)
+        else:
+            arrived = handled.arrived(delivered.start, delivered.end)
+        if arrived is None or arrived.fresh == [(delivered.start, delivered.end)]:
             self._queue.append(delivered)
         else:
             self.credit.took(delivered.rows, delivered.bytes)
-            self._queue.extend(self._parts(delivered, fresh))
-        self.may_hold_copies |= may_be_copies and bool(fresh)
-        return acked
+            self._queue.extend(self._parts(delivered, arrived.fresh))
+        if arrived is None:
+            return []
+        self.may_hold_copies |= arrived.may_be_copies and bool(arrived.fresh)
+        return arrived.acked
 
     def _parts(self, delivered: Delivered, ranges: Sequence[tuple[int, int]]) -> list[Delivered]:
         """Some of its messages, which are held from now on."""
-        parts = [delivered.part(start, end) for start, end in ranges]
+        parts = delivered.parts(ranges)
         self.credit.held += sum(part.rows for part in parts)
         self.credit.held_bytes += sum(part.bytes for part in parts)
         return parts
@@ -150,11 +160,17 @@ class Inbox:
         """The application has the rows up to `row`; the others are given up and come again."""
         delivered, first, end = chunk
         self.credit.took(end - first, _size(delivered, first, end))
-        handled, start = self._of(delivered), delivered.start
+        handled, start, offsets = self._of(delivered), delivered.start, delivered.offsets
         if handled is not None and first < row:
-            handled.handed_out(start + first, start + row)
+            if offsets is not None:
+                handled.handed_out_picked(offsets[first:row])
+            else:
+                handled.handed_out(start + first, start + row)
         if handled is not None and row < end:
-            handled.given_up(start + row, start + end)
+            if offsets is not None:
+                handled.given_up_picked(offsets[row:end])
+            else:
+                handled.given_up(start + row, start + end)
 
     def hand_back(self, chunk: Chunk, row: int) -> None:
         """The application has the rows up to `row`; the others wait again, in front of everything."""
@@ -166,16 +182,20 @@ class Inbox:
             self._at = row
             return
         self.credit.took(end - row, _size(delivered, row, end))
-        self._queue.extendleft(self._parts(delivered, [(delivered.start + row, delivered.start + end)]))
+        self._queue.extendleft(self._parts(delivered, delivered.ranges(row, end)))
 
     # --- what becomes of messages ---
 
     def acked(self, shard: int, generation: int, ranges: Sequence[tuple[int, int]]) -> None:
         if generation != self.generation(shard):
             return
-        for start, end in ranges:
-            self._shards[shard].acked(start, end)
-            if self.may_hold_copies:
+        handled = self._shards[shard]
+        narrow, wide = split_narrow(ranges)
+        had_copies = [pair for pair in wide if handled.acked(*pair)]
+        if narrow and handled.acked_narrow(narrow):
+            had_copies += narrow
+        if self.may_hold_copies:
+            for start, end in had_copies:
                 self._drop(shard, start, end)
 
     def _drop(self, shard: int, start: int, end: int) -> None:
@@ -183,13 +203,13 @@ class Inbox:
         queue, self._queue = self._queue, deque()
         for number, delivered in enumerate(queue):
             first = self._at if number == 0 else 0
-            low, high = delivered.start + first, delivered.end
+            low, high = delivered.offset(first), delivered.end
             if delivered.shard != shard or end <= low or high <= start:
                 self._queue.append(delivered)
                 continue
             if number == 0:
                 self._at = 0
-            self.credit.took(high - low, _size(delivered, first, delivered.rows))
+            self.credit.took(delivered.rows - first, _size(delivered, first, delivered.rows))
             left = [(low, min(start, high)), (max(end, low), high)]
             self._queue.extend(self._parts(delivered, [piece for piece in left if piece[0] < piece[1]]))
 

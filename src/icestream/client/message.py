@@ -26,6 +26,8 @@ NOTED: Final = Noted()
 
 
 class Message:
+    """A message that a subscription delivered. Ack it when it is done with, or nack it when it failed."""
+
     __slots__ = ("_delivered", "_row")
 
     def __init__(self, delivered: Delivered, row: int) -> None:
@@ -36,36 +38,35 @@ class Message:
 
     def ack(self) -> Noted:
         """It is done with: it does not come again."""
-        self._delivered.subscription.ack_row(self._delivered, self._row)
+        self._delivered.consumer.ack_row(self._delivered, self._row)
         return NOTED
 
     def nack(self, delay: float = 0.0) -> Noted:
         """It failed: it comes again, after `delay` seconds or later if the subscription's policy says so."""
-        self._delivered.subscription.nack_row(self._delivered, self._row, delay)
+        self._delivered.consumer.nack_row(self._delivered, self._row, delay)
         return NOTED
 
     # --- where it stands ---
 
     @property
     def topic(self) -> str:
-        return self._delivered.subscription.topic
+        """The topic that it was published to."""
+        return self._delivered.consumer.topic
 
     @property
     def shard(self) -> int:
+        """The shard of the topic that holds it; messages are in order in a shard."""
         return self._delivered.shard
 
     @property
     def offset(self) -> int:
-        return self._delivered.start + self._row
+        """Its number in its shard, from 0."""
+        return self._delivered.offset(self._row)
 
     @property
     def id(self) -> MessageId:
+        """Topic, shard and offset: as `Producer.send` returned it."""
         return MessageId(self.topic, self.shard, self.offset)
-
-    @property
-    def place(self) -> tuple[Delivered, int]:
-        """For the subscription: what it came with, and its offset."""
-        return self._delivered, self.offset
 
     @property
     def redelivery_count(self) -> int:
@@ -81,6 +82,7 @@ class Message:
 
     @property
     def payload(self) -> bytes:
+        """What was published; empty when there was nothing."""
         payloads = self._delivered.payloads
         if payloads is None:
             payloads = self._delivered.load_payloads()
@@ -88,10 +90,12 @@ class Message:
 
     @property
     def key(self) -> bytes | None:
+        """The key that chose its shard; None when it has none."""
         return cast("bytes | None", self._delivered.values(envelope.KEY)[self._row])
 
     @property
     def headers(self) -> dict[str, str]:
+        """Names and values that were published with it."""
         return cast("dict[str, str]", self._delivered.values(envelope.HEADERS)[self._row] or {})
 
     @property
@@ -101,6 +105,7 @@ class Message:
 
     @property
     def publish_time(self) -> datetime | None:
+        """When its producer published it, by the producer's clock, in UTC. None when that is not known."""
         time_us = self.publish_time_us
         return None if time_us is None else instant(time_us)
 
@@ -111,22 +116,27 @@ class Message:
 
     @property
     def append_time(self) -> datetime | None:
+        """When the broker stored it, in UTC."""
         return instant(self._delivered.append_time_us)
 
     @property
     def producer_name(self) -> str | None:
+        """The name of its producer."""
         return cast("str | None", self._delivered.values(envelope.PRODUCER_NAME)[self._row])
 
     @property
     def content_type(self) -> str | None:
+        """The content type of the payload, where its producer named one."""
         return cast("str | None", self._delivered.values(envelope.CONTENT_TYPE)[self._row])
 
     @property
     def schema_id(self) -> int | None:
+        """The id of the schema that its payload was checked with, where the topic has one."""
         return cast("int | None", self._delivered.values(envelope.SCHEMA_ID)[self._row])
 
     @property
     def schema_version(self) -> int | None:
+        """The version of that schema."""
         return cast("int | None", self._delivered.values(envelope.SCHEMA_VERSION)[self._row])
 
     def value(self, column: envelope.Column) -> object:

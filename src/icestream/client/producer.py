@@ -33,29 +33,36 @@ _PATIENCE_SHARE: Final = 0.9  # of the time that every message has
 
 
 class Producer:
-    """`Client.producer` makes one; it is opened by `async with` or `await`."""
+    """Sends messages to a topic. What one producer sends to a shard is stored in the order in which it was sent.
+
+    `Client.producer` makes one; it is opened by `async with` or `await`. A lost connection only pauses it: what has no
+    answer is sent again, and nothing is stored twice.
+    """
 
     def __init__(
         self, session: Session, topic: str, name: str | None, create: bool, shards: int, pending_bytes: int
     ) -> None:
-        self.topic = str(TopicName.parse(topic))
-        given = name if name is not None else f"{socket.gethostname()}-{session.randomness.token(8).hex()}"
-        self.name = check_name("producer", given)
-        self.error: errors.IcestreamError | None = None
+        self._topic = str(TopicName.parse(topic))
+        own_name = f"{socket.gethostname()}-{session.randomness.token(8).hex()}" if name is None else name
+        self._name = check_name("producer", own_name)
+        self._error: errors.IcestreamError | None = None
+        self._endpoint = _ProducerEndpoint(self)
         self._session = session
         self._loop = asyncio.get_running_loop()
-        self._out = Publishing(session, self, self.topic, self.name, create, shards)
+        self._out = Publishing(session, self._endpoint, self._topic, self._name, create, shards)
         self._send_ns = int(session.options.send_seconds * 1e9)
         self._is_closing = False
-        self._batch: Batch | None = None  # where a message without a key goes now
-        self._turn = 0
+        # Of each shard, the batch that takes messages in this tick: always the one that its lane collects in. All
+        # messages look here, whatever they carry, so that none goes into a batch in front of a newer one.
+        self._open: dict[int, Batch] = {}
+        self._turn = 0  # the shard of messages without a key, for this tick
         self._is_planned = False
         self._is_watched = False
         self._pending_max = pending_bytes
         self._pending_bytes = 0
         self._room = Waiters()
         self._batch_bytes = limits.CLIENT_BATCH_BYTES_MAX
-        self._fixed_bytes = _BLOCK_BYTES + len(self.name.encode()) + len(self.topic.encode())
+        self._fixed_bytes = _BLOCK_BYTES + len(self._name.encode()) + len(self._topic.encode())
 
     # --- what a user calls ---
 
@@ -67,7 +74,7 @@ class Producer:
         headers: Mapping[str, str] | None = None,
         publish_time: datetime | int | None = None,
     ) -> asyncio.Future[MessageId]:
-        """Leaves at the end of this tick of the loop; await the future to know that it is stored, and where.
+        """Sends a message at the end of this tick of the loop; await the future to know that it is stored, and where.
 
         Messages with the same key go to the same shard, by CRC-32 of the key; those without a key go to one shard after
         the other, all of a tick to the same. `publish_time` is now, or a time with a zone, or microseconds since 1970.
@@ -80,27 +87,27 @@ class Producer:
         size = len(payload) + _MESSAGE_BYTES
         if key is not None or headers or publish_time is not None:
             return self._send_with(payload, size, key, headers, publish_time)
-        batch = self._batch
+        batch = self._open.get(self._turn)
         if batch is None or batch.bytes + size > self._batch_bytes:
-            batch = self._batch = self._batch_of(self._turn, size)
+            batch = self._batch_of(self._turn, size)
         self._pending_bytes += size
         batch.bytes += size
         future: asyncio.Future[MessageId] = _Future(loop=self._loop)
         batch.payloads.append(payload)
         batch.futures.append(future)
         if not self._is_planned:
-            self.plan()
+            self._plan()
         return future
 
     async def ready(self) -> None:
-        """Until there is room for another message."""
+        """Waits until there is room for another message. Raises why there never will be."""
         while self._pending_bytes >= self._pending_max:
             self._check_open()
             await self._room.wait()
         self._check_open()
 
     async def flush(self) -> None:
-        """Until every message sent so far is stored or has failed; its future says which."""
+        """Waits until every message sent so far is stored or has failed; its future says which."""
         waiting: list[asyncio.Future[None]] = []
         for batch in [batch for lane in self._out.lanes for batch in lane if batch.futures]:
             waiting.append(self._loop.create_future())
@@ -109,12 +116,28 @@ class Producer:
             await asyncio.wait(waiting)
 
     @property
+    def topic(self) -> str:
+        """The topic that it sends to."""
+        return self._topic
+
+    @property
+    def name(self) -> str:
+        """Its name: another producer of the same name fences it."""
+        return self._name
+
+    @property
+    def error(self) -> errors.IcestreamError | None:
+        """Why it has failed for good. None: it has not."""
+        return self._error
+
+    @property
     def pending_bytes(self) -> int:
-        """What is sent and has no answer, and what it costs to remember it."""
+        """Bytes of messages that were sent and have no answer, with what it costs to remember them."""
         return self._pending_bytes
 
     @property
     def shards(self) -> int:
+        """How many shards the topic has."""
         return len(self._out.lanes)
 
     async def close(self) -> None:
@@ -122,17 +145,17 @@ class Producer:
         if self._is_closing:
             return
         self._is_closing = True
-        self._batch = None
+        self._open.clear()
         try:
             await self.flush()
         finally:
-            self._session.forget(self)
+            self._session.forget(self._endpoint)
             await self._out.leave()
             self._end(errors.ClientClosed(f"producer {self.name} was closed"))
 
     async def __aenter__(self) -> Producer:
         if not self._out.was_open and not self._is_closing:
-            await self._session.open(self)
+            await self._session.open(self._endpoint)
         self._check_open()
         return self
 
@@ -163,7 +186,7 @@ class Producer:
             shard = zlib.crc32(key_bytes) % len(lanes)
         if checked:
             size += sum(len(name.encode()) + len(value.encode()) + 8 for name, value in checked.items())
-        batch = lanes[shard].collecting if self._is_planned and lanes else None
+        batch = self._open.get(shard)
         if batch is None or batch.bytes + size > self._batch_bytes:
             batch = self._batch_of(shard, size)
         self._pending_bytes += size
@@ -171,11 +194,12 @@ class Producer:
         batch.add(payload, future, size)
         batch.add_extra(key_bytes, checked, time_us)
         if not self._is_planned:
-            self.plan()
+            self._plan()
         return future
 
     def _batch_of(self, shard: int, size: int) -> Batch:
-        """The batch of a shard that has room for so many bytes; a new one where that is needed."""
+        """The batch of a shard that takes messages until this tick ends, with room for `size` bytes: the one that the
+        lane collects in, or a new one behind it. Raises ClientClosed, MessageTooLarge, or why the producer failed."""
         self._check_open()
         if (own := size - _MESSAGE_BYTES) > limits.MESSAGE_BYTES_MAX:  # the topic's own bound is the broker's to judge
             raise errors.MessageTooLarge(
@@ -189,6 +213,7 @@ class Producer:
         elif batch.deadline_ns - now_ns < _PATIENCE_SHARE * self._send_ns:
             batch = self._begin(shard, now_ns)  # what comes late must not fail with what came first
             lane.begin(batch)
+        self._open[shard] = batch
         return batch
 
     def _begin(self, shard: int, now_ns: int) -> Batch:
@@ -206,8 +231,8 @@ class Producer:
 
     def _check_open(self) -> None:
         self._session.check_loop()
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
         if self._is_closing or not self._out.was_open:
             state = "closed" if self._is_closing else "not open yet"
             raise errors.ClientClosed(f"producer {self.name} is {state}", hint="use one inside its own `async with`")
@@ -218,50 +243,80 @@ class Producer:
             hint="await producer.ready() before send(), or raise pending_bytes",
         )
 
-    # --- as an endpoint of the client ---
+    # --- as an endpoint of the client (_ProducerEndpoint) ---
 
-    def plan(self) -> None:
+    def _plan(self) -> None:
         if not self._is_planned:
             self._is_planned = True
-            self._session.plan(self)
+            self._session.plan(self._endpoint)
 
-    def flush_on(self, connection: Connection | None) -> None:
+    def _flush_on(self, connection: Connection | None) -> None:
         self._is_planned = False
-        self._batch = None
+        self._open.clear()
         if lanes := self._out.lanes:
             self._turn = (self._turn + 1) % len(lanes)
         self._out.flush_on(connection)
 
-    def released(self, batch: Batch) -> None:
+    def _released(self, batch: Batch) -> None:
         self._pending_bytes -= batch.bytes
         if self._room and self._pending_bytes < self._pending_max:
             self._room.wake()
 
-    def lanes_changed(self) -> None:
-        self._batch = None
+    def _lanes_changed(self) -> None:
+        self._open.clear()
         self._turn %= len(self._out.lanes)
         self._batch_bytes = self._out.batch_bytes_max - self._fixed_bytes
 
-    async def open_on(self, connection: Connection) -> None:
-        await self._out.open_on(connection)
-
-    def move_to(self, session: Session) -> None:
+    def _move_to(self, session: Session) -> None:
         self._session = session
         self._out.move_to(session)
 
-    def detach(self, error: errors.IcestreamError) -> None:
-        self._out.detach()
-
-    def fail(self, error: errors.IcestreamError) -> None:
-        if self.error is None:
-            self.error = error
-        self._session.forget(self)
+    def _fail(self, error: errors.IcestreamError) -> None:
+        if self._error is None:
+            self._error = error
+        self._session.forget(self._endpoint)
         self._end(error)
 
     def _end(self, error: errors.IcestreamError) -> None:
-        self._batch = None
+        self._open.clear()
         self._out.fail_pending(error)
         self._room.wake()
+
+
+class _ProducerEndpoint:
+    """A producer, as the session and the batches of it see it: what is not for its user."""
+
+    __slots__ = ("_producer",)
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def plan(self) -> None:
+        self._producer._plan()
+
+    def released(self, batch: Batch) -> None:
+        self._producer._released(batch)
+
+    def lanes_changed(self) -> None:
+        self._producer._lanes_changed()
+
+    async def open_on(self, connection: Connection) -> None:
+        await self._producer._out.open_on(connection)
+
+    def move_to(self, session: Session) -> None:
+        self._producer._move_to(session)
+
+    def flush_on(self, connection: Connection | None) -> None:
+        self._producer._flush_on(connection)
+
+    def detach(self, error: errors.IcestreamError) -> None:
+        self._producer._out.detach()
+
+    def fail(self, error: errors.IcestreamError) -> None:
+        self._producer._fail(error)
+
+    async def close(self) -> None:
+        await self._producer.close()
 
 
 def bytes_of(payload: object) -> bytes:

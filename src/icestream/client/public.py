@@ -18,6 +18,7 @@ _HOMES: Final = {
     "Subscription": "subscription",
     "Message": "message",
     "Gap": "asked",
+    "Stall": "stalls",
     "ArrowBatch": "arrow",
     "BlockingClient": "blocking",
     "BlockingProducer": "blocking_producer",

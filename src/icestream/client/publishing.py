@@ -276,9 +276,9 @@ class Publishing:
             for lane in self.lanes:
                 staying, leaving = lane.expire(now_ns)
                 for batch in staying:
-                    batch.fail(_late(lane, batch, send_seconds))
+                    batch.fail(_late(lane, batch, send_seconds, self._session.away_because))
                 for batch in leaving:
-                    self._drop(batch, _late(lane, batch, send_seconds))
+                    self._drop(batch, _late(lane, batch, send_seconds, self._session.away_because))
             self._sender.lanes_changed()
 
     def _deadline_ns(self) -> int | None:
@@ -292,7 +292,7 @@ class Publishing:
                 self._drop(batch, unknown if batch.is_sent else error)
 
 
-def _late(lane: Lane, batch: Batch, send_seconds: float) -> errors.IcestreamError:
+def _late(lane: Lane, batch: Batch, send_seconds: float, away_because: str) -> errors.IcestreamError:
     if batch.is_sent:
         return errors.OutcomeUnknown(
             f"no answer in {send_seconds:g} s: the message may or may not be stored",
@@ -300,7 +300,7 @@ def _late(lane: Lane, batch: Batch, send_seconds: float) -> errors.IcestreamErro
         )
     if lane.cause is not None:
         return lane.cause
-    return errors.ConnectionLost(f"not sent in {send_seconds:g} s: the broker was away", hint="send it again")
+    return errors.ConnectionLost(f"not sent in {send_seconds:g} s: {away_because}", hint="send it again")
 
 
 def _last_of(found: object) -> int | None:

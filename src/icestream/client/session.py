@@ -3,7 +3,8 @@
     new          nothing was asked for yet
     connecting   the first connection; what goes wrong is raised
     here         calls, producers and subscriptions work
-    away         the connection is lost: a try after each backoff; calls wait, producers hold what they were given
+    away         the connection is lost: a try after each backoff; calls wait, producers hold what they were given.
+                 A connection that is only silent is replaced as liveness.py says
     closed       for good: calls that wait are told, endpoints finish what they have
 
 At the end of a loop tick everything that producers and subscriptions have to say leaves in one write. Nothing runs
@@ -23,6 +24,7 @@ from icestream.client.address import Address
 from icestream.client.backoff import Backoff
 from icestream.client.connection import Connection, open_connection
 from icestream.client.endpoint import Endpoint
+from icestream.client.liveness import Liveness, liveness
 from icestream.client.options import ClientOptions
 from icestream.client.questions import Document
 from icestream.protocol import handshake
@@ -36,8 +38,12 @@ _PASSING: Final = (errors.PolicyReached, errors.SubscriptionTaken)
 
 
 class Session:
-    def __init__(self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness) -> None:
+    def __init__(
+        self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness, node: str = ""
+    ) -> None:
+        """`node`: the name of the node at that address, where another node of its cluster told it."""
         self.address = address
+        self._node = node
         self.options = options
         self.clock = clock
         self.randomness = randomness
@@ -51,7 +57,8 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Connection | None = None
         self._since_ns = 0  # when it was opened
-        self._backoff = Backoff(randomness)
+        self._backoff = Backoff(randomness, last_seconds=limits.CLIENT_RECONNECT_SECONDS_MAX)
+        self._replacements = 0  # of silent connections, one after the other
         self._why: errors.IcestreamError = errors.ConnectionLost(f"not connected to {address} yet")
         self._here = asyncio.Event()
         self._lost = asyncio.Event()
@@ -114,6 +121,11 @@ class Session:
     def is_connected(self) -> bool:
         return self._connection is not None
 
+    @property
+    def away_because(self) -> str:
+        """Why there is, or lately was, no connection."""
+        return self._why.message if self._connection is None else "the broker was away"
+
     # --- the connection ---
 
     async def _first_connection(self) -> Connection:
@@ -129,7 +141,13 @@ class Session:
             await self.clock.sleep(backoff.next_seconds())
 
     async def _connect(self) -> Connection:
-        connection, _ = await open_connection(self.address, self._hello, self, self.options.connect_seconds)
+        try:
+            connection, _ = await open_connection(self.address, self._hello, self, self.options.connect_seconds)
+        except errors.ConnectionLost as error:
+            if not self._node:
+                raise
+            hint = f"start {self._node} again; `icestream cluster status` shows the nodes of a cluster"
+            raise errors.ConnectionLost(f"{self._node} is down: {error.message}", hint=hint) from None
         if connection.is_lost:
             raise connection.lost_error()
         return connection
@@ -138,24 +156,97 @@ class Session:
         while True:
             await self._lost.wait()
             self._lost.clear()
-            if self.clock.monotonic_ns() - self._since_ns > limits.CLIENT_STABLE_SECONDS * 1e9:
-                self._backoff.reset()
-            while self._connection is None:
-                await self.clock.sleep(self._backoff.next_seconds())
-                try:
-                    self._use(await self._connect())
-                    _log.info("connected to %s again", self.address)
-                except errors.IcestreamError as error:
-                    self._why = error
+            self._begin_backoff()
+            await self.clock.sleep(self._backoff.next_seconds())
+            connection = await self._connect_again(lambda: self._connection is None)
+            if connection is not None:
+                self._use(connection)
+                _log.info("connected to %s again", self.address)
+
+    def _begin_backoff(self) -> None:
+        if self.clock.monotonic_ns() - self._since_ns > limits.CLIENT_STABLE_SECONDS * 1e9:
+            self._backoff.reset()
+
+    async def _connect_again(self, is_needed: Callable[[], bool]) -> Connection | None:
+        """The first connection that opens, of tries that follow each other. A try that gets no answer does not hold up
+        the next one: it may be one whose packets were lost. None: a connection is not needed any more."""
+
+        async def attempt() -> Connection | None:
+            try:
+                return await self._connect()
+            except errors.IcestreamError as error:
+                self._why = error
+                return None
+
+        attempts: list[asyncio.Task[Connection | None]] = []
+        pause: asyncio.Task[None] | None = None
+        try:
+            while is_needed():
+                while len(attempts) >= limits.CLIENT_CONNECTS_MAX:
+                    await _abandon(attempts.pop(0))
+                attempts.append(asyncio.create_task(attempt()))
+                pause = asyncio.create_task(self.clock.sleep(self._backoff.next_seconds()))
+                while not pause.done():
+                    await asyncio.wait([pause, *attempts], return_when=asyncio.FIRST_COMPLETED)
+                    for done in [one for one in attempts if one.done()]:
+                        attempts.remove(done)
+                        if (connection := done.result()) is not None and not connection.is_lost:
+                            return connection
+            return None
+        finally:
+            for task in attempts:
+                await _abandon(task)
+            if pause is not None:
+                pause.cancel()
 
     def _use(self, connection: Connection) -> None:
         self._connection = connection
         self._since_ns = self.clock.monotonic_ns()
         self.connections += 1
         self._here.set()
-        self.tasks.start(connection.watch(self.clock, self.options.heartbeat_seconds), "client-heartbeat")
+        self.tasks.start(self._watch(connection), "client-heartbeat")
         for endpoint in self._endpoints:
             self.tasks.start(self.open_again(endpoint, connection), "client-open")
+
+    async def _watch(self, connection: Connection) -> None:
+        """Asks a silent connection for a sign of life, and looks for another one when none comes (liveness.py)."""
+        while not connection.is_lost:
+            if self.clock.monotonic_ns() - self._since_ns > limits.CLIENT_STEADY_SECONDS * 1e9:
+                self._replacements = 0
+            bounds = liveness(self.options.heartbeat_seconds, self._replacements)
+            reads = connection.reads
+            await self.clock.sleep(bounds.ask)
+            if connection.reads != reads or connection.is_lost:
+                continue
+            with contextlib.suppress(errors.InFlightFull):  # so many calls wait that one of them will tell
+                connection.ping()
+            await self.clock.sleep(bounds.doubt)
+            if connection.reads == reads and not connection.is_lost:
+                await self._replace_silent(connection, reads, bounds)
+
+    async def _replace_silent(self, silent: Connection, reads: int, bounds: Liveness) -> None:
+        """Until it speaks, another connection has taken its place, or it is given up."""
+        giving_up = self.tasks.start(self._give_up(silent, reads, bounds), "client-silence")
+        connection: Connection | None = None
+        try:
+            self._begin_backoff()
+            connection = await self._connect_again(lambda: silent.reads == reads and not silent.is_lost)
+            if connection is not None:
+                await self.clock.sleep(bounds.grace)
+            is_silent = silent.reads == reads and not silent.is_lost
+            if connection is not None and is_silent and not connection.is_lost:
+                self._replacements += 1
+                silent.end(errors.ConnectionLost(f"{self.address} was silent, and answered on another connection"))
+                self._use(connection)
+        finally:
+            giving_up.cancel()
+            if connection is not None and connection is not self._connection:
+                connection.end(errors.ConnectionLost("the connection is not needed"))
+
+    async def _give_up(self, silent: Connection, reads: int, bounds: Liveness) -> None:
+        await self.clock.sleep(bounds.give_up - bounds.ask - bounds.doubt)
+        if silent.reads == reads:
+            silent.end(errors.ConnectionLost(f"{self.address} was silent for {bounds.give_up:g} s"))
 
     def lost(self, connection: Connection, error: errors.IcestreamError) -> None:
         if connection is not self._connection:
@@ -298,6 +389,14 @@ class Session:
 
     def forget(self, endpoint: Endpoint) -> None:
         self._endpoints.pop(endpoint, None)
+
+
+async def _abandon(attempt: asyncio.Task[Connection | None]) -> None:
+    """Ends a try to connect, and the connection of one that had just opened."""
+    attempt.cancel()
+    await asyncio.wait([attempt])
+    if not attempt.cancelled() and (connection := attempt.result()) is not None:
+        connection.end(errors.ConnectionLost("the connection is not needed"))
 
 
 async def _nowhere(error: errors.TopicElsewhere) -> Session:

@@ -18,7 +18,8 @@ class Siblings:
         first.elsewhere = self.at
 
     async def at(self, error: errors.TopicElsewhere) -> Session:
-        """The session to the node that the error names. Raises the error when it names none."""
+        """The session to the node that the error names. Raises the error when it names none, and ConnectionLost with
+        the name of that node when it is down: this client may be connected to a node that is not."""
         place = error.details.get("native")
         if not place:
             raise error
@@ -28,9 +29,13 @@ class Siblings:
         session = self._others.get(address)
         if session is None:
             first = self._first
-            session = Session(address, first.options, first.clock, first.randomness)
+            node = error.details.get("node", f"the node at {address}")
+            session = Session(address, first.options, first.clock, first.randomness, node)
             session.elsewhere = self.at
-            await session.start()
+            try:
+                await session.start()
+            except errors.ConnectionLost as lost:
+                raise errors.ConnectionLost(f"{error.message}, and {lost.message}", hint=lost.hint) from None
             if address in self._others:  # somebody else was quicker
                 await session.close()
             else:

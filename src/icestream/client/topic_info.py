@@ -10,6 +10,8 @@ from icestream.protocol import document
 
 
 class TopicInfo(NamedTuple):
+    """A topic, as its broker describes it."""
+
     topic: str
     shards: int
     dispatch: str
@@ -17,11 +19,22 @@ class TopicInfo(NamedTuple):
     subscriptions: list[str]
 
 
+TopicInfo.topic.__doc__ = "The name of the topic."
+TopicInfo.shards.__doc__ = "How many shards it has; messages are in order in each."
+TopicInfo.dispatch.__doc__ = "`reliable`: stored, acked and delivered again. `non-reliable`: to whoever is there."
+TopicInfo.producers.__doc__ = "How many producers are connected to it."
+TopicInfo.subscriptions.__doc__ = "The names of its subscriptions."
+
+
 class TopicPolicies(NamedTuple):
-    """By name; None: nothing is said."""
+    """The policies of a topic, by name; None: nothing is said."""
 
     policies: dict[str, int | str | None]
     effective: dict[str, int | str | None]
+
+
+TopicPolicies.policies.__doc__ = "The topic's own policies."
+TopicPolicies.effective.__doc__ = "What holds: the namespace's policy where the topic has none."
 
 
 def topic_policies(found: Document) -> TopicPolicies:

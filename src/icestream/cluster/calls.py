@@ -20,6 +20,7 @@ from icestream.cluster.members import (
     NodeRecord,
     decode_record,
     encode_record,
+    encode_removed,
     id_of_key,
     node_key,
     removed,
@@ -35,6 +36,8 @@ from icestream.cluster.shared_warehouse import (
     first_of,
 )
 from icestream.metadata import command as cmd
+from icestream.metadata.log_format import Promise
+from icestream.protocol import document
 
 if TYPE_CHECKING:
     from icestream.cluster.cluster_node import ClusterNode
@@ -51,6 +54,7 @@ class Calls:
             "ClientWrite": self.client_write,
             "RenewLease": self.renew_lease,
             "StateHash": self.state_hash,
+            "Confirmed": self.confirmed,
             "Join": self._by_leader("Join", self.join),
             "Promote": self._by_leader("Promote", self.promote),
             "Remove": self._by_leader("Remove", self.remove),
@@ -71,7 +75,13 @@ class Calls:
         return call
 
     async def get_node_info(self, given: Document) -> Document:
-        return to_document(self._host.info())
+        asking = wire.id_of(given, "node") if given.get("node") else 0
+        return to_document(self._host.info(asking))
+
+    async def confirmed(self, given: Document) -> Document:
+        term, index = document.number_of(given, "term", 0, 2**63), document.number_of(given, "index", 0, 2**63)
+        self._host.memory.heard(wire.id_of(given, "node"), Promise(term, index))
+        return {}
 
     async def client_write(self, given: Document) -> Document:
         envelope = given.get("envelope")
@@ -110,6 +120,8 @@ class Calls:
             raise removed(node_id, self._host.identity.cluster_id)
         joining = decode_record(record)
         value = encode_record(joining)
+        if given.get("rejoins"):
+            await self._remove_predecessor(node_id, joining.name, given)
         self._check_name(node_id, joining.name)
         await self._check_warehouse(joining)
         entry = node.machine.get(node_key(node_id))
@@ -118,6 +130,29 @@ class Calls:
         if node_id not in self._members():
             await node.change_members([(LEARNER, node_id)])
         return {}
+
+    async def _remove_predecessor(self, successor: int, name: str, given: Document) -> None:
+        """Of a node that joins anew (rejoin.py): by its id, or by its name where nothing says the id any more."""
+        node, machine = self._host.node, self._host.node.machine
+        if given.get("predecessor"):
+            gone = wire.id_of(given, "predecessor")
+        else:
+            records = machine.page(NODES, "", limits.METADATA_LIST_MAX)
+            named = [id_of_key(key) for key, entry in records if decode_record(entry.value).name == name]
+            gone = next((other for other in named if other != successor), 0)
+        is_known = gone in self._members() or machine.get(node_key(gone)) is not None
+        if not gone or gone == successor or not (is_known or machine.get(removed_key(gone)) is not None):
+            return
+        progress = node.status()["progress"].get(gone)
+        if gone == node.id or (gone in self._members() and progress is not None and progress[2]):
+            raise errors.NotReady(
+                f"node {wire.id_text(gone)} still answers, or did a moment ago", hint="it is tried again by itself"
+            )
+        entry = machine.get(removed_key(gone))
+        if entry is None or not entry.value:
+            await self._host.running.put(removed_key(gone), encode_removed(wire.id_text(successor)))
+        if is_known:
+            await self.remove({"node": wire.id_text(gone)})
 
     def _check_name(self, node_id: int, name: str) -> None:
         """Two nodes of one name could not be told apart by whoever reads a log or a metric. Who was removed is none."""

@@ -3,7 +3,8 @@
 open       the directory; the id of the node is synced before anybody hears of it
 listen     others may ask who this is
 form       until the log says which cluster it is of (formation.py); nothing at later starts
-run        core, driver and store; ticks; links to all members. A node that is no member yet asks to join
+run        core, driver and store; links to all members; a log from before is compared with what they remember of it
+           (memory_check.py), then ticks and messages. A node that is no member yet asks to join
 
 close      the lead is handed over, what was taken is finished, then links and port
 """
@@ -25,8 +26,11 @@ from icestream.cluster.formation import Found, Join, Wait, decide
 from icestream.cluster.leader_duties import LeaderDuties
 from icestream.cluster.listener import Call, PeerListener
 from icestream.cluster.members import NodeRecord, decode_record, encode_record, node_key, removed, removed_key
+from icestream.cluster.memory_check import MemoryCheck
 from icestream.cluster.node_info import ROLES, NodeInfo, from_document
 from icestream.cluster.peers import Peers
+from icestream.cluster.promises import NONE, Promises
+from icestream.cluster.rejoin import Predecessor
 from icestream.cluster.shared_warehouse import WAREHOUSE, check_mark, decode_warehouse
 from icestream.cluster.snapshot_transfer import IncomingSnapshot, SnapshotSender
 from icestream.cluster.state_comparison import StateComparison
@@ -57,6 +61,7 @@ class ClusterOptions:
     address: str = ""  # where others dial this node; empty: where it listens
     seeds: tuple[str, ...] = ()
     join: str = ""  # a node of a cluster that is there
+    predecessor: Predecessor | None = None  # this node joins anew in its place
     record: NodeRecord = field(default_factory=lambda: NodeRecord("", ""))
     server_context: ssl.SSLContext | None = None
     client_context: ssl.SSLContext | None = None
@@ -82,8 +87,10 @@ class ClusterNode:
         self.ticker: Ticker | None = None
         self._sender: SnapshotSender | None = None
         self._comparison: StateComparison | None = None
+        self.memory = MemoryCheck(self, clock, Promises(opened.recovered.promises))
         self._tasks = Tasks(self._task_failed)
         self._said = ""
+        self._unanswered: dict[str, str] = {}  # why, by the address of a seed node
 
     @classmethod
     async def start(
@@ -100,10 +107,11 @@ class ClusterNode:
             await opened.close()
             raise
         try:
-            if node.identity.is_member and not opened.knows_others:
+            was_member = node.identity.is_member
+            if was_member and not opened.knows_others:
                 await node._ask_seeds()  # it is the only one of its cluster: they must not be of another one
             await node._form()
-            node._run()
+            node._run(has_past=was_member)
         except BaseException:
             await node._end()
             await opened.close()
@@ -119,7 +127,8 @@ class ClusterNode:
 
     @property
     def address(self) -> str:
-        return self._options.address or f"{self._options.bind_host}:{self.listener.port}"
+        host, _, port = (self._options.address or f"{self._options.bind_host}:0").rpartition(":")
+        return f"{host}:{self.listener.port if port == '0' else port}"
 
     @property
     def record(self) -> NodeRecord:
@@ -152,10 +161,14 @@ class ClusterNode:
         if kept is not None and not self.is_alone:
             check_mark(self.record, decode_warehouse(kept.value))
 
-    def info(self) -> NodeInfo:
+    def info(self, asking: int = 0) -> NodeInfo:
+        """`asking`: the node that wants to know, which is told what this one remembers of it."""
+        remembered = self.memory.remembered(asking) if asking else NONE
         founder = eraftpb.decode_conf(self.identity.conf).voters
         found = NodeInfo(self.id, self.identity.cluster_id, founder[0] if founder else 0, self._options.record.name)
-        found = msgspec.structs.replace(found, address=self.address)
+        found = msgspec.structs.replace(
+            found, address=self.address, remembered_term=remembered.term, remembered_index=remembered.last
+        )
         if self.store is None:
             return found
         node, status = self.node, self.node.status()
@@ -207,7 +220,7 @@ class ClusterNode:
         return self.store is not None and hello.cluster == self.identity.cluster_id
 
     def receive(self, messages: list[bytes]) -> None:
-        if self.store is not None:
+        if self.store is not None and self.store.node.takes_part:  # else Raft repeats what matters
             self.store.node.receive(messages)
 
     async def begin_snapshot(self, message: bytes) -> IncomingSnapshot:
@@ -266,33 +279,43 @@ class ClusterNode:
                     await self._opened.identify(Identity(self.id, cluster, conf))
                     _log.info("this node joins a cluster", cluster=cluster.hex())
                 case Wait(reason):
-                    self._say(f"waiting for the other nodes: {reason}")
+                    self.say(f"waiting for the other nodes: {reason}")
                     await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _decision(self, answers: dict[str, NodeInfo]) -> Found | Join | Wait:
         if not self._options.join:
             return decide(self.id, self._options.seeds, answers)
         found = decide(self.id, [self._options.join], answers)
-        return found if isinstance(found, Join) else Wait(f"{self._options.join} is of no cluster yet")
+        if isinstance(found, Join):
+            return found
+        if self._options.join in answers:
+            return Wait(f"{self._options.join} is of no cluster yet")
+        return Wait(self._unanswered.get(self._options.join) or f"{self._options.join} does not answer")
 
     async def _ask_seeds(self) -> dict[str, NodeInfo]:
         """Whoever answers, by address; this node itself too."""
-        addresses = [self._options.join] if self._options.join else [*self._options.seeds]
-        found = await asyncio.gather(*(self._ask_who(address) for address in addresses))
+        addresses = self.seed_addresses
+        found = await asyncio.gather(*(self.ask_who(address) for address in addresses))
         return {address: info for address, info in zip(addresses, found, strict=True) if info is not None}
 
-    async def _ask_who(self, address: str) -> NodeInfo | None:
+    @property
+    def seed_addresses(self) -> list[str]:
+        return [self._options.join] if self._options.join else [*self._options.seeds]
+
+    async def ask_who(self, address: str) -> NodeInfo | None:
+        """None when nobody answers. Raises ForeignCluster."""
         try:
-            info = from_document(await self.peers.ask(address, "GetNodeInfo", {}))
+            info = from_document(await self.peers.ask(address, "GetNodeInfo", {"node": wire.id_text(self.id)}))
         except errors.ForeignCluster:
             raise
         except errors.IcestreamError as error:
             _log.debug("a seed node does not answer", rpc="GetNodeInfo", address=address, error=str(error))
+            self._unanswered[address] = error.message
             return None
         self.peers.learn(info.node, info.address or address)
         return info
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Once, until something else is the case."""
         if text != self._said:
             self._said = text
@@ -300,8 +323,9 @@ class ClusterNode:
 
     # --- running ---
 
-    def _run(self) -> None:
-        self.store = store = self._opened.start(partial(RaftCore, self._randomness))
+    def _run(self, *, has_past: bool) -> None:
+        """`has_past`: this node may have confirmed something before."""
+        self.store = store = self._opened.start(partial(RaftCore, self._randomness), takes_part=not has_past)
         node = store.node
         self._sender = SnapshotSender(node, self._opened.log, self.peers.dial)
         node.send, store.forward, store.forward_renewal = self._send, self._forward, self._forward_renewal
@@ -311,10 +335,17 @@ class ClusterNode:
         store.snapshots.on_taken = self._comparison.taken
         store.before_close, store.after_close = self._leave, self._end
         self.ticker = Ticker(self._clock, node)
-        node.tasks.start(self.ticker.run(), "metadata-ticks")
+        if not has_past:
+            self._take_part()
+        node.tasks.start(self.memory.run(self._take_part if has_past else lambda: None), "promises")
         node.tasks.start(LeaderDuties(store, self._clock).run(), "leader-duties")
         self._tasks.start(self._become_known(), "join")
         self._members_changed()
+
+    def _take_part(self) -> None:
+        assert self.ticker is not None
+        self.node.take_part()
+        self.node.tasks.start(self.ticker.run(), "metadata-ticks")
 
     def invited(self, address: str) -> None:
         self._options = dataclasses.replace(self._options, join=address)
@@ -348,7 +379,7 @@ class ClusterNode:
                 self.node.fail(error)
                 return
             except errors.IcestreamError as error:
-                self._say(f"this node is not known to the cluster yet: {error}")
+                self.say(f"this node is not known to the cluster yet: {error}")
             await self._clock.sleep(limits.MEMBERSHIP_LOOK_SECONDS)
 
     def _is_known(self) -> bool:
@@ -357,7 +388,9 @@ class ClusterNode:
         return is_member and entry is not None and entry.value == encode_record(self.record)
 
     async def _ask_to_join(self) -> None:
-        arguments = {"node": wire.id_text(self.id), "record": encode_record(self.record)}
+        arguments: dict[str, object] = {"node": wire.id_text(self.id), "record": encode_record(self.record)}
+        if (predecessor := self._options.predecessor) is not None:
+            arguments |= {"rejoins": True, "predecessor": predecessor.node}
         if self.node.leads or self.node.leader:
             await self.calls["Join"](arguments)
             return

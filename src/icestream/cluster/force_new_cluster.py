@@ -1,12 +1,15 @@
 """Makes a cluster of one node out of what one node has, when a majority of the voters is lost for good.
 
     1  everything in its log counts, whoever confirmed it; changes of members are passed over; it is the only voter
-    2  the other nodes are written down as removed: their ids never come back
-    3  a snapshot with this node as the only voter takes the place of the log before it
-    4  a new cluster id, synced: nodes of the old cluster are strangers from now on
+    2  the other nodes are written down as removed: their ids never come back; so is the old cluster, which is fenced
+       off the warehouse when the new one starts (server/warehouse_fence.py)
+    3  counters go on IDS_SKIPPED further: ids that only the lost nodes knew are given to nothing else
+    4  a snapshot with this node as the only voter takes the place of the log before it
+    5  a new cluster id, synced: nodes of the old cluster are strangers from now on
 
 Offline: the node must not run. What only the lost nodes had is lost, and what was never confirmed may count now; that
-is why a person has to ask for it. Cut off anywhere, it is run again.
+is why a person has to ask for it. A log from a backup, which ends before its mark (ADR 45), is taken all the same: no
+other node counts on what it forgot. Cut off anywhere, it is run again.
 """
 
 from __future__ import annotations
@@ -14,17 +17,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from icestream import errors
-from icestream.cluster.members import NODES, removed_key
+from icestream import errors, limits
+from icestream.cluster.members import NODES, SUPERSEDED_CLUSTERS, removed_key
 from icestream.metadata import eraftpb
-from icestream.metadata.command import Delete, Operation, Put
+from icestream.metadata.command import COUNTERS, Delete, Operation, Put
 from icestream.metadata.core import Core, HardState
 from icestream.metadata.eraftpb import Membership
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, OpenedMetadata, new_identity, open_directory
 from icestream.metadata.solo_core import SoloCore
+from icestream.metadata.watermark import Mark, read_mark
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
+
+IDS_SKIPPED = limits.METADATA_IDS_PER_COMMAND_MAX
 
 
 class Forced(NamedTuple):
@@ -32,17 +38,23 @@ class Forced(NamedTuple):
     cluster_id: bytes
     keys: int
     removed: list[str]  # ids of nodes
+    forgotten: str  # what the log lacks of what this node had synced; empty when it is whole
 
 
 async def force_new_cluster(path: Path, clock: Clock, randomness: Randomness) -> Forced:
     """Raises LogLocked while the node runs."""
+    mark = read_mark(path)
     opened = await _opened(path, clock)
     assert opened.identity is not None
+    forgotten = _forgotten(mark, opened)
     own, members = opened.identity.node_id, opened.known_members
     store = opened.start(_alone, eraftpb.encode_conf(Membership((own,))))
     try:
         await store.ready()
         removed = await _remove_others(store, members - {own}, own)
+        await store.put(SUPERSEDED_CLUSTERS + opened.identity.cluster_id.hex(), b"")
+        for key, _ in await store.list_all(COUNTERS):
+            await store.allocate_id(key.removeprefix(COUNTERS), IDS_SKIPPED)
         keys = len(store.node.machine.entries)
         await store.snapshots.take_now()
     finally:
@@ -51,13 +63,23 @@ async def force_new_cluster(path: Path, clock: Clock, randomness: Randomness) ->
     try:
         identity = new_identity(own, randomness.token(16))
         await opened.identify(identity)
-        return Forced(own, identity.cluster_id, keys, removed)
+        return Forced(own, identity.cluster_id, keys, removed, forgotten)
     finally:
         await opened.close()
 
 
+def _forgotten(mark: Mark | None, opened: OpenedMetadata) -> str:
+    recovered = opened.recovered
+    if mark is None:
+        return ""
+    if mark.log_id != recovered.log_id:
+        return "all that the log which was here before had: this one was copied here"
+    missing = mark.lsn - recovered.lsn
+    return f"the last {missing} records of its log" if missing > 0 else ""
+
+
 async def _opened(path: Path, clock: Clock) -> OpenedMetadata:
-    opened = await open_directory(path, clock, MetadataOptions())
+    opened = await open_directory(path, clock, MetadataOptions(), checks_mark=False)
     if opened.identity is None:
         await opened.close()
         raise errors.InvalidInput(f"nothing was ever written in {path}", hint="name the data_dir of a node")

@@ -9,6 +9,7 @@ lost       every call under way gets ConnectionLost; `lost` is set. Also when th
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from typing import Any, cast
 
@@ -35,7 +36,9 @@ async def dial(address: str, hello: Hello, context: ssl.SSLContext | None = None
             await link.opened
     except (TimeoutError, OSError) as error:
         link.close()
-        raise errors.ConnectionLost(f"no node answers at {address}: {error!r}") from None
+        silence = f"nothing came in {limits.PEER_OPEN_SECONDS_MAX:g} s"
+        reason = os.strerror(error.errno) if error.errno else str(error) or silence
+        raise errors.ConnectionLost(f"no node answers at {address}: {reason}") from None
     return link
 
 

@@ -4,6 +4,10 @@ greeting   waits for HELLO      of this cluster, or of a node that has none yet,
                                 else, and to a node that was removed, ERROR, and the connection ends
 open       messages go to the node, in the order in which they came; calls are answered in any order
 receiving  a snapshot: INSTALL_SNAPSHOT, CHUNK …, END
+
+A connection that does not greet within PEER_OPEN_SECONDS_MAX is closed; with TLS its handshake has as long. When all
+places are taken, those that have not greeted are closed for new ones, then those of nodes that are no members
+(runtime/connection_room.py).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from icestream.observability.log import get_logger
 from icestream.protocol import document
 from icestream.protocol.frame import Frame, encode_frame
 from icestream.protocol.stream import FrameStream
+from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.listening import cannot_listen
 
@@ -64,8 +69,11 @@ class Host(Protocol):
 
 
 class PeerListener:
-    def __init__(self, host: Host, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, host: Host, context: ssl.SSLContext | None = None, connections_max: int = limits.PEER_CONNECTIONS_MAX
+    ) -> None:
         self.host = host
+        self.places: ConnectionRoom[PeerConnection] = ConnectionRoom("raft", connections_max)
         self._context = context
         self._server: asyncio.Server | None = None
         self.connections: set[PeerConnection] = set()
@@ -75,10 +83,20 @@ class PeerListener:
     async def listen(self, address: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: PeerConnection(self), address, port, ssl=self._context)
+            self._server = await loop.create_server(
+                lambda: PeerConnection(self),
+                address,
+                port,
+                ssl=self._context,
+                ssl_handshake_timeout=limits.PEER_OPEN_SECONDS_MAX if self._context is not None else None,
+            )
         except OSError as error:
             raise cannot_listen("ports.raft", address, port, error) from error
         self.port = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def room(self) -> RoomState:
+        return self.places.state
 
     def part_from(self, is_unwanted: Callable[[Hello], bool]) -> None:
         """Ends the connections of nodes that would not be let in any more."""
@@ -110,19 +128,27 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport, limits.PEER_KEEP_ALIVE_SECONDS, limits.PEER_UNACKED_SECONDS_MAX)  # else it stays for good
-        if self._listener.is_closed or len(self._listener.connections) >= limits.PEER_CONNECTIONS_MAX:
-            transport.close()
         self._listener.connections.add(self)
+        admission = self._listener.places.admit(self)
+        if admission.evicted is not None:
+            admission.evicted.abort()
+        if self._listener.is_closed or not admission.is_admitted:
+            transport.close()
         asyncio.get_running_loop().call_later(limits.PEER_OPEN_SECONDS_MAX, self._end_strangers)
 
     def _end_strangers(self) -> None:
-        """Who says nothing takes a place that others need."""
-        if self.hello is None and self._transport is not None:
+        """A connection that does not greet takes a place that others need."""
+        if self.hello is None:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._listener.connections.discard(self)
+        self._listener.places.leave(self)
         for task in self._tasks:
             task.cancel()
 
@@ -164,6 +190,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             hello = wire.decode_hello(one.body)
             welcome = self._host.greet(hello)
             self.hello = hello
+            self._listener.places.move(self, Standing.BUSY if self._host.is_member(hello) else Standing.IDLE)
             self._stream.kinds = wire.FROM_DIALLER
             self._send(Kind.WELCOME, 0, wire.encode_welcome(welcome))
         elif one.kind == Kind.CALL:

@@ -31,6 +31,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
     learners: tuple[int, ...] = ()
     snapshot_index: int = 0
     snapshot_digest: str = ""
+    remembered_term: int = 0  # what this node knows that the one that asks has confirmed (promises.py)
+    remembered_index: int = 0
 
 
 def to_document(info: NodeInfo) -> dict[str, Any]:

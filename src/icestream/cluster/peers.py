@@ -119,6 +119,11 @@ class Peers:
         found = self._running.get(node_id)
         return found[0] if found else None
 
+    def is_reached(self, node_id: int) -> bool:
+        """Whether there is a link to this member now."""
+        peer = self.get(node_id)
+        return peer is not None and peer.link is not None
+
     async def dial(self, node_id: int) -> PeerLink:
         address = self.address(node_id)
         if not address:

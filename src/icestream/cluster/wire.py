@@ -12,11 +12,14 @@ other one; messages go the way of the connection, calls are answered on it. A sn
     AppendEntries    ->   one eraftpb Message: entries, heartbeats, read indexes, or the answers to them
     Vote             ->   the same for elections and the transfer of the lead
     CALL             ->   a document {method, arguments}; RESULT or ERROR with its number comes back
-        GetNodeInfo       who this is, and how it stands (node_info.py). The only one before there is a cluster
+        GetNodeInfo       node: the one that asks, or nothing; -> who this is, how it stands, and what it remembers of
+                          the one that asks (node_info.py). The only one before there is a cluster
+        Confirmed         node, term, index: what it has synced (promises.py)
         ClientWrite       envelope (metadata/command.py): carried out by the leader, who stamps the time; -> answer
         RenewLease        key, revision: kept by the leader without an entry (metadata/leases.py); -> held
         StateHash         node, index, hash: the SHA-256 of its state there (state_hashes.py)
-        Join              node, address, name: becomes a learner, in time a voter; asked of anybody, done by the leader
+        Join              node, record; rejoins, predecessor of a node that joins anew (rejoin.py): becomes a learner,
+                          in time a voter; asked of anybody, done by the leader
         Invite            address: of a node of a cluster, which one that waits for others then asks to join
         Remove, Promote, Transfer, Snapshot    node: what an operator asks for (calls.py)
 

@@ -7,9 +7,10 @@ loads anything that takes time.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from icestream import limits
@@ -46,7 +47,7 @@ def _run(given: argparse.Namespace) -> int:
     import asyncio
 
     from icestream import errors, said
-    from icestream.lake.options import CacheOptions, LakeOptions, elsewhere_from, store_from
+    from icestream.lake.options import TOKEN_VARIABLE, CacheOptions, LakeOptions, elsewhere_from, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.runtime.loop import loop_factory
@@ -66,19 +67,22 @@ def _run(given: argparse.Namespace) -> int:
         elsewhere_from(os.environ),
         given.log,
         given.namespace,
+        os.environ.pop(TOKEN_VARIABLE, ""),
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve(options, say_port))
+            runner.run(serve(options, lambda port: say({"port": port}), lambda room: say({"connections": room})))
     except errors.IcestreamError as error:
         get_logger("lake").error("the lake process cannot serve", reason=str(error))
+        if isinstance(error, errors.ConfigurationError):
+            say({"refused": str(error)})
         return said.exit_code(error)
     return 0
 
 
-def say_port(port: int) -> None:
-    """The one line that the parent waits for."""
-    sys.stdout.write(f'{{"port": {port}}}\n')
+def say(document: Mapping[str, object]) -> None:
+    """The one line that the parent waits for (server/children.py)."""
+    sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 

@@ -19,6 +19,7 @@ from icestream.catalog.catalog import Catalog
 from icestream.lake import problems
 from icestream.lake.broker import PREFIX, BrokerCalls
 from icestream.lake.guard import Guard
+from icestream.lake.http import Places
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
@@ -29,7 +30,7 @@ from icestream.lake.scan.opening import Scans
 from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
-from icestream.observability.health import Check
+from icestream.observability.health import Check, connections_check, failure
 from icestream.runtime.link_keeper import LinkKeeper
 
 # What readers do here. The registry as a whole is not shown: it has the broker's metrics too, all zero.
@@ -53,10 +54,12 @@ def build_app(
     tokens: Tokens | None = None,
     scans: Scans | None = None,
     operations: Operations | None = None,
+    places: Places | None = None,
 ) -> FastAPI:
     """`host`: what the process listens on; on a loopback address only this machine may ask. `catalog`: our own, if it
     is served, with the reader of its manifests and the tokens that it asks for. `scans`: the tables of topics, wherever
-    they are. `operations`: what an operator does to them; None: in our own catalog."""
+    they are. `operations`: what an operator does to them; None: in our own catalog. `places`: the connections of the
+    process, for its readiness."""
     # without the pages that fetch their scripts from elsewhere
     app = FastAPI(
         title="Icestream",
@@ -83,13 +86,13 @@ def build_app(
         app.include_router(router, dependencies=[Depends(check_token)])
     counted = counted or Requests()
     app.middleware("http")(counted.count)
-    _add_process_routes(app, keeper, counted)
+    _add_process_routes(app, keeper, counted, places)
     app.add_middleware(Guard, host=host)
     app.openapi = lambda: described(app)  # type: ignore[method-assign]  # the way that FastAPI documents
     return app
 
 
-def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> None:
+def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests, places: Places | None) -> None:
     own = CollectorRegistry()
     ProcessCollector(registry=own)
 
@@ -99,10 +102,13 @@ def _add_process_routes(app: FastAPI, keeper: LinkKeeper, counted: Requests) -> 
 
     @app.get("/readyz", include_in_schema=False)
     async def ready(request: Request) -> PlainTextResponse:
-        check = Check("broker", keeper.is_here, "connected" if keeper.is_here else "it is away")
-        said = "ready" if check.ok else f"not ready: {check.name}: {check.reason}"
-        lines = [check.line, said] if "verbose" in request.query_params else [said]
-        return PlainTextResponse("".join(f"{line}\n" for line in lines), 200 if check.ok else 503)
+        checks = [Check("broker", keeper.is_here, "connected" if keeper.is_here else "it is away")]
+        if places is not None:
+            checks.append(connections_check([places.state]))
+        failed = failure(checks)
+        verdict = "ready" if failed is None else f"not ready: {failed.name}: {failed.reason}"
+        lines = [*(check.line for check in checks), verdict] if "verbose" in request.query_params else [verdict]
+        return PlainTextResponse("".join(f"{line}\n" for line in lines), 200 if failed is None else 503)
 
     @app.get("/", include_in_schema=False)
     @app.get(PREFIX, include_in_schema=False)

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icestream import limits
 from icestream.lake import problems
+from icestream.runtime.host_header import is_local
 from icestream.settings.text import is_loopback
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -119,20 +120,6 @@ def _asker(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None, str
         elif name == b"sec-fetch-site" and site is None:
             site = value.decode("latin-1")
     return host or "", origin, site
-
-
-@lru_cache(1024)
-def is_local(host: str) -> bool:
-    """Whether a Host header names this machine. Clients say the same at each request."""
-    return is_loopback(host_name(host))
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def is_foreign(origin: str | None, host: str, site: str | None) -> bool:

@@ -1,8 +1,13 @@
-"""HTTP/1.1 of the lake process: uvicorn's fast parser, with a bound for the head of a request, which it lacks.
+"""HTTP/1.1 of the lake process: uvicorn's fast parser, with bounds for what a client may send and how long it may take.
 
-begun      a request begins              its head comes, and has at most HTTP_HEAD_BYTES_MAX
-body       the head is whole             the guard bounds the body (guard.py)
-Whatever is no HTTP, or too large, is answered with 400, and the connection ends.
+    silent      a new connection        HTTP_HEAD_SECONDS_MAX until its first head is complete
+    receiving   the head is complete    it has at most HTTP_HEAD_BYTES_MAX; the guard bounds the body (guard.py)
+    busy        the request is complete until its answer is sent; API_UNREAD_SECONDS_MAX for the client to take it
+    idle        between requests        API_IDLE_SECONDS until the next head begins, HTTP_HEAD_SECONDS_MAX until it ends
+
+Whatever is no HTTP, or too large, is answered with 400, and the connection ends. When all places are taken, silent and
+idle connections are closed for new ones (runtime/connection_room.py). While all are busy, new connections are admitted
+to a reserve; there a request needs the token of this node (its pipeline has it), or gets 503.
 
 uvicorn writes head and body of an answer one after the other, which is a packet each, and the client wakes twice. So
 the head waits for the body (`Gathered`), until the end of the loop's turn at most: some answers have none. A large body
@@ -12,14 +17,25 @@ goes by itself: to copy it would cost more than a packet.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, cast
+import hmac
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from icestream import errors, limits
+from icestream.lake.options import NODE_TOKEN_HEADER
+from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
+from icestream.runtime.keep_alive import keep_alive
 
 _REFUSAL: Final = "Invalid HTTP request received."
 _HEAD: Final = b"HTTP/1.1 "
+_NODE_TOKEN: Final = NODE_TOKEN_HEADER.lower().encode()
+_BUSY_BODY: Final = b"all connections of this listener are busy; try again in a moment\n"
+_BUSY: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b"
+) % (len(_BUSY_BODY), _BUSY_BODY)
 
 
 class Gathered:
@@ -56,23 +72,91 @@ class Gathered:
         return self._transport.is_closing()
 
 
+class Places:
+    """The room of the lake process, and the token of requests that may use its reserve (empty: none may).
+
+    `report` is told the state soon after the room becomes crowded or refuses connections, and when it no longer does.
+    """
+
+    def __init__(self, capacity: int, node_token: str, report: Callable[[RoomState], None]) -> None:
+        self.room: ConnectionRoom[BoundedHttp] = ConnectionRoom("lake", capacity, limits.API_CONNECTIONS_RESERVED)
+        self._node_token = node_token.encode()
+        self._report = report
+        self._reported = (False, False)
+        self._reporting: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> RoomState:
+        return self.room.state
+
+    def is_of_this_node(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        token = next((value for name, value in headers if name == _NODE_TOKEN), b"")
+        return bool(self._node_token) and hmac.compare_digest(token, self._node_token)
+
+    def changed(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._reporting is None and self._crowding() != self._reported:
+            self._reporting = loop.call_later(limits.API_CROWDING_SECONDS, self._say)
+
+    def _crowding(self) -> tuple[bool, bool]:
+        state = self.room.state
+        return (state.is_crowded, state.is_refusing)
+
+    def _say(self) -> None:
+        self._reporting = None
+        if self._crowding() != self._reported:
+            self._reported = self._crowding()
+            self._report(self.room.state)
+
+
 class BoundedHttp(HttpToolsProtocol):
     _is_head = True
     _head_bytes = 0
+    _is_reserved = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, places: Places, *arguments: Any, **named: Any) -> None:
+        """What follows `places` is uvicorn's."""
+        super().__init__(*arguments, **named)
+        self._places = places
+        self._room = places.room
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self.transport = cast("asyncio.Transport", Gathered(self.transport, self.loop))
+        keep_alive(transport, limits.KEEP_ALIVE_SECONDS, limits.API_UNREAD_SECONDS_MAX)
+        admission = self._room.admit(self)
+        self._places.changed(self.loop)
+        if admission.evicted is not None:
+            admission.evicted.transport.close()
+        if not admission.is_admitted:
+            self._refuse()
+            return
+        self._is_reserved = admission.is_reserved
+        self._expect_head_within(limits.HTTP_HEAD_SECONDS_MAX)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._room.leave(self)
+        self._places.changed(self.loop)
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if self._is_head:
             self._head_bytes += len(data)
-            if self._head_bytes > limits.HTTP_HEAD_BYTES_MAX and not self.transport.is_closing():
+            if self._head_bytes > limits.HTTP_HEAD_BYTES_MAX:
                 self.send_400_response(_REFUSAL)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         self._is_head, self._head_bytes = True, 0
+        if not self._is_answering:
+            self._expect_head_within(limits.HTTP_HEAD_SECONDS_MAX)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -80,4 +164,43 @@ class BoundedHttp(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > limits.HTTP_HEAD_BYTES_MAX or self.parser.get_method() == b"CONNECT":
             raise errors.InvalidInput(_REFUSAL)  # the parser makes it a refusal of its own
+        if self._is_reserved and not self._places.is_of_this_node(self.headers):
+            self._refuse()
+            raise errors.InvalidInput(_REFUSAL)  # nothing more of it is parsed
+        self._stop_waiting()
+        if not self._is_answering:
+            self._room.move(self, Standing.RECEIVING)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._is_answering:
+            self._room.move(self, Standing.BUSY)
+            self._places.changed(self.loop)
+
+    def on_response_complete(self) -> None:
+        is_followed = bool(self.pipeline)  # by a request whose head came before this answer was sent
+        super().on_response_complete()
+        if not is_followed:
+            self._room.move(self, Standing.IDLE)
+            self._places.changed(self.loop)
+            self._expect_head_within(limits.HTTP_HEAD_SECONDS_MAX if self._is_head else limits.API_IDLE_SECONDS)
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # uvicorn does not say that it begins without one
+        return cycle is not None and not cycle.response_complete
+
+    def _refuse(self) -> None:
+        self._room.refused += self._is_reserved  # the room counts those that it does not admit
+        self.transport.write(_BUSY)
+        self.transport.close()
+
+    def _expect_head_within(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(seconds, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from icestream import limits
-from icestream.lake.models import Given, Number, Shown
+from icestream.lake.models import Given, IdGiven, IdShown, Number, Shown
 
 Level = Annotated[str, Field(min_length=1, max_length=limits.CATALOG_NAME_BYTES_MAX)]
 Levels = Annotated[list[Level], Field(min_length=1, max_length=limits.CATALOG_LEVELS_MAX)]
@@ -40,7 +40,7 @@ class AdoptGiven(TableGiven, Consented):
 
 
 class RewindGiven(TableGiven, Consented):
-    snapshot: int | None = Field(default=None, description="Where to; null: where main stands.")
+    snapshot: IdGiven | None = Field(default=None, description="Where to; null: where main stands.")
 
 
 class RecreateGiven(Consented):
@@ -90,7 +90,7 @@ class RunShown(Shown):
 
 class RemovalShown(Shown):
     operation: str
-    snapshot_id: int
+    snapshot_id: IdShown
     time_ms: int
     is_exact: bool = Field(description="All of these offsets, not some.")
     rows: int | None = Field(description="Not more than so many rows; null: nobody counted.")
@@ -124,7 +124,7 @@ class DataFile(Shown):
     records: int
     bytes: int
     sequence: int | None
-    snapshot_id: int | None = Field(description="That added it.")
+    snapshot_id: IdShown | None = Field(description="That added it.")
     first_offset: int | None = Field(description="By the bounds of column `offset`, where there are any.")
     last_offset: int | None
 
@@ -151,7 +151,7 @@ class PartedTopic(Shown):
 
 
 class VerifyFinding(Shown):
-    check: Literal["files", "property", "bounds", "dense", "unique", "log"]
+    check: Literal["files", "property", "bounds", "dense", "unique", "log", "readers"]
     weight: Literal["wrong", "known", "bounds-only"] = Field(
         description="`known`: offsets without a row, and the reason is known. `bounds-only`: not looked at."
     )
@@ -164,7 +164,7 @@ class VerifyFinding(Shown):
 class VerifyReport(Shown):
     topic: str
     table: str
-    snapshot_id: int | None
+    snapshot_id: IdShown | None
     is_deep: bool
     is_good: bool = Field(description="Nothing is `wrong`.")
     is_complete: bool = Field(description="Nothing is `bounds-only`: everything was looked at.")

@@ -6,9 +6,10 @@ the broker can count.
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+import re
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from icestream import limits
 
@@ -21,6 +22,24 @@ DispatchKind = Literal["reliable", "non-reliable"]
 TableEnd = Literal["keep", "drop", "purge"]
 RestEnd = Literal["commit", "discard"]
 StartKind = Literal["latest", "earliest", "offset", "time", "snapshot"]
+
+
+_DIGITS: Final = re.compile(r"[0-9]{1,19}")
+
+
+def _number_of(value: object) -> object:
+    """A text of digits as its number; anything else is for the type to refuse."""
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else value
+
+
+# Ids of 64 bits are texts in JSON: readers that take all numbers for doubles (jq, JavaScript) round those beyond 2^53.
+IdShown = Annotated[str, BeforeValidator(str)]
+IdGiven = Annotated[int, BeforeValidator(_number_of)]
+StartValue = Annotated[
+    Number,
+    BeforeValidator(_number_of),
+    Field(description="An offset, microseconds since 1970, or the id of a snapshot, as a number or a text."),
+]
 
 
 class Given(BaseModel):
@@ -146,6 +165,20 @@ class DeletedTopic(Shown):
     table_end: TableEnd = Field(description="What becomes of it.")
     rest: RestEnd = Field(description="What becomes of the messages that were in no table.")
     rest_messages: int = Field(description="How many these were: discarded, or on their way into the table.")
+    lost_with: str = Field(
+        "", description="The node, removed before, whose log had messages that were in no table: nobody knows how many."
+    )
+
+
+class StalledReader(Shown):
+    """A shard of a subscription that cannot go on."""
+
+    reader: str = Field(description="Topic, subscription and shard.")
+    shard: int
+    offset: int = Field(description="The first message that cannot be read.")
+    code: str = Field(description="Of the error.")
+    reason: str
+    is_transient: bool = Field(description="Whether it may pass by itself.")
 
 
 class Topic(TopicLine):
@@ -155,6 +188,9 @@ class Topic(TopicLine):
     effective_policies: Policies = Field(description="The topic's own over its namespace's.")
     held_bytes: int = Field(description="In the log.")
     shard_offsets: list[ShardOffsets]
+    stalled_readers: list[StalledReader] = Field(
+        default_factory=list, description="Subscriptions whose next messages cannot be read now; the first few."
+    )
 
 
 # --- subscriptions ----------------------------------------------------------------------------------------------------
@@ -176,7 +212,7 @@ class NewSubscription(Given):
     subscription: Name
     type: SubscriptionKind = "exclusive"
     start: StartKind = "latest"
-    start_value: Number = Field(default=0, description="An offset, microseconds since 1970, or a snapshot.")
+    start_value: StartValue = 0
     failure: Failure | None = None
 
 
@@ -189,7 +225,7 @@ class SubscriptionChange(Given):
 
 class Seek(Given):
     start: StartKind
-    start_value: Number = Field(default=0, description="An offset, microseconds since 1970, or a snapshot.")
+    start_value: StartValue = 0
     shard: Annotated[int, Field(ge=0, lt=limits.SHARDS_PER_TOPIC_MAX)] | None = Field(
         default=None, description="null: all of them."
     )

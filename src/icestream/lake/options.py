@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # read: never in its command.
 STORE_VARIABLE: Final = "_ICESTREAM_LAKE_STORE"
 CATALOG_VARIABLE: Final = "_ICESTREAM_LAKE_CATALOG"
+TOKEN_VARIABLE: Final = "_ICESTREAM_LAKE_NODE_TOKEN"
+# The pipeline proves with it that it belongs to this node. Not in Authorization: that is for the catalog's tokens.
+NODE_TOKEN_HEADER: Final = "X-Icestream-Node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class LakeOptions:
     elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
     log: Path | None = None  # the folder of the broker's log
     namespace: str = ""  # the one of all tables of topics, if there is one
+    node_token: str = field(default="", repr=False)  # of the pipeline of this node (http.py)
+    connections_max: int = limits.API_CONNECTIONS_MAX
 
     @classmethod
     def of(cls, settings: Settings, socket: Path | None = None) -> LakeOptions:
@@ -85,7 +90,8 @@ class LakeOptions:
     def environment(self) -> Mapping[str, str]:
         """What a broker adds to its own for the child."""
         store = {} if self.is_local else {STORE_VARIABLE: json.dumps(dataclasses.asdict(self.store))}
-        return store | ({CATALOG_VARIABLE: json.dumps(self.elsewhere)} if self.elsewhere else {})
+        token = {TOKEN_VARIABLE: self.node_token} if self.node_token else {}
+        return store | token | ({CATALOG_VARIABLE: json.dumps(self.elsewhere)} if self.elsewhere else {})
 
     def command(self, log_level: str, log_format: str) -> Sequence[str]:
         """How a broker starts it. -P: a file in the working directory must not pass for one of our modules."""

@@ -10,6 +10,8 @@ code, hint, retryable     as everywhere else
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,6 +21,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, compile_path
+from starlette.types import Scope
 
 from icestream import errors, said
 from icestream.observability.log import get_logger
@@ -72,6 +76,30 @@ def of_status(status: int, detail: str, path: str) -> Response:
     return problem(status, _CODES.get(status, "http"), phrase, detail or phrase, path)
 
 
+def of_method(method: str, allowed: Sequence[str], path: str) -> Response:
+    """A path that is there for other methods."""
+    listed = ", ".join(allowed)
+    refused = of_status(405, f"{method} is not allowed here; allowed: {listed}", path)
+    refused.headers["Allow"] = listed
+    return refused
+
+
+def allowed_methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Of all routes with the path of this request: the framework names those of one route only. The description of the
+    API has its routes; those of the process are not in it."""
+    matching = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
+    methods = {method for route in matching for method in getattr(route, "methods", None) or ()}
+    for template, operations in app.openapi()["paths"].items():
+        if _pattern(template).match(scope["path"]):
+            methods.update(method.upper() for method in operations)
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+
+@lru_cache(256)
+def _pattern(template: str) -> re.Pattern[str]:
+    return compile_path(template)[0]
+
+
 def of_validation(error: RequestValidationError, path: str) -> Response:
     """Everything that is wrong with the request, each with its place; never the value, which may be a secret."""
     found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
@@ -89,6 +117,8 @@ def install(app: FastAPI) -> None:
 
     async def on_status(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            return of_method(request.method, allowed_methods(app, request.scope), request.url.path)
         found = of_status(error.status_code, str(error.detail), request.url.path)
         found.headers.update(error.headers or {})
         return found

@@ -1,18 +1,18 @@
 """Runs the lake process until somebody ends it: a signal, or its parent.
 
 uvicorn serves, without the habits that do not fit here: it looks ten times in a second whether it should end, it takes
-the signals for itself, and its parser reads a head of any size (http.py). What is a mistake of ours is logged by us
-(problems.py, iceberg/face.py).
+the signals for itself, its parser reads a head of any size and waits for it for ever, and silent connections count
+against its bound (http.py). What is a mistake of ours is logged by us (problems.py, iceberg/face.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
@@ -22,7 +22,7 @@ from icestream.catalog.files import LocalFiles, TableFiles, open_inside
 from icestream.catalog.log_disk import LogDisk
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
-from icestream.lake.http import BoundedHttp
+from icestream.lake.http import BoundedHttp, Places
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.manifests import AvroManifests
@@ -39,11 +39,13 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.connection_room import RoomState
 from icestream.runtime.garbage import calm_collector
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.runtime.tasks import ShortOffload, ThreadOffload
 from icestream.settings import Settings
 from icestream.warehouse.catalog import TableCatalog
@@ -67,19 +69,28 @@ class StillServer(uvicorn.Server):
         yield
 
 
-async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
-    """`on_ready` is told the port. Whether the broker is there is another matter: the API says so while it is not."""
+async def serve(
+    options: LakeOptions, on_ready: Callable[[int], None], on_crowding: Callable[[RoomState], None] | None = None
+) -> None:
+    """`on_ready` is told the port. Whether the broker is there is another matter: the API says so while it is not.
+    `on_crowding`: when all connections are taken, and when they are no longer."""
     set_up_spans("lake")
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_connection_failed)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    asyncio.get_running_loop().set_exception_handler(_connection_failed)
+    with stopping_by_signal(stop.set):
+        await _serve(options, stop, on_ready, on_crowding)
+
+
+async def _serve(
+    options: LakeOptions,
+    stop: asyncio.Event,
+    on_ready: Callable[[int], None],
+    on_crowding: Callable[[RoomState], None] | None,
+) -> None:
     parent = await watch_parent(stop.set) if options.is_child else None
-    keeper = LinkKeeper(options.socket, "lake", SystemClock())
-    keeping = asyncio.create_task(keeper.run())
-    disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
     clock = SystemClock()
+    keeper = LinkKeeper(options.socket, "lake", clock)
+    disk, aside = ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE), ThreadOffload("manifests")
     counted = Requests()
 
     def near() -> ShortOffload:
@@ -88,7 +99,7 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
     log = None if options.log is None else LogDisk(options.log)
     local = LocalFiles(open_inside(options.roots), disk, clock, log, near)
     files = local if options.is_local else open_files(options.store, local=local)
-    tasks = [keeping]
+    tasks = [asyncio.create_task(keeper.run())]
     scans: Scans | None = None
     elsewhere: TableCatalog | None = None
     operations: Operations | None = None
@@ -108,23 +119,20 @@ async def serve(options: LakeOptions, on_ready: Callable[[int], None]) -> None:
         if scans is not None:
             worker = ScanWorker(keeper, scans.answer, SystemClock())
             tasks += [asyncio.create_task(one) for one in (scans.tables.run(), worker.run())]
-        access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys)
+        access = NO_ACCESS if options.is_local else Access.of(options.store, options.is_sharing_keys, options.roots)
         tokens = read_tokens(options.token_file)
-        front = build_front(keeper, options.host, catalog, tokens, manifests, access, scans, operations, counted)
-        await _serve_http(front, options, stop, on_ready)
+        places = Places(options.connections_max, options.node_token, on_crowding or _log_crowding)
+        parts = (catalog, tokens, manifests, access, scans, operations, counted, places)
+        await _serve_http(build_front(keeper, options.host, *parts), options, places, stop, on_ready)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if elsewhere is not None:
             await elsewhere.close()
-        for pool in (disk, aside, scans):
-            if pool is not None:
-                pool.close()
-        if parent is not None:
-            parent.close()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        for resource in (disk, aside, scans, parent):
+            if resource is not None:
+                resource.close()
 
 
 def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -> Catalog | None:
@@ -154,12 +162,18 @@ def _connection_failed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     _log.error("something failed in the background", message=context["message"], exc_info=context.get("exception"))
 
 
-async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, on_ready: Callable[[int], None]) -> None:
+def _log_crowding(room: RoomState) -> None:
+    _log.warning("connections of the lake process", **room._asdict())
+
+
+async def _serve_http(
+    front: Front, options: LakeOptions, places: Places, stop: asyncio.Event, on_ready: Callable[[int], None]
+) -> None:
     found = bound(options.host, options.port)
     port = found.getsockname()[1]
     config = uvicorn.Config(
         front,
-        http=BoundedHttp,
+        http=cast("type[asyncio.Protocol]", partial(BoundedHttp, places)),  # any factory will do
         log_config=None,
         log_level="critical",
         access_log=False,
@@ -168,7 +182,6 @@ async def _serve_http(front: Front, options: LakeOptions, stop: asyncio.Event, o
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        limit_concurrency=limits.API_CONNECTIONS_MAX,
         timeout_keep_alive=limits.API_IDLE_SECONDS,
         timeout_graceful_shutdown=limits.API_STOP_SECONDS,
     )

@@ -56,6 +56,10 @@ class Membership(NamedTuple):
     auto_leave: bool = False
 
     @property
+    def everybody(self) -> frozenset[int]:
+        return frozenset((*self.voters, *self.learners, *self.voters_outgoing))
+
+    @property
     def has_others(self) -> bool:
         """There is more than one node, whatever its part."""
         return len(self.voters) + len(self.learners) > 1

@@ -10,21 +10,25 @@ THE DIRECTORY
     received-<index>-<sha256>      the same, from another node: when the log says so (BASE) it counts and is renamed
     *.tmp                          unfinished work of a process that died: removed at start, never read
     sync-failed                    a sync failed here; the next start says so
+Beside the directory lies its mark (watermark.py).
 
 A RECORD is one write of the node: kind DATA, LSN one more than the record before it. Its sections, in this order:
     kind 66 IDENTITY   u64 node_id | 16 bytes cluster_id | u16 size | ConfState of the newest snapshot (or the first)
     kind 64 STATE      u64 term | u64 vote | u64 commit
     kind 67 BASE       u64 index | u64 term | 32 bytes SHA-256: the log goes on behind this snapshot of another node
+    kind 68 PROMISES   what other nodes have confirmed, as far as this one has heard (ADR 45). OPTIONAL. For each
+                       u64 node_id | u64 term | u64 index
     kind 65 ENTRIES    base_offset: index of the first; rows: how many; per entry u32 size | eraftpb Entry
-    The first record of a file has IDENTITY and STATE, whatever else it has: older files may go. Later ones have STATE
-    when term or vote changed, and IDENTITY when the node found or founded its cluster (before that: zeros, no conf).
+    The first record of a file has IDENTITY, STATE and PROMISES, whatever else it has: older files may go. Later ones
+    have STATE when term or vote changed, PROMISES when they did, and IDENTITY when the node found or founded its
+    cluster (before that: zeros, no conf).
     The commit index is never a reason to write (A7, rule 4).
     An unknown kind without the OPTIONAL flag stops the start. The numbers are none of the WAL's, which would stop too.
 
 WHAT COUNTS
-    The last STATE. Of entries with one index the last one: a record whose first index is not the next one replaces
-    everything from there on. A BASE ends all entries before it: its state, which was synced before the record, takes
-    their place. Entries behind the newest good snapshot are given to the core.
+    The last STATE, the last PROMISES. Of entries with one index the last one: a record whose first index is not the
+    next one replaces everything from there on. A BASE ends all entries before it: its state, which was synced before
+    the record, takes their place. Entries behind the newest good snapshot are given to the core.
 
 FILES
     All of its space is written and synced before a file gets its name. When a record does not fit: sync, seal the file,
@@ -34,9 +38,9 @@ FILES
 A START
     loads the newest good snapshot, walks all files, and judges the first record that is not good by the rule of
     hazard 5. It is damage when it is known to have been synced: a later record or the header of a file says so, a later
-    file holds records, the file is sealed, or a snapshot covers an index beyond it. Else it is the tail. Damage stops
-    the start and changes nothing. The records of the unsealed file are copied into a fresh one and synced before they
-    count (hazard 6).
+    file holds records, the file is sealed, a snapshot covers an index beyond it, or the mark says so. Else it is the
+    tail. Damage stops the start and changes nothing. The records of the unsealed file are copied into a fresh one and
+    synced before they count (hazard 6).
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from icestream import errors
 from icestream.metadata.core import HardState
@@ -54,9 +58,10 @@ from icestream.wal import format as wire
 _STATE = struct.Struct("<QQQ")
 _IDENTITY = struct.Struct("<Q16sH")
 _BASE = struct.Struct("<QQ32s")
+_PROMISE = struct.Struct("<QQQ")
 _SIZE = struct.Struct("<I")
 
-# Header, three section entries, identity and state at their largest, padding.
+# Header, the section entries, identity, state, base and promises at their largest, padding.
 RECORD_OVERHEAD_BYTES: Final = 1024
 NO_CLUSTER: Final = bytes(16)
 ENTRY_OVERHEAD_BYTES: Final = 40  # size, type, term, index and length of an entry around its data, at their longest
@@ -67,6 +72,14 @@ class SectionKind(IntEnum):
     ENTRIES = 65
     IDENTITY = 66
     BASE = 67
+    PROMISES = 68
+
+
+class Promise(NamedTuple):
+    """What a node has confirmed: its term, and the last entry that it has written in that term. It never falls."""
+
+    term: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class LogRecord:
     first_index: int = 0
     entries: list[bytes] = field(default_factory=list)
     base: Base | None = None
+    promises: dict[int, Promise] | None = None  # by the id of a node
 
     @property
     def last_index(self) -> int:
@@ -116,14 +130,17 @@ def sections(record: LogRecord) -> list[wire.Section]:
         found.append(_section(SectionKind.STATE, _STATE.pack(*record.state)))
     if record.base is not None:
         found.append(_section(SectionKind.BASE, _BASE.pack(record.base.index, record.base.term, record.base.digest)))
+    if record.promises:
+        body = b"".join(_PROMISE.pack(node_id, *promise) for node_id, promise in record.promises.items())
+        found.append(_section(SectionKind.PROMISES, body, flags=wire.OPTIONAL))
     if record.entries:
         parts = [part for entry in record.entries for part in (_SIZE.pack(len(entry)), entry)]
         found.append(_section(SectionKind.ENTRIES, b"".join(parts), record.first_index, len(record.entries)))
     return found
 
 
-def _section(kind: int, body: bytes, first: int = 0, rows: int = 0) -> wire.Section:
-    return wire.Section(0, 0, kind, 0, 0, first, 0, rows, 0, body)
+def _section(kind: int, body: bytes, first: int = 0, rows: int = 0, flags: int = 0) -> wire.Section:
+    return wire.Section(0, 0, kind, flags, 0, first, 0, rows, 0, body)
 
 
 def record_bytes(found: Sequence[wire.Section]) -> int:
@@ -149,6 +166,8 @@ def _decode_section(record: LogRecord, entry: wire.Entry, body: bytes) -> None:
                 record.state = HardState(*_STATE.unpack(body))
             case SectionKind.BASE:
                 record.base = Base(*_BASE.unpack(body))
+            case SectionKind.PROMISES:
+                record.promises = {node: Promise(term, index) for node, term, index in _PROMISE.iter_unpack(body)}
             case SectionKind.ENTRIES:
                 record.first_index, record.entries = entry.base_offset, _decode_entries(body, entry.rows)
             case kind if not entry.flags & wire.OPTIONAL:

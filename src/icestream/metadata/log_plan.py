@@ -6,10 +6,10 @@
     synced(ticket)           everything up to this ticket is on disk
     file_ready(…)            the next file is prepared
 
-Invariants: LSNs have no hole; a file's first record carries identity and state; nothing is planned for a file before
-the seal of the one before it; a file never grows beyond its capacity. A file may go only when the present one holds a
-synced record: else nothing would tell term and vote; and never the one with the last entry that the newest snapshot
-covers, unless a later one follows: it is the proof that nothing behind the snapshot is missing.
+Invariants: LSNs have no hole; a file's first record carries identity, state and promises; nothing is planned for a
+file before the seal of the one before it; a file never grows beyond its capacity. A file may go only when the present
+one holds a synced record: else nothing would tell term and vote; and never the one with the last entry that the newest
+snapshot covers, unless a later one follows: it is the proof that nothing behind the snapshot is missing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from icestream.metadata.log_format import (
     Base,
     Identity,
     LogRecord,
+    Promise,
     record_bytes,
     sections,
 )
@@ -56,8 +57,11 @@ class OpenFile:
 
 
 class LogPlan:
-    def __init__(self, identity: Identity, state: HardState, lsn: int) -> None:
+    def __init__(
+        self, identity: Identity, state: HardState, lsn: int, promises: dict[int, Promise] | None = None
+    ) -> None:
         self.identity = identity
+        self.promises = promises or {}  # of other nodes
         self.lsn = self.synced_lsn = lsn
         self.file: OpenFile | None = None
         self.next_file: OpenFile | None = None
@@ -100,11 +104,17 @@ class LogPlan:
         now_us: int,
         base: Base | None = None,
         commit: int = 0,
+        promises: dict[int, Promise] | None = None,
     ) -> int:
         """The ticket whose sync makes them durable. There must be room. `commit`: the index is written for its sake."""
         record = LogRecord(
-            base=base, entries=[entry for _, entry in entries], first_index=entries[0][0] if entries else 0
+            base=base,
+            entries=[entry for _, entry in entries],
+            first_index=entries[0][0] if entries else 0,
+            promises=promises,
         )
+        if promises is not None:
+            self.promises = promises
         if state is not None:
             record.state = state if state[:2] != self._state[:2] else None
             self._state = state
@@ -136,7 +146,7 @@ class LogPlan:
 
     def _sections(self, record: LogRecord, *, is_first: bool) -> list[wire.Section]:
         if is_first:
-            record.identity, record.state = self.identity, self._state
+            record.identity, record.state, record.promises = self.identity, self._state, self.promises
         return sections(record)
 
     def _rotate(self) -> OpenFile:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from icestream import errors
+from icestream.metadata import eraftpb
 from icestream.metadata.core import HardState
-from icestream.metadata.log_format import Base, Identity, LogRecord, decode_record
+from icestream.metadata.log_format import Base, Identity, LogRecord, Promise, decode_record
 from icestream.metadata.log_plan import LogFile
 from icestream.metadata.snapshot_file import (
     FoundSnapshots,
@@ -26,6 +27,7 @@ from icestream.metadata.snapshot_file import (
     open_snapshot,
 )
 from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.watermark import Mark
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory
 from icestream.wal import format as wire
@@ -35,7 +37,11 @@ from icestream.wal.rewrite import restamped
 from icestream.wal.scan import find_headers, good_header, scan_records
 from icestream.wal.survey import Survey, SurveyedFile, survey
 
-HINT = "nothing was changed; bring this directory back from a backup, or move it away to begin without metadata"
+ALONE_HINT = "nothing was changed; `icestream metadata repair` says what can be saved, and what would be lost"
+MEMBER_HINT = (
+    "nothing was changed; a member of a cluster never goes on with a metadata log that forgot something, nor with one "
+    "from a backup: `icestream cluster rejoin` lets this node join anew, with its topics"
+)
 
 
 @dataclass(slots=True)
@@ -66,6 +72,8 @@ class RecoveredLog:
     lsn: int
     next_number: int
     report: MetadataReport
+    promises: dict[int, Promise] = field(default_factory=dict)  # of other nodes
+    knows_others: bool = False  # its log is that of a node with others, or of one that has had some
 
 
 @dataclass(slots=True)
@@ -81,7 +89,15 @@ class _Tail:
 class Walk:
     """Goes through the files in order and gathers what they say."""
 
-    def __init__(self, directory: Directory, found: Survey, snapshots: FoundSnapshots, report: MetadataReport) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        found: Survey,
+        snapshots: FoundSnapshots,
+        report: MetadataReport,
+        mark: Mark | None = None,
+    ) -> None:
+        self._mark = mark
         self._directory = directory
         self._found = found
         self._snapshots = snapshots
@@ -90,22 +106,65 @@ class Walk:
         self.received_names = snapshots.received_names
         self.identity: Identity | None = None
         self.state = HardState(0, 0, 0)
+        self.promises: dict[int, Promise] = {}
         self.entries: list[bytes] = []  # behind the newest good snapshot
         self.first_index = self.last_index = 0  # of all entries of the log
         self.lsn = 0
         self.files: list[LogFile] = []
         self.empty: list[SurveyedFile] = []
         self.tail: _Tail | None = None
+        self._walked_number = -1  # of the last file without damage
         self.received: StoredSnapshot | None = None  # of another node, and it counts
+
+    @property
+    def knows_others(self) -> bool:
+        """Its log is that of a node with others, or of one that has had some."""
+        if self.identity is None:
+            return False
+        confs = [self.identity.conf, *(one.head.conf for one in self._snapshots.good[:1])]
+        members = {node for conf in confs if conf for node in eraftpb.decode_conf(conf).everybody}
+        if members - {self.identity.node_id}:
+            return True
+        return any(eraftpb.decode_entry(entry).kind != eraftpb.NORMAL for entry in self.entries)
+
+    @property
+    def _hint(self) -> str:
+        """The way out of damage."""
+        has_others = self.knows_others or (self._mark is not None and self._mark.has_others)
+        return MEMBER_HINT if has_others else ALONE_HINT
 
     def run(self) -> None:
         if self._found.bad_headers:
             name, why = self._found.bad_headers[0]
-            raise errors.LogDamaged(f"{self._directory.describe(name)} is damaged at position 0: {why}", hint=HINT)
+            raise errors.LogDamaged(
+                f"{self._directory.describe(name)} is damaged at position 0: {why}", hint=self._hint
+            )
         files = self._found.files
         for number, file in enumerate(files):
             self._walk_file(file, files[number + 1 :])
         self._check_whole()
+
+    @property
+    def newest_snapshot(self) -> StoredSnapshot | None:
+        return self.received or (self._snapshots.good[0] if self._snapshots.good else None)
+
+    @property
+    def joins_snapshot(self) -> bool:
+        """The entries that were gathered begin right behind the newest snapshot, or at the first entry of all."""
+        return 0 < self.first_index <= self._covered + 1
+
+    def take_prefix(self) -> None:
+        """For a repair, after `run` found damage: what the damaged file says before it."""
+        file = next((one for one in self._found.files if one.number > self._walked_number), None)
+        if file is None:
+            return
+        data = self._records_of(file)
+        first = good_header(data, 0, wire.RECORDS_START, file.number)
+        expected = self.lsn + 1 if self.lsn else (first.lsn if first else 0)
+        if first is not None and first.lsn == expected:
+            records, _, next_lsn, _ = scan_records(data, wire.RECORDS_START, file.number, expected)
+            self._take(data, records)
+            self.lsn = next_lsn - 1
 
     def _records_of(self, file: SurveyedFile) -> bytes:
         handle = self._directory.open(file.name)
@@ -132,6 +191,7 @@ class Walk:
             is_end = self._judge(file, data, end, next_lsn, later)
         elif (end, next_lsn - 1) != (file.seal.end_position, file.seal.last_lsn):
             raise self._damage(file, end, next_lsn, "the file is sealed")
+        self._walked_number = file.number
         if not records:
             self.empty.append(file)
             return
@@ -171,7 +231,7 @@ class Walk:
         return errors.LogDamaged(
             f"{self._directory.describe(file.name)} is damaged at position {position}: "
             f"record {lsn} cannot be read, and {evidence}",
-            hint=HINT,
+            hint=self._hint,
         )
 
     def _take(self, data: bytes, records: Sequence[tuple[int, ...]]) -> int:
@@ -181,6 +241,7 @@ class Walk:
             record = decode_record(data, found[0] - wire.RECORDS_START, found[0], found[7])
             self.identity = record.identity or self.identity
             self.state = record.state or self.state
+            self.promises = record.promises or self.promises
             if record.base is not None:
                 self._take_base(record.base)
                 highest = max(highest, record.base.index)
@@ -196,7 +257,7 @@ class Walk:
         if self.last_index and first > self.last_index + 1:
             raise errors.LogDamaged(
                 f"record {lsn} begins with entry {first}, expected {self.last_index + 1}: entries are missing",
-                hint=HINT,
+                hint=self._hint,
             )
         self.last_index = record.last_index
         if self.last_index <= self._covered:
@@ -214,12 +275,29 @@ class Walk:
                 raise errors.LogDamaged(
                     f"the log in {self._directory.describe('')} goes on behind a snapshot of entry {base.index}, "
                     "which is missing or damaged",
-                    hint=HINT,
+                    hint=self._hint,
                 )
             self._covered = base.index
         self.entries.clear()
         self.first_index = self.first_index or base.index + 1
         self.last_index = base.index
+
+    def _check_mark(self) -> None:
+        """What lies beside the directory knows how far this log was synced (watermark.py)."""
+        mark, where = self._mark, self._directory.describe("")
+        if mark is None:
+            return
+        if self._found.log_id and self._found.log_id != mark.log_id:
+            raise errors.LogOutdated(
+                f"the metadata log in {where} is another one than the node used last: it was copied there",
+                hint=self._hint,
+            )
+        if self.lsn < mark.lsn:
+            raise errors.LogOutdated(
+                f"the metadata log in {where} ends at record {self.lsn}, but record {mark.lsn} was synced: files or "
+                "their ends are missing, or the directory was brought back from a backup",
+                hint=self._hint,
+            )
 
     def _check_whole(self) -> None:
         """Snapshot and entries together must reach from the beginning to the end of all that is known."""
@@ -230,33 +308,35 @@ class Walk:
             raise errors.LogDamaged(
                 f"the log in {where} ends at record {self.lsn}, but the header of a file says that record "
                 f"{synced_through} was synced",
-                hint=f"log files are missing. {HINT}",
+                hint=f"log files are missing. {self._hint}",
             )
         if self._snapshots.index_max > self.last_index:
             raise errors.LogDamaged(
                 f"the log in {where} ends at entry {self.last_index}, but there is a snapshot of entry "
                 f"{self._snapshots.index_max}",
-                hint=f"log files are missing or cut. {HINT}",
+                hint=f"log files are missing or cut. {self._hint}",
             )
         if reached and not 0 < self.first_index <= self._covered + 1:
             raise errors.LogDamaged(
                 f"the log in {where} begins with entry {self.first_index}, and no good snapshot reaches it",
-                hint=f"a snapshot is missing or damaged. {HINT}",
+                hint=f"a snapshot is missing or damaged. {self._hint}",
             )
         if self.lsn and self.identity is None:
-            raise errors.LogDamaged(f"no record in {where} says whose log it is", hint=HINT)
+            raise errors.LogDamaged(f"no record in {where} says whose log it is", hint=self._hint)
+        self._check_mark()
 
 
 # --- settle -----------------------------------------------------------------------------------------------------------
 
 
-def recover(directory: Directory, clock: Clock, new_log_id: bytes) -> RecoveredLog:
-    """Opens what is in the directory. `new_log_id` is for a log that does not exist yet."""
+def recover(directory: Directory, clock: Clock, new_log_id: bytes, mark: Mark | None = None) -> RecoveredLog:
+    """Opens what is in the directory. `new_log_id`: for a log that does not exist yet. `mark`: how far it was
+    synced."""
     found = survey(directory)
     snapshots = find_snapshots(directory)
     report = MetadataReport(files=len(found.files), sync_failed_before=found.sync_failed)
     report.bad_snapshots = list(snapshots.bad)
-    walk = Walk(directory, found, snapshots, report)
+    walk = Walk(directory, found, snapshots, report, mark)
     walk.run()
     log_id = found.log_id or new_log_id
     if any(one.head.log_id != log_id for one in snapshots.good):
@@ -271,8 +351,9 @@ def recover(directory: Directory, clock: Clock, new_log_id: bytes) -> RecoveredL
     report.last_index = walk.last_index
     number = _settle(directory, clock, found, walk, log_id)
     return RecoveredLog(
-        log_id, walk.identity, walk.state, walk.entries, machine, snapshots.good, walk.files, walk.lsn, number, report
-    )
+        log_id, walk.identity, walk.state, walk.entries, machine, snapshots.good, walk.files, walk.lsn, number, report,
+        walk.promises, walk.knows_others,
+    )  # fmt: skip
 
 
 def _settle(directory: Directory, clock: Clock, found: Survey, walk: Walk, log_id: bytes) -> int:

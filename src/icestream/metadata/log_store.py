@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from icestream import limits
 from icestream.metadata.core import HardState
-from icestream.metadata.log_format import Base, Identity
+from icestream.metadata.log_format import Base, Identity, Promise
 from icestream.metadata.log_plan import LogFile, LogPlan
 from icestream.metadata.log_recovery import RecoveredLog
 from icestream.metadata.snapshot_file import (
@@ -30,6 +30,7 @@ from icestream.metadata.snapshot_file import (
     verify_snapshot,
 )
 from icestream.metadata.state_machine import StateMachine
+from icestream.metadata.watermark import Mark, MemoryWatermark, Watermark
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload
@@ -54,14 +55,18 @@ class LogStore:
         file_bytes: int,
         identity: Identity,
         recovered: RecoveredLog,
+        watermark: Watermark | None = None,
     ) -> None:
+        self._watermark = watermark or MemoryWatermark()
+        self.has_others = recovered.knows_others  # or has had some
         self._directory = directory
         self._clock = clock
         self._sink = sink
         self._offload = offload
         self._file_bytes = file_bytes
         self.log_id = recovered.log_id
-        self.plan = LogPlan(identity, recovered.state, recovered.lsn)
+        self.plan = LogPlan(identity, recovered.state, recovered.lsn, recovered.promises)
+        self._marked: Mark | None = None
         self.files: list[LogFile] = recovered.files  # oldest first
         self.snapshots: list[StoredSnapshot] = recovered.snapshots  # newest first
         self._streams = 0  # of snapshots that other nodes sent
@@ -119,13 +124,17 @@ class LogStore:
         state: HardState | None,
         base: Base | None = None,
         commit: int = 0,
+        promises: dict[int, Promise] | None = None,
     ) -> int:
         """Plans one record; the ticket whose sync makes it durable."""
-        return self.plan.append(entries, state, self._clock.wall_us(), base, commit)
+        return self.plan.append(entries, state, self._clock.wall_us(), base, commit, promises)
 
     async def identify(self, identity: Identity) -> None:
         """Whose log it is, synced. Before the node starts: nobody else takes the sink's news then."""
-        ticket = self.plan.identify(identity, self._clock.wall_us())
+        await self.until_synced(self.plan.identify(identity, self._clock.wall_us()))
+
+    async def until_synced(self, ticket: int) -> None:
+        """Writes what is planned, up to this ticket. Before the node starts. Raises OSError."""
         self.carry_out()
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         if self.fileno() >= 0:
@@ -162,7 +171,16 @@ class LogStore:
             self.files.append(sealed)
             self._sealed += 1
             self._handles.pop(sealed.number).close()
+        self._note_mark()
         return progress
+
+    def _note_mark(self) -> None:
+        """How far the log is synced, outside of its directory. A store into memory: nothing is waited for."""
+        plan = self.plan
+        mark = Mark(self.log_id, plan.synced_lsn, plan.identity.node_id, plan.identity.cluster_id, self.has_others)
+        if plan.synced_lsn and mark != self._marked:
+            self._marked = mark
+            self._watermark.note(mark)
 
     def fileno(self) -> int:
         return self._sink.fileno()
@@ -299,3 +317,6 @@ class LogStore:
         if unused is not None:
             with contextlib.suppress(OSError):
                 await self._offload.run(lambda: self._directory.remove(log_file.log_name(unused.number)))
+        with contextlib.suppress(OSError):
+            await self._offload.run(self._watermark.sync)
+        self._watermark.close()

@@ -37,7 +37,7 @@ from icestream.metadata import eraftpb, stop_reasons
 from icestream.metadata.core import Core, Message, Ready, Role, SoftState, Status, without_a_write
 from icestream.metadata.eraftpb import LogEntry, SnapshotParts
 from icestream.metadata.install import Installs
-from icestream.metadata.log_format import Base
+from icestream.metadata.log_format import Base, Promise
 from icestream.metadata.log_store import LogStore
 from icestream.metadata.next_file import NextFile
 from icestream.metadata.proposals import UNKNOWN_HINT, Answer, Proposal, Proposals, lead_lost, not_leading
@@ -101,10 +101,11 @@ class Node:
         self._new_term_write = 0  # the ready that brought the present term, while it is not synced
         self._proposals = Proposals(command_bytes_max)
         self._reads = Reads(name)
-        self._writes = Writes(log, BATCH_BYTES_MAX)
+        self.writes = Writes(log, BATCH_BYTES_MAX)
         self._next_file = NextFile(log, clock, self.tasks, self._proposals, self._plan_turn)
         self.telling = Telling(clock, self.tasks, lambda: self._guarded(core.tell_commit, self._step))
-        self._wakes = True  # what was known to be committed is not applied yet
+        self.takes_part = True  # in elections and confirmations; False until it has asked the others (ADR 45)
+        self.wakes = True  # what was known to be committed is not applied yet
         self._confs_unsynced = 0
         self._synced_ticket = 0
         self._to_apply: deque[LogEntry] = deque()
@@ -120,15 +121,25 @@ class Node:
 
     def _wake(self) -> None:
         """Who votes is known now, as far as this node has ever acted on it."""
-        self._wakes = False
-        if self.is_alone:
+        self.wakes = False
+        if self.is_alone and self.takes_part:
             self._core.campaign()
             self._plan_turn()
 
+    def take_part(self) -> None:
+        """The others remember nothing that this log does not have."""
+        self.takes_part = True
+        self._guarded(*([] if self.wakes else [self._wake]))
+
+    def note_promises(self, promises: dict[int, Promise]) -> None:
+        """Writes down what other nodes have confirmed."""
+        self.writes.add(Write(0, [], None, None, [], needs_disk=True, promises=promises))
+        self._plan_turn()
+
     def _set_conf(self, conf: bytes) -> None:
         self.conf, self.members = conf, eraftpb.decode_conf(conf)
-        # the only voter: what it has synced is committed
         self.is_alone = self.members.voters == (self.id,) and not self.members.voters_outgoing
+        self._log.has_others |= self.members.has_others
 
     def status(self) -> Status:
         return self._core.status()
@@ -258,14 +269,14 @@ class Node:
     def _step(self) -> None:
         """Everything that can be done now."""
         while self.stopped is None:
-            self._writes.plan()
+            self.writes.plan()
             self._drain()
             self._offer()
             if not self._log.carry_out():
                 break
             self._take_progress()
         self._apply_slice(limits.METADATA_APPLY_SLICE)
-        if self._wakes and not self._to_apply:
+        if self.wakes and not self._to_apply:
             self._wake()
         self._want_file()
 
@@ -274,10 +285,10 @@ class Node:
             self._handle(ready)
 
     def _handle(self, ready: Ready) -> None:
-        if ready.hard_state is not None:
-            if ready.hard_state.term != self._term:
-                self._new_term_write = ready.number
-            self._term = ready.hard_state.term
+        term = self._term if ready.hard_state is None else ready.hard_state.term
+        begins_term, self._term = term != self._term, term
+        if begins_term:
+            self._new_term_write = ready.number
         if ready.soft_state is not None:
             self._take_role(ready.soft_state)
         if self._new_term_write or self._confs_unsynced:
@@ -287,12 +298,13 @@ class Node:
         base = self._begin_install(ready.snapshot) if ready.snapshot is not None else None
         needs_disk = ready.must_sync or base is not None
         write = Write(
-            ready.number, ready.entries, ready.hard_state, base, ready.send_after, needs_disk, base is not None
-        )
-        if needs_disk or self._writes.are_under_way:
+            ready.number, ready.entries, ready.hard_state, base, ready.send_after, needs_disk, base is not None,
+            term=self._term, begins_term=begins_term,
+        )  # fmt: skip
+        if needs_disk or self.writes.are_under_way:
             free, write.messages = without_a_write(ready.send_after)
             self.send(free)
-            self._writes.add(write)
+            self.writes.add(write)
         else:
             self.send(ready.send_after)
             self._core.persisted(ready.number)
@@ -320,7 +332,7 @@ class Node:
 
     def _offer(self) -> None:
         """Hands the queue to the core, as much at a time as fits a record."""
-        while self._proposals.may_go and not self._writes.are_queued:
+        while self._proposals.may_go and not self.writes.are_queued:
             batch = self._proposals.take_batch(BATCH_BYTES_MAX, self._log.plan.room_for)
             if not batch:
                 break
@@ -353,7 +365,7 @@ class Node:
             self._stop(stop_reasons.disk_failed(progress.error))
 
     def _take_synced(self) -> None:
-        done = self._writes.take_synced(self._synced_ticket, is_installing=self.installs.are_loading)
+        done = self.writes.take_synced(self._synced_ticket, is_installing=self.installs.are_loading)
         for write in done:
             self.send(write.messages)
             self.installs.bases_unsynced -= write.is_install
@@ -385,9 +397,9 @@ class Node:
         answer: cmd.Answer | None = None
         if entry.kind != eraftpb.NORMAL:
             self._set_conf(self._core.apply_conf(entry.kind, entry.data))
-            if not self._wakes:
+            if not self.wakes:
                 self._confs_unsynced += 1
-                self._writes.add(Write(0, [], None, None, [], needs_disk=True, commit=entry.index))
+                self.writes.add(Write(0, [], None, None, [], needs_disk=True, commit=entry.index))
                 self._plan_turn()
             answer = cmd.Done(self.machine.revision)
         elif entry.data:
@@ -433,7 +445,7 @@ class Node:
     # --- files, and the end ---
 
     def _want_file(self) -> None:
-        if self.stopped is None and (self._closing is None or self._proposals.queue or self._writes.are_queued):
+        if self.stopped is None and (self._closing is None or self._proposals.queue or self.writes.are_queued):
             self._next_file.want()
 
     def fail(self, error: errors.IcestreamError) -> None:
@@ -476,7 +488,7 @@ class Node:
         await self.tasks.stop()
         if self.stopped is None:
             with contextlib.suppress(errors.IcestreamError):
-                self._writes.is_closed = True
+                self.writes.is_closed = True
                 self._log.plan.seal()
                 self._plan_turn()
                 await self._waiters.until(lambda: self._log.plan.is_settled)

@@ -18,6 +18,7 @@ from icestream.metadata.node import Node
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.snapshot_task import Every, SnapshotTask
 from icestream.metadata.solo_core import SoloCore
+from icestream.metadata.watermark import FileWatermark, MemoryWatermark, Watermark, mark_path
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory
 from icestream.runtime.randomness import Randomness, SystemRandomness
@@ -68,11 +69,7 @@ class OpenedMetadata:
     @property
     def knows_others(self) -> bool:
         """Its log is that of a node with others, or of one that has had some."""
-        if self.identity is None:
-            return False
-        if self.known_members - {self.identity.node_id}:
-            return True
-        return any(eraftpb.decode_entry(one).kind != eraftpb.NORMAL for one in self._recovered.entries)
+        return self._recovered.knows_others
 
     @property
     def known_members(self) -> frozenset[int]:
@@ -92,8 +89,11 @@ class OpenedMetadata:
         """What the start found."""
         return self._recovered
 
-    def start(self, core_factory: CoreFactory, forced_conf: bytes | None = None) -> NodeStore:
-        """`forced_conf`: who is a member, whatever the log says (cluster/force_new_cluster.py)."""
+    def start(
+        self, core_factory: CoreFactory, forced_conf: bytes | None = None, *, takes_part: bool = True
+    ) -> NodeStore:
+        """`forced_conf`: who is a member, whatever the log says (cluster/force_new_cluster.py). `takes_part`: False for
+        a node that asks the others first (`node.take_part`)."""
         identity, recovered = self.identity, self._recovered
         assert identity is not None
         known = recovered.snapshots[0].head.conf if recovered.snapshots else identity.conf
@@ -101,6 +101,7 @@ class OpenedMetadata:
         core = make_core(recovered, identity.node_id, conf, core_factory)
         name = self._randomness.token(16)
         node = Node(recovered.machine, core, self.log, self._clock, self._options.command_bytes_max, conf, name)
+        node.takes_part = takes_part
         options = self._options
         every = Every(options.snapshot_every_bytes, options.snapshot_every_entries)
         snapshots = SnapshotTask(node, core, self.log, self._held[0], self._clock, every)
@@ -121,10 +122,23 @@ async def open_metadata(path: Path, clock: Clock | None = None, options: Metadat
     return await start_alone(opened, options or MetadataOptions(), SystemRandomness(), SoloCore)
 
 
-async def open_directory(path: Path, clock: Clock | None, options: MetadataOptions) -> OpenedMetadata:
+async def open_directory(
+    path: Path, clock: Clock | None, options: MetadataOptions, *, checks_mark: bool = True
+) -> OpenedMetadata:
+    """`checks_mark`: False opens a log that ends before its mark too; the mark then follows this log. Raises
+    LogOutdated, LogDamaged, LogLocked."""
     clock = clock or SystemClock()
     sink: Sink = NativeSink(clock, options.inline_sync_below_us) if native else InlineSink()
-    return await open_on(LocalDirectory(path), clock, SystemRandomness(), sink, options, ThreadOffload)
+    return await open_on(
+        LocalDirectory(path),
+        clock,
+        SystemRandomness(),
+        sink,
+        options,
+        ThreadOffload,
+        lambda: FileWatermark(mark_path(path)),
+        checks_mark=checks_mark,
+    )
 
 
 async def open_metadata_on(
@@ -163,19 +177,28 @@ async def open_on(
     sink: Sink,
     options: MetadataOptions,
     threads: Callable[[str], Offload],
+    open_watermark: Callable[[], Watermark] = MemoryWatermark,
+    *,
+    checks_mark: bool = True,
 ) -> OpenedMetadata:
+    """`open_watermark`: called when the directory is locked."""
     lock = directory.lock(LOCK_NAME)
     offload = threads("metadata-files")
+    watermark: Watermark | None = None
     try:
+        watermark = open_watermark()
+        mark = watermark.read() if checks_mark else None
         log_id, cluster_id = randomness.token(16), randomness.token(16)
-        recovered = await offload.run(lambda: recover(directory, clock, log_id))
+        recovered = await offload.run(lambda: recover(directory, clock, log_id, mark))
         identity = recovered.identity or new_identity(options.node_id, cluster_id)
-        log = LogStore(directory, clock, sink, offload, options.log_file_bytes, identity, recovered)
+        log = LogStore(directory, clock, sink, offload, options.log_file_bytes, identity, recovered, watermark)
         await log.prepare()
         if log.prepare_error is not None:
             raise log.prepare_error
         return OpenedMetadata(recovered, log, clock, randomness, options, (offload, lock, directory))
     except BaseException as error:
+        if watermark is not None:
+            watermark.close()
         sink.close()
         offload.close()
         lock.close()

@@ -11,6 +11,7 @@ from typing import Any
 from icestream import errors
 from icestream.metadata.core import HardState, Message, ReadState, Ready, SoftState, Status
 from icestream.metadata.eraftpb import LogEntry
+from icestream.metadata.stop_reasons import outdated
 from icestream.runtime.randomness import Randomness
 from icestream.storage.native import native
 
@@ -71,11 +72,14 @@ class RaftCore:
         return found
 
     def step(self, message: bytes) -> None:
-        """Raises DecodeError for what is no message: it came from a network."""
+        """Raises DecodeError for what is no message: it came from a network. LogOutdated: the leader knows that this
+        node has confirmed more than its log has."""
         try:
-            self._core.step(message)
+            commit: int | None = self._core.step(message)
         except ValueError as error:
             raise errors.DecodeError(f"these bytes are no Raft message: {error}") from None
+        if commit is not None:
+            raise outdated("the leader", f"entry {commit}", f"entry {self._core.status()['last']}")
 
     def campaign(self) -> None:
         self._core.campaign()

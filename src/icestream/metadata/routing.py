@@ -6,6 +6,7 @@ another one leads     it is sent there (ClientWrite); the answer counts here whe
 nobody leads, or the lead was lost on the way: the same command, under the same name and number, once more
 
 refused by the leader (full, too large)   raised, when no earlier try can have been carried out
+no node has led for METADATA_LEADERLESS_SECONDS_MAX, or
 no answer in METADATA_REMOTE_SECONDS_MAX  OutcomeUnknown when any try may have been carried out, else NotReady
 this node stops, or is closed             the same, at once: what it says of itself is nothing about the command
 
@@ -76,7 +77,10 @@ class Routing:
         """Each attempt is told until when anybody waits for it."""
         last_ns = self._clock.monotonic_ns() + int(limits.METADATA_REMOTE_SECONDS_MAX * 1e9)
         may_be_done = False
+        led_ns = self._clock.monotonic_ns()  # when a node was last known to lead
         while True:
+            if self._node.leader:
+                led_ns = self._clock.monotonic_ns()
             try:
                 return await attempt(last_ns)
             except (errors.OutcomeUnknown, errors.ConnectionLost):
@@ -86,7 +90,9 @@ class Routing:
             except errors.IcestreamError:
                 if not may_be_done:
                     raise
-            if self._clock.monotonic_ns() >= last_ns:
+            now_ns = self._clock.monotonic_ns()
+            is_leaderless = now_ns - led_ns >= int(limits.METADATA_LEADERLESS_SECONDS_MAX * 1e9)
+            if now_ns >= last_ns or (is_leaderless and not self._node.leader):
                 raise _given_up(may_be_done=may_be_done)
             await self._until_led(may_be_done=may_be_done)
 

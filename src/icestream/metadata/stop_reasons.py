@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from icestream import errors
+from icestream.metadata.log_recovery import MEMBER_HINT
 from icestream.metadata.proposals import UNKNOWN_HINT
 from icestream.wal.sink import SinkError
 
@@ -11,6 +12,15 @@ def disk_failed(error: SinkError) -> errors.LogStopped:
     return errors.LogStopped(
         f"a {error.operation} of the metadata log failed (errno {error.errno}): the node stops",
         hint="check the disk, then start again: recovery writes the unsealed part anew",
+    )
+
+
+def outdated(witness: str, confirmed: str, present: str) -> errors.LogOutdated:
+    """The log lacks what this node has confirmed to others."""
+    return errors.LogOutdated(
+        f"the metadata log of this node has forgotten something: {witness} knows that this node confirmed {confirmed}, "
+        f"and its log ends at {present}",
+        hint=MEMBER_HINT,
     )
 
 

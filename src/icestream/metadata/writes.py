@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from icestream import errors
 from icestream.metadata.core import HardState, Message
-from icestream.metadata.log_format import ENTRY_OVERHEAD_BYTES, Base
+from icestream.metadata.log_format import ENTRY_OVERHEAD_BYTES, Base, Promise
 from icestream.metadata.log_store import LogStore
 
 Entries = Sequence[tuple[int, bytes]]
@@ -31,6 +31,10 @@ class Write:
     needs_disk: bool
     is_install: bool = False
     commit: int = 0  # written too: a change of members up to here is committed
+    promises: dict[int, Promise] | None = None  # of other nodes, as far as this one has heard
+    term: int = 0  # in which the core asked for it
+    begins_term: bool = False  # the same ready has a new term: its entries may be of a leader before it
+    last_index: int = 0  # of its entries, which agree with the leader of the term
     ticket: int = 0
 
 
@@ -41,6 +45,7 @@ class Writes:
         self._queued: deque[Write] = deque()
         self._planned: deque[Write] = deque()
         self._ticket = 0
+        self.promise = Promise(0, 0)  # what is synced of this life
         self.is_closed = False  # nothing more is written: the last file is sealed
 
     @property
@@ -52,6 +57,8 @@ class Writes:
         return bool(self._queued or self._planned)
 
     def add(self, write: Write) -> None:
+        if write.entries and not write.begins_term:
+            write.last_index = write.entries[-1][0]
         self._queued.append(write)
         self.plan()
 
@@ -72,7 +79,7 @@ class Writes:
                 if self._log.plan.next_file is not None:
                     raise errors.LogError(f"a record of {size} bytes fits no file of the metadata log")
                 return False
-            self._ticket = self._log.append(piece, write.state, write.base, write.commit)
+            self._ticket = self._log.append(piece, write.state, write.base, write.commit, write.promises)
             write.entries = write.entries[len(piece) :]
             write.base = None
         return True
@@ -83,6 +90,7 @@ class Writes:
         planned = self._planned
         while planned and planned[0].ticket <= ticket and not (is_installing and planned[0].is_install):
             done.append(planned.popleft())
+            self.promise = max(self.promise, Promise(done[-1].term, done[-1].last_index))
         return done
 
 

@@ -7,10 +7,14 @@ one run; values that must stay apart compare by identity.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import Final, Generic, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
+_FEW: Final = 16  # so many ranges are added one by one
+_PASS_SHARE: Final = 16  # one pass over so many runs is cheaper than looking an offset up
+_start_of = itemgetter(0)
 
 
 class Run(NamedTuple, Generic[Value]):
@@ -67,6 +71,19 @@ class RunSet(Generic[Value]):
         self._starts[low:high] = [start]
         runs[low:high] = [Run(start, end, value)]
 
+    def add_all(self, ranges: Sequence[tuple[int, int]], value: Value) -> None:
+        """Adds ranges that rise, do not touch one another and are in no run. `value` is in no run either, so that none
+        of them continues one."""
+        if len(ranges) < _FEW:
+            for start, end in ranges:
+                self.add(start, end, value)
+            return
+        runs = self._runs
+        runs.extend([Run(start, end, value) for start, end in ranges])
+        runs.sort(key=_start_of)  # two sorted lists: one pass
+        self._starts = [run.start for run in runs]
+        self.size += sum([end - start for start, end in ranges])
+
     def within(self, start: int, end: int) -> list[Run[Value]]:
         """The parts of runs that lie in [start, end)."""
         if start >= end:
@@ -107,6 +124,32 @@ class RunSet(Generic[Value]):
         self._starts[low:high] = [run.start for run in left]
         self.size -= sum([run.end - run.start for run in touched])
         return touched
+
+    def take_offsets(self, offsets: Sequence[int]) -> list[Run[Value]]:
+        """Removes and returns the parts of runs at these offsets, which rise: in one pass where they are many."""
+        if not offsets:
+            return []
+        low, high = self._first_touching(offsets[0]), bisect_right(self._starts, offsets[-1])
+        if len(offsets) < _FEW or high - low > _PASS_SHARE * len(offsets):
+            return [run for offset in offsets for run in RunSet.take(self, offset, offset + 1)]
+        wanted, kept, taken = set(offsets), list[Run[Value]](), list[Run[Value]]()
+        for run in self._runs[low:high]:
+            if run.end - run.start == 1:
+                (taken if run.start in wanted else kept).append(run)
+                continue
+            at = run.start
+            for offset in range(run.start, run.end):
+                if offset in wanted:
+                    if at < offset:
+                        kept.append(Run(at, offset, run.value))
+                    taken.append(Run(offset, offset + 1, run.value))
+                    at = offset + 1
+            if at < run.end:
+                kept.append(Run(at, run.end, run.value))
+        self._runs[low:high] = kept
+        self._starts[low:high] = [run.start for run in kept]
+        self.size -= len(taken)
+        return taken
 
     def clear(self) -> None:
         self._starts, self._runs, self.size = [], [], 0

@@ -1,17 +1,52 @@
-"""How a part of the node is doing, in a form that people and programs can read."""
+"""The health of a component in a form that people and programs can read, and what follows for the node as a whole."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from icestream.runtime.connection_room import RoomState
+
+# The listeners of producers and consumers, by their names in metrics.
+MESSAGE_LISTENERS: Final = frozenset({"native", "danube"})
 
 
 class Check(NamedTuple):
+    """The state of one component. `is_needed`: a node on which it fails is not ready; else it is only shown."""
+
     name: str
     ok: bool
     reason: str = ""
-    is_needed: bool = True  # without it the broker does not serve; else it is only shown
+    is_needed: bool = True
 
     @property
     def line(self) -> str:
         mark = "+" if self.ok else "-" if self.is_needed else "!"
         return f"[{mark}] {self.name}: {self.reason or 'ok'}"
+
+
+def failure(checks: Iterable[Check]) -> Check | None:
+    """The first needed component that fails. None: the node is ready."""
+    return next((check for check in checks if check.is_needed and not check.ok), None)
+
+
+def warnings(checks: Iterable[Check]) -> list[Check]:
+    """The components that fail and do not make the node unready."""
+    return [check for check in checks if not check.ok and not check.is_needed]
+
+
+def connections_check(rooms: Iterable[RoomState]) -> Check:
+    """The places of all listeners: not ok while one of them has hardly any left.
+
+    Needed where a listener for messages refuses: its clients would be served by another node.
+    """
+    crowded = [room for room in rooms if room.is_crowded]
+    is_needed = any(room.is_refusing and room.listener in MESSAGE_LISTENERS for room in crowded)
+    return Check("connections", not crowded, "; ".join(map(_room_text, crowded)), is_needed)
+
+
+def _room_text(room: RoomState) -> str:
+    if room.is_refusing:
+        return f"{room.listener}: all {room.capacity} are busy, new ones are refused ({room.refused} so far)"
+    counts = f"{room.open} of {room.capacity} are open"
+    return f"{room.listener}: {counts}, silent and idle ones are closed to make room ({room.evicted} so far)"

@@ -45,6 +45,23 @@ class TickCounters(Collector):
         yield family
 
 
+class LabelledGauge(Collector):
+    """A gauge with one label whose values are set together: a label that is absent is not shown."""
+
+    def __init__(self, name: str, text: str, label: str) -> None:
+        self.name = name
+        self.text = text
+        self.label = label
+        self.values: dict[str, float] = {}
+        REGISTRY.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self.name, self.text, labels=[self.label])
+        for value, count in sorted(self.values.items()):
+            family.add_metric([value], count)
+        yield family
+
+
 WAL_WRITES = TickCounter("icestream_wal_writes_total", "Writes handed to the disk: records, footers and seals.")
 WAL_BYTES = TickCounter("icestream_wal_written_bytes_total", "Bytes handed to the disk by the log.")
 WAL_FILES = Gauge("icestream_wal_files", "Sealed log files on disk.")
@@ -91,10 +108,19 @@ REDELIVERED_MESSAGES = TickCounter(
 ACKED_MESSAGES = TickCounter("icestream_delivery_acked_messages_total", "Messages that consumers acked.")
 NACKED_MESSAGES = TickCounter("icestream_delivery_nacked_messages_total", "Messages that consumers gave back.")
 READ_FAILURES = TickCounter("icestream_delivery_read_failures_total", "Reads for consumers that failed; tried again.")
+STALLED_READERS = LabelledGauge(
+    "icestream_stalled_readers",
+    "Shards of subscriptions whose next messages cannot be read, by code of the error.",
+    "reason",
+)
 DELIVERY_STANDSTILLS = TickCounters(
     "icestream_delivery_standstills_total",
     "Times that a subscription stood still although messages waited, by reason; once a minute and shard at most.",
     "reason",
+)
+DELIVERY_BEHIND = TickCounter(
+    "icestream_delivery_falling_behind_total",
+    "Times that a subscription fell behind although its consumers would take more; once a minute and shard at most.",
 )
 READS = TickCounters("icestream_reader_polls_total", "Reads for subscriptions, by the tier that served them.", "tier")
 READ_PAUSES = TickCounters(
@@ -161,6 +187,10 @@ PIPELINE_STEP_SECONDS = Counter(
     ["step"],
 )
 PIPELINE_COMMIT_RETRIES = Counter("icestream_pipeline_commit_retries_total", "Commits that were tried again.")
+PIPELINE_VANISHED_FILES = Counter(
+    "icestream_pipeline_vanished_files_total",
+    "Files that were gone behind their commit: it was taken back and its messages written again.",
+)
 PIPELINE_TASK_ERRORS = Counter(
     "icestream_pipeline_task_errors_total", "Parts of rounds that failed, by trouble.", ["trouble"]
 )
@@ -205,7 +235,10 @@ class Readings(NamedTuple):
         return family
 
 
-READY = Reading("icestream_ready", "1 when the broker serves.")
+READY = Reading("icestream_ready", "1 when the node is ready: no needed health check fails.")
+HEALTH = Reading(
+    "icestream_health", "1 for a health check of /readyz?verbose that is well, 0 for one that fails.", "check"
+)
 CONNECTIONS = Reading("icestream_connections", "Open connections, by listener.", "listener")
 NAMESPACES = Reading("icestream_namespaces", "Namespaces.")
 TOPICS = Reading("icestream_topics", "Topics.")
@@ -282,6 +315,12 @@ class Counted(NamedTuple):
         return family
 
 
+CONNECTIONS_EVICTED = Counted(
+    "icestream_connections_evicted_total", "Silent or idle connections that were closed to make room.", ("listener",)
+)
+CONNECTIONS_REFUSED = Counted(
+    "icestream_connections_refused_total", "Connections that were refused because all others were busy.", ("listener",)
+)
 CHILD_RESTARTS = Counted(
     "icestream_child_restarts_total", "Times that a child process was started again.", ("process",)
 )

@@ -1,7 +1,8 @@
 """The pipeline as a child of its broker: `python -m icestream.pipeline`. People use `icestream pipeline run`.
 
 It ties its life to its parent's before it loads anything that takes time. What it says on stdout is for its parent: one
-line, {"port": …} with the port of its metrics, or {"missing": …} where it cannot run on this machine.
+line, {"port": …} with the port of its metrics, {"missing": …} where it cannot run on this machine, or {"refused": …}
+where its configuration cannot be used, such as a port that another process has.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def _run() -> int:
         return said.exit_code(error)
     except errors.IcestreamError as error:
         get_logger("pipeline").error("the pipeline cannot run", reason=str(error))
+        if isinstance(error, errors.ConfigurationError):
+            _say(json.dumps({"refused": str(error)}))
         return said.exit_code(error)
     return 0
 

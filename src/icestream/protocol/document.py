@@ -120,8 +120,8 @@ def number_of(document: dict[str, Any], key: str, low: int, high: int, default: 
 def encode_error(error: errors.IcestreamError) -> bytes:
     found: dict[str, Any] = {
         "code": error.code,
-        "message": _cut(error.message, limits.ERROR_MESSAGE_BYTES_MAX),
-        "hint": _cut(error.hint, limits.ERROR_HINT_BYTES_MAX),
+        "message": cut_text(error.message, limits.ERROR_MESSAGE_BYTES_MAX),
+        "hint": cut_text(error.hint, limits.ERROR_HINT_BYTES_MAX),
         "retryable": error.retryable,
     }
     if isinstance(error, errors.TopicElsewhere):
@@ -129,8 +129,9 @@ def encode_error(error: errors.IcestreamError) -> bytes:
     return encode(found)
 
 
-def _cut(text: str, bytes_max: int) -> str:
-    """Never fails: an error may quote what was sent to us, and that may be no text at all (a lone surrogate)."""
+def cut_text(text: str, bytes_max: int) -> str:
+    """The beginning of `text` that fits in so many bytes of UTF-8. Never raises: an error may quote what was sent to
+    us, and that may be no text at all (a lone surrogate)."""
     encoded = text.encode(errors="backslashreplace")
     return encoded.decode() if len(encoded) <= bytes_max else encoded[:bytes_max].decode(errors="ignore")
 
@@ -157,4 +158,5 @@ def decode_error(body: bytes) -> errors.IcestreamError:
 def _places_of(found: Any) -> dict[str, str]:
     if not isinstance(found, dict):
         raise errors.DecodeError("places is not a map")
-    return {name: text_of(found, name, limits.NAME_BYTES_MAX) for name in ("native", "danube", "http") if name in found}
+    names = ("node", "native", "danube", "http")
+    return {name: text_of(found, name, limits.NAME_BYTES_MAX) for name in names if name in found}

@@ -40,6 +40,11 @@ CONSUMING           A consumer gets as many messages as it gave credit for. Acks
                     u32 first row | u32 rows | blocks (model/block.py), one behind the other
                     The blocks hold rows from `base offset` on; the rows [first row, first row + rows) are meant.
                     `attempt`: how many deliveries of them failed before
+    PICK       <-   u32 consumer | u32 shard | u32 generation | u32 attempt | i64 base offset | i64 append time (us) |
+                    u32 ranges | u32 rows | (u32 start | u32 count) … | blocks, one behind the other
+                    Messages that do not follow one another, only to a consumer whose `subscribe` said `picks`. Each
+                    range is `count` messages from offset `base offset + start` on; ranges rise and do not touch, and
+                    the blocks hold exactly their rows, in this order
     ACK        ->   u32 consumer | u32 shard | u32 generation | u32 flags: bit 0 CUMULATIVE | (i64 start | i64 end) …
                     CUMULATIVE: one range, and everything below its end that was delivered
     NACK       ->   u32 consumer | u32 shard | u32 generation | u32 delay ms | (i64 start | i64 end) …
@@ -56,8 +61,11 @@ WHAT IS VALID       Sizes, counts and ranges fit, fields called zero are zero, f
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterable
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -73,6 +81,7 @@ PART: Final = struct.Struct("<IIII")
 DONE: Final = struct.Struct("<HHIq")
 CREDIT: Final = struct.Struct("<II")
 DELIVER: Final = struct.Struct("<IIIIqqII")
+PICK_RANGE: Final = struct.Struct("<II")
 RANGES: Final = struct.Struct("<IIII")
 RANGE: Final = struct.Struct("<qq")
 GAP: Final = struct.Struct("<IIIIqq")
@@ -98,12 +107,13 @@ class Kind(IntEnum):
     NACK = 21
     GAP = 22
     EVENT = 23
+    PICK = 24
 
 
 # What each side may say after the handshake; anything else is refused before its body is read.
 FROM_CLIENT: Final = frozenset({Kind.CALL, Kind.PING, Kind.PUBLISH, Kind.CREDIT, Kind.ACK, Kind.NACK})
 FROM_BROKER: Final = frozenset(
-    {Kind.RESULT, Kind.ERROR, Kind.PONG, Kind.PUBLISHED, Kind.DELIVER, Kind.GAP, Kind.EVENT},
+    {Kind.RESULT, Kind.ERROR, Kind.PONG, Kind.PUBLISHED, Kind.DELIVER, Kind.GAP, Kind.EVENT, Kind.PICK},
 )
 FIRST_FROM_CLIENT: Final = frozenset({Kind.HELLO})
 FIRST_FROM_BROKER: Final = frozenset({Kind.WELCOME, Kind.ERROR})
@@ -148,7 +158,12 @@ class Done(NamedTuple):
     text: bytes = b""
 
 
+Pairs = list[tuple[int, int]]
+
+
 class Delivery(NamedTuple):
+    """A DELIVER or a PICK."""
+
     consumer: int
     shard: int
     generation: int
@@ -158,6 +173,7 @@ class Delivery(NamedTuple):
     first_row: int
     rows: int
     body: bytes
+    ranges: Pairs | None = None  # the offsets of a PICK, [start, end) each; of a DELIVER they follow one another
 
 
 class Ranges(NamedTuple):
@@ -294,15 +310,52 @@ def decode_delivery(body: bytes) -> Delivery:
     """The blocks are not looked at, so neither is whether they hold the rows."""
     if len(body) <= DELIVER.size:
         raise errors.DecodeError("a DELIVER is cut off")
-    found = Delivery._make((*DELIVER.unpack_from(body), body[DELIVER.size :]))
+    found = Delivery._make((*DELIVER.unpack_from(body), body[DELIVER.size :], None))
     if not found.rows or not 0 <= found.base_offset <= limits.OFFSET_MAX - found.first_row - found.rows:
         raise errors.DecodeError("a DELIVER names rows that are none")
     return found
 
 
+def encode_pick_head(
+    consumer: int, shard: int, generation: int, attempt: int, append_time_us: int, rows: int, ranges: Pairs
+) -> bytes:
+    """All of a PICK but the blocks. `ranges`: [start, end) each, rising, with a hole between them."""
+    base = ranges[0][0]
+    steps = array("I", [number for start, end in ranges for number in (start - base, end - start)])
+    if sys.byteorder == "big":
+        steps.byteswap()
+    head = DELIVER.pack(consumer, shard, generation, attempt, base, append_time_us, len(ranges), rows)
+    return head + steps.tobytes()
+
+
+def encode_pick(delivery: Delivery) -> bytes:
+    assert delivery.ranges is not None
+    named = delivery.ranges
+    head = encode_pick_head(*delivery[:4], delivery.append_time_us, delivery.rows, named)
+    return head + delivery.body
+
+
+def decode_pick(body: bytes) -> Delivery:
+    """The blocks are not looked at, so neither is whether they hold the rows."""
+    if len(body) <= DELIVER.size:
+        raise errors.DecodeError("a PICK is cut off")
+    found = Delivery._make((*DELIVER.unpack_from(body), b"", None))
+    base, count = found.base_offset, found.first_row
+    at = DELIVER.size + PICK_RANGE.size * count
+    if not count or len(body) <= at or not 0 <= base <= limits.OFFSET_MAX:
+        raise errors.DecodeError(f"a PICK of {count} ranges does not add up")
+    steps = PICK_RANGE.iter_unpack(memoryview(body)[DELIVER.size : at])
+    ranges = [(base + start, base + start + rows) for start, rows in steps]
+    rises = all(start < end for start, end in ranges) and all(one[1] < two[0] for one, two in pairwise(ranges))
+    rows = sum([end - start for start, end in ranges])
+    if not rises or ranges[0][0] != base or ranges[-1][1] > limits.OFFSET_MAX or rows != found.rows:
+        raise errors.DecodeError("the ranges of a PICK do not rise, or are not those of its rows")
+    return found._replace(first_row=0, body=body[at:], ranges=ranges)
+
+
 def encode_ranges(message: Ranges) -> bytes:
     head = RANGES.pack(message.consumer, message.shard, message.generation, message.extra)
-    return head + b"".join(RANGE.pack(*one) for one in message.ranges)
+    return head + b"".join([RANGE.pack(*one) for one in message.ranges])
 
 
 def decode_ranges(body: bytes) -> Ranges:

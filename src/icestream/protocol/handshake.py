@@ -10,6 +10,7 @@
               frame_bytes_max  the largest frame that the broker takes
               compression      the one that counts, empty for none
               time_us          the broker's clock, microseconds since 1970
+              instance         the id of this life of the broker (runtime/instance.py); empty from one that has none
 
 `Agreed` is what follows from both. Each side may then send frames up to what the other takes; of a compressed body the
 size that it has when it is unpacked counts, too.
@@ -46,6 +47,7 @@ class Welcome(NamedTuple):
     frame_bytes_max: int
     compression: str
     time_us: int
+    instance: str = ""
 
 
 class Agreed(NamedTuple):
@@ -57,8 +59,11 @@ class Agreed(NamedTuple):
     compression: Compression | None
 
 
-def encode_hello(hello: Hello) -> bytes:
-    return MAGIC + document.encode(hello._asdict())
+def encode_hello(hello: Hello, *, ends_text: bool = False) -> bytes:
+    """The body of a HELLO. `ends_text`: with a key that brokers ignore and that ends a request of HTTP/1, so that a
+    server of HTTP that was taken for a broker refuses it at once instead of waiting for more of it."""
+    end = {"end": "\r\n\r\n"} if ends_text else {}
+    return MAGIC + document.encode({**hello._asdict(), **end})
 
 
 def decode_hello(body: bytes) -> Hello:
@@ -87,13 +92,16 @@ def decode_welcome(body: bytes) -> Welcome:
         document.number_of(found, "frame_bytes_max", 0, _BYTES_MAX),
         document.text_of(found, "compression", limits.NAME_BYTES_MAX, ""),
         document.number_of(found, "time_us", -_TIME_MAX, _TIME_MAX, 0),
+        document.text_of(found, "instance", limits.NAME_BYTES_MAX, ""),
     )
 
 
 # --- the broker's part ------------------------------------------------------------------------------------------------
 
 
-def answer(hello: Hello, node: str, frame_bytes_max: int, time_us: int, compressions: tuple[str, ...]) -> Welcome:
+def answer(
+    hello: Hello, node: str, frame_bytes_max: int, time_us: int, compressions: tuple[str, ...], instance: str = ""
+) -> Welcome:
     """Raises UnknownVersion or InvalidInput, for the ERROR that closes the connection."""
     version = min(hello.version, VERSION)
     if version < max(hello.version_min, VERSION_MIN):
@@ -103,7 +111,7 @@ def answer(hello: Hello, node: str, frame_bytes_max: int, time_us: int, compress
         )
     _check_bound(hello.frame_bytes_max, "the client")
     compression = next((name for name in hello.compression if name in compressions), "")
-    return Welcome(version, node, frame_bytes_max, compression, time_us)
+    return Welcome(version, node, frame_bytes_max, compression, time_us, instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +122,13 @@ class Server:
     now_us: Callable[[], int]
     frame_bytes_max: int = limits.FRAME_BYTES_MAX_DEFAULT
     compression: Compression | None = None
+    instance: str = ""
 
     def agree(self, first: Frame) -> tuple[Agreed, bytes]:
         """What counts from now on, and the body of the WELCOME."""
         hello = decode_hello(_expected(first, Kind.HELLO))
         compressions = (ZSTD,) if self.compression else ()
-        welcome = answer(hello, self.node, self.frame_bytes_max, self.now_us(), compressions)
+        welcome = answer(hello, self.node, self.frame_bytes_max, self.now_us(), compressions, self.instance)
         send_bytes_max = min(hello.frame_bytes_max, limits.FRAME_BYTES_MAX)
         compression = self.compression if welcome.compression else None
         agreed = Agreed(welcome.version, self.frame_bytes_max, send_bytes_max, compression)

@@ -117,7 +117,7 @@ class LocalDirectory:
         except FileNotFoundError:
             if read_only:
                 raise
-            _make_directory(path)
+            make_directory(path)
             self._fd = os.open(path, _FOLDER)
 
     def names(self) -> list[str]:
@@ -173,10 +173,10 @@ def open_directory(path: Path, *, read_only: bool = False) -> LocalDirectory:
         ) from error
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
     """The directory and those above it, each one's name on disk before anything is put into it."""
     if not path.is_dir():
-        _make_directory(path.parent)
+        make_directory(path.parent)
         path.mkdir(exist_ok=True)
         _sync_path(path.parent)
 

@@ -57,6 +57,7 @@ class Link(asyncio.BufferedProtocol):
         self._number = 0
         self._in_turn = asyncio.Semaphore(limits.LINK_CALLS_MAX)
         self._error: errors.IcestreamError | None = None
+        self.instance = ""  # of the broker, once the link is open
         self.opened: asyncio.Future[None] = loop.create_future()
         self.lost = asyncio.Event()
 
@@ -132,7 +133,8 @@ class Link(asyncio.BufferedProtocol):
 
     def _receive(self, one: Frame) -> None:
         if not self.opened.done():
-            handshake.welcomed(self._hello, one)
+            _, welcome = handshake.welcomed(self._hello, one)
+            self.instance = welcome.instance
             self._stream.kinds = FROM_BROKER
             self.opened.set_result(None)
         elif one.kind == Kind.EVENT:

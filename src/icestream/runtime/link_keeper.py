@@ -22,6 +22,7 @@ class LinkKeeper:
         self._why = errors.ConnectionLost(f"not connected to the broker at {path} yet", hint="it is tried again")
         self.link: Link | None = None
         self.links_opened = 0
+        self.instance = ""  # of the broker that was reached last (runtime/instance.py)
 
     @property
     def is_here(self) -> bool:
@@ -41,6 +42,7 @@ class LinkKeeper:
                     continue
                 delay = limits.LINK_RETRY_SECONDS_MIN
                 self.links_opened += 1
+                self.instance = self.link.instance
                 self._here.set()
                 await self.link.lost.wait()
                 self._leave()

@@ -8,7 +8,10 @@ How long it waits doubles with each failure and begins anew after CHILD_STEADY_S
 for none of this: it serves without its children.
 
 A child says one line on its stdout when it is ready, {"port": …}; what it logs goes to the broker's stderr. One that
-cannot run on this machine says {"missing": …} instead: it is not started again, and the broker says so once.
+cannot run on this machine says {"missing": …} instead: it is not started again, and the broker says so once. One that
+cannot be used as it is configured says {"refused": …}, such as a port that another process has: it is started again,
+for the port may become free. Later lines tell when all connections of its listener are taken, and when they are no
+longer: {"connections": […]}, a RoomState.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from icestream import limits
 from icestream.observability.health import Check
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
+from icestream.runtime.connection_room import RoomState
 
 _log = get_logger("children")
 
@@ -32,6 +36,11 @@ _log = get_logger("children")
 class Ready(msgspec.Struct):
     port: int = 0
     missing: str = ""
+    refused: str = ""
+
+
+class Later(msgspec.Struct):
+    connections: RoomState | None = None
 
 
 def backoff_seconds(failures: int) -> float:
@@ -47,12 +56,18 @@ class Child:
         clock: Clock,
         environment: Callable[[], Mapping[str, str]] = dict,
         without: str = "",
+        *,
+        is_refusal_critical: bool = False,
     ) -> None:
-        """`environment`: added to our own, asked at each start. `without`: what a broker lacks that cannot have it."""
+        """`environment`: added to our own, asked at each start. `without`: what a broker lacks that cannot have it.
+        `is_refusal_critical`: a node whose child refuses its configuration is not ready."""
         self.name = name
         self._environment = environment
         self._without = without
         self._missing = ""
+        self._refused = ""
+        self._is_refusal_critical = is_refusal_critical
+        self.room: RoomState | None = None  # the connections of its listener, as it told last
         self.port = 0
         self.restarts = 0
         self._command = command
@@ -71,8 +86,9 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def check(self) -> Check:
-        reason = f"listens on port {self.port}" if self.is_up else self._reason
-        return Check(self.name, self.is_up, reason, is_needed=False)
+        if self.is_up:
+            return Check(self.name, True, f"listens on port {self.port}", is_needed=False)
+        return Check(self.name, False, self._reason, is_needed=bool(self._refused) and self._is_refusal_critical)
 
     async def run(self) -> None:
         """Starts it, again and again, until it is stopped."""
@@ -112,21 +128,30 @@ class Child:
         try:
             await self._listen_to(process)
             code = await process.wait()
+            ended = self._refused or f"it ended with code {code}"
         finally:
             self.port = 0
+            self.room = None
             self._process = None
             _kill(process)
-        return f"it ended with code {code}"
+        return ended
 
     async def _listen_to(self, process: Process) -> None:
-        """Until it says no more. Only its first line is of interest."""
+        """Until it says no more. A line that is none of ours is skipped."""
         assert process.stdout is not None
         with contextlib.suppress(ValueError, msgspec.MsgspecError):
             first = await process.stdout.readline()
             said = msgspec.json.decode(first, type=Ready) if first else Ready()
-            self.port, self._missing = said.port, said.missing
-        while await process.stdout.read(limits.CHILD_READ_BYTES):
-            pass
+            self.port, self._missing, self._refused = said.port, said.missing, said.refused
+            self._reason = self._refused or self._reason
+        while True:
+            try:
+                line = await process.stdout.readline()
+                if not line:
+                    return
+                self.room = msgspec.json.decode(line, type=Later).connections or self.room
+            except (ValueError, msgspec.MsgspecError):
+                continue
 
     async def stop(self) -> None:
         """Gone when this returns."""

@@ -22,6 +22,7 @@ import msgspec
 from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.members import NodeRecord
+from icestream.cluster.rejoin import forget_predecessor, read_predecessor
 from icestream.cluster.tls import PeerTls
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, new_node_id, open_directory, start_alone
@@ -30,6 +31,7 @@ from icestream.metadata.solo_core import SoloCore
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server.advertised import advertised_address
+from icestream.server.warehouse_fence import keep_fence
 from icestream.server.warehouse_mark import directory_of, mark_of
 from icestream.settings import Settings
 from icestream.settings.seed_place import place_of
@@ -47,9 +49,16 @@ class OpenedStore:
 async def open_store(settings: Settings, join: str = "", stop: Stop | None = None) -> OpenedStore:
     """Ready to be used. Raises ShuttingDown when `stop` comes while it waits for others."""
     wants_others = bool(settings.meta_store.seed_nodes or join)
+    predecessor = read_predecessor(settings.meta_store.data_dir)
+    if predecessor is not None and not wants_others:
+        raise errors.ConfigurationError(
+            "this node left its metadata log to join its cluster anew, and does not know where that is",
+            hint="start it with `meta_store.seed_nodes`, or with --join HOST:PORT, the Raft port of another node",
+        )
     if wants_others:
         check_can_have_others()
     options_of_cluster = _options(settings, place_of(settings), join)  # refused before anything is opened
+    options_of_cluster = dataclasses.replace(options_of_cluster, predecessor=predecessor)
     randomness, clock = SystemRandomness(), SystemClock()
     options = MetadataOptions(node_id=new_node_id(randomness))
     opened = await open_directory(settings.meta_store.data_dir, clock, options)
@@ -57,6 +66,7 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
         store = await start_alone(opened, options, randomness, SoloCore)
         try:
             await store.ready()
+            await _keep_fence(settings, store)
         except BaseException:
             await store.close()
             raise
@@ -71,10 +81,19 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
     try:
         await _unless(stop, cluster.running.ready())
         await _unless(stop, cluster.check_warehouse())
+        await _keep_fence(settings, cluster.running)
     except BaseException:
         await cluster.running.close()
         raise
+    if predecessor is not None:
+        forget_predecessor(settings.meta_store.data_dir)  # the state of the cluster has it
     return OpenedStore(cluster.running, cluster)
+
+
+async def _keep_fence(settings: Settings, store: NodeStore) -> None:
+    location = directory_of(settings)
+    if location:
+        await keep_fence(store, location, SystemClock())
 
 
 def check_can_have_others() -> None:

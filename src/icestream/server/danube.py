@@ -6,8 +6,11 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from icestream import limits
 from icestream.broker.service import Broker
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.connection_room import RoomState
+from icestream.runtime.open_files import connections_allowed
 from icestream.server.advertised import advertised_address
 from icestream.settings import Settings
 
@@ -36,11 +39,10 @@ class DanubeListeners:
         return self._admin.port if self._admin is not None else 0
 
     @property
-    def connections(self) -> dict[str, int]:
-        """By listener, as far as the wire knows."""
-        named = {"danube": self._listener, "danube_admin": self._admin}
-        counts = {name: listener.connections for name, listener in named.items() if listener is not None}
-        return {name: count for name, count in counts.items() if count is not None}
+    def rooms(self) -> list[RoomState]:
+        """Of each listener, as far as the wire tells."""
+        rooms = [listener.room for listener in (self._listener, self._admin) if listener is not None]
+        return [room for room in rooms if room is not None]
 
     async def listen(self, broker: Broker, metrics_port: int = 0) -> None:
         if not self._settings.danube.enable:
@@ -49,7 +51,7 @@ class DanubeListeners:
 
         settings = self._settings
         tls = _tls(settings)
-        listener = _listener("ports.danube")
+        listener = _listener("ports.danube", limits.OPEN_FILES_MESSAGE_SHARE)
         port = await listener.bind(settings.node.bind_host, settings.ports.danube, tls)
         self.url = f"{'http' if tls is None else 'https'}://{_address(settings, port)}"
         self._service = DanubeService(broker, SystemClock(), DanubeOptions(self.url, settings.danube.max_message_bytes))
@@ -63,7 +65,7 @@ class DanubeListeners:
         from icestream.frontends.danube.calls import Table
 
         settings, tls = self._settings, _tls(self._settings)
-        listener = _listener("ports.danube_admin")
+        listener = _listener("ports.danube_admin", limits.OPEN_FILES_OPERATOR_SHARE)
         admin_port = await listener.bind(settings.node.bind_host, settings.ports.danube_admin, tls)
         addresses = [_address(settings, one) for one in (port, admin_port, metrics_port)]
         administration = Administration(broker, BrokerPlace(settings.node.name, *addresses))
@@ -80,16 +82,20 @@ class DanubeListeners:
             await self._service.close()
 
 
-def _listener(setting: str) -> GrpcListener | NativeListener:
-    """The native wire; where it was not built, gRPC's own for Python, which takes ten times as long for a call."""
+def _listener(setting: str, share: float) -> GrpcListener | NativeListener:
+    """The native wire; where it was not built, gRPC's own for Python, which takes ten times as long for a call.
+
+    `share`: of the descriptors that this process may have.
+    """
+    connections_max = connections_allowed(limits.DANUBE_CONNECTIONS_MAX, share)
     from icestream.frontends.danube.native_server import NativeListener, has_native_wire
 
     if has_native_wire():
-        return NativeListener(setting)
+        return NativeListener(setting, connections_max)
     _quiet()
     from icestream.frontends.danube.grpc_server import GrpcListener
 
-    return GrpcListener(setting)
+    return GrpcListener(setting, connections_max)
 
 
 def _quiet() -> None:

@@ -11,6 +11,7 @@ from icestream.cluster.members import voters_wanted
 from icestream.cluster.node_info import NodeInfo
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
+from icestream.server import health
 from icestream.server.node import Node
 from icestream.server.program import program
 from icestream.settings import Settings
@@ -36,6 +37,9 @@ def greeting(node: Node) -> Iterator[str]:
         for line in recovery_lines(log.report):
             yield f"  {line}"
     yield f"  {_contents(node)}"
+    for check in (*health.disk(node), *health.certificates(node)):
+        if not check.ok:
+            yield f"  warning: {check.name}: {check.reason}"
     host, around = settings.node.bind_host, node.around
     shown = f"[{host}]" if ":" in host else host
     yield f"Listening: native {shown}:{node.native.port}"
@@ -148,7 +152,7 @@ def commands(node: Node) -> Iterator[str]:
     """Some that work as they stand, whatever the settings."""
     settings = node.settings
     address = _address(settings.node.bind_host, node.native.port)
-    at = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    at = "" if address == DEFAULT_ADDRESS else f" --broker {address}"
     called = shlex.quote(program())
     yield f"echo hello | {called} produce {TOPIC}{at}"
     yield f"{called} consume {TOPIC}{at}"
@@ -161,10 +165,10 @@ def commands(node: Node) -> Iterator[str]:
 
 
 def _socket_option(settings: Settings) -> str:
-    """Nothing where a command finds it by itself."""
+    """Nothing where a command finds the local socket by itself."""
     if str(settings.data_dir) == DATA_DIR_DEFAULT:
         return ""
-    return f" --socket {shlex.quote(str(settings.local_socket.absolute()))}"
+    return f" --broker {shlex.quote(str(settings.data_dir.absolute()))}"
 
 
 def recovery_lines(report: RecoveryReport) -> Iterator[str]:

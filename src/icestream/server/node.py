@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.ingest import Ingest, Place
 from icestream.broker.lake_desk import LakeDesk
@@ -29,6 +29,7 @@ from icestream.broker.neighbours import Neighbours
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
 from icestream.cluster.cluster_node import ClusterNode
+from icestream.frontends.native.calls import CALLS, PORTS, Offered
 from icestream.frontends.native.listener import NativeListener
 from icestream.metadata import eraftpb
 from icestream.metadata.node_store import NodeStore
@@ -38,14 +39,19 @@ from icestream.protocol import handshake
 from icestream.protocol.compression import Compression
 from icestream.runtime import local_socket
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
 from icestream.server.advertised import advertised_address
+from icestream.server.certificates import read_certificates
 from icestream.server.cluster import Stop, open_store, record_of
 from icestream.server.danube import DanubeListeners
+from icestream.server.directories import check_directories
 from icestream.server.late_tables import LateTables
+from icestream.server.log_record import has_log_record, record_log
 from icestream.server.options import broker_options, frame_bytes_max, log_options
-from icestream.server.stored_positions import stored_positions
+from icestream.server.ports import check_child_ports
+from icestream.server.stored_positions import own_shards, stored_positions
 from icestream.server.surroundings import Surroundings
 from icestream.settings import Origin, Settings
 from icestream.wal.log import Log
@@ -53,16 +59,19 @@ from icestream.wal.open import open_log, open_log_on
 from icestream.wal.sink import InlineSink
 
 
-async def open_configured_log(settings: Settings, positions: dict[ShardKey, int] | None = None) -> Log:
-    """The log that the settings describe; in memory when the storage is."""
+async def open_configured_log(
+    settings: Settings, positions: dict[ShardKey, int] | None = None, *, must_exist: bool = False
+) -> Log:
+    """The log that the settings describe; in memory when the storage is. Raises LogDamaged when it `must_exist` and
+    does not."""
     options = log_options(settings)
     if settings.storage.type == "memory":
         disk = SimulatedDisk(seed=0)
         return await open_log_on(disk, options, {}, SystemClock(), SystemRandomness(), InlineSink())
-    return await open_log(Path(settings.wal.base_path), options, positions)
+    return await open_log(Path(settings.wal.base_path), options, positions, must_exist=must_exist)
 
 
-def neighbours_of(store: MetadataStore) -> Neighbours:
+def neighbours_of(store: MetadataStore, cluster: ClusterNode | None = None) -> Neighbours:
     if not isinstance(store, NodeStore):
         return Neighbours()
     founders = eraftpb.decode_conf(store.identity.conf).voters
@@ -71,7 +80,10 @@ def neighbours_of(store: MetadataStore) -> Neighbours:
         entry = store.node.machine.get(key)
         return entry.value if entry is not None else None
 
-    return Neighbours(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek)
+    def is_reached(node_id: int) -> bool:
+        return cluster is None or cluster.peers.is_reached(node_id)
+
+    return Neighbours(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek, is_reached)
 
 
 def _check_not_running(settings: Settings) -> None:
@@ -96,20 +108,25 @@ class Node:
         cluster: ClusterNode | None = None,
     ) -> None:
         """`cluster`: where the metadata store is shared with other nodes."""
-        clock = SystemClock()
+        self.clock = clock = SystemClock()
         self.settings = settings
         self.around = around or Surroundings(settings)
         self.store = store
         self.cluster = cluster
         self.log = log
-        self.broker = Broker(broker_options(settings), store, storage, clock, neighbours_of(store))
+        self.broker = Broker(broker_options(settings), store, storage, clock, neighbours_of(store, cluster))
         policy = self.broker.topics.table_policy
         self.ingest = Ingest(log, clock, self._place(), policy) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.tables_went_on
-        welcome = handshake.Server(settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression())
-        self.native = NativeListener(self.broker, welcome)
+        welcome = handshake.Server(
+            settings.node.name, clock.wall_us, frame_bytes_max(settings), Compression(), self.around.instance
+        )
+        native_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_MESSAGE_SHARE)
+        offered = Offered({**CALLS, PORTS: self.around.tell_ports})
+        self.native = NativeListener(self.broker, welcome, offered, connections_max=native_max)
         self.danube = DanubeListeners(settings)
+        self.certificates = read_certificates(settings)
         self.late_tables: LateTables | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if log is not None:
@@ -132,10 +149,13 @@ class Node:
     ) -> Node:
         """`origins`: where the settings came from, for those who ask. `join`: a node of the cluster to enter. `stop`:
         ends the wait for other nodes, which has no end of its own."""
+        check_directories(settings)
         around = Surroundings(settings, origins)
         try:
             await around.open_http()
+            await check_child_ports(settings)
         except errors.ConfigurationError:
+            await around.close_http()
             _check_not_running(settings)  # the port is taken by another broker of the same data: that is the news
             raise
         try:
@@ -176,8 +196,16 @@ class Node:
         store = opened.store
         try:
             stored = await stored_positions(store, neighbours_of(store))
-            log = await open_configured_log(settings, stored.positions)
+            unstored = dict.fromkeys(await own_shards(store, neighbours_of(store)), 0)
+            had_log = await has_log_record(store, neighbours_of(store))
+            log = await open_configured_log(settings, unstored | stored.positions, must_exist=had_log)
         except BaseException:
+            await store.close()
+            raise
+        try:
+            await record_log(store, neighbours_of(store))
+        except BaseException:
+            await log.close()
             await store.close()
             raise
         storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, LakeDesk())

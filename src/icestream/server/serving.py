@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from icestream import errors
 from icestream.lake.iceberg.tokens import read_tokens
 from icestream.observability.log import get_logger
 from icestream.runtime.garbage import calm_collector
+from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.server import demo
 from icestream.server.greeting import announcement, greeting
 from icestream.server.node import Node
@@ -30,7 +30,8 @@ async def serve(
     has_demo: bool = False,
     join: str = "",
 ) -> None:
-    """Runs until SIGTERM or SIGINT, or until the log stops because its disk cannot be trusted any more.
+    """Runs until SIGTERM, SIGINT or SIGHUP (runtime/stop_signals.py), or until the log stops because its disk cannot be
+    trusted any more.
 
     `say` gets sentences; or, when a program listens, one line of JSON as soon as the broker is ready. `has_demo`: a
     broker without topics shows what it does (demo.py).
@@ -40,9 +41,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
     # before the log is opened: a signal during a long recovery stops the process behind it, not in the middle of it
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _ask_to_stop, stop)
-    try:
+    with stopping_by_signal(lambda: _ask_to_stop(stop)):
         try:
             node = await Node.start(settings, origins, join, stop)
         except errors.ShuttingDown:
@@ -56,9 +55,6 @@ async def serve(
         is_shown = has_demo and not to_a_program and demo.is_wanted(node)
         async with _beside(demo.show(node, say) if is_shown else None):
             await run(node, stop)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
     if not to_a_program:
         say("stopped in order: the next start needs no recovery" if settings.storage.type != "memory" else "stopped")
 

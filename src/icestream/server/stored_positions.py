@@ -59,6 +59,17 @@ async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Stor
     return Stored(found, {key: owners[key] for key in unread if owners.get(key) in own})
 
 
+async def own_shards(store: MetadataStore, neighbours: Neighbours) -> list[ShardKey]:
+    """Every shard of the topics that this node serves, whether any of its offsets is stored or not: a repaired log that
+    lost its end must not give out the offsets of a shard anew that it does not know (wal/recovery.py)."""
+    topics = [
+        records.decode(records.TopicRecord, key, entry.value) for key, entry in await store.list_all(records.TOPICS)
+    ]
+    return [
+        ShardKey(topic.id, shard) for topic in topics if neighbours.is_own(topic.owner) for shard in range(topic.shards)
+    ]
+
+
 class Committed(NamedTuple):
     topic_id: int  # 0: it is of none
     ends: Mapping[int, int]

@@ -11,6 +11,7 @@ They end together, before the broker does.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,7 @@ from icestream import limits
 from icestream.broker.online_settings import OnlineSettings
 from icestream.frontends.http import readings
 from icestream.frontends.http.endpoints import Endpoints
-from icestream.frontends.http.listener import HttpListener, Response
 from icestream.frontends.http.log_range import log_range
-from icestream.frontends.http.request import Request
 from icestream.frontends.native.admin_calls import Administration
 from icestream.frontends.native.cluster_calls import ClusterCalls
 from icestream.frontends.native.listener import NativeListener
@@ -32,19 +31,27 @@ from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.lake.options import LakeOptions
 from icestream.metadata.node_store import NodeStore
 from icestream.observability import metrics
-from icestream.observability.health import Check
+from icestream.observability.health import Check, failure
+from icestream.observability.http_listener import HttpListener, Response
+from icestream.observability.http_request import Request
 from icestream.observability.log import get_logger
 from icestream.pipeline.driver.child import command as pipeline_command
 from icestream.pipeline.driver.child import environment as pipeline_environment
 from icestream.protocol import handshake
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.connection_room import RoomState
+from icestream.runtime.instance import new_instance
+from icestream.runtime.open_files import connections_allowed
+from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import Tasks
+from icestream.server import health
 from icestream.server.children import Child
-from icestream.server.health import checks
+from icestream.server.lake_probe import LakeProbe
 from icestream.server.online import apply_settings
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
+    from icestream.frontends.native.connection import NativeConnection
     from icestream.server.node import Node
 
 _log = get_logger("server")
@@ -57,12 +64,16 @@ class Surroundings:
         self._clock = SystemClock()
         self._tasks = Tasks(self._task_failed)
         self._node: Node | None = None
+        self.instance = new_instance(SystemRandomness())
+        self._node_token = SystemRandomness().token(32).hex()  # by which our lake process knows our pipeline
         self.http = HttpListener(
-            Endpoints(self.checks, self.exposition if settings.metrics.enable else None, self._log_range)
+            Endpoints(self.checks, self.exposition if settings.metrics.enable else None, self._log_range),
+            self.instance,
         )
         self.online: OnlineSettings | None = None
         self.local: NativeListener | None = None
         self.lake: Child | None = None
+        self.lake_probe: LakeProbe | None = None
         self.pipeline: Child | None = None
 
     def _task_failed(self, error: BaseException) -> None:
@@ -77,17 +88,44 @@ class Surroundings:
 
     # --- what is said ---
 
-    def checks(self) -> list[Check]:
-        return checks(self._node, self.children)
+    async def checks(self) -> list[Check]:
+        """Waits shortly for the lake process, which is asked whether it serves."""
+        if self.lake_probe is not None:
+            await self.lake_probe.refresh()
+        return health.checks(self._node)
 
-    def places(self) -> dict[str, object]:
-        """What the settings may leave open. A port that nobody knows yet is 0."""
+    def rooms(self) -> list[RoomState]:
+        """The places of all listeners of this node, as far as they are known here."""
+        rooms = [self.http.room] + ([self.local.room] if self.local is not None else [])
+        if self._node is not None:
+            rooms += [self._node.native.room, *self._node.danube.rooms]
+            rooms += [self._node.cluster.listener.room] if self._node.cluster is not None else []
+        return rooms + [child.room for child in self.children if child.room is not None]
+
+    def ports(self) -> dict[str, object]:
+        """Where this node listens, also where the settings leave it open. A port that is not open, or not known yet,
+        is 0."""
+        node = self._node
         lake = self.lake.port if self.lake is not None else 0
         return {
-            "directory": str(Path.cwd()),  # what paths of the settings are relative to
+            "instance": self.instance,
+            "node": self._settings.node.name,
+            "host": self._settings.node.bind_host,
+            "native_port": node.native.port if node is not None else 0,
+            "danube_port": node.danube.port if node is not None else 0,
+            "danube_admin_port": node.danube.admin_port if node is not None else 0,
             "http_port": self.http.port,
             "lake_port": lake or self._settings.ports.lake,
+            "pipeline_port": self.pipeline.port if self.pipeline is not None else 0,
         }
+
+    def places(self) -> dict[str, object]:
+        """The ports, and `directory`: what the paths of the settings are relative to."""
+        return {**self.ports(), "directory": str(Path.cwd())}
+
+    async def tell_ports(self, connection: NativeConnection, given: dict[str, object]) -> dict[str, object]:
+        """The public call `ports`: whoever knows one port finds the others."""
+        return self.ports()
 
     async def exposition(self) -> bytes:
         return readings.with_counters(await self._families())
@@ -96,10 +134,14 @@ class Surroundings:
         node = self._node
         if node is None:
             return [metrics.READY.family(0)]
-        local = self.local.connections if self.local else 0
-        listeners = {"native": node.native.connections, "local": local, **node.danube.connections}
+        checks = await self.checks()
         found: list[Metric] = [*await readings.broker_families(node.broker)]
-        found.append(metrics.CONNECTIONS.family({name: float(count) for name, count in listeners.items()}))
+        found.append(metrics.READY.family(int(failure(checks) is None)))
+        found.append(metrics.HEALTH.family({check.name: float(check.ok) for check in checks}))
+        rooms = self.rooms()
+        found.append(metrics.CONNECTIONS.family({room.listener: float(room.open) for room in rooms}))
+        found.append(metrics.CONNECTIONS_EVICTED.family({(room.listener,): float(room.evicted) for room in rooms}))
+        found.append(metrics.CONNECTIONS_REFUSED.family({(room.listener,): float(room.refused) for room in rooms}))
         found.append(metrics.CHILD_UP.family({child.name: float(child.is_up) for child in self.children}))
         found.append(metrics.CHILD_RESTARTS.family({(child.name,): child.restarts for child in self.children}))
         if node.log is not None:
@@ -142,24 +184,28 @@ class Surroundings:
             pipeline,
             ClusterCalls(node.cluster, self._clock),
         )
-        welcome = handshake.Server(self._settings.node.name, self._clock.wall_us)
-        listener = NativeListener(node.broker, welcome, administration.offered())
+        welcome = handshake.Server(self._settings.node.name, self._clock.wall_us, instance=self.instance)
+        connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)
+        listener = NativeListener(node.broker, welcome, administration.offered(), "local", connections_max)
         await listener.listen_locally(self._settings.local_socket)
         self.local = listener  # not before: a socket of somebody else is not ours to remove
 
     def start_children(self) -> None:
         settings = self._settings
         if settings.lake.managed:
-            options = LakeOptions.of(settings)
+            options = dataclasses.replace(LakeOptions.of(settings), node_token=self._node_token)
             command = options.command(settings.log.level, settings.log.format)
-            self.lake = Child("lake", command, self._clock, options.environment)
+            self.lake = Child("lake", command, self._clock, options.environment, is_refusal_critical=True)
+            self.lake_probe = LakeProbe(self.lake, settings.node.bind_host, self.instance, self._clock)
             self._tasks.start(self.lake.run(), "lake")
         if settings.pipeline.managed and settings.storage.type != "memory":
             self.pipeline = Child(
                 "pipeline",
                 pipeline_command(),
                 self._clock,
-                lambda: pipeline_environment(settings, self.lake.port if self.lake is not None else 0),
+                lambda: pipeline_environment(
+                    settings, self.lake.port if self.lake is not None else 0, self._node_token
+                ),
                 "messages stay in the log and become no rows: the pipeline cannot run here",
             )
             self._tasks.start(self._run_pipeline(self.pipeline), "pipeline")
@@ -183,6 +229,8 @@ class Surroundings:
         finally:
             if self.local is not None:
                 self._settings.local_socket.unlink(missing_ok=True)
+            if self.lake_probe is not None:
+                await self.lake_probe.close()
             await self._tasks.stop()
 
     async def close_http(self) -> None:

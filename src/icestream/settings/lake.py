@@ -139,6 +139,12 @@ class ObjectStore(Section):
         description="Directory of a `local` store.",
         json_schema_extra=derived("with `local`, the directory of `warehouse`, else `warehouse` below `data_dir`"),
     )
+    file_access: Literal["owner", "group", "all"] = Field(
+        default="group",
+        description="Which accounts of the machine may read the files that the node makes, also those of the tables in "
+        "a `local` store: `owner` (0600 in 0700), `group` (0640 in 0750, as the log has it, and the default because "
+        "messages are nobody else's) or `all` (0644 in 0755, for engines of other accounts). A stricter umask counts.",
+    )
     access_key_id: SecretStr | None = Field(
         default=None,
         description="Key of an `s3` store, with its secret. Without it: the environment, or the role of the machine.",

@@ -26,6 +26,8 @@ _SERVICE_LINK = re.compile(
 )
 # Variables of other names (the first is the seeds'), which set a key where its own variable does not.
 OTHER_VARIABLES: Final = {"DANUBE_SUB_CURSOR_FLUSH_MS": "broker.cursor_flush_ms", "ICESTREAM_JARS": "pipeline.jars"}
+# Variables of the command line, which are no settings: ICESTREAM_BROKER says which broker a command asks.
+COMMAND_VARIABLES: Final = frozenset({"ICESTREAM_BROKER"})
 _NULL_TAG: Final = "tag:yaml.org,2002:null"
 
 
@@ -88,6 +90,8 @@ def from_env(env: Mapping[str, str], keys: Keys) -> Layer:
                 layer.add_text(keys[OTHER_VARIABLES[name]], env[name], origin)
         elif name in keys.by_env:
             layer.add_text(keys.by_env[name], env[name], origin)
+        elif name in COMMAND_VARIABLES:
+            continue
         elif name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(f"{name}={env[name]}"):
             layer.add_unknown(name.removeprefix(ENV_PREFIX).lower().replace("__", "."), keys, origin)
     return layer

@@ -4,10 +4,12 @@
                   is small only because its columns are CONSTANT: whoever makes rows of it needs the memory of all of
                   them (hazard 9: what is acked can always become a row)
     select_rows   a body of some rows of a body; whole blocks as they are, the others cut
+    pick_rows     a body of rows that need not follow one another
     row_keys      for each row what decides its order in a key-shared subscription
 
 A body is one or more blocks, one behind the other. A block that is cut keeps its producer, and its first sequence moves
-by the rows that are left out in front of it, so that every row keeps its number.
+by the rows that are left out in front of it, so that every row keeps its number. Where rows do not follow one another
+their numbers stand in columns instead, as those of rows from a table do.
 
 Each has a native twin of the same verdict, text and result (tests compare them); `…_python` is the oracle, and the
 fallback where there is no native build. Refusals are InvalidInput: nothing was changed.
@@ -16,9 +18,10 @@ fallback where there is no native build. Refusals are InvalidInput: nothing was 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import or_
 from typing import Final
 
@@ -71,6 +74,14 @@ def select_rows(body: bytes, first_row: int, rows: int) -> bytes:
     """A body of only the rows [first_row, first_row + rows); at least one."""
     try:
         return _select_rows(body, first_row, rows)
+    except (ValueError, OverflowError, errors.DecodeError) as error:
+        raise _invalid(error) from None
+
+
+def pick_rows(body: bytes, rows: Sequence[int]) -> bytes:
+    """A body of only these rows, which rise; at least one."""
+    try:
+        return _pick_rows(body, rows)
     except (ValueError, OverflowError, errors.DecodeError) as error:
         raise _invalid(error) from None
 
@@ -168,6 +179,72 @@ def _cut_variable(column: Column, data: bytes, rows: int, first: int, count: int
     return moved.tobytes() + data[ends_bytes + ends[0] : ends_bytes + ends[-1]]
 
 
+def pick_rows_python(body: bytes, rows: Sequence[int]) -> bytes:
+    if not rows or rows[0] < 0 or any(before >= after for before, after in pairwise(rows)):
+        raise errors.DecodeError(f"{len(rows)} rows that do not rise are not a part of a body")
+    view, base, left = memoryview(body), 0, list(rows)
+    pieces: list[bytes | memoryview] = []
+    while left:
+        if not view:
+            raise errors.DecodeError(f"the body ends {len(left)} rows too early")
+        head = block_head(view)
+        here, view = view[: head.block_bytes], view[head.block_bytes :]
+        count = bisect_left(left, base + head.rows)
+        wanted, left = [row - base for row in left[:count]], left[count:]
+        base += head.rows
+        if count == head.rows:
+            pieces.append(here)
+        elif wanted and wanted[-1] - wanted[0] + 1 == count:
+            pieces.append(_cut(here, wanted[0], count))
+        elif wanted:
+            pieces.append(_gathered(here, wanted))
+    return b"".join(pieces)
+
+
+def _gathered(data: memoryview, wanted: list[int]) -> bytes:
+    """A new block of some rows of one, which do not follow one another."""
+    Block(data)  # head and directory add up
+    rows, _, _, _, column_count, flags, _ = HEAD.unpack_from(data)
+    at = HEAD.size + COLUMN.size * column_count
+    columns: dict[int, tuple[int, int, bytes]] = {}
+    for id_, encoding, column_flags, size in COLUMN.iter_unpack(data[HEAD.size : at]):
+        content = bytes(data[at : at + size])
+        if encoding != CONSTANT:
+            content = _gathered_column(COLUMN_BY_ID[id_], encoding, column_flags, content, rows, wanted)
+        columns[id_] = (encoding, column_flags, content)
+        at += size + -size % 8
+    numbering = block_head(data).numbering
+    if numbering is not None:
+        columns[envelope.PRODUCER_ID.id] = (CONSTANT, 0, numbering.producer_id.to_bytes(8, "little"))
+        numbers = array("q", [numbering.first_sequence + row for row in wanted])
+        columns[envelope.SEQUENCE.id] = (FIXED, 0, numbers.tobytes())
+    directory, contents = b"", b""
+    for id_, (encoding, column_flags, content) in sorted(columns.items()):
+        directory += COLUMN.pack(id_, encoding, column_flags, len(content))
+        contents += content + bytes(-len(content) % 8)
+    size = HEAD.size + len(directory) + len(contents)
+    return HEAD.pack(len(wanted), size, -1, 0, len(columns), flags, NOT_NUMBERED) + directory + contents
+
+
+def _gathered_column(column: Column, encoding: int, flags: int, data: bytes, rows: int, wanted: list[int]) -> bytes:
+    bitmap = b""
+    if flags & NULLS:
+        bitmap_bytes = _bitmap_bytes(rows)
+        if len(data) < bitmap_bytes:
+            raise errors.DecodeError(f"column {column.name}: bitmap cut off")
+        valid, data = int.from_bytes(data[:bitmap_bytes], "little"), data[bitmap_bytes:]
+        bits = sum((valid >> row & 1) << number for number, row in enumerate(wanted))
+        bitmap = bits.to_bytes(_bitmap_bytes(len(wanted)), "little")
+    if encoding == FIXED:
+        width = _WIDTH.get(column.kind)
+        if width is None or len(data) != width * rows:
+            raise errors.DecodeError(f"column {column.name}: {len(data)} bytes for {rows} fixed values")
+        return bitmap + b"".join(data[width * row : width * (row + 1)] for row in wanted)
+    values = [_cut_variable(column, data, rows, row, 1)[8:] for row in wanted]
+    ends = array("I", accumulate(map(len, values), initial=0))
+    return bitmap + ends.tobytes() + b"".join(values)
+
+
 def _bitmap_bytes(rows: int) -> int:
     return (rows + 63) // 64 * 8
 
@@ -193,4 +270,6 @@ _check_block: Final[Callable[[bytes], tuple[int, int, int, int, int, int]]] = (
     native.check_block if native else check_block_python
 )
 _select_rows: Final[Callable[[bytes, int, int], bytes]] = native.select_rows if native else select_rows_python
+# An older build does not have it.
+_pick_rows: Final[Callable[[bytes, Sequence[int]], bytes]] = getattr(native, "pick_rows", pick_rows_python)
 _row_keys: Final[Callable[[bytes], list[bytes]]] = native.row_keys if native else row_keys_python

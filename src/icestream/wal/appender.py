@@ -160,17 +160,23 @@ class Appender:
         """Plans the seal of the present file and goes on in the next one, if there is one."""
         if self.next_file is None:
             return False
-        self._plan_seal()
+        self._plan_seal(goes_on=True)
         self.file, self.next_file = self.next_file, None
         self.file.first_lsn = self.state.lsn + 1
         return True
 
     def close(self) -> None:
         """Plans the seal of the present file; nothing is appended after it."""
-        self._plan_seal()
+        self._plan_seal(goes_on=False)
         self.file = None
 
-    def _plan_seal(self) -> None:
+    @property
+    def current_number(self) -> int:
+        """The number of the log file that gets the next record; 0 when none is ready."""
+        file = self.file or self.next_file
+        return file.number if file is not None else 0
+
+    def _plan_seal(self, *, goes_on: bool) -> None:
         file = self.file
         if file is None:
             return
@@ -182,7 +188,8 @@ class Appender:
             wire.RecordKind.FOOTER, last, file.number, self.synced_lsn, 0, file.position, wire.ALIGN,
             file.index.sections(),
         )  # fmt: skip
-        seal = Seal(file.number, file.first_lsn, last, file.position, file.position, len(footer))
+        next_number = self.next_file.number if goes_on and self.next_file else 0
+        seal = Seal(file.number, file.first_lsn, last, file.position, file.position, len(footer), next_number)
         # Every record is durable before the seal says so. The footer need not be: a bad one is made anew from them.
         self._plan(file.number, file.position, footer, sync=self.synced_lsn < last)
         ticket = self._plan(file.number, SEAL_POSITION, encode_seal(seal), sync=True)
@@ -479,9 +486,9 @@ class Appender:
         number, end = self._released_at
         return [
             SealedFile(
-                Seal(seal.number, seal.first_lsn, keep, end, 0, 0)
+                Seal(seal.number, seal.first_lsn, keep, end, 0, 0, self.current_number)
                 if seal.number == number
-                else Seal(seal.number, keep + 1, keep, wire.RECORDS_START, 0, 0),
+                else Seal.empty(seal.number, keep),
                 None,
             )
             for seal in unfinished

@@ -10,6 +10,8 @@ LSN it covers, with one section each of
                          u16 n, then n times i64 first_sequence | u32 count | i64 base_offset | i64 lsn
     EPOCHS   per producer  i64 id | i32 highest epoch | i32 highest epoch whose window has left, -1 for none. It may
                          know epochs above the LSN: they were given out, so nobody else may use them
+    CURRENT  u64 number of the log file that gets the next record, 0 when there is none (log_file.py: the current file).
+                         OPTIONAL; a checkpoint of an older version has no such section
 It is written beside its name, synced, renamed, and the directory synced. `next` is the shard's *synced* offset.
 `clean` says that the log was closed in order and ends at this LSN: then reserved numbers were not used either.
 The newest two are kept, and a file is freed only when both cover it and know floors beyond it: losing the newest costs
@@ -35,6 +37,7 @@ _GAP = struct.Struct("<qIqqQBH")
 _WINDOW = struct.Struct("<qIqiqqqH")
 _SENT = struct.Struct("<qIqq")
 _EPOCH = struct.Struct("<qii")
+_CURRENT = struct.Struct("<Q")
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class Checkpoint:
     next_file_number: int
     clean: bool
     state: LogState
+    current: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ def encode_checkpoint(checkpoint: Checkpoint, shards: bytes, windows: bytes, epo
         (wire.SectionKind.EPOCHS, epochs),
     )
     sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies]
+    current = _CURRENT.pack(checkpoint.current)
+    sections.append(wire.Section(0, 0, wire.SectionKind.CURRENT, wire.OPTIONAL, 0, 0, 0, 0, 0, current))
     return wire.encode_record(
         wire.RecordKind.CHECKPOINT, checkpoint.lsn, 0, checkpoint.lsn, now_us, 0, wire.ALIGN, sections
     )
@@ -151,9 +157,10 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         _decode_windows(state, bodies[wire.SectionKind.WINDOWS])
         for producer, epoch, forgotten in _EPOCH.iter_unpack(bodies[wire.SectionKind.EPOCHS]):
             state.producers.restore_epoch(producer, epoch, forgotten)
+        (current,) = _CURRENT.unpack(bodies.get(wire.SectionKind.CURRENT, bytes(_CURRENT.size)))
     except (struct.error, KeyError, ValueError, UnicodeDecodeError, errors.InvalidInput) as error:
         raise errors.DecodeError(f"checkpoint does not add up: {error}") from None
-    return Checkpoint(header.lsn, log_id, next_number, bool(clean), state)
+    return Checkpoint(header.lsn, log_id, next_number, bool(clean), state, current)
 
 
 def _decode_topics(body: bytes) -> Iterator[Topic]:

@@ -28,7 +28,7 @@ from icestream.wal.footer import read_footer
 from icestream.wal.format import RECORDS_START, RecordKind, SectionKind
 from icestream.wal.log_file import FileHeader, Seal
 from icestream.wal.losses import Ledger, Loss
-from icestream.wal.recovery import examine, is_debris
+from icestream.wal.recovery import examine, is_debris, is_missing
 from icestream.wal.scan import begins_with, find_headers, scan_records
 from icestream.wal.spills import load_spill, spilled_until
 from icestream.wal.summary import FileSummary
@@ -79,13 +79,15 @@ class RepairPlan:
     rewrites: list[Rewrite] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)  # nothing in these files counts, but a start stumbles over them
     closing: Closing | None = None
+    has_lost_end: bool = False  # shards of which the log knows nothing may have lost messages, too
+    is_lost_whole: bool = False  # there is no log file and no checkpoint at all (lost_log.py)
     topics: dict[int, Topic] = field(default_factory=dict)
     nameless: list[Topic] = field(default_factory=list)  # their names are lost; these stand in for them
     refusal: errors.LogDamaged | None = None  # a start refuses the log for a reason that no repair is known for
 
     @property
     def is_needed(self) -> bool:
-        return bool(self.is_decided or self.losses or self.rewrites or self.set_aside)
+        return bool(self.is_decided or self.is_lost_whole or self.losses or self.rewrites or self.set_aside)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -241,12 +243,13 @@ class _Planner:
             self._finish(file, rewrite, following)
             step()
         first_lsn = self.expected
-        if self.expected <= self.known:
+        if self.expected <= self.known or self._missing:
             self._newest_is_gone()
         self.ledger.pass_checkpoint()
         if freed:
             self._oldest_is_gone(freed)
         self.plan.losses = self.ledger.losses
+        self.plan.has_lost_end = self.ledger.has_lost_end
         self._close(first_lsn)
         nameless = self.ledger.topic_ids - self.plan.topics.keys()
         self.plan.nameless = [Topic.nameless(number) for number in sorted(nameless)]
@@ -408,11 +411,22 @@ class _Planner:
 
     # --- the ends of the log ---
 
+    @property
+    def _missing(self) -> str:
+        """The name of the required log file when it was deleted, else nothing."""
+        required = self.found.required
+        first_of = {file.header.number: file.first for file in self.files}
+        if required and is_missing(self.found, required.number, lambda file: first_of[file.number] > 0):
+            return log_file.log_name(required.number)
+        return ""
+
     def _newest_is_gone(self) -> None:
-        """Something knows of a record behind the last one that is there."""
+        """Something knows of a record behind the last one that is there, or of a file that is not."""
         last = self.files[-1] if self.files else None
         name, position = (last.name, last.size) if last else (self._name_of_checkpoint(), 0)
-        self.ledger.lose(Loss(name, position, 0, self.expected, self.known))
+        if self._missing:
+            name, position = self._missing, 0
+        self.ledger.lose(Loss(name, position, 0, self.expected, max(self.known, self.expected)))
         gone = max(self.found.number_max - self.last_number, 1)
         self.ledger.doubt_all(gone * limits.LOG_FILE_BYTES_MAX)
 

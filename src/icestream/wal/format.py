@@ -147,6 +147,7 @@ class SectionKind(IntEnum):
     GAPS = 35
     WINDOWS = 36
     EPOCHS = 37
+    CURRENT = 38
     # only in footers
     INDEX = 48
     MARKS = 49

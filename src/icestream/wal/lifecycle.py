@@ -2,7 +2,8 @@
 
     state       means                                            goes on when
     PREPARED    has its header and its name, no record           the file before it is sealed            -> ACTIVE
-                                                                 the log closes                          -> FREE
+                                                                 the log closes, and a start does not
+                                                                 require it (log_file.py)                -> FREE
     ACTIVE      gets records                                     it is full, or the log closes           -> SEALED
     SEALED      records, footer and seal are synced              both kept checkpoints cover it and know floors
                                                                  beyond it, or what lies above them is spilled; it is

@@ -109,7 +109,8 @@ class Log:
         if not self.upkeep.ballast.is_given:  # else it starts all the same: what drains the log needs it
             self._check_prepared()
         if self.report.gaps:
-            await self._write_gaps(self.report.gaps)
+            await self.write_gaps(self.report.gaps)
+        await self.upkeep.name_first_file()
         if self._options.mode is SyncMode.PERIODIC:
             self._tasks.start(self._sync_periodically(), "wal-sync")
         self.upkeep.free_in_time()
@@ -119,13 +120,12 @@ class Log:
 
     def _check_prepared(self) -> None:
         if error := self.upkeep.prepare_error:
-            raise errors.DiskFull(
-                f"no log file can be made: {error}", hint="free disk space and start again"
-            ) from error
+            message = f"no log file can be made: {error}"
+            raise errors.DiskFull(message, hint="free disk space and start again") from error
 
-    async def _write_gaps(self, gaps: Sequence[Gap]) -> None:
+    async def write_gaps(self, gaps: Sequence[Gap]) -> None:
         """On disk before anything else. Without that note the numbers in a gap, which somebody may have seen, would be
-        given away again: a start that cannot write it is none."""
+        given away again: a start, or a takeover, that cannot write it is none."""
         self.appender.rotate()
         while gaps := gaps[self.appender.declare(gaps, self._clock.wall_us()) :]:
             self._carry_out()

@@ -10,6 +10,8 @@ HEADER SECTOR (512 bytes), written and synced before the file gets its name
     48   u64      synced_through: every LSN up to this one was synced when the header was written
     56   i64      created_us
     64   u64      file_bytes: the size it was made for
+    72   u64      current: number of the log file that got records when this one was prepared; its own when none did;
+                  0 in a copy, and in a file of an older version: it says nothing
     508  u32      CRC of bytes [0, 508)
 
 SEAL SECTOR (512 bytes at 512), zero until the file is sealed
@@ -20,7 +22,15 @@ SEAL SECTOR (512 bytes at 512), zero until the file is sealed
     32   u64      end_position: where that record ends
     40   u64      footer_position, 0 when there is no footer (it is then rebuilt by a scan)
     48   u64      footer_bytes
+    56   u64      next_number: of the log file that gets the next record; 0 when none was ready, when the log was
+                  closed, and in a file of an older version: it says nothing
     508  u32      CRC of bytes [0, 508)
+
+THE CURRENT FILE. `current` of every header, `next_number` of every seal and the CURRENT section of the newest
+checkpoint (checkpoint.py) each name a log file that was there, durably, and was to get records. The highest of these
+numbers is the *required* file. It keeps its name until a file with a higher number is required, so a start must find
+it, or a copy that `replaces` it, or a later file that holds a record. Otherwise it was deleted, with every record that
+it held: damage (docs/adr/0041).
 """
 
 from __future__ import annotations
@@ -47,8 +57,8 @@ ASIDE: Final = "aside-"
 
 _HEADER_MAGIC: Final = b"ICESTLOG"
 _SEAL_MAGIC: Final = b"ICESSEAL"
-_HEADER = struct.Struct("<8sII16sQQQqQ")
-_SEAL = struct.Struct("<8sQQQQQQ")
+_HEADER = struct.Struct("<8sII16sQQQqQQ")
+_SEAL = struct.Struct("<8sQQQQQQQ")
 _CRC = struct.Struct("<I")
 _NAME = re.compile(r"(log|spare|spill)-([0-9]{16})\.wal")
 _CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]{20})-([0-9]{8})")
@@ -62,6 +72,7 @@ class FileHeader:
     synced_through: int
     created_us: int
     file_bytes: int
+    current: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,12 @@ class Seal:
     end_position: int
     footer_position: int
     footer_bytes: int
+    next_number: int = 0
+
+    @classmethod
+    def empty(cls, number: int, last_lsn: int) -> Seal:
+        """Of a file in which no record counts; `last_lsn` is the last one of the log."""
+        return cls(number, last_lsn + 1, last_lsn, RECORDS_START, 0, 0)
 
 
 def _sector(content: bytes) -> bytes:
@@ -95,22 +112,22 @@ def encode_first_page(header: FileHeader) -> bytes:
 
 def encode_header(header: FileHeader) -> bytes:
     fields = (header.log_id, header.number, header.replaces, header.synced_through, header.created_us)
-    return _sector(_HEADER.pack(_HEADER_MAGIC, VERSION, 0, *fields, header.file_bytes))
+    return _sector(_HEADER.pack(_HEADER_MAGIC, VERSION, 0, *fields, header.file_bytes, header.current))
 
 
 def decode_header(data: bytes) -> FileHeader:
     front = _open_sector(data, "file header")
-    magic, version, _, log_id, number, replaces, synced, created, size = _HEADER.unpack_from(front)
+    magic, version, _, log_id, number, replaces, synced, created, size, current = _HEADER.unpack_from(front)
     if magic != _HEADER_MAGIC:
         raise errors.DecodeError("not a log file of Icestream")
     if version != VERSION:
         raise errors.FormatUnknown(f"log file version {version} is not known", hint="use the version that wrote it")
-    return FileHeader(log_id, number, replaces, synced, created, size)
+    return FileHeader(log_id, number, replaces, synced, created, size, current)
 
 
 def encode_seal(seal: Seal) -> bytes:
     fields = (seal.number, seal.first_lsn, seal.last_lsn, seal.end_position, seal.footer_position, seal.footer_bytes)
-    return _sector(_SEAL.pack(_SEAL_MAGIC, *fields))
+    return _sector(_SEAL.pack(_SEAL_MAGIC, *fields, seal.next_number))
 
 
 def decode_seal(data: bytes, number: int) -> Seal | None:

@@ -21,7 +21,7 @@ from icestream.wal.state import LogState
 
 REASON: Final = "lost to damage of the log"
 # Never more than this at once, whatever was lost: offsets must last for many repairs.
-_SKIP_MAX: Final = 2**50
+SKIP_MAX: Final = 2**50
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Ledger:
             loss.gaps.append(Gap(key, entry.base_offset, entry.end_offset, entry.epoch, REASON, GapState.LOST))
         elif entry.kind == SectionKind.GAP and key in self._ends:
             self._unsure.add(key)  # how far the gap went is not known
-            self._skip = _SKIP_MAX
+            self._skip = SKIP_MAX
         return self.lose(loss)
 
     def doubt_all(self, size: int, but: set[ShardKey] | None = None) -> None:
@@ -156,7 +156,7 @@ class Ledger:
 
     def _skipped(self, key: ShardKey) -> Gap:
         start, epoch = self._ends[key]
-        end = start + min(self._skip, _SKIP_MAX)
+        end = start + min(self._skip, SKIP_MAX)
         self._ends[key] = (end, epoch)
         return Gap(key, start, end, epoch, REASON, GapState.LOST)
 

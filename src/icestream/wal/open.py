@@ -21,15 +21,23 @@ from icestream.wal.sink import InlineSink, NativeSink, Sink
 
 
 async def open_log(
-    path: Path, options: LogOptions | None = None, positions: Mapping[ShardKey, int] | None = None
+    path: Path,
+    options: LogOptions | None = None,
+    positions: Mapping[ShardKey, int] | None = None,
+    *,
+    must_exist: bool = False,
 ) -> Log:
-    """The log in `path`, made when it is not there. `positions`: offsets known to be durable elsewhere."""
+    """The log in `path`, made when it is not there, unless it `must_exist`: then LogDamaged is raised. `positions`:
+    offsets known to be durable elsewhere."""
     options = options or LogOptions()
     clock = SystemClock()
     directory = open_directory(path)
     sink: Sink = NativeSink(clock, options.inline_sync_below_us) if native else InlineSink()
     threads: Callable[[str, int], Offload] = ThreadOffload
-    return await open_log_on(directory, options, positions or {}, clock, SystemRandomness(), sink, threads)
+    randomness = SystemRandomness()
+    return await open_log_on(
+        directory, options, positions or {}, clock, randomness, sink, threads, must_exist=must_exist
+    )
 
 
 async def open_log_on(
@@ -40,6 +48,8 @@ async def open_log_on(
     randomness: Randomness,
     sink: Sink,
     threads: Callable[[str, int], Offload] = lambda name, count: InlineOffload(),
+    *,
+    must_exist: bool = False,
 ) -> Log:
     """The same on whatever is handed in: how tests open it on a simulated disk."""
     try:
@@ -48,7 +58,9 @@ async def open_log_on(
         raise _cannot_open(directory, error) from error
     maintenance, reads = threads("wal-files", 1), threads("wal-reads", limits.READ_THREADS)
     try:
-        recovered = await maintenance.run(lambda: _recovered(directory, clock, randomness.token(16), positions))
+        recovered = await maintenance.run(
+            lambda: _recovered(directory, clock, randomness.token(16), positions, must_exist=must_exist)
+        )
         log = Log(directory, lock, options, clock, sink, maintenance, reads, recovered)
         await log.start()
     except BaseException as error:
@@ -63,14 +75,16 @@ async def open_log_on(
     return log
 
 
-def _recovered(directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int]) -> Recovered:
+def _recovered(
+    directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int], *, must_exist: bool
+) -> Recovered:
     """On a full disk it gets the room of the ballast. A recovery that was cut off is done again as any other."""
     try:
-        return recover(directory, clock, log_id, positions)
+        return recover(directory, clock, log_id, positions, must_exist=must_exist)
     except OSError as error:
         if error.errno not in FULL or not give_up_ballast(directory):
             raise
-        return recover(directory, clock, log_id, positions)
+        return recover(directory, clock, log_id, positions, must_exist=must_exist)
 
 
 def _cannot_open(directory: Directory, error: OSError) -> errors.IcestreamError:

@@ -41,15 +41,16 @@ class Provisioner:
             else:
                 directory.remove(name)
 
-    def prepare(self, number: int, synced_through: int) -> tuple[File, int]:
-        """The file `number`, ready for its first record, and its capacity."""
+    def prepare(self, number: int, synced_through: int, current: int = 0) -> tuple[File, int]:
+        """The file `number`, ready for its first record, and its capacity. `current`: the number of the log file that
+        gets records now, `number` itself when none does, 0 to say nothing."""
         spare = self.spares.pop() if self.spares else ""
         name = spare or f"prepare-{number:016d}.tmp"
         file = self._directory.open(name) if spare else self._directory.create(name)
         try:
             file.allocate(self._file_bytes)
             now_us = self._clock.wall_us()
-            header = FileHeader(self._log_id, number, 0, synced_through, now_us, self._file_bytes)
+            header = FileHeader(self._log_id, number, 0, synced_through, now_us, self._file_bytes, current)
             file.write_at(0, log_file.encode_first_page(header))
             file.sync()
             self._directory.rename(name, log_file.log_name(number))

@@ -11,7 +11,7 @@ from which the same recovery gives the same result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from icestream import errors
@@ -24,6 +24,7 @@ from icestream.wal.checkpoint import KeptCheckpoint
 from icestream.wal.footer import add_record, load_index
 from icestream.wal.index import FileIndex
 from icestream.wal.log_file import FileHeader, Seal
+from icestream.wal.losses import REASON, SKIP_MAX
 from icestream.wal.plain_records import PlainRecords
 from icestream.wal.rewrite import write_copy
 from icestream.wal.scan import begins_with, find_headers, scan_records
@@ -62,6 +63,8 @@ class Recovered:
     checkpoints: list[KeptCheckpoint]  # newest first
     next_number: int
     report: RecoveryReport
+    required: int = 0  # number of the log file that a start must find, 0 for none
+    leftovers: list[int] = field(default_factory=list)  # that file, when no record in it counts: it goes later
 
 
 @dataclass(slots=True)
@@ -120,7 +123,28 @@ class Replay:
                 f"the log ends at record {last}, but a checkpoint covers record {self.found.checkpointed_lsn}",
                 hint=f"log files are missing from {self.directory.describe('')}. {repair_hint(self.directory)}",
             )
+        self._check_headers(last)
+        self._check_required_is_there()
         self.report.last_lsn = last
+
+    def _check_headers(self, last: int) -> None:
+        """No file may have been made when more records were synced than the log has now."""
+        newest = max(self.found.files, key=lambda file: file.header.synced_through, default=None)
+        if newest is not None and last < newest.header.synced_through:
+            raise errors.LogDamaged(
+                f"the log ends at record {last}, but record {newest.header.synced_through} was synced when "
+                f"{newest.name} was prepared",
+                hint=repair_hint(self.directory),
+            )
+
+    def _check_required_is_there(self) -> None:
+        """The newest file may be gone without a hole in the LSNs: then only what was said about it tells."""
+        required = self.found.required
+        if required is not None and is_missing(self.found, required.number, self._holds_records):
+            raise errors.LogDamaged(
+                f"{self.directory.describe(log_file.log_name(required.number))} is missing: {required.evidence}",
+                hint=f"put the file back if it was moved. {repair_hint(self.directory)}",
+            )
 
     def _check_nothing_is_missing(self) -> None:
         """From its floor on every shard must be here: files are freed only when a checkpoint knows floors beyond."""
@@ -301,6 +325,17 @@ def _body(data: bytes, entry: wire.Entry) -> bytes:
     return data[start : start + entry.body_bytes]
 
 
+def is_missing(found: Survey, number: int, holds_records: Callable[[SurveyedFile], bool]) -> bool:
+    """Whether the required log file was deleted: it is not there, no copy replaces it, and no later file holds a
+    record."""
+    if log_file.log_name(number) in found.replaced:
+        return False
+    return not any(
+        number in (file.number, file.header.replaces) or (file.number > number and holds_records(file))
+        for file in found.files
+    )
+
+
 def is_debris(rest: bytes, number: int, position: int, lsn: int) -> bool:
     """Whether what lies behind the last good record is a torn write of this file, not a recycled file's past."""
     return rest[:4] == wire.MAGIC_BYTES and (
@@ -318,25 +353,46 @@ def examine(directory: Directory, found: Survey) -> Replay:
     return replay
 
 
-def recover(directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int]) -> Recovered:
+def recover(
+    directory: Directory, clock: Clock, log_id: bytes, positions: Mapping[ShardKey, int], *, must_exist: bool = False
+) -> Recovered:
     """Opens what is in the directory. `log_id` is for a log that does not exist yet; `positions` are offsets that are
-    durable elsewhere (committed, cursors): none may lie beyond the end of the log."""
+    durable elsewhere (committed, cursors): none may lie beyond the end of the log. `must_exist`: raises LogDamaged when
+    there is no log, because the node had one."""
     found = survey(directory)
     replay = examine(directory, found)
     report = replay.report
     state = replay.state
     state.lsn = max(state.lsn, report.last_lsn)
     is_new = not found.files and found.checkpoint is None
+    if is_new and must_exist:
+        raise _log_is_gone(directory)
     clean = is_new or bool(found.checkpoint and found.checkpoint.clean and found.checkpoint.lsn == report.last_lsn)
     report.clean = clean and not found.sync_failed
-    accept = is_new or (replay.repaired_lsn != 0 and replay.repaired_lsn == report.last_lsn)
+    ends_in_repair = replay.repaired_lsn != 0 and replay.repaired_lsn == report.last_lsn
+    accept = is_new or ends_in_repair
     report.gaps = _gaps(state, positions, repair_hint(directory), accept_loss=accept)
+    if ends_in_repair:
+        report.gaps += _unknown_ends(state, positions)
     for gap in report.gaps:
         if gap.key.topic_id not in state.topics:
             state.declare(Topic.nameless(gap.key.topic_id))  # its name is known to whoever knows the position
     identity = found.log_id or log_id
     summaries, number = _settle(directory, clock, replay, identity)
-    return Recovered(identity, state, summaries, replay.spills, found.spares, found.kept, number, report)
+    required = found.required.number if found.required else 0
+    leftovers = [file.number for file in replay.empty if file.number == required]
+    return Recovered(
+        identity, state, summaries, replay.spills, found.spares, found.kept, number, report, required, leftovers
+    )
+
+
+def _log_is_gone(directory: Directory) -> errors.LogDamaged:
+    where = directory.describe("").rstrip("/")
+    return errors.LogDamaged(
+        f"there is no log in {where}, but by the metadata store this node has had one",
+        hint="mount the disk of the log, or bring the directory back. If it is lost for good: "
+        f"`icestream wal repair {where} --accept-loss` gives up every message that is not in a table",
+    )
 
 
 def _gaps(state: LogState, positions: Mapping[ShardKey, int], hint: str, *, accept_loss: bool) -> list[Gap]:
@@ -360,11 +416,23 @@ def _gaps(state: LogState, positions: Mapping[ShardKey, int], hint: str, *, acce
     return sorted(gaps, key=lambda gap: (gap.key, gap.start))
 
 
+def _unknown_ends(state: LogState, positions: Mapping[ShardKey, int]) -> list[Gap]:
+    """Shards that only others know, behind a repair that gave up the end of the log: their first records may have been
+    in what was lost, so more offsets are skipped than can have been given out (hazard 0)."""
+    keys = sorted(key for key in positions if key not in state.shards)
+    return [Gap(key, positions[key], positions[key] + SKIP_MAX, 0, REASON, GapState.LOST) for key in keys]
+
+
 def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -> tuple[list[FileSummary], int]:
     """Makes the directory agree with what was decided. Each step may be the last one before a crash."""
     found = replay.found
     # first what only takes room: a full disk must be able to start
-    for name in [*found.unfinished, *found.replaced, *(file.name for file in replay.empty)]:
+    required = found.required.number if found.required else 0
+    for file in replay.empty:
+        if file.number == required:
+            _empty(directory, file, replay.report.last_lsn)
+    unneeded = (file.name for file in replay.empty if file.number != required)
+    for name in [*found.unfinished, *found.replaced, *unneeded]:
         directory.remove(name)
     for file, seal, index in replay.unsealed_middle:
         _write_seal(directory, file, seal, index)
@@ -384,6 +452,21 @@ def _settle(directory: Directory, clock: Clock, replay: Replay, log_id: bytes) -
         directory.remove(log_file.SYNC_FAILED_NAME)
     directory.sync()
     return summaries, number
+
+
+def _empty(directory: Directory, file: SurveyedFile, last_lsn: int) -> None:
+    """Gives back the room of a file without records. Its name stays until a later file is required: a start that died
+    before it made one must not look like the loss of this one."""
+    handle = directory.open(file.name)
+    try:
+        if file.seal is None:
+            handle.write_at(log_file.SEAL_POSITION, log_file.encode_seal(Seal.empty(file.number, last_lsn)))
+            handle.sync()
+        if file.size > wire.RECORDS_START:
+            handle.truncate(wire.RECORDS_START)
+            handle.sync()
+    finally:
+        handle.close()
 
 
 def _write_seal(directory: Directory, file: SurveyedFile, seal: Seal, index: FileIndex) -> None:

@@ -122,6 +122,15 @@ class LogState:
             floor = self.shards[gap.key].floor if gap.key in self.shards else 0
             self.gaps[gap.key] = [gap for gap in gaps if gap.end > floor or gap.state is GapState.DROPPED]
 
+    def begin_behind(self, gaps: Iterable[Gap]) -> list[Gap]:
+        """Shards that were in the log of another node: what lies below a gap is durable elsewhere. The gaps that are to
+        be written; those of shards that are there already are not."""
+        missing = [gap for gap in gaps if self.shard(gap.key).assigned < gap.end]
+        for gap in missing:
+            shard = self.shard(gap.key)
+            shard.floor = max(shard.floor, gap.start)
+        return missing
+
     def gap_at(self, key: ShardKey, offset: int) -> Gap | None:
         return next((gap for gap in self.gaps.get(key, ()) if gap.start <= offset < gap.end), None)
 
@@ -150,7 +159,9 @@ class LogState:
                 gap = notes.decode_gap(entry, body_of(entry))
                 shard = self._known_shard(entry)
                 self.declare_gap(gap)
-                if gap.start <= shard.assigned < gap.end:
+                if shard.assigned < gap.start:  # the shard was in the log of another node until then
+                    shard.floor = max(shard.floor, gap.start)
+                if shard.assigned < gap.end:
                     _advance(shard, gap.end)
             case kind if kind not in SECTION_KINDS_KNOWN and not entry.flags & OPTIONAL:
                 raise errors.FormatUnknown(

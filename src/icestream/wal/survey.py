@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from icestream import errors
 from icestream.runtime.files import Directory
@@ -30,6 +32,13 @@ class SurveyedFile:
     seal: Seal | None
 
 
+class Required(NamedTuple):
+    """The log file that must be there, and the evidence for it (log_file.py: the current file)."""
+
+    number: int
+    evidence: str
+
+
 @dataclass(slots=True)
 class Survey:
     files: list[SurveyedFile] = field(default_factory=list)  # by number, without those that another one replaces
@@ -46,6 +55,7 @@ class Survey:
     sync_failed: bool = False
     log_id: bytes | None = None
     number_max: int = 0
+    required: Required | None = None
 
     @property
     def checkpointed_lsn(self) -> int:
@@ -73,9 +83,23 @@ def survey(directory: Directory) -> Survey:
             found.number_max = max(found.number_max, number)
     if found.checkpoint:
         found.number_max = max(found.number_max, found.checkpoint.next_file_number - 1)
+    found.required = max(_requirements(found), default=None)
+    if found.required:
+        found.number_max = max(found.number_max, found.required.number)
     _set_replaced_aside(found)
     _check_one_log(directory, found)
     return found
+
+
+def _requirements(found: Survey) -> Iterator[Required]:
+    for file in found.files:
+        if file.header.current:
+            yield Required(file.header.current, f"{file.name} was prepared while it got records")
+        if file.seal is not None and file.seal.next_number:
+            yield Required(file.seal.next_number, f"the seal of {file.name} says that the log goes on in it")
+    if found.checkpoint and found.checkpoint.current:
+        name = found.kept[0].name
+        yield Required(found.checkpoint.current, f"{name} says that it was to get the next record")
 
 
 def _size(directory: Directory, name: str) -> int:

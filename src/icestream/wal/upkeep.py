@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from icestream import limits
@@ -14,6 +15,7 @@ from icestream.observability import metrics
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import Directory, File
 from icestream.runtime.tasks import Offload, Tasks
+from icestream.wal import format as wire
 from icestream.wal import lifecycle, log_file
 from icestream.wal.admission import Quota
 from icestream.wal.appender import Appender, SealedFile
@@ -26,6 +28,7 @@ from icestream.wal.checkpoint import (
     freeze_shards,
     window_slices,
 )
+from icestream.wal.checkpoint_files import CheckpointFiles
 from icestream.wal.footer import load_index
 from icestream.wal.leases import Leases
 from icestream.wal.options import LogOptions
@@ -63,7 +66,9 @@ class Upkeep:
             directory, clock, recovered.log_id, options.file_bytes, recovered.spares, options.spare_files
         )
         self._next_number = recovered.next_number
-        self._checkpoints = recovered.checkpoints
+        self._required = recovered.required  # the file that the next start must find (log_file.py: the current file)
+        self._leftovers = recovered.leftovers  # files without records, which keep their names while they are required
+        self._checkpoint_files = CheckpointFiles(directory, self._provisioner, recovered.checkpoints)
         self._bytes_since_checkpoint = 0
         self._checkpointing = asyncio.Lock()  # one after the other: each writes down the floors of its moment
         self._prepare_again_ns = 0
@@ -108,7 +113,7 @@ class Upkeep:
     @property
     def checkpoints(self) -> Sequence[KeptCheckpoint]:
         """Those on disk, the newest first."""
-        return self._checkpoints
+        return self._checkpoint_files.kept
 
     @property
     def used_bytes(self) -> int:
@@ -150,8 +155,9 @@ class Upkeep:
     async def prepare_next(self) -> None:
         self.preparing = True
         number, synced = self.take_number(), self._appender.synced_lsn
+        current = self._appender.file.number if self._appender.file is not None else number
         try:
-            file, capacity = await self._offload.run(lambda: self._prepare(number, synced))
+            file, capacity = await self._offload.run(lambda: self._prepare(number, synced, current))
         except OSError as error:
             self.prepare_error = error
             metrics.WAL_MAINTENANCE_FAILURES.inc()
@@ -164,6 +170,8 @@ class Upkeep:
             self.prepare_error = None
             self.handles[number] = file
             self._appender.file_ready(number, capacity)
+            self._required = max(self._required, current)
+            await self._remove_leftovers()
         finally:
             self.preparing = False
         self._on_ready()
@@ -174,10 +182,17 @@ class Upkeep:
         if is_start or self.ballast.size:
             await self._offload.run(lambda: look(self._provisioner))
 
-    def _prepare(self, number: int, synced: int) -> tuple[File, int]:
+    def _prepare(self, number: int, synced: int, current: int) -> tuple[File, int]:
         self.ballast.keep(self._provisioner)
         self._provisioner.keep_reserve()
-        return self._provisioner.prepare(number, synced)
+        return self._provisioner.prepare(number, synced, current)
+
+    async def _remove_leftovers(self) -> None:
+        """Removes the files without records that no start requires any more (log_file.py: the current file)."""
+        passed = [number for number in self._leftovers if number < self._required]
+        if passed:
+            self._leftovers = [number for number in self._leftovers if number >= self._required]
+            await self._remove([log_file.log_name(number) for number in passed])
 
     def take_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -198,6 +213,7 @@ class Upkeep:
     def file_sealed(self, sealed: SealedFile) -> None:
         assert sealed.index is not None
         self.handles.pop(sealed.seal.number).close()
+        self._required = max(self._required, sealed.seal.next_number)
         self._add(FileSummary.of(sealed.seal, sealed.seal.end_position + sealed.seal.footer_bytes, sealed.index))
         self._look()
         self.on_sealed()
@@ -207,7 +223,7 @@ class Upkeep:
     @property
     def _is_checkpoint_due(self) -> bool:
         """By bytes, and by records: a start goes through each of those behind the checkpoint."""
-        records = self._appender.synced_lsn - (self._checkpoints[0].lsn if self._checkpoints else 0)
+        records = self._appender.synced_lsn - (self._checkpoint_files.kept[0].lsn if self._checkpoint_files.kept else 0)
         return (
             self._bytes_since_checkpoint >= self._options.checkpoint_every_bytes
             or records >= limits.CHECKPOINT_EVERY_RECORDS
@@ -219,12 +235,15 @@ class Upkeep:
         file.sync()  # a seal says that everything before it is on disk: so that comes first, in every mode
         file.write_at(log_file.SEAL_POSITION, log_file.encode_seal(sealed.seal))
         file.sync()
+        self._required = max(self._required, sealed.seal.next_number)
         if sealed.seal.last_lsn >= sealed.seal.first_lsn:
             self._add(FileSummary.of(sealed.seal, sealed.seal.end_position, load_index(file, sealed.seal)))
             file.close()
             return
+        with contextlib.suppress(OSError):
+            file.truncate(wire.RECORDS_START)  # no record in it counts
         file.close()
-        self._give_up(log_file.log_name(sealed.seal.number))  # nothing in it counts
+        self._leftovers.append(sealed.seal.number)  # the prepared file behind it may require it
 
     def _add(self, summary: FileSummary) -> None:
         self.files.append(summary)
@@ -238,27 +257,16 @@ class Upkeep:
 
     # --- checkpoints, and what they free ---
 
-    def _write_temporary(self, name: str, data: bytes) -> None:
-        if name in self._directory.names():
-            self._directory.remove(name)
-        file = self._directory.create(name)
-        try:
-            file.write_at(0, data)
-            file.sync()
-        except OSError:
-            self._give_up(name)
-            raise
-        finally:
-            file.close()
-
-    def _give_up(self, name: str) -> None:
-        with contextlib.suppress(OSError):  # what cannot go now goes at the next start
-            self._directory.remove(name)
-
     async def _checkpoint_and_free(self) -> None:
         if self._is_checkpoint_due:
             await self.checkpoint()
         await self.floors_moved()
+
+    async def name_first_file(self) -> None:
+        """Writes a checkpoint that names the first file of this life, so that the next start misses it when it is
+        gone. Without a file there is nothing to name yet."""
+        if self._appender.current_number:
+            await self.checkpoint()
 
     async def checkpoint(self, *, clean: bool = False) -> bool:
         """Writes what the log knows at its synced end. A failure costs nothing but time: the older ones still count."""
@@ -268,15 +276,17 @@ class Upkeep:
     async def _checkpoint(self, *, clean: bool) -> bool:
         lsn = self._appender.synced_lsn
         self.state.producers.expire(self._clock.wall_us() - limits.PRODUCER_AGE_SECONDS_DEFAULT * 1_000_000)
-        picture = Checkpoint(lsn, self.log_id, self._next_number, clean, self.state)
+        current = 0 if clean else self._appender.current_number
+        picture = Checkpoint(lsn, self.log_id, self._next_number, clean, self.state, current)
         floors = {key: shard.floor for key, shard in self.state.shards.items()}
         try:
             data = await self._encode_checkpoint(picture)
-            await self._offload.run(lambda: self._write_checkpoint(lsn, floors, data))
+            await self._offload.run(lambda: self._checkpoint_files.write(lsn, floors, data))
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
             return False
         self._bytes_since_checkpoint = 0
+        self._required = max(self._required, current)
         return True
 
     async def _encode_checkpoint(self, picture: Checkpoint) -> bytes:
@@ -285,30 +295,6 @@ class Upkeep:
         windows = await _in_slices(window_slices(self.state, picture.lsn))
         epochs = await _in_slices(epoch_slices(self.state))
         return encode_checkpoint(picture, shards, windows, epochs, self._clock.wall_us())
-
-    def _write_checkpoint(self, lsn: int, floors: dict[ShardKey, int], data: bytes) -> None:
-        directory = self._directory
-        serials = [
-            name.serial for name in map(log_file.checkpoint_parts, directory.names()) if name and name.lsn == lsn
-        ]
-        name = log_file.checkpoint_name(lsn, max(serials, default=0) + 1)
-        temporary = f"{name}.tmp"
-        try:
-            self._write_temporary(temporary, data)
-        except OSError:
-            if not self._provisioner.use_reserve():
-                raise
-            self._write_temporary(temporary, data)
-        try:
-            directory.rename(temporary, name)
-        except OSError:
-            self._give_up(temporary)
-            raise
-        directory.sync()
-        kept = [KeptCheckpoint(name, lsn, floors), *self._checkpoints]
-        for old in kept[limits.CHECKPOINTS_KEPT :]:
-            directory.remove(old.name)
-        self._checkpoints = kept[: limits.CHECKPOINTS_KEPT]
 
     def move_floor(self, shard: Shard, offset: int) -> None:
         """What lies below a floor does not count against its topic, also while another topic holds the file (8)."""
@@ -387,17 +373,18 @@ class Upkeep:
         await self.floors_moved()
 
     def _freeable(self) -> list[FileSummary]:
-        kept = self._checkpoints
+        kept = self._checkpoint_files.kept
         if len(kept) < limits.CHECKPOINTS_KEPT:
             return []
         covered = min(one.lsn for one in kept)
-        return lifecycle.freeable(
+        free = lifecycle.freeable(
             self.warm.files, covered, lambda key: max(self._checkpointed_floor(key), self.spills.end(key))
         )
+        return list(itertools.takewhile(lambda file: file.number != self._required, free))
 
     def _checkpointed_floor(self, key: ShardKey) -> int:
         """What all kept checkpoints know: losing the newest must not make anything missing (hazard 4)."""
-        kept = self._checkpoints
+        kept = self._checkpoint_files.kept
         return min(one.floors.get(key, 0) for one in kept) if len(kept) == limits.CHECKPOINTS_KEPT else 0
 
     @property
@@ -459,7 +446,8 @@ class Upkeep:
         unused = self._appender.next_file
         if unused is not None:
             self.handles.pop(unused.number).close()
-            await self._take_back([log_file.log_name(unused.number)])
+            if unused.number > self._required:
+                await self._take_back([log_file.log_name(unused.number)])
 
     def _trim_last(self) -> None:
         """Gives back the space behind the footer of a file that was sealed before it was full."""

@@ -12,9 +12,10 @@ are off, so that deadline and circuit breaker count every request.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from icestream import errors
 from icestream.warehouse import store_options
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 Answer = TypeVar("Answer")
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+_CAUSE_CHARACTERS_MAX: Final = 120
 
 
 class Objects(Protocol):
@@ -167,7 +170,7 @@ class Bucket:
         if isinstance(error, ValueError):
             return errors.InvalidInput(f"{self._place}: {_first_line(error)}")
         return errors.StorageUnavailable(
-            f"{self._place}: {_first_line(error)}",
+            f"{self._place}: {cause_of(str(error))}{_first_line(error)}",
             hint="is the object store running, and are `endpoint` and `region` right?",
             is_ambiguous=True,
         )
@@ -199,6 +202,14 @@ def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) ->
         case _:
             raise errors.InvalidInput(f"{kind} has no buckets", hint="use `s3`, `gcs`, `azure` or `memory`")
     return Bucket(cast("ObjectStore", store), caller, f"{kind} {name}/")
+
+
+def cause_of(text: str) -> str:
+    """Why no connection could be made, such as `Connection refused: `; empty for any other failure. obstore names the
+    cause only in its page of debugging: the innermost words of what failed to connect."""
+    _, is_connect, details = text.partition("kind: Connect,")
+    words = _QUOTED.findall(details)
+    return f"{words[-1][:_CAUSE_CHARACTERS_MAX]}: " if is_connect and words else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -57,6 +57,7 @@ class Caller:
         self.patience = patience or Patience()
         self._randomness = randomness
         self._breaker = breaker or Breaker()
+        self._last_failure = ""
         self._show(State.CLOSED)
 
     @property
@@ -111,7 +112,8 @@ class Caller:
         if isinstance(permit, Refusal):
             self._count("refused")
             raise errors.CircuitOpen(
-                f"the {self.target} failed too often and is left alone for {permit.wait_ns / 1e9:.1f} s",
+                f"the {self.target} failed too often and is left alone for {permit.wait_ns / 1e9:.1f} s; "
+                f"its last failure: {self._last_failure}",
                 hint=f"look at the {self.target}: `icestream doctor` says what is wrong with it",
             )
         left = (deadline_ns - self.clock.monotonic_ns()) / 1e9
@@ -119,14 +121,15 @@ class Caller:
             async with asyncio.timeout(max(min(left, self.patience.request_seconds), 0.0)):
                 answer = await attempt()
         except TimeoutError:
-            self._failed(permit, what)
-            raise errors.StorageUnavailable(
+            late = errors.StorageUnavailable(
                 f"the {self.target} did not answer in time: {what}",
                 hint="look at it and the way to it, or raise its `request_timeout_ms`",
                 is_ambiguous=True,
-            ) from None
-        except errors.StorageUnavailable:
-            self._failed(permit, what)
+            )
+            self._failed(permit, what, late)
+            raise late from None
+        except errors.StorageUnavailable as error:
+            self._failed(permit, what, error)
             raise
         except errors.IcestreamError:
             self._succeeded(permit)
@@ -145,7 +148,8 @@ class Caller:
         self._count("answered")
         self._tell(before)
 
-    def _failed(self, permit: Permit, what: str) -> None:
+    def _failed(self, permit: Permit, what: str, error: errors.StorageUnavailable) -> None:
+        self._last_failure = error.message
         before = self._breaker.state
         self._breaker.failed(permit, self.clock.monotonic_ns())
         self._count("failed")

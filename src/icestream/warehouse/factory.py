@@ -5,6 +5,7 @@ What is heavy is imported when it is asked for. Nothing is connected here: a cat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -35,14 +36,16 @@ def open_catalog(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     waits: Patience | None = None,
+    instance: Callable[[], str] | None = None,
 ) -> TableCatalog:
-    """By `storage.iceberg_config.catalog`. `waits`: how long anybody does, where that is not what the settings say."""
+    """The catalog of `storage.iceberg_config.catalog`. `waits`: how long a call may take, where that is not what the
+    settings say. `instance`: of the broker whose own catalog it is; it must be that one which answers."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     check_installed(settings.catalog.type)
     caller = Caller("catalog", clock, randomness, waits or patience(settings.catalog.request_timeout_ms))
     match settings.catalog.type:
         case "embedded" | "rest":
-            return _rest(settings, caller, clock, randomness)
+            return _rest(settings, caller, clock, randomness, instance)
         case "glue":
             return _glue(settings, caller, clock, randomness)
         case "sql":
@@ -102,7 +105,9 @@ def open_objects(
 # --- catalogs ---------------------------------------------------------------------------------------------------------
 
 
-def _rest(settings: Settings, caller: Caller, clock: Clock, randomness: Randomness) -> TableCatalog:
+def _rest(
+    settings: Settings, caller: Caller, clock: Clock, randomness: Randomness, instance: Callable[[], str] | None = None
+) -> TableCatalog:
     from icestream.warehouse.rest import RestCatalog
     from icestream.warehouse.rest_client import RestClient, RestOptions
 
@@ -114,12 +119,18 @@ def _rest(settings: Settings, caller: Caller, clock: Clock, randomness: Randomne
         credential=revealed(catalog.credential),
         token_uri=catalog.token_uri,
         scope=catalog.scope,
-        headers=dict(_header(one) for one in catalog.headers),
+        headers=_headers(settings),
         request_seconds=catalog.request_timeout_ms / 1000,
     )
     return RestCatalog(
-        RestClient(options, clock), caller, randomness, options.warehouse, is_own=settings.catalog_embedded
+        RestClient(options, clock, instance), caller, randomness, options.warehouse, is_own=settings.catalog_embedded
     )
+
+
+def _headers(settings: Settings) -> dict[str, str]:
+    """Our own catalog is on this machine as a rule: to compress its answers would cost more than it brings."""
+    plain = {"Accept-Encoding": "identity"} if settings.catalog_embedded else {}
+    return plain | dict(_header(line) for line in settings.catalog.headers)
 
 
 def _header(line: SecretStr) -> tuple[str, str]:

@@ -54,7 +54,7 @@ class ObjectFiles:
         place = place_of(location)
         await self._bucket(place).put_new(place.name, b"".join(pieces))
 
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         await created_apart(self, files)
 
     async def read(self, location: str) -> bytes:
@@ -115,7 +115,7 @@ class AnyFiles:
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         await self._of(location).create(location, pieces, is_synced=is_synced)
 
-    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         if all(normal(location).startswith("file:") for location, _ in files):
             await self._local.create_all(files)
         else:

@@ -28,7 +28,7 @@ from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
 from icestream.catalog.files import TableFiles
 from icestream.catalog.identifier import Identifier, Namespace
-from icestream.catalog.location import for_new, normal
+from icestream.catalog.location import for_new, normal, of_namespace
 from icestream.catalog.table import commit, table
 from icestream.catalog.table.creation import new_table
 from icestream.catalog.table.table import Table
@@ -165,7 +165,11 @@ class PointerCatalog:
         await self.load_namespace(identifier.namespace)
         given = values.optional_text(asked, "location")
         uuid_text = self._new_uuid()
-        place = normal(given) if given else for_new(self._warehouse, identifier.namespace, identifier.name, uuid_text)
+        place = (
+            normal(given)
+            if given
+            else for_new(of_namespace(self._warehouse, identifier.namespace), identifier.name, uuid_text)
+        )
         made = new_table(asked, place, uuid_text, self._now_ms())
         if await self._pointer_or_none(identifier) is not None:
             raise errors.AlreadyExists(f"Table already exists: {identifier}")

@@ -34,6 +34,7 @@ Expected = Mapping[int, type[errors.IcestreamError]]
 class RestAnswer(NamedTuple):
     status: int
     body: bytes
+    instance: str | None = None  # of the broker that answered, where it is one of ours
 
 
 def said(answer: RestAnswer, expected: Expected, where: str, is_own: bool = False) -> Object:

@@ -2,21 +2,25 @@
 
 A request that was never sent (no connection) changed nothing. One that was sent and not answered may have. Redirects
 are not followed: they would carry the token elsewhere. Credentials are in headers only, and none of them is logged.
+
+Our own catalog is asked by the instance of its broker (runtime/instance.py): where another broker has taken the port,
+nothing is done there, and the answer is ForeignBroker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import orjson
 
 from icestream import errors, limits
 from icestream.runtime.clock import Clock
+from icestream.runtime.instance import HEADER, check_instance
 from icestream.warehouse.rest_answer import RestAnswer, said
 
 if TYPE_CHECKING:
@@ -40,8 +44,10 @@ class RestOptions:
 
 
 class RestClient:
-    def __init__(self, options: RestOptions, clock: Clock) -> None:
+    def __init__(self, options: RestOptions, clock: Clock, instance: Callable[[], str] | None = None) -> None:
+        """`instance`: of the broker whose own catalog this is; empty while it is not known."""
         self._options = options
+        self._instance = instance or str
         self._clock = clock
         self._http: httpx2.AsyncClient | None = None
         self._token = options.token
@@ -64,10 +70,14 @@ class RestClient:
         url = f"{self.base}/v1/{path}" + (f"?{urlencode(query)}" if query else "")
         data = None if body is None else orjson.dumps(body)
         token = await self._valid_token()
-        answer = await self._exchange(method, url, data, self._with_token(token, headers or {}))
+        instance = self._instance()
+        headers = {**(headers or {}), HEADER: instance} if instance else headers or {}
+        answer = await self._exchange(method, url, data, self._with_token(token, headers))
+        if answer.status < 400 or answer.instance is not None:  # else it may not be connected to its broker yet
+            check_instance(instance, answer.instance, urlsplit(self.base).netloc)
         if answer.status in (401, 419) and self._options.credential is not None and self._options.token is None:
             fresh = await self._valid_token(refused=token)
-            answer = await self._exchange(method, url, data, self._with_token(fresh, headers or {}))
+            answer = await self._exchange(method, url, data, self._with_token(fresh, headers))
         return answer
 
     async def close(self) -> None:
@@ -131,7 +141,7 @@ class RestClient:
                     body += piece
                     if len(body) > _ANSWER_BYTES_MAX:
                         raise errors.UnexpectedAnswer(f"{self.base} answers with more than {_ANSWER_BYTES_MAX} bytes")
-                return RestAnswer(response.status_code, bytes(body))
+                return RestAnswer(response.status_code, bytes(body), response.headers.get(HEADER))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise errors.StorageUnavailable(
                 f"{self.base} cannot be reached: {_words(error)}",

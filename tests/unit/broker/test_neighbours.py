@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 
 import icestream
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.records import Policies
-from icestream.cluster.members import node_key
+from icestream.cluster.members import encode_removed, node_key, removed_key
 from icestream.frontends.danube.calls import Call
 from icestream.frontends.danube.service import DanubeOptions, DanubeService
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.lake.problems import of_error
 from icestream.model.subscription import FailurePolicy, SubscriptionType
+from icestream.model.topic_end import RestEnd
 from icestream.model.topic_name import TopicName
 from icestream.protocol import document
 from icestream.runtime.clock import SystemClock
 from tests.support.broker_machine import KeptStore
-from tests.support.two_nodes import FIRST, SECOND, broker_of, two_nodes
+from tests.support.two_nodes import FIRST, SECOND, TwoNodes, broker_of, two_nodes
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -140,6 +141,39 @@ async def test_a_client_that_is_told_no_address_hears_why() -> None:
             await client.describe_topic(str(BILLS))
 
 
+async def test_a_client_at_a_living_node_hears_which_node_is_down() -> None:
+    async with two_nodes() as nodes, icestream.connect(nodes.addresses[0], call_timeout=0.1) as client:
+        await nodes.second.create_topic(BILLS)
+        name = nodes.second.options.node
+        await nodes.listeners[1].close()
+        says = f"topic {BILLS} is served by node {name}, and {name} is down"
+        with pytest.raises(errors.ConnectionLost, match=says) as raised:
+            await client.describe_topic(str(BILLS))
+        assert raised.value.hint.startswith(f"start {name} again")
+        with pytest.raises(errors.ConnectionLost, match=says):
+            await client.producer(str(BILLS))
+        with pytest.raises(errors.ConnectionLost, match=says):
+            await client.subscribe(str(BILLS), "s")
+        assert await client.list_topics() == [str(BILLS)], "the node that it is connected to answers"
+
+
+async def test_a_client_whose_second_node_goes_down_hears_its_name() -> None:
+    async with (
+        two_nodes() as nodes,
+        icestream.connect(nodes.addresses[0], call_timeout=0.3, send_timeout=0.3) as client,
+    ):
+        await nodes.second.create_topic(BILLS)
+        name = nodes.second.options.node
+        producer = await client.producer(str(BILLS))
+        await producer.send(b"one")
+        await nodes.listeners[1].close()
+        await until(lambda: not producer._session.is_connected)
+        with pytest.raises(errors.ConnectionLost, match=rf"not sent in 0\.3 s: {name} is down"):
+            await producer.send(b"two")
+        with pytest.raises(errors.ConnectionLost, match=f"{name} is down"):
+            await client.describe_topic(str(BILLS))
+
+
 async def test_clients_of_danube_are_redirected() -> None:
     async with two_nodes() as nodes:
         await nodes.second.create_partitioned_topic(BILLS, 2)
@@ -172,3 +206,65 @@ async def test_the_places_of_a_node_survive_the_wire_and_hostile_ones_do_not() -
         raw = document.encode({"code": "topic_elsewhere", "places": places})
         with pytest.raises(errors.DecodeError):
             document.decode_error(raw)
+
+
+async def remove(nodes: TwoNodes, node: int) -> None:
+    """As `icestream cluster remove` leaves it."""
+    await nodes.store.put(removed_key(node), b"")
+    await nodes.store.delete(node_key(node))
+
+
+async def test_a_topic_of_a_removed_node_is_deleted_by_any_other() -> None:
+    """Item 21: it said to start the removed node, or to delete the topic."""
+    async with two_nodes() as nodes:
+        await nodes.second.create_topic(BILLS)
+        with pytest.raises(errors.TopicElsewhere):
+            await nodes.first.delete_topic(BILLS)
+        await remove(nodes, SECOND)
+        decided = await nodes.first.delete_topic(BILLS)
+        assert (decided.lost_with, decided.rest) == ("node-b", RestEnd.DISCARD)
+        assert await nodes.store.get(records.topic_key(BILLS)) is None
+        assert await nodes.store.list_all(records.DELETED_TOPICS) == []
+        assert (await nodes.first.create_topic(BILLS)).record.owner == f"{FIRST:016x}"
+
+
+async def test_a_topic_of_a_removed_node_is_taken_over_behind_every_offset_that_may_have_been_seen() -> None:
+    async with two_nodes() as nodes:
+        record = (await nodes.second.create_topic(BILLS, shards=2)).record
+        await nodes.second.create_subscription(BILLS, "s", SubscriptionType.SHARED)
+        seen = records.CursorRecord(0, 70, record.id, 0, acked=[5, 2])
+        await nodes.store.put(records.cursor_key(BILLS, "s", 1, 2), records.encode(seen))
+        with pytest.raises(errors.TopicElsewhere):
+            await nodes.first.take_over_topic(BILLS)
+        await remove(nodes, SECOND)
+        takeover = await nodes.first.take_over_topic(BILLS)
+        assert takeover.former == "node-b"
+        assert [gap.start for gap in takeover.gaps] == [0, 0]
+        assert seen.end == 77
+        assert [gap.end for gap in takeover.gaps] == [limits.TAKEOVER_OFFSETS, 77 + limits.TAKEOVER_OFFSETS]
+        topic = nodes.first.topics.get(BILLS)
+        assert (topic.record.id, topic.record.owner) == (record.id, f"{FIRST:016x}")
+        assert list(topic.subscriptions) == ["s"]
+        with pytest.raises(errors.InvalidInput, match="already"):
+            await nodes.first.take_over_topic(BILLS)
+        # the new owner gives offsets away, commits nothing, and is lost too
+        await remove(nodes, FIRST)
+        third = broker_of(nodes.store, 0xC)
+        await third.start()
+        again = await third.take_over_topic(BILLS)
+        assert [gap.start for gap in again.gaps] == [0, 0]
+        assert min(gap.end for gap in again.gaps) >= max(gap.end for gap in takeover.gaps) + limits.TAKEOVER_OFFSETS
+        await third.shutdown()
+
+
+async def test_what_belonged_to_a_node_that_joined_anew_belongs_to_its_successor() -> None:
+    async with two_nodes() as nodes:
+        await nodes.second.create_topic(BILLS)
+        await remove(nodes, SECOND)
+        await nodes.store.put(removed_key(SECOND), encode_removed(f"{0xC:016x}"))
+        with pytest.raises(errors.TopicElsewhere):
+            await nodes.first.delete_topic(BILLS)
+        successor = broker_of(nodes.store, 0xC)
+        await successor.start()
+        assert [topic.name for topic in successor.topics] == [BILLS]
+        await successor.shutdown()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from icestream import errors, limits
 from icestream.broker.service import Broker
 from icestream.lake.options import CacheOptions
-from icestream.model.scan import Question
+from icestream.model.scan import Question, Scanned
 from icestream.model.shard import GapState, ShardKey
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.observability import metrics
-from tests.support.broker_machine import EARLIEST, TOPIC, publish, quiet, subscribe
+from tests.support.broker_machine import EARLIEST, TOPIC, Reader, publish, quiet, subscribe
 from tests.support.tiers import Attendant, TieredMachine
 from tests.support.topic_lake import damage
 
@@ -248,6 +249,7 @@ async def test_a_lake_process_that_is_away_is_waited_for(tmp_path: Path, monkeyp
     await broker.shutdown()
 
 
+@pytest.mark.wrong_tables("consumers cannot read it")
 @pytest.mark.parametrize("kind", SubscriptionType)
 async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
     tmp_path: Path, kind: SubscriptionType
@@ -257,10 +259,10 @@ async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
     file = machine.lake.live[0]
     deletes = await machine.lake.write_deletes(file, [1], content=2)
     await machine.lake.replace([file, deletes], "delete", added_equality_deletes="1")
-    for _ in range(2):  # who comes again is told again
+    for told in (["closed"], ["stalled", "closed"]):  # who comes again is told again
         reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
         await quiet()
-        assert [one for one in reader.sink.events if one != "active"] == ["closed"]
+        assert [one for one in reader.sink.events if one != "active"] == told
         assert not reader.sink.got
     assert machine.attendant is not None
     asked = len(machine.attendant.asked)
@@ -406,4 +408,133 @@ async def test_hazard_18_a_cold_reader_holds_up_neither_producers_nor_whoever_is
         await quiet()
         assert numbers(live.sink.payloads)[-1] == number, "at once"
     assert not any(reader.sink.got for reader in cold)
+    await broker.shutdown()
+
+
+# --- readers that cannot go on ----------------------------------------------------------------------------------------
+
+
+def stall_events(reader: Reader) -> list[str]:
+    """What its consumer was told of stalls: the event, and the reason."""
+    return [
+        f"{event} {details.get('offset', '')}: {details.get('reason', '')}"
+        for event, details in reader.sink.event_details
+        if event in ("stalled", "resumed")
+    ]
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_reader_that_cannot_go_on_tells_its_consumer_and_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: SubscriptionType
+) -> None:
+    """Also readiness and the metrics know of it, until the fault is gone."""
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.desk is not None
+
+    async def busy(*_: object, **__: object) -> None:
+        raise errors.StorageUnavailable("the bucket does not answer", hint="look at it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(machine.desk, "ask", busy)
+        reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+        for _ in range(3):
+            await quiet()
+            await machine.pass_time(limits.READ_RETRY_MS / 1000)
+        assert stall_events(reader) == ["stalled 0: the bucket does not answer"], "told once, retried all the time"
+        (check,) = broker.delivery_health.checks()
+        assert (check.ok, check.is_needed) == (False, False)
+        assert check.reason == "/default/a:s:0: unreadable at offset 0: the bucket does not answer"
+        assert metrics.STALLED_READERS.values == {"storage_unavailable": 1}
+        other = await subscribe(broker, "other", kind=kind, start=Start(StartAt.OFFSET, 59))
+        await until(machine, 1, other.sink.got)
+        assert stall_events(other) == [], "it reads the log"
+        await broker.delete_subscription(TOPIC, "other")
+    await machine.pass_time(limits.READ_RETRY_MS / 1000)
+    await until(machine, 60, reader.sink.got)
+    assert sorted(reader.sink.offsets) == list(range(60))
+    assert stall_events(reader)[1:] == ["resumed : "]
+    assert (len(broker.stalled_readers), metrics.STALLED_READERS.values) == (0, {})
+    assert list(broker.delivery_health.checks()) == []
+    await broker.shutdown()
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_read_without_an_answer_is_told_before_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: SubscriptionType
+) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.desk is not None
+    gate = asyncio.Event()
+    ask = machine.desk.ask
+
+    async def slow(*given: Any, **more: Any) -> Scanned:
+        await gate.wait()
+        return await ask(*given, **more)
+
+    monkeypatch.setattr(machine.desk, "ask", slow)
+    reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+    await quiet()
+    await machine.pass_time(limits.READ_STALLED_MS / 1000 - 0.1)
+    assert stall_events(reader) == []
+    await machine.pass_time(0.2)
+    assert stall_events(reader) == ["stalled 0: a read of stored messages has no answer after 3 s"]
+    gate.set()
+    await until(machine, 60, reader.sink.got)
+    assert stall_events(reader)[1:] == ["resumed : "]
+    await broker.shutdown()
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_table_that_can_be_read_again_is_noticed_without_a_consumer(
+    tmp_path: Path, kind: SubscriptionType
+) -> None:
+    machine = TieredMachine(tmp_path, CacheOptions(enabled=False))
+    broker = await with_history(machine)
+    (file,) = machine.lake.live
+    path = Path(file["data_file"]["file_path"].removeprefix("file:"))
+    whole = await asyncio.to_thread(path.read_bytes)
+    damage(file, "payload")
+    reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
+    await quiet()
+    assert [event for event, _ in reader.sink.event_details if event != "active"] == ["closed"]
+    (stalled,) = broker.stalled_readers.of_topic(1)
+    assert (stalled.code, stalled.is_transient, stalled.offset) == ("table_damaged", False, 0)
+    await machine.pass_time(limits.READ_PROBE_MS / 1000)
+    await quiet()
+    assert len(broker.stalled_readers) == 1
+    await asyncio.to_thread(path.write_bytes, whole)
+    await machine.pass_time(limits.READ_PROBE_MS / 1000)
+    await quiet()
+    assert len(broker.stalled_readers) == 0
+    again = await subscribe(broker, kind=kind)
+    await until(machine, 60, again.sink.got)
+    assert stall_events(again) == []
+    await broker.shutdown()
+
+
+async def test_a_seek_and_the_end_of_a_subscription_end_its_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    assert machine.desk is not None
+
+    async def busy(*_: object, **__: object) -> None:
+        raise errors.StorageUnavailable("the bucket does not answer")
+
+    monkeypatch.setattr(machine.desk, "ask", busy)
+    reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
+    await quiet()
+    await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 55))
+    await machine.pass_time(limits.READ_RETRY_MS / 1000)
+    await until(machine, 5, reader.sink.got)
+    assert [event.split()[0] for event in stall_events(reader)] == ["stalled", "resumed"]
+    assert len(broker.stalled_readers) == 0
+    await subscribe(broker, "gone", start=Start(StartAt.OFFSET, 0))
+    await quiet()
+    assert len(broker.stalled_readers) == 1
+    await broker.delete_subscription(TOPIC, "gone")
+    assert len(broker.stalled_readers) == 0
     await broker.shutdown()

@@ -11,6 +11,7 @@ from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.documents import Documents
 from icestream.catalog.files import LocalFiles, LocalFolder, open_inside, open_local
+from icestream.catalog.identifier import identifier
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
@@ -112,6 +113,18 @@ async def test_a_link_out_of_the_warehouse_leads_to_nothing(warehouse: Path) -> 
     await files.remove_empty(through)
     await files.remove_empty(f"{through}/empty")
     assert sorted(one.name for one in log.iterdir()) == ["empty", "log-1.wal"]
+
+
+async def test_registering_through_a_link_out_of_the_warehouse_is_a_mistake_of_the_client(warehouse: Path) -> None:
+    """As any other place outside of the warehouse; not a fault of the storage, which a client would try again."""
+    clock = SimulatedClock()
+    catalog = Catalog(MemoryStore(clock), fenced(warehouse), clock, SeededRandomness(1), f"file:{warehouse}")
+    await catalog.namespaces.create(("ns",), {})
+    (warehouse.parent / "log" / "00000-x.metadata.json").write_text("{}")
+    location = f"file:{warehouse}/x/00000-x.metadata.json"
+    for register in (catalog.tables.register, catalog.views.register):
+        with pytest.raises(errors.InvalidInput, match=r"Invalid location: .* leads out of the warehouse"):
+            await register(identifier(("ns",), "t"), location)
 
 
 async def test_a_file_that_is_a_link_out_is_not_read_and_only_the_link_goes(warehouse: Path) -> None:

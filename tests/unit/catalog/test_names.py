@@ -119,7 +119,7 @@ def test_only_places_in_the_warehouse_are_allowed(given_: str, is_allowed: bool)
 
 @given(LEVELS, LEVEL)
 def test_a_new_table_gets_a_place_that_every_file_system_takes(levels: list[str], name: str) -> None:
-    place = location.for_new("file:/w", levels, name, "token")
+    place = location.for_new(location.of_namespace("file:/w", levels), name, "token")
     assert location.allowed(place, ["file:/w"]) == place
     assert place.endswith("-token")
     assert all(len(part) < 255 for part in place.split("/"))

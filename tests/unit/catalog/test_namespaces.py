@@ -17,8 +17,9 @@ pytestmark = pytest.mark.asyncio
 
 async def test_a_namespace_is_made_once_with_its_properties() -> None:
     namespaces = World().catalog.namespaces
-    assert await namespaces.create(("a",), {"owner": "me"}) == {"owner": "me"}
-    assert await namespaces.load(("a",)) == {"owner": "me"}
+    located = {"owner": "me", "location": "file:/warehouse/a"}
+    assert await namespaces.create(("a",), {"owner": "me"}) == located
+    assert await namespaces.load(("a",)) == located
     with pytest.raises(errors.AlreadyExists, match="Namespace already exists: a"):
         await namespaces.create(("a",), {})
     with pytest.raises(errors.UnknownNamespace, match=r"Namespace does not exist: b\.c"):
@@ -33,7 +34,7 @@ async def test_levels_hold_any_characters_and_are_not_mixed_up() -> None:
     assert (await namespaces.list(("a",), None, None)).names == ["b"]
     assert (await namespaces.list(("a", "b"), None, None)).names == ["c:d"]
     assert (await namespaces.list(("a.b",), None, None)).names == []
-    assert await namespaces.load(("a/b",)) == {"name": "a/b"}
+    assert await namespaces.load(("a/b",)) == {"name": "a/b", "location": "file:/warehouse/a_2fb"}
     with pytest.raises(errors.UnknownNamespace, match="Namespace does not exist: none"):
         await namespaces.list(("none",), None, None)
 
@@ -49,7 +50,7 @@ async def test_properties_are_set_and_removed() -> None:
     await namespaces.create(NS, {"a": "1", "b": "2"})
     answer = await namespaces.change_properties(NS, {"a": "3", "c": "4"}, ["b", "x"])
     assert answer == (["a", "c"], ["b"], ["x"])
-    assert await namespaces.load(NS) == {"a": "3", "c": "4"}
+    assert await namespaces.load(NS) == {"a": "3", "c": "4", "location": "file:/warehouse/ns"}
     assert await namespaces.change_properties(NS, {}, ["x"]) == ([], [], ["x"])
     with pytest.raises(errors.Contradiction, match="set and remove"):
         await namespaces.change_properties(NS, {"a": "1"}, ["a"])

@@ -51,6 +51,7 @@ class Operations:
         self.state: State | None = None  # None: the topic's table is gone
         self.posts: list[tuple[int, tuple[tuple[int, int, int, int], ...]]] = []
         self.done: list[str] = []
+        self.picked: set[int] = set()  # snapshots that a cherry-pick made
         self.recreate(0, 0)
         for count in (2, 3, 1):
             self.ingest(count, 0)
@@ -170,7 +171,28 @@ class Operations:
         assert self.foreign(*replacing(self.state, snapshot_id, "delete" if gone else "replace", **words))
         self.history.parents[snapshot_id], self.history.deletes[snapshot_id] = base, gone
 
+    def cherry_pick(self, pick: int, _: int) -> None:
+        """A round that main lost is put on it again, as Spark's `cherrypick_snapshot` does."""
+        if self.state is None or self.state.table.current_snapshot_id is None:
+            return
+        there, brought = {*self.rows()}, self.history.rows
+        rounds = [one for one in self.snapshots() if brought.get(one) and one not in self.picked]
+        lost = [one for one in rounds if not there & {*brought[one]}]
+        if not lost:
+            return
+        source, base, snapshot_id = lost[pick % len(lost)], self.state.table.current_snapshot_id, self.next_number()
+        count = str(len(self.history.rows[source]))
+        updates = replacing(self.state, snapshot_id, "append", added_records=count, source_snapshot_id=str(source))
+        if not self.foreign(*updates):
+            return  # refused: the topic was rewound to before that round
+        self.picked.add(snapshot_id)
+        self.history.parents[snapshot_id], self.history.rows[snapshot_id] = base, self.history.rows[source]
+
     # --- operators ---
+
+    def agreed(self, number: int) -> frozenset[Consent]:
+        """Behind a cherry-pick rows may really come twice: this operator does not agree to that."""
+        return CONSENTS[number % 4] - ({Consent.DUPLICATES} if self.picked else set())
 
     def operate(self, consents: Collection[Consent], decide: Callable[[], Rebound]) -> None:
         """Nobody who did not agree to it loses anything."""
@@ -198,7 +220,7 @@ class Operations:
 
     def adopt(self, agreed: int, by_hand: int) -> None:
         """An operator who says positions says true ones."""
-        state, consents = self.state, CONSENTS[agreed % 4]
+        state, consents = self.state, self.agreed(agreed)
         if state is None:
             return
         ends = {shard: 1 + max((at for on, at in self.rows() if on == shard), default=-1) for shard in range(SHARDS)}
@@ -206,7 +228,7 @@ class Operations:
         self.operate(consents, lambda: adopt.adopt(state, self.log, self.former, consents, NOW, positions))
 
     def rewind(self, agreed: int, pick: int) -> None:
-        state, consents = self.state, CONSENTS[agreed % 4]
+        state, consents = self.state, self.agreed(agreed)
         if state is None:
             return
         snapshots = self.snapshots()
@@ -246,8 +268,8 @@ class Operations:
 
 
 ACTS = {
-    "publish": 1, "recycle": 2, "ingest": 5, "ingest_again": 2, "move_main": 3, "expire": 1, "rewrite": 2, "detach": 1,
-    "drop": 1, "adopt": 4, "rewind": 3, "begin": 1, "recreate": 2,
+    "publish": 1, "recycle": 2, "ingest": 5, "ingest_again": 2, "move_main": 3, "expire": 1, "rewrite": 2,
+    "cherry_pick": 1, "detach": 1, "drop": 1, "adopt": 4, "rewind": 3, "begin": 1, "recreate": 2,
 }  # fmt: skip
 
 

@@ -413,4 +413,4 @@ async def test_hazard_13_a_request_is_forgotten_after_its_time() -> None:
     await settle()
     world.clock.advance(601)
     await settle()
-    assert await world.catalog.namespaces.create(NS, {}, named(1)) == {}
+    assert await world.catalog.namespaces.create(NS, {}, named(1)) == {"location": "file:/warehouse/ns"}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+
 import pytest
 
 from icestream import connect_sync, testing
 from icestream.cli.bench import Load, Measured, figures, percentile, words
+from icestream.settings import Settings
 from tests.support.command_line import icestream
 
 SHORT = ("--messages", "3000", "--acks", "20", "--size", "10")
 
 
-def test_with_a_broker_of_its_own() -> None:
-    ran = icestream("bench", "--memory", *SHORT, "--output", "json")
+def test_with_a_broker_of_its_own_beside_another_one() -> None:
+    with contextlib.ExitStack() as stack:
+        for port in (Settings().ports.native, Settings().ports.danube):
+            with contextlib.suppress(OSError):  # a broker that runs on this machine has it already
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        ran = icestream("bench", "--memory", *SHORT, "--output", "json")
     assert (ran.code, ran.err) == (0, "")
     found = ran.document
     assert (found["broker"], found["messages"], found["payload_bytes"]) == ("memory", 3000, 10)
@@ -23,7 +31,7 @@ def test_with_a_broker_of_its_own() -> None:
 
 def test_against_a_broker_it_deletes_its_topic() -> None:
     with testing.broker() as broker:
-        ran = icestream("bench", "--address", broker.address, *SHORT)
+        ran = icestream("bench", "--broker", broker.address, *SHORT)
         with connect_sync(broker.address) as client:
             assert client.list_topics() == []
     assert ran.code == 0
@@ -31,8 +39,8 @@ def test_against_a_broker_it_deletes_its_topic() -> None:
 
 
 def test_without_a_broker_and_with_two() -> None:
-    assert icestream("bench", "--address", "127.0.0.1:1", *SHORT).code == 11
-    assert icestream("bench", "--address", "127.0.0.1:1", "--memory").code == 4
+    assert icestream("bench", "--broker", "127.0.0.1:1", *SHORT).code == 11
+    assert icestream("bench", "--broker", "127.0.0.1:1", "--memory").code == 4
     assert icestream("bench", "--messages", "0").code == 2
 
 
@@ -58,3 +66,13 @@ def test_rates_are_counts_by_seconds() -> None:
         "consume": "200 messages/s",
         "ack of one message": "1.000 ms (p50), 1.000 ms (p99)",
     }
+
+
+def test_nothing_of_it_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its table, nor messages that wait for one: nobody commits here."""
+    monkeypatch.setattr("icestream.cli.bench.secrets.token_hex", lambda _: "mine")
+    with testing.broker(storage="disk") as broker:
+        where = ("--broker", str(broker.node.settings.data_dir))
+        assert icestream("bench", *where, *SHORT).code == 0
+        ran = icestream("topic", "delete", "/default/bench-mine", "--rest", "discard", "--yes", *where)
+        assert (ran.code, "there is no topic" in ran.err) == (4, True)

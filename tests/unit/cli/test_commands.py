@@ -15,7 +15,7 @@ import pytest
 from typer.core import TyperCommand, TyperGroup
 
 from icestream import errors, said
-from icestream.cli import connection
+from icestream.cli import broker
 from icestream.cli.command import split_examples
 from icestream.cli.main import COMMANDS, load
 from icestream.settings import Settings
@@ -85,7 +85,7 @@ def loaded_by(*arguments: str) -> set[str]:
 
 
 def test_a_command_loads_only_what_it_needs(tmp_path: Path) -> None:
-    asked = ("topic", "list", "--socket", str(tmp_path / "none"))
+    asked = ("topic", "list", "--broker", str(tmp_path / "none"))
     assert loaded_by("--help") & {*HEAVY, "asyncio", "pydantic"} == set()
     assert loaded_by("produce", "--help") & HEAVY == set()
     assert loaded_by(*asked) & HEAVY == set()
@@ -94,17 +94,17 @@ def test_a_command_loads_only_what_it_needs(tmp_path: Path) -> None:
 
 def test_the_places_that_are_known_without_settings_are_those_of_the_settings() -> None:
     settings = Settings.default()
-    assert settings.local_socket == connection.DEFAULT_SOCKET
-    assert connection.address_of(settings) == connection.DEFAULT_ADDRESS
+    assert settings.local_socket == broker.DEFAULT_SOCKET
+    assert broker.address_of(settings) == broker.DEFAULT_ADDRESS
 
 
 @pytest.mark.parametrize("variable", ["ICESTREAM_DATA_DIR", "DANUBE_SUB_CURSOR_FLUSH_MS"])
 def test_a_variable_is_enough_to_look_at_the_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(connection.VARIABLES)]:
+    for name in [name for name in os.environ if name.startswith(broker.VARIABLES)]:
         monkeypatch.delenv(name)
-    assert connection.Target().says_nothing
+    assert broker.Target().is_silent
     monkeypatch.setenv(variable, "5")
-    assert not connection.Target().says_nothing
+    assert not broker.Target().is_silent
 
 
 def test_the_list_of_commands_fits_a_narrow_terminal() -> None:
@@ -157,9 +157,30 @@ def test_every_command_answers_programs_too() -> None:
     assert not without
 
 
-def test_every_command_about_tables_takes_a_socket_as_the_others_do() -> None:
-    asking = {name for name in ALL if name.startswith("lake ") or name == "verify"}
-    assert not {name for name in asking if "socket" not in {one.name for one in ALL[name].params}}
+# Commands that ask no broker: they start one, look at files of one that does not run, or at nothing but this machine.
+ALONE = {
+    "serve", "wal inspect", "wal repair", "config check", "config reference", "config explain",
+    "pipeline setup", "metadata inspect", "metadata repair",
+    "cluster force-new-cluster", "cluster rejoin", "cluster export", "cluster certificates",
+    "context add", "context use", "context list", "context remove",
+}  # fmt: skip
+
+
+def options(command: TyperCommand) -> set[str]:
+    return {word for one in command.params for word in (*one.opts, *one.secondary_opts) if word.startswith("-")}
+
+
+def test_every_command_that_asks_a_broker_takes_it_in_the_same_way() -> None:
+    assert {name for name, command in ALL.items() if "--broker" not in options(command)} == ALONE
+    assert not {name for name, command in ALL.items() if options(command) & {"--address", "--socket"}}
+
+
+def test_the_older_names_of_the_option_still_mean_it(tmp_path: Path) -> None:
+    older = "--socket", "--address"
+    for words in ((older[0], f"{tmp_path}/none"), (f"{older[0]}={tmp_path}/none",), (older[1], "127.0.0.1:1")):
+        ran = icestream("topic", "list", *words)
+        assert (ran.code, "(--broker)" in ran.err) == (11, True)
+    assert not set(older) & set(icestream("topic", "list", "--help").out.split())
 
 
 @pytest.mark.parametrize(
@@ -169,7 +190,7 @@ def test_every_command_about_tables_takes_a_socket_as_the_others_do() -> None:
         ("wal repair {0}/nowhere", errors.InvalidInput),
         ("config show --set log.levle=info", errors.ConfigurationError),
         ("config check {0}/nowhere.yml", errors.ConfigurationError),
-        ("topic list --socket {0}/nobody.sock", errors.ConnectionLost),
+        ("topic list --broker {0}/nobody.sock", errors.ConnectionLost),
         ("consume /default/a --from sometime", errors.InvalidInput),
     ],
 )

@@ -62,16 +62,16 @@ def test_words_that_are_known_here(line: str, expected: list[str]) -> None:
 
 
 def test_names_that_the_broker_knows(broker: testing.TestBroker) -> None:
-    at = f"--socket {broker.node.settings.local_socket}"
+    at = f"--broker {broker.node.settings.local_socket}"
     assert known(f"icestream topic describe {at} /default/o") == ["/default/orders"]
     assert known(f"icestream sub describe {at} /default/orders ") == ["billing"]
     assert known(f"icestream namespace policy {at} ") == ["default", "system"]
-    assert known(f"icestream consume --address {broker.address} ") == ["/default/invoices", "/default/orders"]
+    assert known(f"icestream consume --broker {broker.address} ") == ["/default/invoices", "/default/orders"]
 
 
 def test_without_a_broker_nothing_is_offered_and_nothing_is_said(tmp_path: Path) -> None:
-    assert offered(f"icestream topic describe --socket {tmp_path / 'none'} /default/") == []
-    assert offered("icestream consume --address 127.0.0.1:1 /default/") == []
+    assert offered(f"icestream topic describe --broker {tmp_path / 'none'} /default/") == []
+    assert offered("icestream consume --broker 127.0.0.1:1 /default/") == []
 
 
 def test_the_types_are_those_of_the_model() -> None:

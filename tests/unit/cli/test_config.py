@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from icestream import errors
 from icestream.cli import main as command_line
 from icestream.settings import KEYS, reference
+from tests.support.command_line import icestream
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "danube_broker_iceberg.yml"
 
@@ -185,3 +186,13 @@ def test_the_nouns_of_the_command_line(noun: str) -> None:
     assert result.exit_code == 0
     usage = next(line for line in result.stdout.splitlines() if "Usage:" in line)
     assert f" {noun} " in usage
+
+
+def test_a_setting_is_explained_with_the_value_that_applies_and_why() -> None:
+    told = icestream("config", "explain", "log.level", "--set", "log.level=debug", "--output", "json").document
+    assert (told["key"], told["value"], told["default"], told["online"]) == ("log.level", "debug", "info", True)
+    assert told["origin"].endswith("--set")
+    assert told["description"]
+    assert icestream("config", "explain", told["environment"], "--output", "json").document["key"] == "log.level"
+    ran = icestream("config", "explain", "log.levle")
+    assert (ran.code, "log.level" in ran.err) == (3, True)

@@ -20,7 +20,7 @@ def broker() -> Iterator[testing.TestBroker]:
 
 
 def config(broker: testing.TestBroker, *arguments: str) -> Ran:
-    return icestream("config", *arguments, "--socket", str(broker.node.settings.local_socket))
+    return icestream("config", *arguments, "--broker", str(broker.node.settings.local_socket))
 
 
 def live(broker: testing.TestBroker, key: str) -> tuple[object, str]:
@@ -73,5 +73,5 @@ def test_what_cannot_be_is_refused_with_the_reason(
 
 
 def test_without_a_broker_nothing_changes(tmp_path: object) -> None:
-    ran = icestream("config", "set", QUOTA, "1GiB", "--socket", f"{tmp_path}/none")
+    ran = icestream("config", "set", QUOTA, "1GiB", "--broker", f"{tmp_path}/none")
     assert (ran.code, ran.out) == (11, "")

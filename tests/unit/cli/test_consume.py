@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from icestream import connect_sync, errors, testing
-from icestream.cli.consume import Progress
+from icestream import connect, connect_sync, errors, testing
+from icestream.cli.consume import Progress, Wanted, _conclude
+from icestream.cli.formats import format_of
 from icestream.cli.places import place_of, time_text
 from icestream.client.asked import Gap
 from icestream.model.shard import GapState
@@ -44,7 +45,7 @@ def publish(
 
 
 def consume(broker: testing.TestBroker, topic: str, *options: str) -> Ran:
-    return icestream("consume", topic, "--address", broker.address, *options)
+    return icestream("consume", topic, "--broker", broker.address, *options)
 
 
 def subscriptions(broker: testing.TestBroker, topic: str) -> list[str]:
@@ -104,7 +105,7 @@ def test_json_can_be_produced_again(broker: testing.TestBroker, topic: str) -> N
     assert (first["topic"], first["shard"], first["offset"], first["payload"], first["key"]) == (topic, 0, 9, "9", None)
     assert (second["payload_base64"], second["key"], second["redelivery_count"]) == ("/wA=", "k", 0)
     assert datetime.now(UTC) - datetime.fromisoformat(second["append_time"]) < timedelta(minutes=5)
-    copied = icestream("produce", f"{topic}-copy", "--json", "--address", broker.address, given=ran.out.encode())
+    copied = icestream("produce", f"{topic}-copy", "--json", "--broker", broker.address, given=ran.out.encode())
     assert copied.out == "2 messages stored at offsets 0..1\n"
     assert consume(broker, f"{topic}-copy", "--format", "%k %p", "-n", "1").out == " 9\n"
 
@@ -184,7 +185,7 @@ def test_a_misspelt_topic_is_suggested(broker: testing.TestBroker, topic: str) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_it_in_order(broker: testing.TestBroker, topic: str, number: signal.Signals) -> None:
-    options = ("--address", broker.address, "--follow", "--format", "payload")
+    options = ("--broker", broker.address, "--follow", "--format", "payload")
     with icestream_process("consume", topic, *options) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(10)] == [f"{count}\n" for count in range(10)]
@@ -198,7 +199,7 @@ def test_an_interrupt_ends_it_in_order(broker: testing.TestBroker, topic: str, n
 
 def test_a_reader_that_goes_away_ends_it(broker: testing.TestBroker, topic: str) -> None:
     publish(broker, topic, *(b"x" * 1000 for _ in range(1000)))
-    with icestream_process("consume", topic, "--address", broker.address) as process:
+    with icestream_process("consume", topic, "--broker", broker.address) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
@@ -212,10 +213,15 @@ def test_a_broker_that_goes_away_is_an_error() -> None:
     name = TopicName("default", "t")
     with testing.broker() as own:
         publish(own, str(name), b"0")
-        found = own.node.broker
+        broker = own.node.broker
+
+        def with_credit() -> int:
+            # A client grants credit after it has read the reply to `subscribe`: from then on a lost connection is
+            # found by the running command. Before, the command would report that it cannot connect.
+            return sum(consumer.credit_messages > 0 for consumer in broker.subscription(name, "s").consumers)
 
         async def stop_when_two_consume() -> None:
-            while len(found.subscription(name, "s").consumers) < 2:  # noqa: ASYNC110  # no event says so
+            while with_credit() < 2:  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.01)
             await own.stop()
 
@@ -286,3 +292,31 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 def test_times_are_written_in_utc() -> None:
     assert time_text(1_751_371_200_000_001) == "2025-07-01T12:00:00.000001Z"
     assert (time_text(None), time_text(2**62), time_text(-1)) == (None, None, "1969-12-31T23:59:59.999999Z")
+
+
+@pytest.mark.parametrize("options", [(), ("--timeout", "0.5")])
+def test_a_subscription_that_cannot_go_on_is_an_error_with_the_reason(
+    broker: testing.TestBroker, topic: str, options: tuple[str, ...]
+) -> None:
+    policy = {"max_redelivery_count": 0, "base_delay_ms": 0, "poison": "block"}
+    with connect_sync(broker.address) as client:
+        with client.subscribe(topic, "s", type="exclusive", start="earliest", failure=policy) as messages:
+            next(iter(messages)).nack()
+            messages.flush()
+        ran = consume(broker, topic, "--subscription", "s", "--type", "exclusive", *options)
+    assert ran.code == 1
+    assert "message 0 in shard 0" in ran.err
+    assert "poison=block" in ran.err
+    assert "hint: let failed messages go to a topic of their own" in ran.err
+
+
+@pytest.mark.asyncio
+async def test_a_run_of_its_own_that_does_not_reach_the_end_is_an_error(broker: testing.TestBroker, topic: str) -> None:
+    progress = Progress()
+    progress.begin({0: 0}, {0: 10})
+    request = Wanted(topic, None, None, None, format_of("text"), None, follow=False, acks=True, idle_seconds=30.0)
+    async with connect(broker.address) as client, client.subscribe(topic, "s", start="earliest") as messages:
+        with pytest.raises(errors.SubscriptionStalled, match=r"nothing came for 30 s, although .* in shard 0; written"):
+            _conclude(request, progress, messages, asyncio.Event(), is_lost=False)
+        progress.note(0, 9)
+        _conclude(request, progress, messages, asyncio.Event(), is_lost=False)

@@ -124,7 +124,8 @@ def test_a_port_of_somebody_else_is_a_problem(tmp_path: Path, key: str) -> None:
 def test_beside_a_broker_a_port_that_speaks_no_grpc_is_a_problem(key: str) -> None:
     with testing.broker(storage="disk") as broker, stranger() as port:
         settings = broker.node.settings
-        ran = doctor(settings.data_dir, f"ports.native={broker.address.rpartition(':')[2]}", f"{key}={port}")
+        ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"{key}={port}")
+        ran = doctor(settings.data_dir, *ports, "danube.enable=true")  # which the broker itself has not
     assert (states(ran)["ports.native"], states(ran)[key]) == ("ok", "problem")
     assert "no gRPC there" in by_check(ran)[key]["finding"]
 
@@ -158,6 +159,60 @@ async def test_the_ports_of_danube_answer_while_their_broker_runs_and_are_a_prob
     assert found["ports.danube"]["finding"] == f"{given[0].partition('=')[2]} answers"
     assert found["ports.danube_admin"]["finding"] == f"{given[1].partition('=')[2]} answers"
     assert [states(without)[key] for key in ("ports.danube", "ports.danube_admin")] == ["problem", "problem"]
+
+
+def test_a_broker_on_other_data_is_not_taken_for_the_one_of_the_directory(tmp_path: Path) -> None:
+    with testing.broker("disk") as broker:
+        native = f"ports.native={broker.node.native.port}"
+        other = doctor(tmp_path / "data", native)
+        own = doctor(broker.node.settings.data_dir, native)
+    assert by_check(other)["data_dir"]["state"] == "warning"
+    assert f"none has run on {tmp_path / 'data'}" in by_check(other)["data_dir"]["finding"]
+    assert "data_dir" not in by_check(own)
+
+
+def test_ports_that_the_settings_leave_open_are_those_of_the_broker_in_the_directory() -> None:
+    with testing.broker("disk", {"danube": {"enable": True}}) as broker:
+        ports = [broker.node.danube.port, broker.node.danube.admin_port]
+        ran = icestream("doctor", "--broker", str(broker.node.settings.data_dir), "--output", "json")
+    found = by_check(ran)
+    shown = [found[key]["finding"] for key in ("ports.danube", "ports.danube_admin")]
+    assert shown == [f"{port} answers" for port in ports]
+
+
+def test_files_of_the_log_that_hold_no_message_are_not_counted_as_used() -> None:
+    with testing.broker(storage="disk") as broker:
+        settings = broker.node.settings
+        ran = doctor(settings.data_dir, "storage.iceberg_config.wal.quota=64MiB")
+    found = by_check(ran)
+    assert found["log quota"]["finding"] == "0 % of the quota is used"
+    assert "the log uses 0 B of 64.0 MiB" in found["disk"]["finding"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(0o600, ""), (0o640, ""), (0o644, "can be read by every account"), (0o602, "can be changed by every account")],
+)
+def test_a_secret_that_other_accounts_can_use_is_a_warning(tmp_path: Path, mode: int, words: str) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef\n")
+    tokens.chmod(mode)
+    finding = findings.secret_file("lake.token_file", str(tokens), tokens.stat().st_mode)
+    assert (finding is None) == (not words)
+    if finding is not None:
+        assert finding.state is State.WARNING
+        assert f"{words} of this machine (mode {mode:04o})" in finding.text
+        assert f"chmod 600 {tokens}" in finding.fix
+
+
+def test_a_token_file_that_every_account_can_read_is_told(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef\n")
+    tokens.chmod(0o644)
+    found = by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))["lake.token_file"]
+    assert (found["state"], "can be read by every account" in found["finding"]) == ("warning", True)
+    tokens.chmod(0o600)
+    assert "lake.token_file" not in by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))
 
 
 def test_a_token_file_that_cannot_be_used_is_a_problem(tmp_path: Path) -> None:

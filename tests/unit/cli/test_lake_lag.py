@@ -19,7 +19,7 @@ def local() -> Iterator[tuple[str, str]]:
     with testing.broker(storage="disk") as broker:
         with connect_sync(broker.address) as client, client.producer(TOPIC) as producer:
             producer.send_all([b"a", b"b"])
-        yield "--socket", str(broker.node.settings.local_socket)
+        yield "--broker", str(broker.node.settings.local_socket)
 
 
 def test_what_waits_is_shown(local: tuple[str, str]) -> None:

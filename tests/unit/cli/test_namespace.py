@@ -13,7 +13,7 @@ from tests.support.command_line import Ran, icestream
 @pytest.fixture
 def local() -> Iterator[tuple[str, str]]:
     with testing.broker(storage="disk") as found:
-        yield "--socket", str(found.node.settings.local_socket)
+        yield "--broker", str(found.node.settings.local_socket)
 
 
 def names(local: tuple[str, str]) -> list[str]:

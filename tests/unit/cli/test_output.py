@@ -82,3 +82,22 @@ def test_a_row_of_the_wrong_length_is_a_mistake() -> None:
     for form in OutputFormat:
         with pytest.raises(ValueError, match="zip"):
             Output(form, io.StringIO()).table(COLUMNS, [("only one",)])
+
+
+def test_ids_of_snapshots_are_texts_and_no_number_is_rounded_by_its_reader() -> None:
+    stream, large = io.StringIO(), 4_873_245_011_932_044_887
+    document = {
+        "snapshot_id": 1,
+        "rows": [{"snapshot": large, "parent": None, "offset": 2**53}],
+        "metadata": {"current-snapshot-id": large, "snapshots": [{"snapshot-id": 7, "sequence-number": 3}]},
+        "other": large,
+        "is_good": True,
+    }
+    Output(OutputFormat.JSON, stream).record(document)
+    assert json.loads(stream.getvalue()) == {
+        "snapshot_id": "1",
+        "rows": [{"snapshot": str(large), "parent": None, "offset": 2**53}],
+        "metadata": {"current-snapshot-id": str(large), "snapshots": [{"snapshot-id": "7", "sequence-number": 3}]},
+        "other": str(large),
+        "is_good": True,
+    }

@@ -45,7 +45,7 @@ def stored(address: str, topic: str, count: int) -> list[tuple[bytes | None, byt
 
 
 def test_each_line_is_a_message(broker: testing.TestBroker, topic: str) -> None:
-    ran = icestream("produce", topic, "--address", broker.address, given="one\n\nünü\nlast without an end".encode())
+    ran = icestream("produce", topic, "--broker", broker.address, given="one\n\nünü\nlast without an end".encode())
     assert (ran.code, ran.out, ran.err) == (0, "4 messages stored at offsets 0..3\n", "")
     payloads = [payload for _, payload, _ in stored(broker.address, topic, 4)]
     assert payloads == [b"one", b"", "ünü".encode(), b"last without an end"]
@@ -53,7 +53,7 @@ def test_each_line_is_a_message(broker: testing.TestBroker, topic: str) -> None:
 
 def test_key_and_headers_go_to_every_message(broker: testing.TestBroker, topic: str) -> None:
     options = ("--key", "k", "--header", "a=b=c", "--header", "d=")
-    assert icestream("produce", topic, "--address", broker.address, *options, given=b"x\ny\n").code == 0
+    assert icestream("produce", topic, "--broker", broker.address, *options, given=b"x\ny\n").code == 0
     assert stored(broker.address, topic, 2) == [
         (b"k", b"x", {"a": "b=c", "d": ""}),
         (b"k", b"y", {"a": "b=c", "d": ""}),
@@ -68,7 +68,7 @@ def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, top
     ]
     given = "\n\n".join(map(json.dumps, lines)).encode()
     ran = icestream(
-        "produce", topic, "--json", "--key", "k", "--address", broker.address, "--output", "json", given=given
+        "produce", topic, "--json", "--key", "k", "--broker", broker.address, "--output", "json", given=given
     )
     assert ran.code == 0
     assert ran.document == {"stored": 3, "failed": 0, "offsets": [{"shard": 0, "first": 0, "last": 2}]}
@@ -96,7 +96,7 @@ def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
     broker: testing.TestBroker, topic: str, line: bytes, words: str
 ) -> None:
     given = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
-    ran = icestream("produce", topic, "--json", "--address", broker.address, given=given)
+    ran = icestream("produce", topic, "--json", "--broker", broker.address, given=given)
     assert ran.code == said.exit_code(errors.InvalidInput(""))
     assert ran.out == "1 message stored at offset 0\n"
     assert "icestream: line 2: " in ran.err
@@ -108,7 +108,7 @@ def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: 
     file = tmp_path / "lines"
     file.write_bytes(b"".join(b"%d\n" % number for number in range(50_000)))
     ran = icestream(
-        "produce", topic, "--file", str(file), "--shards", "3", "--address", broker.address, "--output", "json"
+        "produce", topic, "--file", str(file), "--shards", "3", "--broker", broker.address, "--output", "json"
     )
     assert ran.code == 0
     assert (ran.document["stored"], ran.document["failed"]) == (50_000, 0)
@@ -118,21 +118,21 @@ def test_a_file_of_many_messages_over_shards(broker: testing.TestBroker, topic: 
 
 
 def test_a_key_is_the_bytes_that_the_shell_gave(broker: testing.TestBroker, topic: str) -> None:
-    ran = icestream("produce", topic, "--key", os.fsdecode(b"\xff"), "--address", broker.address, given=b"x\n")
+    ran = icestream("produce", topic, "--key", os.fsdecode(b"\xff"), "--broker", broker.address, given=b"x\n")
     assert ran.code == 0
     assert stored(broker.address, topic, 1) == [(b"\xff", b"x", {})]
-    shown = icestream("consume", topic, "--format", os.fsdecode(b"\xfe") + "%k", "--address", broker.address)
+    shown = icestream("consume", topic, "--format", os.fsdecode(b"\xfe") + "%k", "--broker", broker.address)
     assert (shown.code, os.fsencode(shown.out)) == (0, b"\xfe\xff\n")
-    assert icestream("produce", topic, "--address", os.fsdecode(b"\xff"), given=b"x\n").code == 4
+    assert icestream("produce", topic, "--broker", os.fsdecode(b"\xff"), given=b"x\n").code == 4
 
 
 def test_nothing_in_is_nothing_out(broker: testing.TestBroker, topic: str) -> None:
-    ran = icestream("produce", topic, "--address", broker.address)
+    ran = icestream("produce", topic, "--broker", broker.address)
     assert (ran.code, ran.out) == (0, "0 messages stored\n")
 
 
 def test_a_topic_is_not_made_where_that_is_not_wanted(broker: testing.TestBroker, topic: str) -> None:
-    ran = icestream("produce", topic, "--no-create", "--address", broker.address, given=b"x\n")
+    ran = icestream("produce", topic, "--no-create", "--broker", broker.address, given=b"x\n")
     assert (ran.code, ran.out) == (4, "")
     assert f"there is no topic {topic}" in ran.err
 
@@ -140,7 +140,7 @@ def test_a_topic_is_not_made_where_that_is_not_wanted(broker: testing.TestBroker
 def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: str) -> None:
     with connect_sync(broker.address) as client:
         client.create_topic(topic, max_message_bytes=500)
-    ran = icestream("produce", topic, "--address", broker.address, "--output", "json", given=b"abc\n" + 501 * b"x")
+    ran = icestream("produce", topic, "--broker", broker.address, "--output", "json", given=b"abc\n" + 501 * b"x")
     assert (ran.code, ran.document["stored"]) == (4, 1)
     assert "1 of 2 messages not stored: a message of 501 bytes" in ran.err
 
@@ -148,7 +148,7 @@ def test_what_the_topic_refuses_is_counted(broker: testing.TestBroker, topic: st
 def test_without_a_broker_it_says_what_to_do() -> None:
     with socket.socket() as taken:  # bound, and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
-        ran = icestream("produce", TOPIC, "--address", f"127.0.0.1:{taken.getsockname()[1]}", given=b"x\n")
+        ran = icestream("produce", TOPIC, "--broker", f"127.0.0.1:{taken.getsockname()[1]}", given=b"x\n")
     assert (ran.code, ran.out) == (11, "")
     assert "start a broker with `icestream serve`" in ran.err
 
@@ -159,20 +159,20 @@ def test_without_a_broker_it_says_what_to_do() -> None:
         (("no-slash",), 4),
         ((TOPIC, "--header", "nothing"), 4),
         ((TOPIC, "--file", "nowhere/at/all"), 4),
-        ((TOPIC, "--address", "::::"), 4),
+        ((TOPIC, "--broker", "::::"), 4),
         ((TOPIC, "--shards", "0"), 2),
         ((), 2),
     ],
 )
 def test_wrong_usage(broker: testing.TestBroker, arguments: tuple[str, ...], code: int) -> None:
-    where = () if "--address" in arguments else ("--address", broker.address)
+    where = () if "--broker" in arguments else ("--broker", broker.address)
     ran = icestream("produce", *arguments, *where, given=b"x\n")
     assert (ran.code, ran.out) == (code, "")
     assert "Traceback" not in ran.err
 
 
 def test_an_interrupted_run_says_what_is_stored(broker: testing.TestBroker, topic: str) -> None:
-    with icestream_process("produce", topic, "--address", broker.address) as process:
+    with icestream_process("produce", topic, "--broker", broker.address) as process:
         assert process.stdin is not None
         process.stdin.write("one\ntwo\n")
         process.stdin.flush()

@@ -22,7 +22,7 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     [
         ("ICESTREAM config show >&-", "0"),
         ("ICESTREAM config show 2>&- > /dev/null", "0"),
-        ("ICESTREAM produce /default/x --address 127.0.0.1:1 <&-", "11"),
+        ("ICESTREAM produce /default/x --broker 127.0.0.1:1 <&-", "11"),
     ],
 )
 def test_nothing_of_it_is_a_mistake_of_ours(command: str, code: str) -> None:

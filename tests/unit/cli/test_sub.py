@@ -19,7 +19,7 @@ def broker() -> Iterator[testing.TestBroker]:
 
 @pytest.fixture
 def local(broker: testing.TestBroker) -> tuple[str, str]:
-    return "--socket", str(broker.node.settings.local_socket)
+    return "--broker", str(broker.node.settings.local_socket)
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_from_making_it_to_deleting_it(broker: testing.TestBroker, topic: str, l
     made = icestream("sub", "create", topic, "s", "--type", "shared", "--from", "4", *local, "--output", "json")
     assert (made.code, made.document["type"], made.document["lag"]) == (0, "shared", 6)
     listed = icestream("sub", "list", topic, *local, "--output", "json").document
-    assert listed == [{"subscription": "s", "type": "shared", "consumers": 0, "lag": 6}]
-    outline = icestream("sub", "list", topic, "--address", broker.address, "--output", "json").document
+    assert listed == [{"subscription": "s", "type": "shared", "consumers": 0, "state": "ok", "lag": 6}]
+    outline = icestream("sub", "list", topic, "--broker", broker.address, "--output", "json").document
     assert outline == [{"subscription": "s"}]
     assert icestream("sub", "delete", topic, "s", *local).code == 4
-    assert icestream("sub", "delete", topic, "s", "--yes", "--address", broker.address).code == 0
+    assert icestream("sub", "delete", topic, "s", "--yes", "--broker", broker.address).code == 0
     assert icestream("sub", "list", topic, *local, "--output", "json").document == []
     assert icestream("sub", "describe", topic, "s", *local).code == 4
 
@@ -56,7 +56,7 @@ def test_seek_moves_it(
     broker: testing.TestBroker, topic: str, local: tuple[str, str], place: str, expected: int
 ) -> None:
     icestream("sub", "create", topic, "s", "--from", "5", *local)
-    for way in (local, ("--address", broker.address)):
+    for way in (local, ("--broker", broker.address)):
         ran = icestream("sub", "seek", topic, "s", "--to", place, *way, "--output", "json")
         assert (ran.code, ran.document) == (0, [{"shard": 0, "position": expected}])
         assert position(topic, local) == expected
@@ -69,6 +69,30 @@ def test_describe_shows_who_consumes(broker: testing.TestBroker, topic: str, loc
     assert ["max_dispatch_rate", "-"] in lines
     assert ["consumer", "peer", "is_active", "credit", "delivered_messages"] in lines
     assert "till-1" in [line[0] for line in lines if line]
+
+
+def test_a_blocked_subscription_is_a_state_with_its_offset_and_reason(
+    broker: testing.TestBroker, topic: str, local: tuple[str, str]
+) -> None:
+    failure = {"max_redelivery_count": 0, "base_delay_ms": 0, "max_delay_ms": 0}
+    with (
+        connect_sync(broker.address) as client,
+        client.subscribe(topic, "s", start="earliest", failure=failure, consumer="till-1") as messages,
+    ):
+        message = messages.receive(timeout=30)
+        assert message is not None
+        message.nack()
+        messages.flush()
+        (line,) = icestream("sub", "list", topic, *local, "--output", "json").document
+        shown = icestream("sub", "describe", topic, "s", *local)
+        found = icestream("sub", "describe", topic, "s", *local, "--output", "json").document
+    assert line["state"] == found["state"] == "blocked"
+    (stall,) = found["shard_positions"][0]["stalls"]
+    assert (stall["kind"], stall["offset"]) == ("blocked", 0)
+    text = " ".join(shown.out.split())
+    assert "state blocked" in text
+    assert f"message 0 in shard 0 of {topic} failed 1 time (nack), and the failure policy of subscription s" in text
+    assert "poison=dead-letter dead_letter_topic=" in text
 
 
 def test_only_what_is_named_of_the_policy_changes(topic: str, local: tuple[str, str]) -> None:

@@ -30,7 +30,7 @@ def broker() -> Iterator[testing.TestBroker]:
 
 
 def here(broker: testing.TestBroker) -> tuple[str, ...]:
-    return ("--socket", str(broker.node.settings.local_socket))
+    return ("--broker", str(broker.node.settings.local_socket))
 
 
 def test_once_shows_the_topics(broker: testing.TestBroker) -> None:
@@ -102,7 +102,7 @@ def _read(terminal: int) -> bytes:
 
 
 def test_without_a_broker() -> None:
-    ran = icestream("top", "--once", "--socket", "nowhere/broker.sock")
+    ran = icestream("top", "--once", "--broker", "nowhere/broker.sock")
     assert (ran.code, ran.out) == (11, "")
     assert "start a broker with `icestream serve`" in ran.err
 

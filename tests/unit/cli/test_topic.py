@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect_sync, testing
+from icestream.cli.broker import HINT
 from tests.support.command_line import icestream
 
 
@@ -23,15 +24,16 @@ def name() -> str:
     return f"/default/{uuid.uuid4().hex}"
 
 
-@pytest.fixture(params=["--socket", "--address"])
+@pytest.fixture(params=["socket", "data_dir", "address"])
 def way(request: pytest.FixtureRequest, broker: testing.TestBroker) -> tuple[str, str]:
-    found = {"--socket": str(broker.node.settings.local_socket), "--address": broker.address}
-    return request.param, found[request.param]
+    settings = broker.node.settings
+    found = {"socket": settings.local_socket, "data_dir": settings.data_dir, "address": broker.address}
+    return "--broker", str(found[request.param])
 
 
 @pytest.fixture
 def local(broker: testing.TestBroker) -> tuple[str, str]:
-    return "--socket", str(broker.node.settings.local_socket)
+    return "--broker", str(broker.node.settings.local_socket)
 
 
 def test_from_making_it_to_deleting_it(way: tuple[str, str], name: str) -> None:
@@ -50,7 +52,7 @@ def test_from_making_it_to_deleting_it(way: tuple[str, str], name: str) -> None:
 
 def test_nothing_at_all_is_said_to_people_and_is_an_empty_list_to_programs() -> None:
     with testing.broker(storage="disk") as empty:
-        local = ("--socket", str(empty.node.settings.local_socket))
+        local = ("--broker", str(empty.node.settings.local_socket))
         ran = icestream("topic", "list", *local)
         assert (ran.code, len(ran.out.splitlines())) == (0, 1)
         assert "there are no topics yet" in ran.err
@@ -64,7 +66,7 @@ def test_a_deletion_says_what_becomes_of_the_table_and_of_the_rest(
 ) -> None:
     """Nobody commits here: the rest waits until somebody gives it up."""
     icestream("topic", "create", name, "--policy", "deleted_table=purge", *local)
-    icestream("produce", name, "--address", broker.address, given=b"x\n")
+    icestream("produce", name, "--broker", broker.address, given=b"x\n")
     ran = icestream("topic", "delete", name, "--rest", "commit", "--yes", *local)
     assert "1 message on the way into the table" in ran.err
     assert icestream("topic", "describe", name, *local).code == 4
@@ -72,7 +74,7 @@ def test_a_deletion_says_what_becomes_of_the_table_and_of_the_rest(
     told = {"table": None, "table_end": "purge", "rest": "discard", "rest_messages": 1}
     assert ran.document == {"deleted": name, **told}
     icestream("topic", "create", name, *local)
-    icestream("produce", name, "--address", broker.address, given=b"x\n")
+    icestream("produce", name, "--broker", broker.address, given=b"x\n")
     assert "1 message in no table went with it" in icestream("topic", "delete", name, "--yes", *local).err
     assert icestream("topic", "delete", name, "--table", "burn", "--yes", *local).code == 2
 
@@ -82,6 +84,11 @@ def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
     ran = icestream("topic", "delete", name, *local)
     assert (ran.code, ran.out) == (4, "")
     assert "hint: say --yes" in ran.err
+    assert "its table goes or stays as broker.deleted_table says (keep by default)" in ran.err
+    icestream("topic", "policy", name, "deleted_table=purge", *local)
+    ran = icestream("topic", "delete", name, "--rest", "discard", *local)
+    assert "(its table goes with its files; messages that are in no table are lost)" in ran.err
+    assert "all its messages" not in ran.err
     assert icestream("topic", "describe", name, *local).code == 0
 
 
@@ -106,8 +113,8 @@ def test_describe_shows_shards_and_subscriptions(broker: testing.TestBroker, loc
 
 
 def test_describe_over_an_address_is_an_outline(broker: testing.TestBroker, name: str) -> None:
-    icestream("topic", "create", name, "--address", broker.address)
-    lines = icestream("topic", "describe", name, "--address", broker.address).out.splitlines()
+    icestream("topic", "create", name, "--broker", broker.address)
+    lines = icestream("topic", "describe", name, "--broker", broker.address).out.splitlines()
     assert [line.split()[0] for line in lines] == ["topic", "id", "shards", "dispatch", "producers", "subscriptions"]
 
 
@@ -172,11 +179,11 @@ def test_without_a_broker_every_place_that_was_tried_is_named(tmp_path: Path) ->
     ran = icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=1")
     assert (ran.code, ran.out) == (11, "")
     assert ran.err.splitlines() == [
-        f"icestream: no broker answers at {data_dir / 'broker.sock'}, nor at icestream://127.0.0.1:1",
-        "hint: start a broker with `icestream serve`, or say where one is: --address, --socket or --config",
+        f"icestream: no broker answers at {data_dir / 'broker.sock'}, nor at icestream://127.0.0.1:1 (--set)",
+        f"hint: {HINT}",
     ]
     assert icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=0").code == 11
-    assert icestream("topic", "list", "--socket", str(tmp_path / "none")).code == 11
+    assert icestream("topic", "list", "--broker", str(tmp_path / "none")).code == 11
     assert not data_dir.exists()
 
 

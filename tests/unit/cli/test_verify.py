@@ -9,13 +9,16 @@ import pytest
 from icestream.cli.verify import exit_code, last_words
 
 
-def report(*, good: bool = True, complete: bool = True, deep: bool = False, parted: bool = False) -> dict[str, Any]:
+def report(
+    *, good: bool = True, complete: bool = True, deep: bool = False, parted: bool = False, absent: int = 0
+) -> dict[str, Any]:
     return {
         "topic": "/default/t",
         "is_good": good,
         "is_complete": complete and not parted,
         "is_deep": deep,
         "is_parted": parted,
+        "absent_offsets": absent,
     }
 
 
@@ -40,6 +43,18 @@ def report(*, good: bool = True, complete: bool = True, deep: bool = False, part
             [report(good=False, deep=True), report(complete=False, deep=True)],
             True,
             "2 tables: 1 with something wrong, 1 not looked at in full (`bounds-only` says why)",
+            1,
+        ),
+        (
+            [report(), report(absent=50_000)],
+            True,
+            "2 tables: 50000 offsets absent for reasons named above, nothing else is missing, nothing is twice",
+            0,
+        ),
+        (
+            [report(good=False, absent=1)],
+            False,
+            "1 table: 1 with something wrong, 1 offset absent for reasons named above",
             1,
         ),
         ([], True, "0 tables: no topic has one yet", 0),

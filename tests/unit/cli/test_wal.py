@@ -293,6 +293,17 @@ def test_repair_says_what_it_cannot_know(terminal: Terminal, tmp_path: Path) -> 
     assert terminal.run("wal", "inspect", path)[0] == 0
 
 
+def test_repair_of_a_log_whose_newest_file_was_deleted_names_topics_that_it_cannot_list(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    """All topics were new in that file: the list of lost messages is empty, and yet everything is gone."""
+    path = picture("killed").write_to(tmp_path)
+    (path / "log-0000000000000001.wal").unlink()
+    code, out, err = terminal.run("wal", "repair", path)
+    assert (code, "log-0000000000000001.wal" in out) == (0, True)
+    assert "topics that were new in it are not listed" in err
+
+
 def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_again(
     terminal: Terminal, tmp_path: Path
 ) -> None:

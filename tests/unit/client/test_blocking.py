@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -265,8 +267,7 @@ def test_an_ack_that_cannot_count_is_an_error_where_it_is_made(client: icestream
 
 def test_closing_twice_is_harmless_and_a_closed_client_stays_closed(broker: TestBroker) -> None:
     client = icestream.connect_sync(broker.address)
-    with pytest.raises(errors.ClientClosed, match="not connected yet"):
-        client.list_topics()
+    assert client.list_topics() == []
     with client:
         producer = client.producer(TOPIC)
         producer.close()
@@ -333,3 +334,74 @@ def test_copies_that_another_thread_would_get_are_dropped_when_the_message_is_ac
             message.ack()
         producer.send(b"5")
         assert next(messages).payload == b"5"
+
+
+def test_a_message_that_blocks_the_subscription_is_an_error(client: icestream.BlockingClient) -> None:
+    failure = {"max_redelivery_count": 0, "poison": "block", "base_delay_ms": 0}
+    with (
+        client.producer(TOPIC) as producer,
+        client.subscribe(TOPIC, "s", type="exclusive", failure=failure) as messages,
+    ):
+        producer.send_all([b"0", b"1"])
+        message = next(messages)
+        message.nack()
+        assert next(messages).payload == b"1"
+        with pytest.raises(errors.SubscriptionStalled, match="poison=block"):
+            messages.receive(timeout=WAIT_SECONDS)
+        assert [(stall.kind, stall.offset) for stall in messages.stalls] == [("blocked", 0)]
+        messages.seek(1)
+        assert next(messages).payload == b"1"
+
+
+# --- without `with` ---------------------------------------------------------------------------------------------------
+
+
+def test_it_connects_with_its_first_call_and_is_closed_by_hand(broker: TestBroker) -> None:
+    before = threading.active_count()
+    client = icestream.connect_sync(broker.address)
+    assert not client.is_connected
+    producer = client.producer(TOPIC)
+    assert client.is_connected
+    assert producer.send(b"one").offset == 0
+    client.close()
+    client.close()
+    assert threading.active_count() == before
+    with pytest.raises(errors.ClientClosed, match=r"connect_sync\(\) makes another"):
+        client.list_topics()
+
+
+def test_threads_that_use_it_first_share_one_connection(broker: TestBroker) -> None:
+    client = icestream.connect_sync(broker.address)
+    threads = [threading.Thread(target=client.list_topics) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(broker.node.native._connections) == 1
+    client.close()
+
+
+LEFT_OPEN = """
+import sys, icestream
+client = icestream.connect_sync(sys.argv[1])
+messages = client.subscribe("/default/orders", "s", start="earliest")
+producer = client.producer("/default/orders")
+del client
+for _ in range(3):
+    messages.receive(timeout=20).ack()
+print(producer.send(b"last").offset)
+"""
+
+
+def test_a_program_that_closes_nothing_ends_at_once_and_its_acks_count(broker: TestBroker) -> None:
+    with icestream.connect_sync(broker.address) as client, client.producer(TOPIC) as producer:
+        producer.send_all([b"0", b"1", b"2"])
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", LEFT_OPEN, broker.address],
+            capture_output=True, text=True, timeout=WAIT_SECONDS, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+        with client.subscribe(TOPIC, "s") as messages:
+            message = messages.receive(timeout=WAIT_SECONDS)
+            assert message is not None
+            assert message.offset == 3

@@ -67,7 +67,7 @@ def test_rows_over_several_blocks_are_the_rows_that_were_meant(body: bytes, draw
     rows = draw.draw(st.integers(1, total - first))
     found = delivered(body, first, rows)
     low = draw.draw(st.integers(0, rows - 1))
-    part = found.part(found.start + low, found.end)
+    part = found.parts([(found.start + low, found.end)])[0]
     for column in COLUMNS:
         expected = whole(body, column)[first : first + rows]
         assert list(found.values(column)) == expected

@@ -92,7 +92,7 @@ def with_answer(kind: Kind, answer: Callable[[Frame], list[bytes]]) -> Script:
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.DecodeError),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.WrongPort),
         (frame.encode_frame(Kind.PONG, 1), errors.DecodeError),
         (frame.encode_frame(Kind.WELCOME, 1, b"\xc1"), errors.DecodeError),
         (frame.encode_frame(Kind.WELCOME, 1, bytes(limits.HELLO_BYTES_MAX)), errors.DecodeError),

@@ -37,6 +37,39 @@ class HandledModel(RuleBasedStateMachine):
         assert [offset for low, high in found.acked for offset in range(low, high)] == sorted(came & self.acked)
         self.waiting |= came - known
 
+    @rule(offsets=st.sets(st.integers(0, 45), min_size=1, max_size=12))
+    def arrive_picked(self, offsets: set[int]) -> None:
+        known = self.waiting | self.acked | (self.handed if self.deduplicates else set())
+        found = self.handled.arrived_picked(sorted(offsets))
+        if found is None:
+            assert not offsets & (known | self.handed - self.acked)
+        else:
+            assert [offset for low, high in found.fresh for offset in range(low, high)] == sorted(offsets - known)
+            assert [offset for low, high in found.acked for offset in range(low, high)] == sorted(offsets & self.acked)
+            assert found.may_be_copies or not offsets & self.handed
+        self.waiting |= offsets - known
+
+    @rule(number=st.integers(1, 12))
+    def hand_out_picked(self, number: int) -> None:
+        if offsets := sorted(self.waiting)[::2][:number]:
+            self.handled.handed_out_picked(offsets)
+            self.waiting -= set(offsets)
+            self.handed |= set(offsets)
+
+    @rule(number=st.integers(1, 12))
+    def give_up_picked(self, number: int) -> None:
+        if offsets := sorted(self.waiting)[::2][:number]:
+            self.handled.given_up_picked(offsets)
+            self.waiting -= set(offsets)
+
+    @rule(number=st.integers(1, 12))
+    def ack_narrow(self, number: int) -> None:
+        if offsets := sorted(self.handed)[::2][:number]:
+            self.handled.acked_narrow([(offset, offset + 1) for offset in offsets])
+            for states in (self.handed, self.waiting):
+                states -= set(offsets)
+            self.acked |= set(offsets)
+
     def pick(self, start: int, rows: int, of: set[int]) -> tuple[int, int] | None:
         """A stretch that is in the set, from `start` on."""
         first = next((offset for offset in sorted(of) if offset >= start), None)

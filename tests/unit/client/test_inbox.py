@@ -31,6 +31,13 @@ def delivered(start: int, rows: int, shard: int = 0, generation: int = 0) -> Del
     return Delivered(NOBODY, None, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
 
 
+def picked(offsets: list[int], shard: int = 0) -> Delivered:
+    """Messages that do not follow one another; the payload of each is its offset."""
+    body = encode_block(len(offsets), {envelope.PAYLOAD: [b"%d" % offset for offset in offsets]})
+    ranges = [(offset, offset + 1) for offset in offsets]
+    return Delivered(NOBODY, None, None, Delivery(1, shard, 0, 0, offsets[0], 0, 0, len(offsets), body, ranges), 0)
+
+
 def opened(shards: int = 1, prefetch: int = 64, *, deduplicates: bool = False) -> Inbox:
     inbox = Inbox(prefetch, 2**20, deduplicates=deduplicates)
     inbox.begin([0] * shards, is_same=False)
@@ -42,8 +49,7 @@ def taken(inbox: Inbox) -> list[tuple[int, int]]:
     """Shard and offset of everything that can be taken."""
     found: list[tuple[int, int]] = []
     while (chunk := inbox.take(3, 0)) is not None:
-        start = chunk.delivered.start
-        found += [(chunk.delivered.shard, start + row) for row in range(chunk.first, chunk.end)]
+        found += [(chunk.delivered.shard, chunk.delivered.offset(row)) for row in range(chunk.first, chunk.end)]
         inbox.finish(chunk, chunk.end)
     return found
 
@@ -161,6 +167,19 @@ def test_what_nobody_asked_for_is_refused(came: Delivered, says: str) -> None:
         opened().arrive(came)
 
 
+def test_of_picked_messages_only_those_that_are_new_wait() -> None:
+    inbox = opened()
+    inbox.arrive(picked([0, 2, 4, 6, 8]))
+    assert not inbox.may_hold_copies
+    inbox.arrive(picked([1, 3, 5]))
+    assert not inbox.may_hold_copies, "they are in front of others, and new"
+    assert taken(inbox) == [(0, offset) for offset in (0, 2, 4, 6, 8, 1, 3, 5)]
+    inbox.acked(0, 0, [(offset, offset + 1) for offset in range(9)])
+    inbox.credit.grant()
+    assert inbox.arrive(picked([4, 6, 9, 10, 12])) == [(4, 5), (6, 7)]
+    assert taken(inbox) == [(0, 9), (0, 10), (0, 12)]
+
+
 class InboxModel(RuleBasedStateMachine):
     """Two shards, deliveries that come again, connections that are lost: credit and what is held always add up."""
 
@@ -178,6 +197,11 @@ class InboxModel(RuleBasedStateMachine):
         rows = min(rows, self.inbox.credit.credit)
         if rows:
             self.inbox.arrive(delivered(start, rows, shard))
+
+    @rule(shard=st.integers(0, 1), offsets=st.sets(st.integers(0, 15), min_size=2, max_size=6))
+    def arrive_picked(self, shard: int, offsets: set[int]) -> None:
+        if len(offsets) <= self.inbox.credit.credit:
+            self.inbox.arrive(picked(sorted(offsets), shard))
 
     @rule(data=st.data(), rows=st.integers(1, 6))
     def come_again(self, data: st.DataObject, rows: int) -> None:
@@ -203,7 +227,9 @@ class InboxModel(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def hand_out(self, count: int) -> None:
         while self.chunk is not None and self.row < self.chunk.end and count:
-            place = (self.chunk.delivered.shard, self.chunk.delivered.start + self.row)
+            place = (self.chunk.delivered.shard, self.chunk.delivered.offset(self.row))
+            if self.chunk.delivered.offsets is not None:
+                assert self.chunk.delivered.load_payloads()[self.row] == b"%d" % place[1]
             assert place not in self.acked
             assert not self.deduplicates or place not in self.handed
             self.handed.append(place)
@@ -243,7 +269,7 @@ class InboxModel(RuleBasedStateMachine):
         found: set[tuple[int, int]] = set()
         for number, one in enumerate(self.inbox._queue):
             first = self.inbox._at if number == 0 else 0
-            found |= {(one.shard, one.start + row) for row in range(first, one.rows)}
+            found |= {(one.shard, one.offset(row)) for row in range(first, one.rows)}
         return found
 
     @invariant()

@@ -271,7 +271,7 @@ async def test_a_nack_that_did_not_leave_is_not_held_against_the_next_delivery(s
     async with scene.client.subscribe(TOPIC, "s", start="earliest") as messages:
         message = await anext(messages)
         message.nack()
-        connection = message.place[0].connection
+        connection = message._delivered.connection
         assert connection is not None
         connection.end(errors.ConnectionLost("in the same tick"))
         again = await asyncio.wait_for(anext(messages), WAIT_SECONDS)

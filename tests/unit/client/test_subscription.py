@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ import icestream
 from icestream import errors
 from icestream.model.shard import Gap, GapState
 from icestream.model.topic_name import TopicName
+from icestream.protocol import frame
 from icestream.testing import TestBroker
 from tests.support.until import until
 
@@ -68,6 +70,56 @@ async def test_messages_come_in_order_and_acks_are_counted(client: icestream.Cli
             await message.ack()
         await messages.flush()
         assert lag(broker) == 0
+
+
+async def test_messages_of_many_keys_come_in_few_frames_and_are_whole(
+    client: icestream.Client, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picks: list[int] = []
+    decode = frame.decode_pick
+    monkeypatch.setattr(frame, "decode_pick", lambda body: picks.append(1) or decode(body))
+    async with client.producer(TOPIC) as producer:
+        for number in range(1_000):
+            headers = {"number": str(number)} if number % 3 == 0 else None
+            producer.send(b"%d" % number, key=b"%d" % (number // 2 % 100), headers=headers)
+    seen: list[int] = []
+    failed: set[int] = set()
+    async with client.subscribe(TOPIC, "s", type="key-shared", start="earliest", failure=FAST) as messages:
+        while len(seen) < 1_000:
+            (message,) = await take(messages, 1)
+            number = int(message.payload)
+            assert (message.offset, message.key) == (number, b"%d" % (number // 2 % 100))
+            assert message.headers == ({"number": str(number)} if number % 3 == 0 else {})
+            assert message.redelivery_count == (number in failed)
+            if number % 50 == 7 and number not in failed:
+                failed.add(number)
+                message.nack()
+                continue
+            message.ack()
+            seen.append(number)
+        await messages.flush()
+    assert sorted(seen) == list(range(1_000))
+    assert lag(broker) == 0
+    for key in range(100):
+        of_key = [number for number in seen if number // 2 % 100 == key]
+        assert of_key == sorted(of_key), "the order of a key"
+    assert picks
+    assert len(picks) < 500
+
+
+async def test_batches_have_the_offsets_of_messages_that_do_not_follow_one_another(client: icestream.Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        for number in range(100):
+            producer.send(b"%d" % number, key=b"%d" % (number // 2))
+    found: list[tuple[int, int]] = []
+    async with client.subscribe(TOPIC, "s", type="key-shared", start="earliest") as messages, asyncio.timeout(20):
+        async for batch in messages.batches():
+            rows = batch.data
+            found += zip(rows["offset"].to_pylist(), map(int, rows["payload"].to_pylist()), strict=True)
+            batch.ack()
+            if len(found) >= 100:
+                break
+    assert sorted(found) == [(number, number) for number in range(100)]
 
 
 async def test_what_was_not_acked_comes_to_the_next_consumer(client: icestream.Client) -> None:
@@ -455,3 +507,137 @@ async def test_batches_are_arrow_and_are_acked_as_a_whole(client: icestream.Clie
         await messages.flush()
     assert seen == [b"%d" % number for number in range(1000)]
     assert lag(broker) == 0
+
+
+async def test_a_consumer_of_keys_may_have_several_messages_of_one_at_a_time(client: icestream.Client) -> None:
+    async with client.producer(TOPIC) as producer:
+        for number in range(20):
+            producer.send(b"%d" % number, key=b"same")
+    strict = client.subscribe(TOPIC, "strict", type="key-shared", start="earliest")
+    several = client.subscribe(TOPIC, "several", type="key-shared", start="earliest", messages_per_key=8)
+    async with strict as one_by_one, several as messages:
+        assert numbers(await take(messages, 8)) == list(range(8)), "without an ack"
+        (first,) = await take(one_by_one, 1)
+        assert one_by_one.waiting_messages == 0, "one at a time, unless it asks for more"
+        first.ack()
+        assert numbers(await take(one_by_one, 1)) == [1]
+
+
+@pytest.mark.parametrize("wrong", [{"messages_per_key": 0}, {"messages_per_key": True}, {"messages_per_key": 10**6}])
+async def test_a_number_of_messages_of_a_key_that_makes_no_sense_is_refused(
+    client: icestream.Client, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(errors.InvalidInput, match="messages_per_key"):
+        client.subscribe(TOPIC, "s", type="key-shared", **wrong)
+    with pytest.raises(errors.InvalidInput, match="no meaning"):
+        client.subscribe(TOPIC, "s", type="shared", messages_per_key=2)
+
+
+# --- stalls -----------------------------------------------------------------------------------------------------------
+
+
+def unreadable(broker: TestBroker, offset: int, reason: str = "the bucket does not answer") -> None:
+    delivery = broker.node.broker.subscription(TopicName.parse(TOPIC), "s").delivery(0)
+    delivery.cannot_read(offset, errors.StorageUnavailable(reason, hint="look at it"))
+
+
+async def test_messages_that_cannot_be_read_are_an_error_and_the_subscription_goes_on(
+    client: icestream.Client, broker: TestBroker
+) -> None:
+    await publish(client, 3)
+    async with client.subscribe(TOPIC, "s", start="earliest", stall_timeout=0.05) as messages:
+        assert numbers(await take(messages, 3)) == [0, 1, 2]
+        unreadable(broker, 3)
+        for _ in range(2):  # as long as it lasts
+            with pytest.raises(errors.SubscriptionStalled, match="shard 0 from offset 3 on: the bucket") as stalled:
+                await take(messages, 1)
+        assert stalled.value.hint == "look at it"
+        assert [(stall.kind, stall.shard, stall.offset) for stall in messages.stalls] == [("unreadable", 0, 3)]
+        await publish(client, 1, first=3)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                try:
+                    assert (await anext(messages)).payload == b"3"
+                    break
+                except errors.SubscriptionStalled:
+                    continue
+        broker.node.broker.subscription(TopicName.parse(TOPIC), "s").delivery(0).can_read(3, 4)
+        await until(lambda: not messages.stalls)
+        await publish(client, 1, first=4)
+        assert numbers(await take(messages, 1)) == [4]
+
+
+async def test_a_stall_is_shown_and_not_raised_without_a_timeout(client: icestream.Client, broker: TestBroker) -> None:
+    await publish(client, 1)
+    async with client.subscribe(TOPIC, "s", start="latest", stall_timeout=None) as messages:
+        unreadable(broker, 1)
+        await until(lambda: len(messages.stalls) == 1)
+        assert messages.stalls[0].reason == "the bucket does not answer"
+        await publish(client, 1, first=1)
+        assert numbers(await take(messages, 1)) == [1]
+
+
+async def test_a_message_that_blocks_the_subscription_is_an_error_at_once(
+    client: icestream.Client, broker: TestBroker
+) -> None:
+    await publish(client, 2)
+    policy = {**FAST, "max_redelivery_count": 0, "poison": "block"}
+    async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest", failure=policy) as messages:
+        first, _ = await take(messages, 2)
+        await first.nack()
+        with pytest.raises(errors.SubscriptionStalled, match="poison=block"):
+            await take(messages, 1)
+        first.ack()
+        await until(lambda: not messages.stalls)
+        await publish(client, 1, first=2)
+        assert numbers(await take(messages, 1)) == [2]
+
+
+BLOCK = {**FAST, "max_redelivery_count": 0, "poison": "block"}
+
+
+async def test_a_blocked_message_is_named_to_programs_and_a_seek_behind_it_goes_on(client: icestream.Client) -> None:
+    await publish(client, 3)
+    async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest", failure=BLOCK) as messages:
+        (await take(messages, 3))[1].nack()
+        with pytest.raises(errors.SubscriptionStalled) as stalled:
+            await take(messages, 1)
+        details = stalled.value.details
+        assert (details["kind"], details["shard"], details["offset"]) == ("blocked", 0, 1)
+        assert stalled.value.hint
+        await messages.seek(details["offset"] + 1, shard=details["shard"])
+        assert numbers(await take(messages, 1)) == [2]
+        await until(lambda: not messages.stalls)
+
+
+async def test_a_blocked_shard_is_an_error_while_other_shards_go_on(client: icestream.Client) -> None:
+    async with client.producer(TOPIC, shards=2) as producer:
+        keys = {zlib.crc32(b"%d" % number) % 2: b"%d" % number for number in range(20)}
+        for key in keys.values():
+            await producer.send(b"first", key=key)
+        async with client.subscribe(TOPIC, "s", type="exclusive", start="earliest", failure=BLOCK) as messages:
+            first = [message for _ in range(2) for message in await take(messages, 1)]
+            first[0].nack()
+            await until(lambda: messages.stalls)
+            await producer.send(b"more", key=keys[first[1].shard])
+            await until(lambda: messages.waiting_messages)
+            with pytest.raises(errors.SubscriptionStalled, match=f"shard {first[0].shard} "):
+                await take(messages, 1)
+            assert [message.payload for message in await take(messages, 1)] == [b"more"]
+
+
+async def test_batches_and_a_consumer_that_joins_later_hear_of_a_blocked_message(client: icestream.Client) -> None:
+    await publish(client, 1)
+    async with client.subscribe(TOPIC, "s", start="earliest", failure=BLOCK) as messages:
+        (await anext(messages.batches())).nack()
+        with pytest.raises(errors.SubscriptionStalled, match="poison=block"):
+            await asyncio.wait_for(anext(messages.batches()), WAIT_SECONDS)
+        async with client.subscribe(TOPIC, "s") as later:
+            with pytest.raises(errors.SubscriptionStalled, match="poison=block"):
+                await asyncio.wait_for(anext(later), WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "2"])
+async def test_a_stall_timeout_is_a_number_of_seconds(client: icestream.Client, seconds: Any) -> None:
+    with pytest.raises(errors.InvalidInput, match="stall_timeout"):
+        client.subscribe(TOPIC, "s", stall_timeout=seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 from datetime import UTC, datetime
@@ -54,6 +55,33 @@ async def test_both_ends_of_a_connection_notice_a_machine_that_is_gone(tmp_path:
         assert options(link) == [1, idle, idle // 3, 3, int(limits.PEER_CALL_SECONDS_MAX * 1000)]
         link.close()
     finally:
+        await nodes.close()
+
+
+@pytest.mark.skipif(not has_raft_core(), reason="a cluster needs the native part")
+async def test_connections_that_do_not_greet_keep_no_node_out(tmp_path: Path) -> None:
+    nodes = ClusterNodes(tmp_path, 1)
+    node = await nodes.start(0)
+    node.listener.places._capacity = 3
+    host, _, port = nodes.seeds[0].rpartition(":")
+    silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    try:
+        member = HELLO._replace(cluster=node.identity.cluster_id)
+        async with asyncio.timeout(SECONDS):
+            link = await dial(nodes.seeds[0], member)
+            silent += [await asyncio.open_connection(host, int(port)) for _ in range(6)]
+            strangers = [await dial(nodes.seeds[0], HELLO) for _ in range(4)]
+            for reader, _writer in silent:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            await strangers[0].lost.wait()
+            assert await link.call("GetNodeInfo", {}), "the connection of a member stays"
+            for stranger in strangers:
+                stranger.close()
+            link.close()
+    finally:
+        for _reader, writer in silent:
+            writer.close()
         await nodes.close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 
 import pytest
@@ -11,10 +12,11 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.frontends.http.endpoints import Endpoints
-from icestream.frontends.http.listener import HttpListener, Response
-from icestream.frontends.http.request import Request
-from icestream.observability.health import Check
+from icestream.observability.health import Check, connections_check
+from icestream.observability.http_listener import HttpListener, Response
+from icestream.observability.http_request import Request
 from tests.support.raw_http import Connecting
+from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -25,6 +27,9 @@ ILL = [Check("metadata", False, "it is being opened"), Check("broker", False, "i
 class State:
     def __init__(self) -> None:
         self.checks = WELL
+
+    async def read(self) -> Sequence[Check]:
+        return self.checks
 
 
 async def count() -> bytes:
@@ -38,7 +43,7 @@ def state() -> State:
 
 @pytest_asyncio.fixture
 async def listener(state: State) -> AsyncIterator[HttpListener]:
-    found = HttpListener(Endpoints(lambda: state.checks, count))
+    found = HttpListener(Endpoints(state.read, count), "0123456789abcdef")
     await found.listen("127.0.0.1", 0)
     yield found
     await found.close()
@@ -54,6 +59,14 @@ async def connect() -> AsyncIterator[Connecting]:
 async def test_a_loop_that_turns_is_alive(connect: Connecting, listener: HttpListener) -> None:
     http = await connect(listener.port)
     assert (await http.get("/livez"))[::2] == (200, b"ok\n")
+
+
+async def test_every_answer_names_the_instance_of_the_broker(connect: Connecting, listener: HttpListener) -> None:
+    http = await connect(listener.port)
+    for target in ("/livez", "/nope"):
+        assert (await http.get(target)).headers["icestream-instance"] == "0123456789abcdef"
+    await http.send(b"nonsense\r\n\r\n")
+    assert (await http.reply()).headers["icestream-instance"] == "0123456789abcdef"
 
 
 async def test_ready_is_said_with_every_part_on_request(connect: Connecting, listener: HttpListener) -> None:
@@ -89,7 +102,7 @@ async def test_metrics_are_served_where_the_settings_say_so(connect: Connecting,
     reply = await http.get("/metrics")
     assert (reply.status, reply.body) == (200, b"icestream_ready 1.0\n")
     assert reply.headers["content-type"].startswith("text/plain; version=")
-    without = HttpListener(Endpoints(lambda: WELL))
+    without = HttpListener(Endpoints(State().read))
     await without.listen("127.0.0.1", 0)
     assert (await (await connect(without.port)).get("/metrics")).status == 404
     await without.close()
@@ -97,21 +110,22 @@ async def test_metrics_are_served_where_the_settings_say_so(connect: Connecting,
 
 async def test_requests_that_follow_at_once_are_answered_in_order(connect: Connecting, listener: HttpListener) -> None:
     http = await connect(listener.port)
-    await http.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /nope HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    host = b"Host: localhost\r\n"
+    await http.send(b"GET /livez HTTP/1.1\r\n%b\r\nGET /nope HTTP/1.1\r\n%bConnection: close\r\n\r\n" % (host, host))
     assert [(await http.reply()).status, (await http.reply()).status] == [200, 404]
     assert await http.is_closed()
 
 
 async def test_a_request_in_pieces_is_one(connect: Connecting, listener: HttpListener) -> None:
     http = await connect(listener.port)
-    for byte in b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n":
+    for byte in b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n":
         await http.send(bytes([byte]))
     assert (await http.reply()).status == 200
 
 
 async def test_head_has_the_length_and_no_body(connect: Connecting, listener: HttpListener) -> None:
     http = await connect(listener.port)
-    await http.send(b"HEAD /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    await http.send(b"HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     reply = await http.reply(has_body=False)
     assert (reply.status, reply.headers["content-length"]) == (200, "3")
     assert (await http.get("/livez")).status == 200
@@ -119,7 +133,7 @@ async def test_head_has_the_length_and_no_body(connect: Connecting, listener: Ht
 
 async def test_another_method_is_refused_with_those_that_are_not(connect: Connecting, listener: HttpListener) -> None:
     http = await connect(listener.port)
-    await http.send(b"DELETE /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    await http.send(b"DELETE /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     reply = await http.reply()
     assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
 
@@ -128,7 +142,7 @@ async def test_another_method_is_refused_with_those_that_are_not(connect: Connec
     ("data", "status"),
     [
         (b"\x16\x03\x01 no http\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello", 400),
         (b"GET / HTTP/1.1\r\nA: " + b"a" * limits.HTTP_HEAD_BYTES_MAX + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nA: " + b"a" * 2 * limits.HTTP_HEAD_BYTES_MAX, 431),
     ],
@@ -143,22 +157,119 @@ async def test_what_is_no_request_ends_the_connection(
     assert (await (await connect(listener.port)).get("/livez")).status == 200
 
 
-async def test_beyond_the_bound_the_oldest_connection_goes(
-    connect: Connecting, listener: HttpListener, monkeypatch: pytest.MonkeyPatch
+async def test_silent_and_idle_connections_make_room_for_new_ones(connect: Connecting) -> None:
+    listener = HttpListener(Endpoints(lambda: WELL), connections_max=3)
+    await listener.listen("127.0.0.1", 0)
+    idle = await connect(listener.port)
+    assert (await idle.get("/livez")).status == 200
+    silent = [await connect(listener.port) for _ in range(2)]
+    others = [await connect(listener.port) for _ in range(2)]
+    assert [(await http.get("/livez")).status for http in (idle, *others)] == [200, 200, 200]
+    assert all([await http.is_closed() for http in silent])
+    assert (listener.room.open, listener.room.evicted, listener.room.refused) == (3, 2, 0)
+    newest = await connect(listener.port)
+    assert (await newest.get("/livez")).status == 200
+    assert await idle.is_closed(), "it has been idle longest"
+    await listener.close()
+
+
+async def test_connections_that_are_answered_are_not_closed_for_others(connect: Connecting) -> None:
+    may_answer = asyncio.Event()
+    asked = asyncio.Semaphore(0)
+
+    async def wait(_request: Request) -> Response:
+        asked.release()
+        await may_answer.wait()
+        return Response(HTTPStatus.OK, b"done")
+
+    listener = HttpListener(wait, connections_max=2)
+    await listener.listen("127.0.0.1", 0)
+    busy = [await connect(listener.port) for _ in range(2)]
+    for http in busy:
+        await http.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asked.acquire()
+    refused = await connect(listener.port)
+    assert (await refused.reply()).status == 503
+    assert connections_check([listener.room]) == Check(
+        "connections", False, "http: all 2 are busy, new ones are refused (1 so far)", is_needed=False
+    )
+    may_answer.set()
+    assert [(await http.reply()).body for http in busy] == [b"done", b"done"]
+    assert (await (await connect(listener.port)).get("/")).status == 200
+    await listener.close()
+
+
+@pytest.mark.parametrize("part", [b"", b"G", b"GET /livez HTTP/1.1\r\nHost: loc"])
+async def test_a_head_that_is_not_complete_in_time_ends_the_connection(
+    connect: Connecting, listener: HttpListener, monkeypatch: pytest.MonkeyPatch, part: bytes
 ) -> None:
-    monkeypatch.setattr(limits, "HTTP_CONNECTIONS_MAX", 2)
-    oldest, *others = [await connect(listener.port) for _ in range(3)]
-    assert await oldest.is_closed()
-    assert [(await http.get("/livez")).status for http in others] == [200, 200]
+    monkeypatch.setattr(limits, "HTTP_HEAD_SECONDS_MAX", 0.05)
+    http = await connect(listener.port)
+    await http.send(part)
+    assert await http.is_closed()
+    later = await connect(listener.port)
+    assert (await later.get("/livez")).status == 200
+    await later.send(part or b"\r")
+    assert await later.is_closed(), "the next head of a connection has no more time"
 
 
-async def test_a_connection_without_a_request_is_closed(
+async def test_an_idle_connection_is_closed(
     connect: Connecting, listener: HttpListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "HTTP_IDLE_SECONDS", 0.05)
     http = await connect(listener.port)
-    await http.send(b"GET /livez HT")
+    assert (await http.get("/livez")).status == 200
     assert await http.is_closed()
+
+
+async def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_IDLE_SECONDS", 0.1)
+    size = 64 * 1024 * 1024  # more than the buffers of the sockets
+
+    is_asked = asyncio.Event()
+
+    async def handle(request: Request) -> Response:
+        is_asked.set()
+        return Response(HTTPStatus.OK, bytes(size))
+
+    listener = HttpListener(handle)
+    await listener.listen("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await is_asked.wait()
+    await until(lambda: listener.room.open == 0)
+    taken = 0
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(1 << 20):
+            taken += len(data)
+    assert taken < size
+    writer.close()
+    await listener.close()
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9040", "192.0.2.1", ""])
+async def test_a_page_that_renamed_itself_reads_nothing(connect: Connecting, listener: HttpListener, host: str) -> None:
+    """DNS rebinding: the browser believes that this broker is the page's own server."""
+    http = await connect(listener.port)
+    await http.send(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert (await http.reply()).status == 421
+    await http.send(b"GET /livez HTTP/1.1\r\nHost: [::1]:9040\r\n\r\n")
+    assert (await http.reply()).status == 200
+
+
+async def test_a_probe_of_http_1_0_needs_no_host(connect: Connecting, listener: HttpListener) -> None:
+    http = await connect(listener.port)
+    await http.send(b"GET /livez HTTP/1.0\r\n\r\n")
+    assert (await http.reply()).status == 200
+
+
+async def test_a_listener_for_other_machines_takes_any_host(connect: Connecting) -> None:
+    listener = HttpListener(Endpoints(lambda: WELL))
+    await listener.listen("0.0.0.0", 0)
+    http = await connect(listener.port)
+    await http.send(b"GET /livez HTTP/1.1\r\nHost: broker.example\r\n\r\n")
+    assert (await http.reply()).status == 200
+    await listener.close()
 
 
 async def test_a_mistake_of_ours_is_an_answer_too(connect: Connecting) -> None:
@@ -175,7 +286,7 @@ async def test_a_mistake_of_ours_is_an_answer_too(connect: Connecting) -> None:
 
 async def test_a_port_that_is_taken_is_a_problem_of_the_settings(listener: HttpListener) -> None:
     with pytest.raises(errors.ConfigurationError, match="cannot listen") as caught:
-        await HttpListener(Endpoints(list)).listen("127.0.0.1", listener.port)
+        await HttpListener(Endpoints(State().read)).listen("127.0.0.1", listener.port)
     assert "ports.broker_http" in caught.value.hint
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.frontends.http.request import END, Request, parse
+from icestream.observability.http_request import END, Request, parse
 
 HEAD = b"GET /readyz?verbose&a=1&a=2 HTTP/1.1\r\nHost: x\r\nAccept: a\r\nAccept:b \r\n\r\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 
@@ -12,8 +13,10 @@ import pytest_asyncio
 import icestream
 from icestream import errors, limits
 from icestream.frontends.native.connection import NativeConnection
-from icestream.model.block import Numbering
+from icestream.model import envelope
+from icestream.model.block import Numbering, blocks_of, encode_block
 from icestream.model.topic_name import TopicName
+from icestream.observability.health import connections_check
 from icestream.protocol import document, frame
 from icestream.protocol.compression import Compression
 from icestream.protocol.frame import CUMULATIVE, SIZE_MIN, Frame, Kind, Outcome, Part
@@ -403,13 +406,45 @@ async def test_a_client_that_says_nothing_is_sent_away(broker: TestBroker, monke
     assert "HELLO" in str(reason)
 
 
-async def test_too_many_connections_are_refused_with_a_reason(
-    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 1)
-    async with raw_client(broker.address), raw_client(broker.address, hello=None) as second:
-        _, reason = await goodbye(second)
-    assert isinstance(reason, errors.Refused)
+def with_places(broker: TestBroker, places: int) -> None:
+    broker.node.native._connections.room._capacity = places
+
+
+async def test_while_all_connections_are_busy_another_one_is_refused_with_a_reason(broker: TestBroker) -> None:
+    with_places(broker, 1)
+    async with raw_client(broker.address) as first:
+        await opened(first)
+        async with raw_client(broker.address, hello=None) as second:
+            _, reason = await goodbye(second)
+        assert isinstance(reason, errors.Refused)
+        assert (await first.call("open_producer", topic=TOPIC, producer="q"))["handle"], "the first one stays"
+        check = connections_check(broker.node.around.rooms())
+        assert (check.ok, check.is_needed) == (False, True)
+        assert check.reason == "native: all 1 are busy, new ones are refused (1 so far)"
+
+
+async def test_silent_connections_are_closed_for_new_ones(broker: TestBroker) -> None:
+    with_places(broker, 3)
+    async with contextlib.AsyncExitStack() as stack:
+        busy = await stack.enter_async_context(raw_client(broker.address))
+        await opened(busy)
+        silent = [await stack.enter_async_context(raw_client(broker.address, hello=None)) for _ in range(6)]
+        for index in range(4):
+            client = await stack.enter_async_context(raw_client(broker.address))
+            await opened(client, f"p{index}")
+            await client.call("close_producer", handle=1)  # so that it is idle
+        assert all([await one.read_all() == [] for one in silent])
+        assert (await busy.call("open_producer", topic=TOPIC, producer="q"))["handle"]
+        assert broker.node.native.room.refused == 0
+
+
+async def test_a_connection_without_producers_and_consumers_is_told_why_it_goes(broker: TestBroker) -> None:
+    with_places(broker, 2)
+    async with raw_client(broker.address) as busy, raw_client(broker.address) as idle:
+        await opened(busy)
+        async with raw_client(broker.address) as newest:
+            assert isinstance((await goodbye(idle))[1], errors.Refused)
+            await opened(newest, "q")
 
 
 # --- consuming --------------------------------------------------------------------------------------------------------
@@ -441,6 +476,45 @@ async def test_a_delivery_never_exceeds_what_the_client_takes(
         assert one.kind == Kind.EVENT
         assert "offset 5" in document.decode(one.body)["reason"]
         assert (await client.call("list_topics"))["topics"] == [TOPIC]
+
+
+@pytest.mark.parametrize("takes_picks", [True, False])
+async def test_picks_come_only_to_those_that_take_them_and_fit_their_frames(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch, takes_picks: bool
+) -> None:
+    monkeypatch.setattr(limits, "FRAME_BYTES_MIN", 100_000)
+    keys = [b"%d" % (number // 2) for number in range(10)]
+    async with (
+        raw_client(broker.address) as other,
+        raw_client(broker.address, Hello(frame_bytes_max=100_000)) as client,
+    ):
+        mine, _ = await opened(other)
+        payloads = [bytes([number]) * 30_000 for number in range(10)]
+        body = encode_block(10, {envelope.PAYLOAD: payloads, envelope.KEY: keys})
+        asked = {"picks": True} if takes_picks else {}
+        found = await client.call(
+            "subscribe", topic=TOPIC, subscription="s", consumer="c", start="earliest", type="key-shared", **asked
+        )
+        await client.write(credit(found["handle"], 100))
+        await other.write(publish(10, Part(mine, 0, body)))
+        offsets: list[int] = []
+        kinds: list[int] = []
+        while len(offsets) < 5:
+            one = await client.read()
+            assert len(one.body) + SIZE_MIN <= 100_000
+            kinds.append(one.kind)
+            if one.kind == Kind.PICK:
+                picked = frame.decode_pick(one.body)
+                assert picked.ranges is not None
+                offsets += [start for start, _ in picked.ranges]
+                assert [value for block_ in blocks_of(picked.body) for value in block_.values(envelope.PAYLOAD)] == [
+                    payloads[start] for start, _ in picked.ranges
+                ]
+            else:
+                delivery = frame.decode_delivery(one.body)
+                offsets.append(delivery.base_offset + delivery.first_row)
+        assert offsets == [0, 2, 4, 6, 8]
+        assert (Kind.PICK in kinds) == takes_picks
 
 
 async def test_no_more_is_delivered_than_there_is_credit(client: RawClient, broker: TestBroker) -> None:

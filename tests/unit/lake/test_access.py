@@ -21,6 +21,7 @@ TOLD = {
     "s3.force-virtual-addressing": "false",
 }
 KEYS = {"s3.access-key-id": "AKIA", "s3.secret-access-key": "hunter2"}
+CREDENTIALS = [{"prefix": "s3://lake/warehouse/", "config": TOLD | KEYS}]
 ASKING = {"x_iceberg_access_delegation": "remote-signing, Vended-Credentials"}
 
 
@@ -43,6 +44,11 @@ async def test_keys_are_handed_out_only_where_that_is_set_and_asked_for(is_shari
     client = await client_of(is_sharing)
     found = await client("GET", "/namespaces/ns/tables/t", **ASKING)
     assert found["config"] == (TOLD | KEYS if is_sharing else {})
+    assert found.get("storage-credentials") == (CREDENTIALS if is_sharing else None)
+    again = await client("GET", "/namespaces/ns/tables/t/credentials", **ASKING)
+    assert again == {"storage-credentials": CREDENTIALS if is_sharing else []}
+    assert await client("GET", "/namespaces/ns/tables/t/credentials") == {"storage-credentials": []}
+    assert (await client.refused("GET", "/namespaces/ns/tables/none/credentials"))[0] == 404
     assert (await client("GET", "/namespaces/ns/tables/t"))["config"] == {}
     other = {"x_iceberg_access_delegation": "remote-signing"}
     assert (await client("GET", "/namespaces/ns/tables/t", **other))["config"] == {}
@@ -52,7 +58,7 @@ async def test_keys_come_with_every_answer_that_an_engine_writes_files_for() -> 
     client = await client_of(True)
     for body in ({"name": "u", "schema": SCHEMA}, {"name": "v", "schema": SCHEMA, "stage-create": True}):
         made = await client("POST", "/namespaces/ns/tables", body, **ASKING)
-        assert made["config"] == TOLD | KEYS
+        assert (made["config"], made["storage-credentials"]) == (TOLD | KEYS, CREDENTIALS)
     location = (await client("GET", "/namespaces/ns/tables/u"))["metadata-location"]
     await client("DELETE", "/namespaces/ns/tables/u")
     body = {"name": "w", "metadata-location": location}

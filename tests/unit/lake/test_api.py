@@ -165,6 +165,22 @@ async def test_a_problem_says_what_and_what_to_do(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PATCH", TOPICS, "GET, HEAD, POST"),
+        ("POST", f"{TOPICS}/orders", "DELETE, GET, HEAD"),
+        ("POST", "/config/log.level", "DELETE, GET, HEAD, PUT"),
+    ],
+)
+async def test_a_method_that_is_not_allowed_is_told_from_those_that_are(
+    api: Api, method: str, path: str, allowed: str
+) -> None:
+    answer = await api.ask(method, f"/api/v1{path}", {})
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    assert answer.json["detail"] == f"{method} is not allowed here; allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
     ("method", "path", "body", "words"),
     [
         ("POST", TOPICS, {"name": "a", "shard": 2}, "body.shard"),

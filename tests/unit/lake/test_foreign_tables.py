@@ -18,10 +18,10 @@ from icestream.catalog.identifier import Identifier
 from icestream.catalog.table import table as tables
 from icestream.lake.manifests import AvroManifests
 from icestream.lake.options import CacheOptions
+from icestream.lake.scan.file_reader import FileReader
 from icestream.lake.scan.foreign_tables import ForeignTables
 from icestream.lake.scan.group_cache import open_cache
 from icestream.lake.scan.opening import opener
-from icestream.lake.scan.parquet_files import ParquetFiles
 from icestream.lake.scan.scanner import Scanner
 from icestream.lake.scan.snapshot_reader import SnapshotReader
 from icestream.lake.scan.stored_files import StoredFiles
@@ -68,8 +68,8 @@ class ForeignWorld:
         self.catalog = Counted(world.catalog)
         self.avro = AvroManifests(self.files, InlineOffload())
         self.tables = ForeignTables(self.store, self.catalog, SnapshotReader(self.avro), self.clock)
-        self.parquet = ParquetFiles(opener(self.files), open_cache(CacheOptions()))
-        self.scanner = Scanner(self.tables, self.parquet, InlineOffload())
+        self.reader = FileReader(opener(self.files), open_cache(CacheOptions()))
+        self.scanner = Scanner(self.tables, self.reader, InlineOffload())
         self.watching = asyncio.create_task(self.tables.run())
 
     async def commit(self, rows: int = 4) -> None:
@@ -103,7 +103,7 @@ class ForeignWorld:
         view = await self.tables.fresh(1)
         assert view is not None
         log = {0: ShardInLog(0, self.broker.synced[1, 0])}
-        found = Verifier(view, self.parquet, StoredFiles(opener(self.files)), log).verify(deep).findings
+        found = Verifier(view, self.reader, StoredFiles(opener(self.files)), log).verify(deep).findings
         return [(one.check, one.weight, one.start, one.end) for one in found]
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from icestream import limits
-from icestream.lake.guard import Guard, host_name, is_foreign
+from icestream.lake.guard import Guard, is_foreign
+from icestream.runtime.host_header import host_name
 from tests.support.asgi import Answer, Asker
 
 

@@ -3,6 +3,7 @@ tests/unit/catalog."""
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import orjson
@@ -11,10 +12,11 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.lake.iceberg import answers, routes
+from icestream.lake.iceberg.compression import accepts_gzip, compressed
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, path_of, set_properties
 from tests.support.tables import NEW_VIEW, SCHEMA, add, point, snapshot
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim
-from tests.support.warehouse import Identifier, World
+from tests.support.warehouse import WAREHOUSE, Identifier, World, files_on
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,13 +39,14 @@ async def test_clients_are_told_what_there_is_whatever_they_call_the_warehouse(q
 async def test_the_life_of_a_namespace() -> None:
     client = IcebergWorld().client
     made = await client("POST", "/namespaces", {"namespace": ["a"], "properties": {"owner": "me"}})
-    assert made == {"namespace": ["a"], "properties": {"owner": "me"}}
+    location = f"{WAREHOUSE}/a"
+    assert made == {"namespace": ["a"], "properties": {"owner": "me", "location": location}}
     assert await client("GET", "/namespaces/a") == made
     assert (await client.sent("HEAD", "/namespaces/a")).status == 204
     assert (await client.sent("HEAD", "/namespaces/b")).status == 404
     changed = await client("POST", "/namespaces/a/properties", {"removals": ["owner", "x"], "updates": {"n": "1"}})
     assert changed == {"updated": ["n"], "removed": ["owner"], "missing": ["x"]}
-    assert (await client("GET", "/namespaces/a"))["properties"] == {"n": "1"}
+    assert (await client("GET", "/namespaces/a"))["properties"] == {"n": "1", "location": location}
     assert await client.refused("POST", "/namespaces", {"namespace": ["a"]}) == (
         409, "AlreadyExistsException", "Namespace already exists: a",
     )  # fmt: skip
@@ -53,6 +56,79 @@ async def test_the_life_of_a_namespace() -> None:
     assert await client.refused("DELETE", "/namespaces/a") == (
         404, "NoSuchNamespaceException", "Namespace does not exist: a",
     )  # fmt: skip
+
+
+async def test_every_namespace_has_a_location_and_its_tables_lie_below_it() -> None:
+    client = IcebergWorld().client
+    await client("POST", "/namespaces", {"namespace": ["a"]})
+    await client("POST", "/namespaces", {"namespace": ["a", "b/c"]})
+    inner = path_of("a", "b/c")
+    assert (await client("GET", inner))["properties"] == {"location": f"{WAREHOUSE}/a/b_2fc"}
+    made = await client("POST", f"{inner}/tables", {"name": "t", "schema": SCHEMA})
+    assert made["metadata"]["location"].startswith(f"{WAREHOUSE}/a/b_2fc/t-")
+
+
+async def test_a_location_of_its_own_is_that_of_new_tables_as_long_as_it_is_inside_of_the_warehouse() -> None:
+    client = IcebergWorld().client
+    own = {"location": f"{WAREHOUSE}/elsewhere/"}
+    await client("POST", "/namespaces", {"namespace": ["a"], "properties": own})
+    assert (await client("GET", "/namespaces/a"))["properties"] == own
+    for body in ({"name": "t", "schema": SCHEMA}, {"name": "u", "schema": SCHEMA, "stage-create": True}):
+        made = await client("POST", "/namespaces/a/tables", body)
+        assert made["metadata"]["location"].startswith(f"{WAREHOUSE}/elsewhere/{body['name']}-")
+    outside = {"updates": {"location": "s3://others/a"}}
+    await client("POST", "/namespaces/a/properties", outside)
+    made = await client("POST", "/namespaces/a/tables", {"name": "v", "schema": SCHEMA})
+    assert made["metadata"]["location"].startswith(f"{WAREHOUSE}/a/v-")
+    removed = await client("POST", "/namespaces/a/properties", {"removals": ["location"]})
+    assert removed["removed"] == ["location"]
+    assert (await client("GET", "/namespaces/a"))["properties"] == {"location": f"{WAREHOUSE}/a"}
+
+
+async def test_the_location_of_a_staged_table_is_empty() -> None:
+    """Trino lists the location before it writes there, and refuses one with a file."""
+    world = IcebergWorld()
+    client = await world.with_one()
+    staged = await client("POST", "/namespaces/ns/tables", {"name": "s", "schema": SCHEMA, "stage-create": True})
+    location = staged["metadata"]["location"]
+    assert await files_on(world.disk).names(f"{location}/metadata") == []
+    assert await files_on(world.disk).names(location) in ([], ["metadata"])
+    assert (await client.sent("HEAD", "/namespaces/ns/tables/s")).status == 404
+
+
+async def test_large_documents_are_compressed_for_clients_that_take_it() -> None:
+    client = await IcebergWorld().with_one(properties={"large": "x" * limits.CATALOG_GZIP_BYTES_MIN})
+    plain = await client.sent("GET", TABLE)
+    assert "content-encoding" not in plain.headers
+    packed = await client.sent("GET", TABLE, accept_encoding="deflate, gzip;q=0.5")
+    assert (packed.headers["content-encoding"], packed.headers["vary"]) == ("gzip", "accept-encoding")
+    assert int(packed.headers["content-length"]) == len(packed.body) < len(plain.body) / 10
+    assert gzip.decompress(packed.body) == plain.body
+    assert packed.headers["etag"] == plain.headers["etag"]
+    small = await client.sent("GET", "/namespaces/ns", accept_encoding="gzip")
+    assert "content-encoding" not in small.headers
+
+
+@pytest.mark.parametrize(
+    ("accepted", "takes"),
+    [
+        (None, False), ("", False), ("gzip", True), ("GZIP", True), ("br, gzip", True), ("*", True),
+        ("identity", False),
+        ("gzip;q=0", False), ("*, gzip;q=0", False), ("gzip; q=0.1", True), ("gzip;q=x", False), ("x-gzip", False),
+    ],
+)  # fmt: skip
+async def test_which_clients_take_gzip(accepted: str | None, takes: bool) -> None:
+    assert accepts_gzip(accepted) is takes
+    body = bytes(limits.CATALOG_GZIP_INLINE_BYTES_MAX + 1)
+    answer = await compressed(answers.Answer(200, body), accepted)
+    assert gzip.decompress(answer.body) == body if takes else answer.body is body
+
+
+async def test_a_method_that_is_not_allowed_is_told_from_those_that_are() -> None:
+    client = await IcebergWorld().with_one()
+    answer = await client.sent("PATCH", "/namespaces")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
+    assert error_of(answer)[2] == "PATCH is not allowed here; allowed: GET, POST"
 
 
 @pytest.mark.parametrize("level", ["b.c", "d/e", "f g", "h+i", "ü%", "日本", "?#&=", "..", "%1F"])
@@ -105,6 +181,8 @@ async def test_the_life_of_a_table() -> None:
     assert committed["metadata"]["properties"]["a"] == "b"
     assert committed == await client("GET", TABLE)
     assert await client("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}) is None
+    nowhere = await client.refused("POST", "/namespaces/ns/tables/none/metrics", {"report-type": "scan-report"})
+    assert nowhere[:2] == (404, "NoSuchTableException")
     renamed = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": "u"}}
     assert await client("POST", "/tables/rename", renamed) is None
     assert (await client.refused("GET", TABLE)) == (404, "NoSuchTableException", "Table does not exist: ns.t")

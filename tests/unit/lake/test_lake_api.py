@@ -141,7 +141,8 @@ async def test_a_rollback_is_shown_and_taken_back(tmp_path: Path) -> None:
         assert [(one["goes_on_at"], one["written_again"]) for one in done["shards"]] == [(10, [10, 30])]
         assert (await lake("GET", f"tables?{QUERY}"))["removals"] == []
         assert (await lake.refused("POST", "rewind", {**NAMED, "snapshot": 77}))[0] == 400
-        forward = await lake("POST", "rewind", {**NAMED, "snapshot": 3})
+        assert (await lake.refused("POST", "rewind", {**NAMED, "snapshot": "77"}))[0] == 400
+        forward = await lake("POST", "rewind", {**NAMED, "snapshot": "3"})
         assert forward["shards"][0]["goes_on_at"] == 30
 
 
@@ -215,7 +216,7 @@ async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
         assert found == [f"{number}-{at}.parquet" for number in (0, 2) for at in range(3)]
         (first, _) = (await lake("GET", f"files?{QUERY}&snapshot=1"))["items"]
         assert (first["content"], first["format"], first["records"], first["bytes"]) == ("data", "parquet", 10, 1_000)
-        assert (first["first_offset"], first["snapshot_id"]) == (None, 1)
+        assert (first["first_offset"], first["snapshot_id"]) == (None, "1")
         for wrong in ("snapshot=9", "after=x", "after=9:0:0"):
             assert (await lake.refused("GET", f"files?{QUERY}&{wrong}"))[0] == 400
 

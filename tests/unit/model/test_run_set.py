@@ -107,3 +107,27 @@ def test_values_that_compare_by_identity_stay_apart() -> None:
 def test_an_empty_range_is_refused(start: int, less: int) -> None:
     with pytest.raises(AssertionError):
         RunSet[int]().add(start, start - less, 1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), max_size=80),
+    st.sets(st.integers(0, 300), min_size=1, max_size=60),
+    st.integers(1, 9),
+)
+def test_many_ranges_and_offsets_at_once_are_the_same_as_one_by_one(
+    steps: list[tuple[int, int]], offsets: set[int], parts: int
+) -> None:
+    at, ranges = 0, list[tuple[int, int]]()
+    for hole, rows in steps:
+        ranges.append((at + hole, at + hole + rows))
+        at += hole + rows
+    at_once, singly = RunSet[int](), RunSet[int]()
+    for part in range(parts):
+        at_once.add_all(ranges[part::parts], part)
+        for start, end in ranges[part::parts]:
+            singly.add(start, end, part)
+    assert list(at_once) == list(singly)
+    taken = at_once.take_offsets(sorted(offsets))
+    assert taken == [run for offset in sorted(offsets) for run in singly.take(offset, offset + 1)]
+    assert (list(at_once), at_once.size) == (list(singly), singly.size)
+    assert at_once.take_offsets([]) == []

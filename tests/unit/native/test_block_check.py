@@ -36,6 +36,7 @@ from tests.support.mutations import bit_flips, mutated, truncations
 python = SimpleNamespace(
     check_block=block_check.check_block_python,
     select_rows=block_check.select_rows_python,
+    pick_rows=block_check.pick_rows_python,
     row_keys=block_check.row_keys_python,
 )
 needs_native = pytest.mark.skipif(native is None, reason="the native extension is not built (make native)")
@@ -254,6 +255,36 @@ def test_selected_rows_are_the_same_rows(twin: Twin, body: bytes, data: st.DataO
     for block in blocks_of(selected):
         python.check_block(selected[: block.block_bytes])
         selected = selected[block.block_bytes :]
+
+
+def with_number_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Numbers as columns, however a block has them; epochs are not kept."""
+    found = []
+    for row in rows:
+        number = row["number"]
+        known = (row["producer_id"], row["sequence"]) if number is None else (number[0], number[2])
+        found.append({**row, "number": None, "producer_id": known[0], "sequence": known[1]})
+    return found
+
+
+@both
+@given(body=bodies(), data=st.data())
+def test_picked_rows_are_the_same_rows(twin: Twin, body: bytes, data: st.DataObject) -> None:
+    rows = rows_of(body)
+    picked = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
+    found = twin.pick_rows(body, picked)
+    assert with_number_columns(rows_of(found)) == with_number_columns([rows[row] for row in picked])
+    assert found == python.pick_rows(body, picked)
+    for block in blocks_of(found):
+        python.check_block(found[: block.block_bytes])
+        found = found[block.block_bytes :]
+
+
+@both
+@pytest.mark.parametrize("rows", [[], [-1], [1, 1], [2, 1], [0, 3], [3], [2**40]])
+def test_rows_that_are_none_are_not_picked(twin: Twin, rows: list[int]) -> None:
+    with pytest.raises((ValueError, errors.DecodeError)):
+        twin.pick_rows(SMALL, rows)
 
 
 @both

@@ -14,6 +14,7 @@ from pyiceberg.table import StaticTable
 from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
 from icestream.model.written import TopicWritten
+from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.round_plan import Budget, RoundPlan
 from icestream.runtime.clock import SimulatedClock
@@ -52,6 +53,43 @@ async def test_what_is_published_is_in_the_table_and_the_floor_follows(pipeline:
     assert broker.floors == {(1, 0): 9, (2, 0): 3}
     assert broker.held == {}
     assert pipeline.driver.report.as_document()["rows"] == 12
+
+
+async def test_the_tables_of_new_topics_are_made_together(tmp_path: Path) -> None:
+    effects = Effects()
+    pipeline = PaperPipeline(tmp_path / "warehouse", effects=effects)
+    for topic in range(1, 31):
+        pipeline.broker.publish(topic, 1)
+    await pipeline.round()
+    assert effects.counts[Effect.MAKE_TABLE] == 1
+    assert pipeline.broker.floors == {(topic, 0): 1 for topic in range(1, 31)}
+    assert await offsets(pipeline, "t30") == upto(1)
+    await pipeline.close()
+
+
+async def test_a_new_topic_whose_name_is_taken_stops_alone(pipeline: PaperPipeline) -> None:
+    await pipeline.world.catalog.create_namespace(("default",), {})
+    asked = {"schema": {"type": "struct", "fields": [{"id": 1, "name": "a", "type": "int", "required": False}]}}
+    await pipeline.world.catalog.create(Identifier(("default",), "t3"), asked)
+    for topic in range(1, 6):
+        pipeline.broker.publish(topic, 1)
+    await pipeline.round()
+    assert [topic for topic, _ in pipeline.topics.halted.items()] == [3]
+    assert "already exists" in pipeline.topics.halted[3].stopped.reason
+    assert pipeline.broker.floors == {(topic, 0): int(topic != 3) for topic in range(1, 6)}
+
+
+@pytest.mark.parametrize("fault", ["partitioning", "name"])
+async def test_a_new_topic_that_cannot_have_a_table_stops_alone(pipeline: PaperPipeline, fault: str) -> None:
+    """What is wrong with one is noticed before the tables of all are made together."""
+    pipeline.broker.publish(3, 1, name="" if fault == "partitioning" else "no topic")
+    if fault == "partitioning":
+        pipeline.broker.policies[3] = {"partitioning": "by-colour"}
+    for topic in (1, 2, 4, 5):
+        pipeline.broker.publish(topic, 1)
+    await pipeline.round()
+    assert [*pipeline.topics.halted] == [3]
+    assert pipeline.broker.floors == {(topic, 0): int(topic != 3) for topic in range(1, 6)}
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -30,8 +30,24 @@ DONE = st.lists(
 )
 DELIVERIES = st.builds(
     Delivery, U32, U32, U32, U32, st.integers(0, limits.OFFSET_MAX - 2**33), I64, U32, st.integers(1, 2**32 - 1),
-    st.binary(min_size=1, max_size=40),
+    st.binary(min_size=1, max_size=40), st.none(),
 )  # fmt: skip
+
+
+@st.composite
+def picks(draw: st.DrawFn) -> Delivery:
+    start = base = draw(st.integers(0, limits.OFFSET_MAX - 2**33))
+    ranges = []
+    for rows, hole in draw(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 100)), min_size=1, max_size=20)):
+        ranges.append((start, start + rows))
+        start += rows + hole
+    named = [draw(U32) for _ in range(4)]
+    body = draw(st.binary(min_size=1, max_size=40))
+    rows = sum(end - start for start, end in ranges)
+    return Delivery(named[0], named[1], named[2], named[3], base, draw(I64), 0, rows, body, ranges)
+
+
+PICKS = picks()
 
 
 @st.composite
@@ -53,6 +69,7 @@ CODECS: dict[str, tuple[Callable[..., bytes], Callable[[bytes], Any], st.SearchS
     "PUBLISHED": (frame.encode_done, frame.decode_done, DONE),
     "CREDIT": (lambda pair: frame.encode_credit(*pair), frame.decode_credit, CREDITS),
     "DELIVER": (frame.encode_delivery, frame.decode_delivery, DELIVERIES),
+    "PICK": (frame.encode_pick, frame.decode_pick, PICKS),
     "ACK": (frame.encode_ranges, frame.decode_ack, ACKS),
     "NACK": (frame.encode_ranges, frame.decode_nack, NACKS),
     "GAP": (frame.encode_gap, frame.decode_gap, GAPS),
@@ -64,6 +81,7 @@ ONE_OF_EACH: dict[str, Any] = {
     "PUBLISHED": [Done(Outcome.STORED, 41), Done(Outcome.REFUSED, -1, b"why")],
     "CREDIT": (7, 1000),
     "DELIVER": Delivery(7, 0, 1, 2, 40, 1_700_000_000_000_000, 3, 5, b"blocks"),
+    "PICK": Delivery(7, 0, 1, 2, 40, 1_700_000_000_000_000, 0, 4, b"blocks", [(40, 41), (43, 46)]),
     "ACK": Ranges(7, 0, 1, 0, [(40, 45), (50, 51)]),
     "NACK": Ranges(7, 0, 1, 250, [(45, 46)]),
     "GAP": GapSeen(7, 0, 1, 2, 60, 70, "räumung"),
@@ -97,6 +115,7 @@ def test_numbers_of_the_protocol_do_not_change() -> None:
     assert {kind.name: kind.value for kind in Kind} == {
         "HELLO": 1, "WELCOME": 2, "CALL": 3, "RESULT": 4, "ERROR": 5, "PING": 6, "PONG": 7, "PUBLISH": 16,
         "PUBLISHED": 17, "CREDIT": 18, "DELIVER": 19, "ACK": 20, "NACK": 21, "GAP": 22, "EVENT": 23,
+        "PICK": 24,
     }  # fmt: skip
     assert [outcome.name for outcome in sorted(Outcome)] == [
         "STORED", "DUPLICATE", "DUPLICATE_FORGOTTEN", "REFUSED", "AFTER_REFUSED", "UNKNOWN",
@@ -108,6 +127,28 @@ def test_every_kind_belongs_to_one_side() -> None:
     sides = (frame.FROM_CLIENT, frame.FROM_BROKER, frame.FIRST_FROM_CLIENT, {Kind.WELCOME})
     assert sorted(kind for side in sides for kind in side) == sorted(Kind)
     assert frozenset(Kind) == frame.ANY_KIND
+
+
+@pytest.mark.parametrize(
+    ("ranges", "rows"),
+    [
+        ([(0, 0), (2, 1)], 1),  # an empty one
+        ([(0, 2), (1, 1)], 3),  # they overlap
+        ([(0, 2), (2, 1)], 3),  # they touch
+        ([(4, 1), (0, 1)], 2),  # they fall
+        ([(1, 1), (3, 1)], 2),  # the first is not at the base
+        ([(0, 1), (3, 1)], 3),  # fewer rows than said
+        ([], 0),
+        ([], 3),
+        ([(0, 1), (2**32 - 1, 2**32 - 1)], 2**32 - 1),
+    ],
+)
+def test_the_ranges_of_a_pick_rise_from_its_base_and_are_its_rows(ranges: list[tuple[int, int]], rows: int) -> None:
+    head = frame.DELIVER.pack(1, 0, 0, 0, 10, 0, len(ranges), rows)
+    with pytest.raises(errors.DecodeError):
+        frame.decode_pick(head + b"".join(frame.PICK_RANGE.pack(*pair) for pair in ranges) + b"blocks")
+    with pytest.raises(errors.DecodeError):
+        frame.decode_pick(frame.DELIVER.pack(1, 0, 0, 0, -1, 0, 1, 1) + frame.PICK_RANGE.pack(0, 1) + b"blocks")
 
 
 # --- hostile bytes ----------------------------------------------------------------------------------------------------
@@ -125,8 +166,10 @@ def test_every_truncation_is_refused_or_is_a_shorter_list(name: str) -> None:
             assert shorter == [whole[:1]]
         case "ACK":
             assert shorter == [whole._replace(ranges=whole.ranges[:1])]
-        case "DELIVER" | "GAP":
-            assert all(found[:-1] == whole[:-1] for found in shorter), "only the text or blocks at the end may be cut"
+        case "DELIVER" | "PICK":
+            assert all(found._replace(body=whole.body) == whole for found in shorter), "only blocks may be cut"
+        case "GAP":
+            assert all(found[:-1] == whole[:-1] for found in shorter), "only the text at the end may be cut"
         case _:
             assert shorter == []
 

@@ -22,7 +22,7 @@ HELLOS = st.builds(
     lambda versions, client, size, names: Hello(max(versions), min(versions), client, size, tuple(names)),
     st.tuples(VERSIONS, VERSIONS), NAMES, st.integers(0, 2**32 - 1), st.lists(NAMES, max_size=4),
 )  # fmt: skip
-WELCOMES = st.builds(Welcome, VERSIONS, NAMES, st.integers(0, 2**32 - 1), NAMES, st.integers(0, 2**62))
+WELCOMES = st.builds(Welcome, VERSIONS, NAMES, st.integers(0, 2**32 - 1), NAMES, st.integers(0, 2**62), NAMES)
 NOW_US = 1_700_000_000_000_000
 
 

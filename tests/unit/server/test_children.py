@@ -13,6 +13,7 @@ import pytest
 
 from icestream import limits
 from icestream.runtime.clock import SimulatedClock
+from icestream.runtime.connection_room import RoomState
 from icestream.server.children import Child, backoff_seconds
 
 Found = TypeVar("Found")
@@ -165,3 +166,28 @@ def test_one_that_says_something_else_is_not_up_and_does_not_block(said: str) ->
         assert not child.is_up
 
     asyncio.run(lived(child, look()))
+
+
+@pytest.mark.parametrize("is_critical", [True, False])
+def test_a_child_that_refuses_its_configuration_says_why_and_is_started_again(is_critical: bool) -> None:
+    refusing = 'print(\'{"refused": "port 8181 is taken"}\', flush=True); raise SystemExit(3)'
+    child = Child("lake", python(refusing), SimulatedClock(), is_refusal_critical=is_critical)
+
+    async def look() -> None:
+        await until(lambda: "port 8181 is taken; it is started again after" in child.check().reason)
+        assert (child.check().ok, child.check().is_needed) == (False, is_critical)
+
+    asyncio.run(lived(child, look()))
+
+
+def test_a_child_tells_when_its_connections_are_taken() -> None:
+    later = """print('no json'); print('{"connections": ["lake", 4, 4, 1, 9, 0]}', flush=True); """
+    child = Child("lake", python(READY + later + "import sys; sys.stdin.read()"), SimulatedClock())
+    room = asyncio.run(lived(child, told_room(child)))
+    assert room == RoomState("lake", 4, 4, 1, 9, 0)
+    assert child.room is None, "it is gone"
+
+
+async def told_room(child: Child) -> RoomState | None:
+    await until(lambda: child.room is not None)
+    return child.room

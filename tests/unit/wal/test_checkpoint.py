@@ -194,6 +194,7 @@ def test_a_checkpoint_is_byte_by_byte_what_the_page_says() -> None:
         37: struct.pack("<qii", 9, 1, -1),
     }
     sections = [wire.Section(0, 0, kind, 0, 0, 0, 0, 0, 0, body) for kind, body in bodies.items()]
+    sections.append(wire.Section(0, 0, 38, 1, 0, 0, 0, 0, 0, struct.pack("<Q", 0)))
     assert encoded(picture(small_state())) == wire.encode_record_python(2, LSN, 0, LSN, 5, 0, 8, sections)
 
 

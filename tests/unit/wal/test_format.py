@@ -80,7 +80,8 @@ def test_kinds_keep_their_numbers() -> None:
     assert {kind.name: kind.value for kind in wire.RecordKind} == {"DATA": 1, "CHECKPOINT": 2, "FOOTER": 3, "REPAIR": 4}
     assert {kind.name: kind.value for kind in wire.SectionKind} == {
         "MESSAGES": 1, "TOPIC": 2, "RESERVE": 3, "GAP": 4, "PRODUCERS": 5, "QOS2_RELEASE": 6, "REAPPEND": 7,
-        "LOG": 32, "TOPICS": 33, "SHARDS": 34, "GAPS": 35, "WINDOWS": 36, "EPOCHS": 37, "INDEX": 48, "MARKS": 49,
+        "LOG": 32, "TOPICS": 33, "SHARDS": 34, "GAPS": 35, "WINDOWS": 36, "EPOCHS": 37, "CURRENT": 38,
+        "INDEX": 48, "MARKS": 49,
     }  # fmt: skip
     assert frozenset(wire.SectionKind) - wire.SECTION_KINDS_KNOWN == {5, 6, 7}, "nothing applies these yet"
 

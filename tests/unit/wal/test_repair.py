@@ -382,7 +382,7 @@ def test_the_newest_files_may_be_gone_when_only_a_checkpoint_knows_of_them() -> 
     disk = damaged(drawn, Gone("log-0000000000000003.wal"), Gone("log-0000000000000004.wal"))
     plan, _ = repair(disk)
     (loss,) = plan.losses
-    assert (loss.file, loss.lsn_first, loss.lsn_last) == ("log-0000000000000001.wal", 4, 5)
+    assert (loss.file, loss.lsn_first, loss.lsn_last) == ("log-0000000000000003.wal", 4, 5)
     assert {(gap.key, gap.start, gap.end) for gap in loss.gaps} == {(A, 3, 5), (B, 3, 6)}
     assert {(gap.key, gap.start) for gap in loss.unknown} == {(A, 5), (B, 6)}
     asyncio.run(check_repaired(drawn, disk, Gone("log-0000000000000003.wal"), plan.gaps))

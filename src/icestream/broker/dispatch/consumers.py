@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 class Credit:
     """Messages that a consumer still takes, in all shards together. Only the consumer raises it."""
 
-    __slots__ = ("_messages", "_waiting", "held_max", "id")
+    __slots__ = ("_messages", "_waiting", "held_max", "id", "messages_per_key")
 
     def __init__(self, consumer_id: int, messages: int = 0) -> None:
         self.id = consumer_id
         self.held_max = limits.OFFSET_MAX  # messages of a shard that it holds unacked: for one that gives no credit
+        self.messages_per_key = 1  # key-shared: messages of one key that it may have at a time
         self._messages = messages
         self._waiting: list[Callable[[], None]] = []
 

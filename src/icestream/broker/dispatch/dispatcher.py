@@ -183,6 +183,11 @@ class Dispatcher(Ledger):
         return Pause.RATE_REACHED if self.throttle.wake_ms is not None else None
 
     @property
+    def undelivered(self) -> int:
+        """Messages that wait for their first delivery, about: offsets without a message count."""
+        return self.end - self.next
+
+    @property
     def wake_ms(self) -> int | None:
         """When something happens by itself: a deadline, the end of a delay, or the rate lets more pass."""
         times = (self.in_flight.wake_ms, self.delayed.wake_ms, self.throttle.wake_ms)

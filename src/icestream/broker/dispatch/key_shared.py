@@ -1,4 +1,8 @@
-"""A key-shared subscription in one shard: each key with one consumer, one message of a key at a time, in order.
+"""A key-shared subscription in one shard: each key with one consumer, its messages in order.
+
+A consumer has one message of a key at a time, unless it asked for more (`Credit.messages_per_key`). Then it gets the
+next ones before it has acked the first, as long as none of them fails: a message that failed comes again when the
+others of its key are settled, alone, and what lies behind it waits until it is acked.
 
 To find messages of other keys behind one that waits, the dispatcher looks ahead: the driver reads what `wanted` says
 and hands over the keys (`read`). The look-ahead is bounded, in messages and in bytes of keys (hazard 50): when
@@ -6,7 +10,8 @@ everything in sight waits for keys that are under way, or for a slow consumer wh
 KEYS_WAIT.
 
     a key is     free       its next message goes to the consumer that the ring names, when that one has credit
-                 busy       a message of it is in flight, delayed, settling or blocked: the others of the key wait
+                 busy       a message of it is in flight, delayed, settling or blocked: the others of the key wait, but
+                            those that its consumer takes with it
                  unwanted   no consumer's filter takes it: its messages are skipped and count as acked
 
 A consumer that comes or goes moves its share of keys. A message in flight stays where it is, so that no key is ever in
@@ -24,10 +29,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from icestream import limits
 from icestream.broker.dispatch.consumers import Consumers, Credit, Member
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
-from icestream.broker.dispatch.instruction import Dropped, Instruction
+from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.lanes import Lane, Lanes, LaneTurns
 from icestream.broker.dispatch.ledger import FAILED_BEFORE, Failure
 from icestream.broker.dispatch.ring import Absent, KeyFilter, Ring, distance
+from icestream.broker.dispatch.timed_runs import Delivery
 from icestream.broker.rate import TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
@@ -70,7 +76,7 @@ class KeySharedDispatcher(Dispatcher):
             self._absent.left(KeyFilter(), now_ms)
         self.consumers.join(Member(credit))
         places = self.ring.join(credit.id, keys)
-        for lane in self.lanes.free:
+        for lane in self.lanes.open:
             is_taken = lane.owner is None or distance(lane.place, places) < lane.distance
             if is_first or (is_taken and keys.accepts(lane.key)):
                 self._changed[lane] = None
@@ -112,19 +118,27 @@ class KeySharedDispatcher(Dispatcher):
         """The keys of the messages from `start` on, as `wanted` asked for. Others are not looked at."""
         first, end = self.wanted
         if start == first:
+            lanes, changed, is_plain = self.lanes, self._changed, not self._failed.size and not self._empty.size
             for offset, key in zip(range(start, end), keys, strict=False):
-                if self.lanes.key_bytes >= limits.KEY_LOOK_AHEAD_BYTES_MAX:
+                if lanes.key_bytes >= limits.KEY_LOOK_AHEAD_BYTES_MAX:
                     break
-                self._see(offset, key)
+                if not is_plain:
+                    self._see(offset, key)
+                    continue
+                self.next = offset + 1
+                lane = lanes.see(offset, key)
+                if lane.waiting[0] == offset and (not lane.under_way or lane.run_room > 0):
+                    changed[lane] = None
         return self._go_on(now_ms)
 
     def ack(self, ranges: Iterable[tuple[int, int]], generation: int, now_ms: int) -> list[Instruction]:
         """Of the messages in sight, those that were delivered."""
         if generation == self.generation:
+            done: list[int] = []
             for start, end in ranges:
-                for offset in self.lanes.within(max(start, self.acked.position), min(end, self.next)):
-                    if self.lanes.is_under_way(offset) or offset in self._returned:
-                        self._settle(offset, offset + 1)
+                in_sight = self.lanes.within(max(start, self.acked.position), min(end, self.next))
+                done += [one for one in in_sight if self.lanes.is_under_way(one) or one in self._returned]
+            self._settle_all(sorted(set(done)))
         return self._go_on(now_ms)
 
     def seek(self, position: int, now_ms: int) -> list[Instruction]:
@@ -148,6 +162,10 @@ class KeySharedDispatcher(Dispatcher):
         return self._under_way + len(self._returned)
 
     @property
+    def undelivered(self) -> int:
+        return self.end - self.next + self.lanes.messages - self._under_way
+
+    @property
     def pause(self) -> Pause | None:
         if self._under_way >= self.unacked_max:
             return Pause.UNACKED_FULL
@@ -157,8 +175,8 @@ class KeySharedDispatcher(Dispatcher):
 
     @property
     def _has_free_lane(self) -> bool:
-        """One that has an owner: each lane that is not free has exactly one message under way."""
-        return len(self.lanes) > self._under_way + len(self._unowned)
+        """One that has an owner."""
+        return len(self.lanes) > self.lanes.busy + len(self._unowned)
 
     @property
     def _holds_others_up(self) -> bool:
@@ -184,7 +202,7 @@ class KeySharedDispatcher(Dispatcher):
             self._failures[offset] = known.value
         self._pass(offset + 1)
         lane = self.lanes.see(offset, key)
-        if lane.is_free and lane.waiting[0] == offset:
+        if lane.waiting[0] == offset and (not lane.under_way or lane.run_room > 0):
             self._changed[lane] = None
 
     def _deliver_all(self, now_ms: int) -> None:
@@ -192,9 +210,14 @@ class KeySharedDispatcher(Dispatcher):
         while self._changed:
             changed, self._changed = self._changed, {}
             for lane in changed:
-                self._withdraw(lane)
-                if lane.is_free:
-                    self._place(lane, now_ms)
+                if lane.owner is not None or self._unowned:
+                    self._withdraw(lane)
+                lane.sort()
+                if not lane.under_way:
+                    if lane.waiting:
+                        self._place(lane, now_ms)
+                elif lane.run_room > 0:
+                    self._prolong(lane)
         self._skip_unwanted(now_ms)
         self._deliver_in_turn(now_ms)
 
@@ -207,9 +230,10 @@ class KeySharedDispatcher(Dispatcher):
         failures = self._failures.get(lane.waiting[0], 0) if self._failures else 0
         if failures > self.policy.max_redelivery_count:
             offset = self._start(lane)
+            lane.held.add(offset)
             self._give_up(offset, offset + 1, Failure(failures, FAILED_BEFORE))
             return
-        owner = self.ring.owner(lane.key, lane.place)
+        owner = lane.owner_in(self.ring)
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
         if owner is not None and member is not None:
             lane.distance = owner.distance
@@ -218,6 +242,16 @@ class KeySharedDispatcher(Dispatcher):
         until_ms = self._absent.until_ms(lane.key, now_ms)
         self._skip_ms = min(self._skip_ms, until_ms) if self._unowned else until_ms
         self._unowned[lane] = until_ms
+
+    def _prolong(self, lane: Lane) -> None:
+        """Lets the consumer that has messages of the lane have more of them, unless the key belongs to another one by
+        now or the next message failed before: then it waits until those are settled."""
+        if self._failures and lane.waiting[0] in self._failures:
+            return
+        owner = lane.owner_in(self.ring)
+        if lane.holder is not None and owner is not None and owner.consumer_id == lane.holder.id:
+            lane.distance = owner.distance
+            self.turns.give(lane, lane.holder)
 
     def _skip_unwanted(self, now_ms: int) -> None:
         if not self._unowned or not len(self.ring) or now_ms < self._skip_ms:
@@ -229,20 +263,68 @@ class KeySharedDispatcher(Dispatcher):
         self._skip_ms = min(self._unowned.values(), default=0)
 
     def _deliver_in_turn(self, now_ms: int) -> None:
-        while self._under_way < self.unacked_max:
-            chosen = self.turns.choose_lane()
-            if chosen is None or not self.throttle.allowed(now_ms):
-                return
+        """Everything that goes to a consumer in one moment and did not fail before is one delivery, by offset."""
+        waves: dict[Member, list[int]] = {}
+        left, is_open = self.unacked_max - self._under_way, self.throttle.is_open
+        members = self.turns.waiting_lanes(left) if is_open and not self._failures else None
+        for member in members or ():
+            offsets = self.lanes.start_all(self.turns.take_lanes(member), member)
+            if offsets:
+                waves[member] = offsets
+                left -= len(offsets)
+                member.credit.spend(len(offsets))
+                member.held += len(offsets)
+                if self._returned:
+                    self._returned.difference_update(offsets)
+        while left > 0 and (chosen := self.turns.choose_lane()) is not None:
+            allowed = left if is_open else min(left, self.throttle.allowed(now_ms))
+            if not allowed:
+                break
             member, lane = chosen
             self.turns.withdraw(lane)
-            attempt = self._failures.get(lane.waiting[0], 0)
-            offset = self._start(lane)
-            self._deliver(member, offset, offset + 1, attempt, now_ms)
+            lane.holder = member
+            if self._failures and (attempt := self._failures.get(lane.waiting[0], 0)):
+                offset = self._start(lane)
+                lane.held.add(offset)
+                self._deliver(member, offset, offset + 1, attempt, now_ms)
+                left -= 1
+                continue
+            offsets = self._start_run(lane, min(allowed, member.credit.messages, member.room))
+            waves.setdefault(member, []).extend(offsets)
+            left -= len(offsets)
+            self.turns.took(member, len(offsets))
+            member.held += len(offsets)
+            self.throttle.spend(len(offsets))
+            if member.credit.messages_per_key > 1 and lane.run_room > 0:
+                self._prolong(lane)
+        for member, picked in waves.items():
+            self._deliver_wave(member, picked, now_ms)
+
+    def _start_run(self, lane: Lane, room: int) -> list[int]:
+        """The next message of the lane; at most `room` of them where the consumer takes several of a key."""
+        offsets = [self._start(lane)]
+        if room > 1 and (more := lane.run_room) > 0:
+            count = min(room, more + 1)
+            while len(offsets) < count and lane.waiting and lane.waiting[0] not in self._failures:
+                offsets.append(self._start(lane))
+        return offsets
+
+    def _deliver_wave(self, member: Member, offsets: list[int], now_ms: int) -> None:
+        """Of a key the lower offset is the older message, so the order by offset is the order of every key."""
+        offsets.sort()
+        ranges = list(_runs(offsets))
+        due_ms = now_ms + self.policy.ack_timeout_ms
+        delivery = Delivery(offsets[0], offsets[-1] + 1, due_ms, member, 0, now_ms, picked=len(offsets))
+        member.keep(delivery)
+        self.in_flight.put_picked(delivery, ranges)
+        self._out += [Deliver(member.id, start, end, 0) for start, end in ranges]
 
     def _start(self, lane: Lane) -> int:
-        offset = lane.start()
-        self._failures.pop(offset, None)
-        self._returned.discard(offset)
+        offset = self.lanes.start(lane)
+        if self._failures:
+            self._failures.pop(offset, None)
+        if self._returned:
+            self._returned.discard(offset)
         return offset
 
     def _make_ready(self, start: int, end: int, attempt: int) -> None:
@@ -250,23 +332,52 @@ class KeySharedDispatcher(Dispatcher):
         for offset in range(start, end):
             lane = self.lanes.get(offset)
             assert lane is not None, "what is under way is in sight"
-            lane.put_back()
+            self.lanes.put_back(lane, offset)
             self._returned.add(offset)
             if attempt:
                 self._failures[offset] = attempt
             self._changed[lane] = None
 
+    def _fail(self, start: int, end: int, failure: Failure, now_ms: int, asked_ms: int = 0) -> None:
+        for offset in range(start, end):
+            lane = self.lanes.get(offset)
+            assert lane is not None, "what is under way is in sight"
+            lane.held.add(offset)
+        super()._fail(start, end, failure, now_ms, asked_ms)
+
     def _settle(self, start: int, end: int) -> None:
         super()._settle(start, end)
         for offset in self.lanes.within(start, end):
-            lane = self.lanes.forget(offset)
+            self._forget(offset)
+
+    def _settle_all(self, offsets: list[int]) -> None:
+        """`_settle` of many messages in sight at once; they rise."""
+        ranges = list(_runs(offsets))
+        if len(offsets) <= 2 * len(ranges):
+            self.in_flight.take_offsets(offsets)
+        else:
+            for start, end in ranges:
+                self.in_flight.take(start, end)
+        if self._under_way > self.in_flight.size:
+            for start, end in ranges:
+                for runs in (self.delayed, self.ready, self.settling, self.blocked):
+                    runs.take(start, end)
+        for start, end in ranges:
+            self.acked.add(start, end)
+        for offset in offsets:
+            self._forget(offset)
+
+    def _forget(self, offset: int) -> None:
+        lane = self.lanes.forget(offset)
+        if self._failures:
             self._failures.pop(offset, None)
+        if self._returned:
             self._returned.discard(offset)
-            if lane.is_free:
-                self._changed[lane] = None
-            elif not lane.waiting:
-                self._withdraw(lane)
-                self._changed.pop(lane, None)
+        if lane.waiting:
+            self._changed[lane] = None
+        else:
+            self._withdraw(lane)
+            self._changed.pop(lane, None)
 
 
 def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -121,15 +121,18 @@ class Ring:
     def __init__(self) -> None:
         self._filters: dict[int, KeyFilter] = {}
         self._circles: dict[tuple[str, ...], Circle] = {}
+        self.version = 0  # rises whenever owners may have changed
 
     def join(self, consumer_id: int, keys: KeyFilter) -> list[int]:
         """Its places, in order."""
+        self.version += 1
         self._filters[consumer_id] = keys
         return self._circles.setdefault(keys.patterns, Circle(keys)).add(consumer_id)
 
     def leave(self, consumer_id: int) -> KeyFilter | None:
         keys = self._filters.pop(consumer_id, None)
         if keys is not None:
+            self.version += 1
             circle = self._circles[keys.patterns]
             circle.remove(consumer_id)
             if not len(circle):

@@ -1,6 +1,6 @@
 """Runs of offsets that each have a time at which something happens to them: deliveries under way, and waits.
 
-    Delivery    one `Deliver`, until its ack must be there
+    Delivery    what went to a consumer in one moment, until its acks must be there
     Wait        offsets that failed, until they may go out again
 
 Both are shared by whatever is left of their offsets, and know how many of them are gone. Alarms of those with nothing
@@ -10,7 +10,7 @@ left stay in the clock until they ring or outnumber the others.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -19,16 +19,22 @@ from icestream.model.run_set import Run, RunSet
 
 @dataclass(slots=True, eq=False)
 class Timed:
-    """Offsets [start, end) to which something happens at `due_ms`."""
+    """Offsets in [start, end) to which something happens at `due_ms`: all of them, or `picked` of them."""
 
     start: int
     end: int
     due_ms: int
     gone: int = field(default=0, kw_only=True)  # offsets that were taken out of the runs
+    picked: int = field(default=0, kw_only=True)  # how many offsets it has, where there are holes between them
 
     @property
     def is_over(self) -> bool:
-        return self.gone == self.end - self.start
+        return self.left == 0
+
+    @property
+    def left(self) -> int:
+        """How many of its offsets are in the runs."""
+        return (self.picked or self.end - self.start) - self.gone
 
     def lose(self, count: int) -> None:
         """So many of its offsets were taken out of the runs."""
@@ -81,6 +87,14 @@ class TimedRuns(RunSet[Value]):
 
     def put(self, value: Value) -> None:
         self.add(value.start, value.end, value)
+        self._set_alarm(value)
+
+    def put_picked(self, value: Value, ranges: Sequence[tuple[int, int]]) -> None:
+        """Some offsets of a new value: ranges that rise and do not touch."""
+        self.add_all(ranges, value)
+        self._set_alarm(value)
+
+    def _set_alarm(self, value: Value) -> None:
         self._number += 1
         heapq.heappush(self._alarms, (value.due_ms, self._number, value))
         if len(self._alarms) > 2 * len(self) + 64:
@@ -88,6 +102,12 @@ class TimedRuns(RunSet[Value]):
 
     def take(self, start: int, end: int) -> list[Run[Value]]:
         taken = super().take(start, end)
+        for run in taken:
+            run.value.lose(run.end - run.start)
+        return taken
+
+    def take_offsets(self, offsets: Sequence[int]) -> list[Run[Value]]:
+        taken = super().take_offsets(offsets)
         for run in taken:
             run.value.lose(run.end - run.start)
         return taken
@@ -129,5 +149,5 @@ class TimedRuns(RunSet[Value]):
     def clear(self) -> None:
         super().clear()
         for _, _, value in self._alarms:
-            value.lose(value.end - value.start - value.gone)
+            value.lose(value.left)
         self._alarms = []

@@ -1,14 +1,20 @@
-"""What clients ask about namespaces."""
+"""What clients ask about namespaces.
+
+Every namespace has a `location`, below which engines place its tables: its own property, or else its place in the
+warehouse, which is not stored: a warehouse may be moved. Trino cannot create tables in a namespace without one: it lets
+the catalog make the table, and then refuses a location that is not empty.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.identifier import Namespace
+from icestream.catalog.location import of_namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.namespaces import PropertyChanges
@@ -16,6 +22,8 @@ from icestream.catalog.requests import Noted, RequestName
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
+
+LOCATION: Final = "location"
 
 
 class Page(NamedTuple):
@@ -26,14 +34,18 @@ class Page(NamedTuple):
 
 
 class Namespaces:
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, warehouse: str) -> None:
         self._steps = steps
         self._store = steps.store
+        self._warehouse = warehouse
 
     async def load(self, namespace: Namespace) -> dict[str, str]:
-        """Its properties."""
+        """Its properties, with its location."""
         entry = await self._store.get(keys.namespace_key(namespace))
-        return namespaces.existing(namespace, entry).properties
+        return self._located(namespace, namespaces.existing(namespace, entry).properties)
+
+    def _located(self, namespace: Namespace, properties: Mapping[str, str]) -> dict[str, str]:
+        return {LOCATION: of_namespace(self._warehouse, namespace), **properties}
 
     async def list(self, parent: Namespace, token: str | None, size: int | None) -> Page:
         """The levels directly in another namespace; () is the root. Without a token: all of them."""
@@ -52,10 +64,10 @@ class Namespaces:
             parent = await self._store.get(keys.namespace_key(above)) if above else None
             found = await self._store.get(key)
             planned = namespaces.create(namespace, properties, new_id, found, parent)
-            return Step(planned, dict(properties), is_once=True)
+            return Step(planned, self._located(namespace, properties), is_once=True)
 
         async def again(_: Noted) -> dict[str, str]:
-            return dict(properties)
+            return self._located(namespace, properties)
 
         return await self._steps.make([key], plan, request, again)
 

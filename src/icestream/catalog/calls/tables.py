@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from icestream import errors
 from icestream.catalog import keys, metadata_file
 from icestream.catalog.calls.commits import Commits, Committed
-from icestream.catalog.calls.namespaces import Page
+from icestream.catalog.calls.namespaces import LOCATION, Page
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Again, Step, Steps
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
+from icestream.catalog.files import refusing_links
 from icestream.catalog.identifier import Identifier, Namespace
-from icestream.catalog.location import allowed, for_new
+from icestream.catalog.location import allowed, for_new, is_inside, normal_or_none, of_namespace
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import Noted, RequestName
@@ -50,18 +51,19 @@ class Tables:
 
     async def stage(self, identifier: Identifier, asked: Object) -> Table:
         """A table as it would be created, and an empty folder for it. A commit with `assert-create` makes it."""
-        namespaces.existing(identifier.namespace, await self._relations.namespace(identifier.namespace))
+        base = await self._base(identifier.namespace)
         relations.check_free(identifier, await self._relations.entry(identifier), relations.TABLE)
-        made = self._new(identifier, asked)
+        made = self._new(identifier, asked, base)
         await self._steps.documents.make_room(made)
         return made
 
     async def create(self, identifier: Identifier, asked: Object, request: RequestName | None = None) -> Committed:
-        made = self._new(identifier, asked)
-        assert made.uuid is not None
-        uuid = made.uuid
+        table: Table | None = None
 
         async def plan() -> Step[Committed]:
+            nonlocal table  # the same uuid in every attempt
+            table = table or self._new(identifier, asked, await self._base(identifier.namespace))
+            made, uuid = table, str(table.uuid)
             namespace = await self._relations.namespace(identifier.namespace)
             entry = await self._relations.entry(identifier)
             relations.create(identifier, TableRecord(uuid, "", 0), namespace, entry)  # refused before it is written
@@ -80,17 +82,23 @@ class Tables:
 
         return again
 
-    def _new(self, identifier: Identifier, asked: Object) -> Table:
+    async def _base(self, namespace: Namespace) -> str:
+        """The location of a namespace, below which its tables lie; its own is used where the catalog may write there.
+        Raises UnknownNamespace."""
+        record = namespaces.existing(namespace, await self._relations.namespace(namespace))
+        own = normal_or_none(record.properties.get(LOCATION, ""))
+        if own is not None and any(is_inside(own, root) for root in self._roots):
+            return own
+        return of_namespace(self._warehouse, namespace)
+
+    def _new(self, identifier: Identifier, asked: Object, base: str) -> Table:
+        """`base`: the location of its namespace."""
         given_properties = values.optional_text_map(asked, "properties")
         properties.check_new(given_properties)
         metadata_file.check_places(given_properties, self._roots)
         given = values.optional_text(asked, "location")
         uuid = self._steps.documents.new_uuid()
-        location = (
-            allowed(given, self._roots)
-            if given is not None
-            else for_new(self._warehouse, identifier.namespace, identifier.name, uuid)
-        )
+        location = allowed(given, self._roots) if given is not None else for_new(base, identifier.name, uuid)
         return new_table(asked, location, uuid, self._steps.now_ms())
 
     async def register(
@@ -109,7 +117,7 @@ class Tables:
             namespaces.existing(identifier.namespace, namespace)
             if not is_overwriting or entry is None:
                 relations.check_free(identifier, entry, relations.TABLE)
-            table = await self._steps.documents.table(location)
+            table = await refusing_links(location, self._steps.documents.table(location))
             bound = await self._steps.store.get(keys.bound_key(table.uuid or ""))
             relations.check_registrable(table.uuid, bound)
             places = metadata_file.places(table.location, table.properties)

@@ -6,27 +6,40 @@ can be told, and with those that it needs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.calls.commits import Commits, Committed
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier, identifier, joined, namespace_of
-from icestream.catalog.location import for_new
+from icestream.catalog.location import for_new, of_namespace
 from icestream.catalog.plan import commits, relations
+from icestream.catalog.plan.commits import FirstTable
 from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
-from icestream.catalog.topic import adopt, bind, recreate, rewind
+from icestream.catalog.topic import adopt, bind, recreate, rewind, undo
+from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.commit import Outcome, State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
-from icestream.catalog.topic.rebound import Former, Rebound
+from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
 from icestream.metadata.entry import Entry
 
 Decide = Callable[[State, Collection[Consent]], Awaitable[Rebound]]
 _GONE = (errors.MetadataFileMissing, errors.MetadataFileDamaged)
+
+
+class NewTable(NamedTuple):
+    """A table that is to be made for a topic, by its name."""
+
+    log: TopicLog
+    name: Identifier
+    layout: Object
+
+
+Written = tuple[NewTable, Outcome, str]  # with the location of its first metadata file
 
 
 class Done(NamedTuple):
@@ -129,6 +142,14 @@ class Topics:
 
         return await self._rebound(table, decide, consents, is_dry)
 
+    async def undo_round(self, table: Identifier, log: TopicLog, snapshot_id: int) -> Done:
+        """Takes back the round that made `snapshot_id`, which must be main (catalog/topic/undo.py)."""
+
+        async def decide(state: State, given: Collection[Consent]) -> Rebound:
+            return undo.undo_round(state, log, snapshot_id, self._steps.now_ms())
+
+        return await self._rebound(table, decide, (), is_dry=False)
+
     async def _former(self, topic: str, topic_id: int) -> Former:
         """Raises AlreadyExists for a topic that has a table."""
         store = self._steps.store
@@ -162,7 +183,7 @@ class Topics:
         """`table`: its name. In place of a table whose metadata file is gone it must be that one's. The pipeline makes
         the first table of a topic with it, too: with its `layout`, and bound in the same step."""
         uuid = self._steps.documents.new_uuid()
-        location = for_new(self._warehouse, table.namespace, table.name, uuid)
+        location = for_new(of_namespace(self._warehouse, table.namespace), table.name, uuid)
 
         async def decide(given: Collection[Consent]) -> tuple[Rebound, tuple[Entry, TableRecord, Entry] | None]:
             lost = await self._lost(log)
@@ -195,6 +216,63 @@ class Topics:
             return Step(planned.checked(), done, [place], is_once=True)
 
         return await self._steps.make([keys.relation_key(table)], plan)
+
+    async def create_first(self, wanted: Sequence[NewTable]) -> dict[int, tuple[Committed, Binding]]:
+        """The first tables of topics, each bound to its topic, by topic id: their files with one sync, then
+        NEW_TABLES_MAX of them in a transaction (hazard 10). Left out are those of a transaction in which one of the
+        topics has or had a table, one of the names is taken, or a namespace is not there: `recreate` says which and
+        why."""
+        outcomes = [(one, self._first(one)) for one in wanted]
+        places = await self._steps.documents.write_new([outcome.table for _, outcome in outcomes])
+        written = [(*one, place) for one, place in zip(outcomes, places, strict=True)]
+        made: dict[int, tuple[Committed, Binding]] = {}
+        for begin in range(0, len(written), limits.NEW_TABLES_MAX):
+            some = written[begin : begin + limits.NEW_TABLES_MAX]
+            turns = [keys.relation_key(one.name) for one, _, _ in some]
+            try:
+                together: dict[int, tuple[Committed, Binding]] = await self._steps.make(turns, self._once(some))
+                made |= together
+            except (errors.CommitConflict, errors.InvalidInput, errors.UnknownNamespace):
+                continue
+            except errors.IcestreamError:  # no transaction names the files of the others
+                await self._steps.take_back([place for _, _, place in written[begin + len(some) :]])
+                raise
+        return made
+
+    def _first(self, new: NewTable) -> Outcome:
+        uuid = self._steps.documents.new_uuid()
+        location = for_new(of_namespace(self._warehouse, new.name.namespace), new.name.name, uuid)
+        # What a retention dropped before there was a table is a declared gap of the log already.
+        consents = [Consent.GAP]
+        return recreate.recreate(new.log, NO_FORMER, consents, location, uuid, self._steps.now_ms(), new.layout).outcome
+
+    def _once(self, written: Sequence[Written]) -> Callable[[], Awaitable[Step[dict[int, tuple[Committed, Binding]]]]]:
+        """Plans a transaction of new tables by what is expected; planned again, it raises CommitConflict: something is
+        there that was not expected, or the transaction was done before others went on."""
+        is_again = False
+
+        async def plan() -> Step[dict[int, tuple[Committed, Binding]]]:
+            nonlocal is_again
+            if is_again:
+                raise errors.CommitConflict("one of the topics has a table, or one of the names is taken")
+            is_again = True
+            places = [place for _, _, place in written]
+            tables, answer = [], {}
+            for one, outcome, place in written:
+                record = commits.record_of(outcome, outcome.table.uuid or "", place, 0)
+                tables.append(FirstTable(one.name, record))
+                assert outcome.binding is not None
+                answer[one.log.topic_id] = Committed(place, outcome.table), outcome.binding
+            try:
+                names = {one.name.namespace for one, _, _ in written}
+                namespaces = {name: await self._relations.namespace(name) for name in names}
+                planned = commits.create_first(tables, namespaces)
+            except errors.IcestreamError:  # nothing was sent: nothing can point to them
+                await self._steps.take_back(places)
+                raise
+            return Step(planned, answer, places, is_once=True)
+
+        return plan
 
     async def _lost(self, log: TopicLog) -> tuple[Identifier, Former, tuple[Entry, TableRecord, Entry]] | None:
         """The topic's table, if it has one on paper and its metadata file is gone. One that is there is refused."""

@@ -12,8 +12,9 @@ from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Plan, Step, Steps
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
+from icestream.catalog.files import refusing_links
 from icestream.catalog.identifier import Identifier, Namespace
-from icestream.catalog.location import allowed, for_new
+from icestream.catalog.location import allowed, for_new, of_namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import ViewRecord
@@ -68,7 +69,7 @@ class Views:
         location = (
             allowed(given, self._roots)
             if given is not None
-            else for_new(self._warehouse, identifier.namespace, identifier.name, uuid)
+            else for_new(of_namespace(self._warehouse, identifier.namespace), identifier.name, uuid)
         )
         made = new_view(asked, location, uuid, self._steps.now_ms())
 
@@ -125,7 +126,7 @@ class Views:
             entry = await self._relations.entry(identifier)
             namespaces.existing(identifier.namespace, namespace)
             relations.check_free(identifier, entry, relations.VIEW)
-            view = await self._steps.documents.view(location)
+            view = await refusing_links(location, self._steps.documents.view(location))
             await self._steps.documents.make_durable([location])
             record = ViewRecord(view.uuid, location, metadata_file.version_of(location))
             planned = relations.create(identifier, record, namespace, entry)

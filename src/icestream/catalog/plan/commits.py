@@ -6,12 +6,12 @@ lease writes the same value again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
-from icestream.catalog.identifier import Identifier, joined
+from icestream.catalog.identifier import Identifier, Namespace, joined
 from icestream.catalog.plan import relations
 from icestream.catalog.plan.marks import Added
 from icestream.catalog.plan.planned import Planned
@@ -120,6 +120,31 @@ def recreate(identifier: Identifier, record: TableRecord, namespace: Entry | Non
     """A fresh table with its topic, under a name that is free."""
     assert record.binding is not None
     return _bound(relations.create(identifier, record, namespace, entry), identifier, record.uuid, record.binding)
+
+
+class FirstTable(NamedTuple):
+    """The first table of a topic, with its metadata file on disk."""
+
+    identifier: Identifier
+    record: TableRecord
+
+
+def create_first(tables: Sequence[FirstTable], namespaces: Mapping[Namespace, Entry | None]) -> Planned:
+    """First tables of topics that never had one, bound to them: all of them or none. What became of the first tells
+    what became of all. `namespaces`: the entry of each that is used. Raises InvalidInput where two have one name, or
+    where it is too much for one transaction (hazard 10)."""
+    if len({one.identifier for one in tables}) < len(tables):
+        raise errors.InvalidInput("two topics with one table name in a transaction", hint="make them one by one")
+    first, *others = (
+        recreate(one.identifier, one.record, namespaces[one.identifier.namespace], None) for one in tables
+    )
+    for one in others:
+        first = first.with_more(one.compare, one.then)
+    never_had = [cmd.Absent(keys.parted_key(one.record.binding.topic_id)) for one in tables if one.record.binding]
+    # each namespace is compared and touched once; no table was parted from these topics
+    compare: list[cmd.Compare] = list(dict.fromkeys([*first.compare, *never_had]))
+    then: list[cmd.Operation] = [one for one in dict.fromkeys(first.then) if not isinstance(one, cmd.Delete)]
+    return first._replace(compare=compare, then=then).checked()
 
 
 def replace_lost(

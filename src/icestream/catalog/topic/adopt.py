@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from icestream import errors
+from icestream.catalog.table.table import Table
 from icestream.catalog.topic import rebound
 from icestream.catalog.topic.binding import Base
 from icestream.catalog.topic.commit import State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Former, Rebound
 from icestream.catalog.topic.removal import Progress, Removal
-from icestream.catalog.topic.standing import Standing, standing, with_deletes
+from icestream.catalog.topic.standing import Standing, standing, with_changes
 
 ON_WORD = "an operator says what the table holds, and no snapshot does"
 
@@ -53,22 +54,22 @@ def adopt(
         )
     held = found.progress.committed if positions is None else positions
     doubts = rebound.foreign_rows(found) if positions is None else (ON_WORD,)
-    losses = _given_up(found, former) if positions is None else _skipped(positions, former)
+    losses = _given_up(state.table, log, found, former) if positions is None else _skipped(positions, former)
     told = Consequence("adopt", log.topic, fates(held, log, former.committed), doubts, losses)
     told.check(consents)
     if positions is None:
         binding = rebound.going_on(told, log, {}, former.pipeline_epoch)
-        removals = rebound.missing(told, found, found.progress, current, now_ms)
+        removals = rebound.missing(told, state.table, log, found, found.progress, current, now_ms)
         return Rebound(rebound.outcome(state, binding, removals, now_ms), told)
     progress = Progress(dict(positions), _suspect(positions, current, now_ms))
     binding = rebound.going_on(told, log, {}, former.pipeline_epoch, Base(current, progress))
-    removals = rebound.missing(told, found._replace(since=[]), progress, current, now_ms)
+    removals = rebound.missing(told, state.table, log, found._replace(since=[]), progress, current, now_ms)
     return Rebound(rebound.outcome(state, binding, removals, now_ms), told)
 
 
-def _given_up(found: Standing, former: Former) -> tuple[str, ...]:
+def _given_up(table: Table, log: TopicLog, found: Standing, former: Former) -> tuple[str, ...]:
     """What is missing there of offsets that the topic had not committed: the log has them, and will not bring them."""
-    missing = with_deletes(found.progress.removals, found.since, found.progress.committed, 0)
+    missing = with_changes(found.progress.removals, table, found.since, log.topic_id, found.progress.committed, 0)
     return tuple(
         f"offsets of shard {shard} from {former.committed[shard]} on are given up: {one.operation} of snapshot "
         f"{one.snapshot_id}"

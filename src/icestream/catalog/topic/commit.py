@@ -105,7 +105,8 @@ def _written_by_server(
         raise errors.InvalidInput(f"a round adds one snapshot, not {len(added)}")
     made = values.an_object(values.required(added[0], "snapshot"), "snapshot")
     binding = verdict.binding(state.binding, claim, values.long(made, "snapshot-id"))
-    summary = values.optional_text_map(made, "summary") | properties.summary(binding, state.removals)
+    offsets = {one.shard: (one.start, one.end) for one in claim.ranges}
+    summary = values.optional_text_map(made, "summary") | properties.summary(binding, offsets, state.removals)
     named = {"action": "add-snapshot", "snapshot": {**made, "summary": summary}}
     written = [named if one is added[0] else one for one in updates]
     return binding, [*written, *properties.set_written(state.table.properties, binding)]

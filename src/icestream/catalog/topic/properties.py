@@ -1,10 +1,11 @@
 """`icestream.*`: what the server writes into a topic's table, and nobody else (hazard 14).
 
     in the properties of the table      topic, topic-id, pipeline-epoch, round, committed
-    in the summary of each snapshot that a round made      topic-id, round, committed, removed
+    in the summary of each snapshot that a round made      topic-id, round, committed, added, removed
 
-`committed` is JSON: per shard the first offset that is not in the table. What the snapshot says tells what is missing
-when somebody moves main to it (standing.py).
+`committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
+that the round brought. What the snapshot says tells what is missing when main is moved to it, and which rows are back
+when it is cherry-picked (standing.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from icestream.catalog.document.values import Object
 from icestream.catalog.table import update
 from icestream.catalog.topic import removal
 from icestream.catalog.topic.binding import Binding
-from icestream.catalog.topic.removal import Removals
+from icestream.catalog.topic.removal import Ranges, Removals
 
 PREFIX: Final = "icestream."
 ROUND: Final = PREFIX + "round"
@@ -35,9 +36,10 @@ def written(binding: Binding) -> dict[str, str]:
     return found | _round(binding) if binding.rounds else found
 
 
-def summary(binding: Binding, removals: Removals) -> dict[str, str]:
-    """What the snapshot says that made this binding."""
-    return removal.as_summary(binding.topic_id, binding.committed(), removals) | _round(binding)
+def summary(binding: Binding, added: Ranges, removals: Removals) -> dict[str, str]:
+    """What the snapshot of the round says that added these offsets and made this binding."""
+    progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
+    return progress | removal.added_summary(added) | _round(binding)
 
 
 def _round(binding: Binding) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from icestream import errors
 from icestream.catalog.document.values import Object
 from icestream.catalog.table import commit
+from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope, properties, run
 from icestream.catalog.topic.binding import Base, Binding
 from icestream.catalog.topic.commit import Outcome, State
@@ -22,7 +23,7 @@ from icestream.catalog.topic.consequence import Consequence, TopicLog
 from icestream.catalog.topic.guard import INGEST_FORMAT_VERSION_MAX
 from icestream.catalog.topic.removal import Progress, Removals
 from icestream.catalog.topic.run import Runs
-from icestream.catalog.topic.standing import Standing, adds_rows, with_deletes
+from icestream.catalog.topic.standing import Standing, adds_rows, with_changes
 
 
 class Rebound(NamedTuple):
@@ -83,9 +84,15 @@ def foreign_rows(found: Standing) -> tuple[str, ...]:
 
 
 def missing(
-    consequence: Consequence, found: Standing, progress: Progress, snapshot_id: int | None, now_ms: int
+    consequence: Consequence,
+    table: Table,
+    log: TopicLog,
+    found: Standing,
+    progress: Progress,
+    snapshot_id: int | None,
+    now_ms: int,
 ) -> Removals:
     """What main lacks, once it stands at this snapshot."""
     there = {fate.shard: fate.goes_on_at for fate in consequence.fates}
     gaps = consequence.gaps(snapshot_id, now_ms)
-    return with_deletes((*progress.removals, *gaps), found.since, there, now_ms)
+    return with_changes((*progress.removals, *gaps), table, found.since, log.topic_id, there, now_ms)

@@ -16,11 +16,11 @@ from icestream.catalog.document.values import Object
 
 ROLLBACK: Final = "rollback"
 SET_CURRENT: Final = "set-current"
-SEVERAL: Final = "several"
+_AND: Final = " and "
 
 
 class Removal(msgspec.Struct, frozen=True, array_like=True):
-    operation: str  # rollback, set-current, delete, overwrite, or one of ours; `several` for those put together
+    operation: str  # rollback, set-current, delete, overwrite, or one of ours; joined by " and " for those put together
     snapshot_id: int  # the last one that did it; 0: the table had none
     time_ms: int
     ranges: dict[int, tuple[int, int]]  # per shard: rows with these offsets
@@ -31,8 +31,22 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     def rows_at_most(self) -> int | None:
         return sum(end - start for start, end in self.ranges.values()) if self.is_exact else self.rows
 
+    @property
+    def words(self) -> str:
+        """Which operation removed the rows, and by which snapshot, for people."""
+        if not self.snapshot_id:
+            return self._names
+        is_last = self._names != self.operation or _AND in self.operation
+        return f"{self._names}, {'the last of them ' if is_last else ''}snapshot {self.snapshot_id}"
+
+    @property
+    def _names(self) -> str:
+        """Earlier releases wrote `several` for operations that were put together."""
+        return "several operations" if self.operation == "several" else self.operation
+
 
 Removals = tuple[Removal, ...]
+Ranges = Mapping[int, tuple[int, int]]  # per shard: [start, end)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -61,9 +75,8 @@ def _together(removals: list[Removal]) -> Removal:
             low, high = ranges.get(shard, (start, end))
             ranges[shard] = min(low, start), max(high, end)
     last = removals[-1]
-    words = {one.operation for one in removals}
-    word = words.pop() if len(words) == 1 else SEVERAL
-    return Removal(word, last.snapshot_id, last.time_ms, ranges, False, rows_of_all(removals))
+    operations = sorted({name for removal in removals for name in removal.operation.split(_AND)})
+    return Removal(_AND.join(operations), last.snapshot_id, last.time_ms, ranges, False, rows_of_all(removals))
 
 
 def rows_of_all(removals: Iterable[Removal]) -> int | None:
@@ -72,11 +85,63 @@ def rows_of_all(removals: Iterable[Removal]) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
+# --- rows that came back ----------------------------------------------------------------------------------------------
+
+
+def without(removals: Removals, restored: Ranges) -> Removals:
+    """The removals less these offsets, which are rows of main again. Rows that may be any of a range stay counted."""
+    return tuple(
+        part for removal in removals for part in (_parts(removal, restored) if removal.is_exact else [removal])
+    )
+
+
+def _parts(removal: Removal, restored: Ranges) -> list[Removal]:
+    """What is left of an exact removal: a hole in its middle makes two of it."""
+    below, above = {}, {}
+    for shard, (start, end) in removal.ranges.items():
+        low, high = restored.get(shard, (start, start))
+        low, high = max(low, start), min(high, end)
+        if low >= high:
+            below[shard] = start, end
+            continue
+        if start < low:
+            below[shard] = start, low
+        if high < end:
+            above[shard] = high, end
+    return [msgspec.structs.replace(removal, ranges=ranges) for ranges in (below, above) if ranges]
+
+
+def loosened(removals: Removals) -> Removals:
+    """The same removals once rows of unknown offsets were added: some of what was removed may be there again."""
+    return bounded(
+        tuple(
+            msgspec.structs.replace(removal, is_exact=False, rows=removal.rows_at_most) if removal.is_exact else removal
+            for removal in removals
+        )
+    )
+
+
 # --- as text, in the summary of a snapshot ----------------------------------------------------------------------------
 
 TOPIC_ID: Final = "icestream.topic-id"
 COMMITTED: Final = "icestream.committed"
 REMOVED: Final = "icestream.removed"
+ADDED: Final = "icestream.added"
+
+
+def added_by(made: Object, topic_id: int) -> Ranges | None:
+    """The offsets that the snapshot of a round brought; None for other snapshots and those of older releases."""
+    summary = made.get("summary") or {}
+    if summary.get(TOPIC_ID) != str(topic_id):
+        return None
+    try:
+        return msgspec.json.decode(summary.get(ADDED, ""), type=dict[int, tuple[int, int]])
+    except msgspec.MsgspecError:
+        return None
+
+
+def added_summary(ranges: Ranges) -> dict[str, str]:
+    return {ADDED: _as_text(ranges)}
 
 
 def as_summary(topic_id: int, committed: Mapping[int, int], removals: Removals) -> dict[str, str]:

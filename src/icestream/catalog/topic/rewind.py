@@ -7,28 +7,37 @@ table and goes on from there:
     before     main at snapshot 7, which holds [0, 60); committed 100; the log has [80, …)
     after      committed 80: [80, 100) are written again, [60, 80) are a declared gap (accept-gap)
 
-The point is a snapshot, main unless another is named, because only a snapshot says what rows it holds: a number alone
-could put a row there twice. Another snapshot becomes main in the same step, which undoes what was done since, also by
-others. It may lie ahead of committed after an earlier rewind: then committed goes forward to it. If it lacks rows that
-main has and that the log will not bring again, that is a loss (accept-gap).
+The point is a snapshot, because only a snapshot says what rows it holds: a number alone could put a row there twice.
+Another snapshot than main becomes main in the same step, which undoes what was done since, also by others. It may lie
+ahead of committed after an earlier rewind: then committed goes forward to it. If it lacks rows that main has and that
+the log will not bring again, that is a loss (accept-gap).
+
+Without a snapshot id the target is chosen (`default_target`):
+
+    main at 7, rolled back to, no round since          7
+    rolled back to 7, rounds 8 and 9 since             7: 8 and 9 stand on the hole, their rows come again from the log
+    … and another engine changed rows in 8             refused: the operator names the snapshot and knows what is undone
+    the log holds none of the rows that are missing    main; nothing changes, and the reply says what stays missing
 
 A snapshot whose history is cut off says nothing: refused. A table with rows of unknown offsets: accept-duplicates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from icestream import errors
 from icestream.catalog.document.values import Object
 from icestream.catalog.table.snapshot import MAIN
+from icestream.catalog.table.snapshot import operation as snapshot_operation
 from icestream.catalog.topic import rebound
 from icestream.catalog.topic.commit import Outcome, State
-from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
+from icestream.catalog.topic.consequence import Consent, Consequence, Fate, TopicLog, fates
 from icestream.catalog.topic.rebound import Rebound
-from icestream.catalog.topic.removal import Removal
-from icestream.catalog.topic.standing import Standing, standing, with_deletes
+from icestream.catalog.topic.removal import Removal, Removals, progress_of
+from icestream.catalog.topic.standing import Standing, adds_rows, lineage, picked_round, standing, with_changes
+from icestream.catalog.topic.taken_rows import takes_rows
 
 OTHER_TOPIC: Final = "`icestream lake detach TABLE` parts them"
 
@@ -36,7 +45,11 @@ OTHER_TOPIC: Final = "`icestream lake detach TABLE` parts them"
 def rewind(
     state: State, log: TopicLog, consents: Collection[Consent], now_ms: int, snapshot_id: int | None = None
 ) -> Rebound:
-    """`snapshot_id`: where to; None: where main stands. The same outcome as the state when there is nothing to do."""
+    """Decides a rewind to `snapshot_id`, or to `default_target`.
+
+    The outcome equals the state when there is nothing to do. Raises TopicTable for a table of no or another topic,
+    for a target whose content is unknown, and for consequences that `consents` does not name.
+    """
     binding = state.binding
     if binding is None:
         raise errors.TopicTable("the table belongs to no topic", hint="`icestream lake adopt` takes it over")
@@ -46,7 +59,7 @@ def rewind(
             f"the table belongs to {owner} {binding.topic} (id {binding.topic_id})", hint=OTHER_TOPIC
         )
     current = state.table.current_snapshot_id
-    target = current if snapshot_id is None else snapshot_id
+    target = default_target(state, log) if snapshot_id is None else snapshot_id
     if target is not None and state.table.snapshots.find(target) is None:
         raise errors.InvalidInput(
             f"the table has no snapshot {target}", hint="`icestream lake snapshots` lists those that it has"
@@ -58,31 +71,133 @@ def rewind(
             hint="choose another: `icestream lake snapshots`; or detach the table and adopt it with positions",
         )
     before = binding.committed()
+    shard_fates = fates(found.progress.committed, log, before)
+    lost = (
+        () if target == current else (*_lacking(state, log, found, target), *_undone(state, log, target, shard_fates))
+    )
     told = Consequence(
         "rewind",
         log.topic,
-        fates(found.progress.committed, log, before),
+        shard_fates,
         rebound.foreign_rows(found),
-        () if target == current else _lacking(state, found, target),
+        lost,
         () if target == current else (f"main goes from snapshot {current} to {target}: what was done since is undone",),
     )
     if target == current and {fate.shard: fate.goes_on_at for fate in told.fates} == before:
         stay = tuple(fate._replace(held=fate.goes_on_at) for fate in told.fates)
-        return Rebound(Outcome(state.table, binding, state.removals), told._replace(fates=stay, doubts=()))
+        unchanged = told._replace(fates=stay, doubts=(), changes=_nothing_to_do(state.removals, log))
+        return Rebound(Outcome(state.table, binding, state.removals), unchanged)
     told.check(consents)
     after = rebound.going_on(told, log, binding.runs, binding.pipeline_epoch, binding.base)
-    removals = rebound.missing(told, found, found.progress, target, now_ms)
+    removals = rebound.missing(told, state.table, log, found, found.progress, target, now_ms)
     return Rebound(rebound.outcome(state, after, removals, now_ms, _pointing(state, target)), told)
 
 
-def _lacking(state: State, found: Standing, target: int | None) -> tuple[str, ...]:
+def default_target(state: State, log: TopicLog) -> int | None:
+    """The snapshot to rewind to when the operator names none: the newest one in main's lineage below the first missing
+    offset that the log still has. Main itself when there is no such offset.
+
+    Raises TopicTable when that snapshot has expired, or when going back to it would undo row changes of other engines.
+    """
+    current = state.table.current_snapshot_id
+    starts = _first_recoverable(state.removals, log)
+    if state.binding is None or not starts:
+        return current
+    topic_id, base = state.binding.topic_id, state.binding.base
+    undone: Object | None = None
+    for snapshot in lineage(state.table, current):
+        held = standing(state.table, snapshot["snapshot-id"], topic_id, base)
+        if not held.is_known:
+            break
+        is_below = all(held.progress.committed.get(shard, 0) <= start for shard, start in starts.items())
+        is_picked = picked_round(state.table, snapshot, topic_id) is not None and _log_reaches(log, starts)
+        if is_below and not is_picked:
+            if undone is not None:
+                raise errors.TopicTable(
+                    f"{_first_words(starts)} can be written again from the log, but going back to snapshot "
+                    f"{snapshot['snapshot-id']} undoes {snapshot_operation(undone)} {undone['snapshot-id']} "
+                    "of another engine",
+                    hint=f"if that is meant: `icestream lake rewind … --snapshot {snapshot['snapshot-id']}`",
+                )
+            return int(snapshot["snapshot-id"])
+        is_round = progress_of(snapshot, topic_id) is not None
+        if not is_round and not is_picked and (adds_rows(snapshot) or takes_rows(snapshot)):
+            undone = undone or snapshot
+    raise errors.TopicTable(
+        f"{_first_words(starts)} can be written again from the log, but the snapshot before them has expired",
+        hint="detach the table and `icestream lake recreate` the topic's table from the log, or leave them missing",
+    )
+
+
+def _first_recoverable(removals: Removals, log: TopicLog) -> dict[int, int]:
+    """Per shard the first offset that is known to be missing and lies in a range of which the log has something."""
+    starts: dict[int, int] = {}
+    for removal in removals:
+        for shard, (start, end) in removal.ranges.items() if removal.is_exact else ():
+            if shard in log.shards and end > log.shards[shard].earliest:
+                starts[shard] = min(start, starts.get(shard, start))
+    return starts
+
+
+def _log_reaches(log: TopicLog, starts: Mapping[int, int]) -> bool:
+    return all(log.shards[shard].earliest <= start for shard, start in starts.items())
+
+
+def _first_words(starts: Mapping[int, int]) -> str:
+    shard, start = min(starts.items())
+    return f"missing rows of shard {shard} from offset {start} on"
+
+
+def _nothing_to_do(removals: Removals, log: TopicLog) -> tuple[str, ...]:
+    """Why a rewind changes nothing, and which rows stay missing."""
+    if not removals:
+        return ("nothing to do: the table has every row that was committed",)
+    return (
+        "nothing to do: the log has none of the offsets that are known to be missing",
+        *(_stays_missing(removal, shard, log) for removal in removals for shard in sorted(removal.ranges)),
+    )
+
+
+def _stays_missing(removal: Removal, shard: int, log: TopicLog) -> str:
+    start, end = removal.ranges[shard]
+    if removal.is_exact:
+        begins = f": the log begins at {log.shards[shard].earliest}" if shard in log.shards else ""
+        return f"shard {shard}: offsets {start} to {end - 1} stay missing ({removal.words}){begins}"
+    count = "some" if removal.rows is None else f"up to {removal.rows}"
+    return (
+        f"shard {shard}: {count} of offsets {start} to {end - 1} stay missing ({removal.words}): "
+        "`icestream lake rewind --snapshot` goes back to before it"
+    )
+
+
+def _lacking(state: State, log: TopicLog, found: Standing, target: int | None) -> tuple[str, ...]:
     """What is known to be missing there, and is not known to be missing from main."""
-    there = with_deletes(found.progress.removals, found.since, found.progress.committed, 0)
+    topic_id, committed = log.topic_id, found.progress.committed
+    there = with_changes(found.progress.removals, state.table, found.since, topic_id, committed, 0)
     return tuple(
         f"snapshot {target} lacks rows: {one.operation} of snapshot {one.snapshot_id}"
         for one in there
         if not any(_covers(now, one) for now in state.removals)
     )
+
+
+def _undone(state: State, log: TopicLog, target: int | None, shard_fates: Iterable[Fate]) -> tuple[str, ...]:
+    """Rows that other engines added behind the target, and that the log will not bring again."""
+    resumes_at = {fate.shard: fate.goes_on_at for fate in shard_fates}
+    kept = {snapshot["snapshot-id"] for snapshot in lineage(state.table, target)}
+    lost = []
+    for snapshot in lineage(state.table, state.table.current_snapshot_id):
+        if (
+            snapshot["snapshot-id"] in kept
+            or progress_of(snapshot, log.topic_id) is not None
+            or not adds_rows(snapshot)
+        ):
+            continue
+        ranges = picked_round(state.table, snapshot, log.topic_id)
+        comes_again = ranges is not None and all(start >= resumes_at[shard] for shard, (start, _) in ranges.items())
+        if snapshot_operation(snapshot) == "append" and not comes_again:
+            lost.append(f"rows that snapshot {snapshot['snapshot-id']} added are undone")
+    return tuple(lost)
 
 
 def _covers(now: Removal, there: Removal) -> bool:

@@ -29,10 +29,14 @@ from icestream.catalog.topic.removal import (
     ROLLBACK,
     SET_CURRENT,
     Progress,
+    Ranges,
     Removal,
     Removals,
+    added_by,
     bounded,
+    loosened,
     progress_of,
+    without,
 )
 from icestream.catalog.topic.taken_rows import taken_rows, takes_rows
 
@@ -80,14 +84,22 @@ def check_not_ahead(before: Table, after: Table, binding: Binding) -> errors.Top
             hint="part them first: `icestream lake detach`; `icestream lake adopt` then takes positions",
         )
     committed = binding.committed()
-    for shard, end in sorted(found.progress.committed.items()):
-        if end > committed.get(shard, end):
-            return errors.TopicTable(
-                f"snapshot {new} holds offsets of shard {shard} up to {end}, but the topic is at {committed[shard]}: "
-                "they would be written again",
-                hint="`icestream lake rewind --snapshot` moves main and the topic together",
-            )
+    for snapshot_id, ends in ((new, found.progress.committed), *_picked_ends(after, found.since, binding)):
+        for shard, end in sorted(ends.items()):
+            if end > committed.get(shard, end):
+                return errors.TopicTable(
+                    f"snapshot {snapshot_id} holds offsets of shard {shard} up to {end}, but the topic is at "
+                    f"{committed[shard]}: they would be written again",
+                    hint="`icestream lake rewind --snapshot` moves main and the topic together",
+                )
     return None
+
+
+def _picked_ends(table: Table, since: list[Object], binding: Binding) -> Iterator[tuple[int, Mapping[int, int]]]:
+    """Where the rounds end that were cherry-picked behind main's last round."""
+    for added in since:
+        if (ranges := picked_round(table, added, binding.topic_id)) is not None:
+            yield added["snapshot-id"], {shard: end for shard, (_, end) in ranges.items()}
 
 
 def after_commit(removals: Removals, before: Table, after: Table, binding: Binding, time_ms: int) -> Removals:
@@ -97,10 +109,24 @@ def after_commit(removals: Removals, before: Table, after: Table, binding: Bindi
         return removals
     found = standing(after, new, binding.topic_id, binding.base)
     if _goes_on_from(old, found):
-        return with_deletes(removals, _behind(old, found.since), binding.committed(), time_ms)
+        since = _behind(old, found.since)
+        return with_changes(removals, after, since, binding.topic_id, binding.committed(), time_ms)
     operation = ROLLBACK if any(one["snapshot-id"] == new for one in lineage(before, old)) else SET_CURRENT
     lost = _lost(operation, new, time_ms, found.progress.committed, binding.committed(), found.is_known)
-    return with_deletes((*found.progress.removals, *lost), found.since, binding.committed(), time_ms)
+    known = (*found.progress.removals, *lost)
+    return with_changes(known, after, found.since, binding.topic_id, binding.committed(), time_ms)
+
+
+def picked_round(table: Table, added: Object, topic_id: int) -> Ranges | None:
+    """The offsets that a cherry-pick brought back, when its source is a round of the topic; None when it is unknown."""
+    source_id = (added.get("summary") or {}).get("source-snapshot-id", "")
+    source = table.snapshots.find(int(source_id)) if source_id.isascii() and source_id.isdigit() else None
+    return None if source is None else added_by(source, topic_id)
+
+
+def _has_round_before(table: Table, made: Object, topic_id: int) -> bool:
+    before = lineage(table, made.get("parent-snapshot-id"))
+    return any(progress_of(one, topic_id) is not None for one in before)
 
 
 def _goes_on_from(old: int | None, found: Standing) -> bool:
@@ -129,7 +155,7 @@ def lacking(table: Table, topic_id: int, committed: Mapping[int, int], base: Bas
     found = main_standing(table, topic_id, base)
     time_ms = int(table.fields["last-updated-ms"])
     lost = _lost(ROLLBACK, current or 0, time_ms, found.progress.committed, committed, found.is_known)
-    return with_deletes((*found.progress.removals, *lost), found.since, committed, time_ms)
+    return with_changes((*found.progress.removals, *lost), table, found.since, topic_id, committed, time_ms)
 
 
 def _lost(
@@ -146,14 +172,24 @@ def _lost(
     return (Removal(operation, snapshot_id, time_ms, lost, is_exact),) if lost else ()
 
 
-def with_deletes(removals: Removals, since: list[Object], committed: Mapping[int, int], time_ms: int) -> Removals:
+def with_changes(
+    removals: Removals, table: Table, since: list[Object], topic_id: int, committed: Mapping[int, int], time_ms: int
+) -> Removals:
+    """What is missing once these snapshots, the newest first, changed rows of a table that lacked `removals`.
+
+    Rows that were added behind a round may be some that were missing: a cherry-picked round tells which, others do
+    not. Which rows a delete took is unknown.
+    """
     ranges = {shard: (0, end) for shard, end in committed.items()}
-    deleted = [
-        Removal(snapshot.operation(one), one["snapshot-id"], time_ms, ranges, False, taken_rows(one))
-        for one in reversed(since)
-        if takes_rows(one)
-    ]
-    return bounded((*removals, *deleted))
+    for changed in reversed(since):
+        if (restored := picked_round(table, changed, topic_id)) is not None:
+            removals = without(removals, restored)
+        elif adds_rows(changed) and _has_round_before(table, changed, topic_id):
+            removals = loosened(removals)
+        if takes_rows(changed):
+            operation, taken = snapshot.operation(changed), taken_rows(changed)
+            removals = (*removals, Removal(operation, changed["snapshot-id"], time_ms, ranges, False, taken))
+    return bounded(removals)
 
 
 def adds_rows(added: Object) -> bool:

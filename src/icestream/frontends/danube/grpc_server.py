@@ -15,6 +15,7 @@ from icestream import limits
 from icestream.frontends.danube.calls import Call, Streaming, Table, Unary, status_of
 from icestream.frontends.danube.tls import TlsFiles
 from icestream.observability.log import get_logger
+from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen
 
 _log = get_logger("danube")
@@ -33,26 +34,34 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ask too
     ("grpc.http2.max_ping_strikes", 0),
+    # A connection that sends no HTTP/2, and one without a call: gRPC cannot close them when others need the place, so
+    # they have a time.
+    ("grpc.server_handshake_timeout_ms", limits.DANUBE_HANDSHAKE_MS_MAX),
+    ("grpc.max_connection_idle_ms", limits.DANUBE_IDLE_MS_MAX),
 )
 
 
 class GrpcListener:
     """First it has a port, which the service behind it tells its clients; then it serves."""
 
-    def __init__(self, setting: str) -> None:
+    def __init__(self, setting: str, connections_max: int = limits.DANUBE_CONNECTIONS_MAX) -> None:
         """`setting`: the key that names the port."""
         self._setting = setting
+        self._connections_max = connections_max
         self._server: aio.Server | None = None
         self.port = 0
 
     @property
-    def connections(self) -> int | None:
+    def room(self) -> RoomState | None:
         """gRPC does not say."""
         return None
 
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """The port that it has."""
-        server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=limits.DANUBE_CALLS_MAX)
+        server = aio.server(
+            options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", self._connections_max)),
+            maximum_concurrent_rpcs=limits.DANUBE_CALLS_MAX,
+        )
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             _try_to_bind(host, port)

@@ -22,6 +22,7 @@ from icestream.frontends.danube.batch import Batch
 from icestream.frontends.danube.calls import STATUSES, Call, Table, status_number
 from icestream.frontends.danube.tls import Pem, TlsFiles
 from icestream.observability.log import get_logger
+from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen
 from icestream.storage.native import native
 
@@ -40,17 +41,19 @@ def has_native_wire() -> bool:
 class NativeListener:
     """First it has a port, which the service behind it tells its clients; then it serves."""
 
-    def __init__(self, setting: str) -> None:
+    def __init__(self, setting: str, connections_max: int = limits.DANUBE_CONNECTIONS_MAX) -> None:
         """`setting`: the key that names the port."""
         self._setting = setting
+        self._connections_max = connections_max
         self._socket: socket.socket | None = None
         self._pem: Pem | None = None
         self._serving: NativeServing | None = None
         self.port = 0
 
     @property
-    def connections(self) -> int | None:
-        return self._serving.connections if self._serving is not None else 0
+    def room(self) -> RoomState:
+        counts = self._serving.counts if self._serving is not None else (0, 0, 0, 0)
+        return RoomState(self._setting.removeprefix("ports."), self._connections_max, *counts)
 
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """The port that it has."""
@@ -65,7 +68,7 @@ class NativeListener:
     async def serve(self, table: Table) -> None:
         assert self._socket is not None
         try:
-            self._serving = NativeServing(self._socket.detach(), table, self._pem)
+            self._serving = NativeServing(self._socket.detach(), table, self._pem, self._connections_max)
         except ValueError as error:
             raise errors.ConfigurationError(str(error), hint="the settings danube.tls_… name PEM files") from None
 
@@ -92,7 +95,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class NativeServing:
-    def __init__(self, listener: int, table: Table, pem: Pem | None) -> None:
+    def __init__(self, listener: int, table: Table, pem: Pem | None, connections_max: int) -> None:
         self._table = table
         self._batched = list(table.batched.items())
         self._loop = asyncio.get_running_loop()
@@ -108,7 +111,7 @@ class NativeServing:
             batched=[(path, method.columns, method.echo) for path, method in self._batched],
             streams=list(table.streams),
             metadata_keys=METADATA_KEYS,
-            connections_max=limits.DANUBE_CONNECTIONS_MAX,
+            connections_max=connections_max,
             message_bytes_max=limits.DANUBE_CALL_BYTES_MAX,
             pending_bytes_max=limits.DANUBE_IN_FLIGHT_BYTES_MAX,
             stream_bytes_low=limits.DANUBE_STREAM_BYTES_MAX // 2,
@@ -128,8 +131,10 @@ class NativeServing:
         self._loop.add_reader(self._wire.fileno(), self._look)
 
     @property
-    def connections(self) -> int:
-        return len(self._peers)
+    def counts(self) -> tuple[int, int, int, int]:
+        """Connections, those of them that are busy; and since the start: evicted, refused."""
+        counts: tuple[int, int, int, int] = self._wire.connections()
+        return counts
 
     def _look(self) -> None:
         for kind, *told in self._wire.poll():

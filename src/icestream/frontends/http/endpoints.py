@@ -16,9 +16,9 @@ from http import HTTPStatus
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from icestream.frontends.http.listener import Response
-from icestream.frontends.http.request import Request
-from icestream.observability.health import Check
+from icestream.observability.health import Check, failure
+from icestream.observability.http_listener import Response
+from icestream.observability.http_request import Request
 
 
 class Endpoints:
@@ -26,7 +26,7 @@ class Endpoints:
 
     def __init__(
         self,
-        checks: Callable[[], Sequence[Check]],
+        checks: Callable[[], Awaitable[Sequence[Check]]],
         metrics: Callable[[], Awaitable[bytes]] | None = None,
         log_range: Callable[[Request], Awaitable[Response]] | None = None,
     ) -> None:
@@ -39,16 +39,16 @@ class Endpoints:
             case "/livez":
                 return Response(HTTPStatus.OK, b"ok\n")
             case "/readyz":
-                return self._ready(request)
+                return await self._ready(request)
             case "/metrics" if self._metrics is not None:
                 return Response(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE_LATEST)
             case path if path.startswith("/wal/") and self._log_range is not None:
                 return await self._log_range(request)
         return Response(HTTPStatus.NOT_FOUND, b"there are /livez, /readyz, /readyz?verbose and /metrics\n")
 
-    def _ready(self, request: Request) -> Response:
-        checks = self._checks()
-        failed = next((check for check in checks if check.is_needed and not check.ok), None)
+    async def _ready(self, request: Request) -> Response:
+        checks = await self._checks()
+        failed = failure(checks)
         status = HTTPStatus.OK if failed is None else HTTPStatus.SERVICE_UNAVAILABLE
         if "application/json" in request.headers.get("accept", ""):
             found = {"ready": failed is None, "checks": [check._asdict() for check in checks]}

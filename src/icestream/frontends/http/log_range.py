@@ -18,8 +18,8 @@ from http import HTTPStatus
 
 from icestream import errors, limits, said
 from icestream.broker.ingest import Ingest
-from icestream.frontends.http.listener import Response
-from icestream.frontends.http.request import Request
+from icestream.observability.http_listener import Response
+from icestream.observability.http_request import Request
 
 CONTENT_TYPE = "application/octet-stream"
 

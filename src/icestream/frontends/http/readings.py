@@ -57,7 +57,6 @@ async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
     found = await population(broker)
     most = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, found.lags)
     return [
-        metrics.READY.family(int(broker.is_ready)),
         metrics.NAMESPACES.family(len(broker.topics.namespaces)),
         metrics.TOPICS.family(len(broker.topics)),
         metrics.PRODUCERS.family(found.producers),

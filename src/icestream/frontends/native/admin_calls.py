@@ -6,8 +6,8 @@ here, rules are kept by the broker. A listing takes `after` and `limit`, and ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -30,7 +30,7 @@ from icestream.metadata.entry import Entry
 from icestream.model.shard import ShardKey
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
-from icestream.observability.health import Check
+from icestream.observability.health import Check, failure
 from icestream.runtime.clock import Clock
 from icestream.settings import KEYS
 from icestream.wal.log import Log
@@ -123,7 +123,7 @@ class Administration:
         log: Log | None,
         online: OnlineSettings,
         clock: Clock,
-        checks: Callable[[], Sequence[Check]],
+        checks: Callable[[], Awaitable[Sequence[Check]]],
         places: Callable[[], Document],
         pipeline: PipelineCalls | None = None,
         cluster: ClusterCalls | None = None,
@@ -210,7 +210,9 @@ class Administration:
         # read as a subscription that nobody has: the facade is the one way to what is stored
         stream = await self._broker.storage.create_subscription_stream(topic.name.namespace, topic.name.name, "")
         usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
-        return descriptions.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
+        found = descriptions.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
+        stalled = self._broker.stalled_readers.of_topic(topic.record.id)
+        return found | {"stalled_readers": [descriptions.stalled_reader(reader) for reader in stalled]}
 
     async def page_gaps(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(PageOfShard, given)
@@ -322,9 +324,8 @@ class Administration:
         return await self.describe_setting(connection, {"key": asked.key})
 
     async def health(self, connection: NativeConnection, given: Document) -> Document:
-        found = self._checks()
-        checks: list[dict[str, Any]] = [check._asdict() for check in found]
-        return {"ready": all(check.ok for check in found if check.is_needed), "checks": checks}
+        checks = await self._checks()
+        return {"ready": failure(checks) is None, "checks": [check._asdict() for check in checks]}
 
     async def places(self, connection: NativeConnection, given: Document) -> Document:
         return self._places()

@@ -51,6 +51,8 @@ class Subscribe(msgspec.Struct):
     start_value: int = 0
     key_patterns: list[str] = []
     failure: records.FailurePolicyRecord | None = None
+    messages_per_key: int = 1
+    picks: bool = False
 
 
 class Seek(msgspec.Struct):
@@ -180,7 +182,8 @@ async def reset_producer(connection: NativeConnection, given: Document) -> Docum
 async def subscribe(connection: NativeConnection, given: Document) -> Document:
     asked = arguments_of(Subscribe, given)
     connection.check_room()
-    sink = NativeConsumer(connection)
+    _check_messages_per_key(asked)
+    sink = NativeConsumer(connection, asked.messages_per_key, takes_picks=asked.picks)
     subscription, consumer = await connection.broker.subscribe(
         TopicName.parse(asked.topic),
         asked.subscription,
@@ -203,6 +206,18 @@ async def subscribe(connection: NativeConnection, given: Document) -> Document:
         "generations": [delivery.generation for delivery in subscription.deliveries],
         "positions": [delivery.dispatcher.acked.position for delivery in subscription.deliveries],
     }
+
+
+def _check_messages_per_key(asked: Subscribe) -> None:
+    if not 1 <= asked.messages_per_key <= limits.MESSAGES_PER_KEY_MAX:
+        raise errors.InvalidInput(
+            f"{asked.messages_per_key} messages of a key at a time",
+            hint=f"1 to {limits.MESSAGES_PER_KEY_MAX} are possible",
+        )
+    if asked.messages_per_key > 1 and asked.type is not SubscriptionType.KEY_SHARED:
+        raise errors.InvalidInput(
+            f"messages_per_key has no meaning for a subscription that is {asked.type.value}", hint="use key-shared"
+        )
 
 
 async def close_consumer(connection: NativeConnection, given: Document) -> Document:
@@ -232,7 +247,19 @@ async def create_topic(connection: NativeConnection, given: Document) -> Documen
 async def delete_topic(connection: NativeConnection, given: Document) -> Document:
     asked = arguments_of(DeleteTopic, given)
     found = await connection.broker.delete_topic(TopicName.parse(asked.topic), asked.table, asked.rest)
-    return {"table": found.table, "table_end": found.end, "rest": found.rest, "rest_messages": found.messages}
+    return {
+        "table": found.table,
+        "table_end": found.end,
+        "rest": found.rest,
+        "rest_messages": found.messages,
+        "lost_with": found.lost_with,
+    }
+
+
+async def takeover_topic(connection: NativeConnection, given: Document) -> Document:
+    found = await connection.broker.take_over_topic(TopicName.parse(arguments_of(TopicOnly, given).topic))
+    shards = [{"shard": gap.key.shard, "gap_start": gap.start, "gap_end": gap.end} for gap in found.gaps]
+    return {"former": found.former, "shards": shards}
 
 
 async def describe_topic(connection: NativeConnection, given: Document) -> Document:
@@ -283,9 +310,11 @@ CALLS: Final[dict[Any, Call]] = {
     call.__name__: call
     for call in (
         open_producer, close_producer, reset_producer, subscribe, close_consumer, seek, create_topic, delete_topic,
+        takeover_topic,
         describe_topic, topic_policies, list_topics, delete_subscription,
     )
 }  # fmt: skip
+PORTS: Final = "ports"  # a public call too, answered by the node: where it listens
 
 
 class Offered(NamedTuple):

@@ -30,6 +30,7 @@ from icestream.observability.log import get_logger
 from icestream.protocol import document, frame, handshake
 from icestream.protocol.frame import Frame, Kind, Part
 from icestream.protocol.stream import FrameStream
+from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.tasks import Tasks
 
@@ -91,8 +92,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
         self.out.use(self._transport)
         self.peer = str(transport.get_extra_info("peername") or "local")
-        if len(self._connections) >= limits.CONNECTIONS_MAX:
-            refused = errors.Refused(f"{len(self._connections)} connections are open", hint="close some of them")
+        admission = self._connections.room.admit(self)
+        if admission.evicted is not None:
+            admission.evicted.make_room()
+        if not admission.is_admitted:
+            refused = errors.Refused(f"{len(self._connections)} connections are busy", hint="close some of them")
             self.close(refused, limits.REFUSED_SECONDS_MAX)
             return
         self._connections.add(self)
@@ -197,6 +201,15 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
             self._abort_in(linger_seconds)
 
+    def make_room(self) -> None:
+        """Goes because another connection needs the place: it has no producer, consumer or call."""
+        _log.info("an idle connection is closed to make room", peer=self.peer)
+        if self.out.agreed is None:
+            self.abort()
+        else:
+            reason = errors.Refused("all connections are taken, and this one was idle", hint="connect again")
+            self.close(reason, limits.REFUSED_SECONDS_MAX)
+
     def abort(self) -> None:
         """Goes at once, whatever the client did not read yet."""
         if self._transport is not None:
@@ -255,8 +268,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._stream.kinds = frame.FROM_CLIENT
         self.out.send_frame(Kind.WELCOME, one.number, body)
         self.out.agreed = agreed
+        self._stand()
         if self._due is not None:
             self._due.cancel()
+
+    def _stand(self) -> None:
+        """Tells the room whether this connection may be closed for another one."""
+        is_busy = self._calls or self.producers or self.consumers or self.watches
+        self._connections.room.move(self, Standing.BUSY if is_busy else Standing.IDLE)
 
     def _take(self, one: Frame) -> None:
         if self.out.is_flooded:
@@ -379,6 +398,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         _check_number(one)
         method, arguments = document.decode_call(one.body, self._offered.call_bytes_max)
         self._calls += 1
+        self._stand()
         self._tasks.start(self._answer(one.number, method, arguments), "native-call")
 
     async def _answer(self, number: int, method: str, arguments: dict[str, Any]) -> None:
@@ -398,6 +418,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.out.send_frame(Kind.RESULT, number, answer)
         finally:
             self._calls -= 1
+            self._stand()
             self._call_ended.beat()
 
     # --- handles ---

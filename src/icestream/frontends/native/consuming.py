@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 
 class NativeConsumer:
-    def __init__(self, connection: NativeConnection) -> None:
+    def __init__(self, connection: NativeConnection, messages_per_key: int = 1, *, takes_picks: bool = False) -> None:
+        """`messages_per_key`: of a key-shared subscription, how many messages of a key the client takes at a time.
+        `takes_picks`: it takes PICK frames."""
         self._connection = connection
+        self._messages_per_key = messages_per_key
+        self._takes_picks = takes_picks
         self.handle = connection.new_handle()
         self._subscription: Subscription | None = None
         self._consumer: Consumer | None = None
@@ -34,6 +38,9 @@ class NativeConsumer:
     def joined(self, subscription: Subscription, consumer: Consumer) -> None:
         """Whoever is gone by now leaves at once."""
         self._subscription, self._consumer = subscription, consumer
+        consumer.credit.messages_per_key = self._messages_per_key
+        if self._takes_picks:
+            consumer.pick = self.pick
         if self._connection.lost.is_set():
             subscription.leave(consumer)
             raise errors.ConnectionLost("the client is gone")
@@ -76,12 +83,34 @@ class NativeConsumer:
         head = DELIVER.pack(
             self.handle, shard, generation, attempt, section.base_offset, section.append_time_us, first_row, rows
         )
-        if self._connection.agreed.compression is not None:
-            agreed = self._connection.agreed
-            self._connection.out.send(handshake.sealed(Kind.DELIVER, 0, head + section.body, agreed))
+        self._send_messages(Kind.DELIVER, head, section.body)
+
+    def pick(
+        self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
+    ) -> None:
+        """Messages that do not follow one another, in as few frames as the client takes."""
+        if len(ranges) == 1:
+            self.deliver(shard, generation, attempt, picked, 0, picked.rows)
             return
-        size = len(head) + len(section.body)
-        self._connection.out.send(frame.encode_head(Kind.DELIVER, 0, size) + head, section.body)
+        head = frame.encode_pick_head(
+            self.handle, shard, generation, attempt, picked.append_time_us, picked.rows, ranges
+        )
+        if len(head) + len(picked.body) <= self._connection.agreed.send_bytes_max - SIZE_MIN:
+            self._send_messages(Kind.PICK, head, picked.body)
+            return
+        half, first_row = len(ranges) // 2, 0
+        for part in (ranges[:half], ranges[half:]):
+            rows = sum(end - start for start, end in part)
+            body = select_rows(picked.body, first_row, rows)
+            first_row += rows
+            section = SectionRead(part[0][0], rows, picked.append_time_us, picked.epoch, body)
+            self.pick(shard, generation, attempt, section, part)
+
+    def _send_messages(self, kind: Kind, head: bytes, body: bytes) -> None:
+        if self._connection.agreed.compression is not None:
+            self._connection.out.send(handshake.sealed(kind, 0, head + body, self._connection.agreed))
+            return
+        self._connection.out.send(frame.encode_head(kind, 0, len(head) + len(body)) + head, body)
 
     def _deliver_parts(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int

@@ -15,6 +15,8 @@ from icestream.broker import records
 from icestream.broker.consumer import Consumer
 from icestream.broker.online_settings import OnlineSettings
 from icestream.broker.shard_delivery import ShardDelivery
+from icestream.broker.stall import Stall
+from icestream.broker.stalled_readers import StalledReader
 from icestream.broker.storage import ShardStream
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Producer, Topic
@@ -89,6 +91,17 @@ def _share(shards: Sequence[object]) -> int:
     return max(limits.API_DETAILS_MAX // len(shards), 1)
 
 
+def stalled_reader(reader: StalledReader) -> Document:
+    return {
+        "reader": reader.name,
+        "shard": reader.key.shard,
+        "offset": reader.offset,
+        "code": reader.code,
+        "reason": reader.reason,
+        "is_transient": reader.is_transient,
+    }
+
+
 def shard_offsets(stream: ShardStream, shown: int) -> Document:
     gaps = stream.gaps()
     return {
@@ -120,8 +133,14 @@ def subscription_line(topic: Topic, found: Subscription) -> Document:
         "id": found.record.id,
         "type": found.record.type.value,
         "consumers": len(found.consumers),
+        "state": _state(found),
         "lag": found.lag,
     }
+
+
+def _state(found: Subscription) -> str:
+    """`ok`, or how it is stalled: `blocked`, `unreadable`."""
+    return ", ".join(sorted({stall.kind.value for one in found.deliveries for stall in one.stalls})) or "ok"
 
 
 def subscription_details(topic: Topic, found: Subscription, ages_ms: list[int | None]) -> Document:
@@ -153,7 +172,19 @@ def position(delivery: ShardDelivery, age_ms: int | None, shown: int) -> Documen
         "dead_letters_under_way": dispatcher.settling.size,
         "blocked": dispatcher.blocked.size,
         "pause": dispatcher.pause.value if dispatcher.pause is not None else None,
+        "stalls": [stall_details(one) for one in delivery.stalls],
         "generation": delivery.generation,
+    }
+
+
+def stall_details(found: Stall) -> Document:
+    """Why messages of a shard are not delivered, from which offset on, and since when."""
+    return {
+        "kind": found.kind.value,
+        "offset": found.offset,
+        "reason": found.reason,
+        "hint": found.hint,
+        "since_ms": found.since_us // 1000,
     }
 
 

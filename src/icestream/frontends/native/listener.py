@@ -12,15 +12,24 @@ from icestream.frontends.native.connection import NativeConnection
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.protocol import handshake
 from icestream.runtime import local_socket
+from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen
 
 
 class NativeListener:
-    def __init__(self, broker: Broker, welcome: handshake.Server, offered: Offered = PUBLIC) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        welcome: handshake.Server,
+        offered: Offered = PUBLIC,
+        name: str = "native",
+        connections_max: int = limits.CONNECTIONS_MAX,
+    ) -> None:
+        """`name`: of the listener in metrics and readiness."""
         self._broker = broker
         self._welcome = welcome
         self._offered = offered
-        self._connections = SendBudget()
+        self._connections = SendBudget(name, connections_max)
         self._server: asyncio.Server | None = None
         self.port = 0
 
@@ -42,6 +51,10 @@ class NativeListener:
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def room(self) -> RoomState:
+        return self._connections.room.state
 
     async def close(self) -> None:
         """Lets nobody in any more, finishes the answers that are due, and says goodbye. Not for long: whoever does not

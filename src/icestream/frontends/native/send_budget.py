@@ -1,5 +1,8 @@
 """The connections of one listener, and how much of what they were sent may wait for their sockets (hazard 35).
 
+The room says which connection goes when all places are taken (runtime/connection_room.py). A connection with producers,
+consumers, watches or calls is busy; without any it is idle.
+
 All of them share SEND_BYTES_TOTAL in equal parts, within bounds for each. The parts are told anew when the number of
 connections has doubled or become a quarter, so that those who came first keep no more than the others.
 """
@@ -10,13 +13,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from icestream import limits
+from icestream.runtime.connection_room import ConnectionRoom
 
 if TYPE_CHECKING:
     from icestream.frontends.native.connection import NativeConnection
 
 
 class SendBudget:
-    def __init__(self) -> None:
+    def __init__(self, listener: str = "native", connections_max: int = limits.CONNECTIONS_MAX) -> None:
+        self.room: ConnectionRoom[NativeConnection] = ConnectionRoom(listener, connections_max)
         self._connections: set[NativeConnection] = set()
         self._parts = 1
         self.share = self._share()
@@ -34,6 +39,7 @@ class SendBudget:
 
     def discard(self, connection: NativeConnection) -> None:
         self._connections.discard(connection)
+        self.room.leave(connection)
         self._divide()
 
     def _divide(self) -> bool:

@@ -20,6 +20,7 @@ from icestream.catalog.calls.views import LoadedView
 from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.table.table import Table
+from icestream.lake.iceberg.access import NO_TABLE_ACCESS, TableAccess
 
 Header = tuple[bytes, bytes]
 
@@ -50,26 +51,36 @@ def document(value: Any) -> Answer:
 # --- tables and views -------------------------------------------------------------------------------------------------
 
 
-def table(found: Committed, only_referenced: bool = False, config: bytes = b"{}") -> Answer:
+def table(found: Committed, only_referenced: bool = False, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
     """A table in force. The pieces of its document are joined once, and never parsed."""
     shown = found.table.with_referenced_snapshots() if only_referenced else found.table
     tag = (b"etag", entity_tag(found.location, only_referenced).encode())
     more = b"" if found.repeated is None else b',"repeated":%d' % found.repeated
-    return Answer(200, _described(found.location, shown.pieces(), more, config), (_JSON, tag))
+    return Answer(200, _described(found.location, shown.pieces(), more, access), (_JSON, tag))
 
 
-def staged(made: Table, config: bytes = b"{}") -> Answer:
+def staged(made: Table, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
     """A table that is not there yet: it has no metadata file."""
-    return Answer(200, b"".join((b'{"metadata":', *made.pieces(), b',"config":', config, b"}")), (_JSON,))
+    return Answer(200, b"".join((b'{"metadata":', *made.pieces(), *_access(access), b"}")), (_JSON,))
+
+
+def credentials(access: TableAccess) -> Answer:
+    return Answer(200, b'{"storage-credentials":' + access.storage_credentials + b"}", (_JSON,))
+
+
+def _access(access: TableAccess) -> tuple[bytes, ...]:
+    if access == NO_TABLE_ACCESS:
+        return (b',"config":', access.config)
+    return (b',"config":', access.config, b',"storage-credentials":', access.storage_credentials)
 
 
 def view(found: LoadedView) -> Answer:
     return Answer(200, _described(found.location, found.view.pieces(), b""), (_JSON,))
 
 
-def _described(location: str, pieces: Sequence[bytes], more: bytes, config: bytes = b"{}") -> bytes:
+def _described(location: str, pieces: Sequence[bytes], more: bytes, access: TableAccess = NO_TABLE_ACCESS) -> bytes:
     head = b'{"metadata-location":' + orjson.dumps(location) + b',"metadata":'
-    return b"".join((head, *pieces, more, b',"config":', config, b"}"))
+    return b"".join((head, *pieces, more, *_access(access), b"}"))
 
 
 def entity_tag(location: str, only_referenced: bool) -> str:

@@ -16,7 +16,7 @@ from icestream.catalog.document.values import Object, shown
 from icestream.catalog.identifier import SEPARATOR, Identifier, Namespace, identifier, namespace_of
 from icestream.catalog.requests import RequestName
 from icestream.lake.iceberg import body
-from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access
+from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access, TableAccess
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
@@ -90,9 +90,9 @@ class Asked:
         return given is not None and given.lower() != "false"
 
     @property
-    def table_config(self) -> bytes:
+    def table_access(self) -> TableAccess:
         """What the answer about a table tells this client about its files."""
-        return self.access.config(self.header(HEADER))
+        return self.access.table(self.header(HEADER))
 
     @property
     def name(self) -> RequestName | None:

@@ -20,6 +20,7 @@ from icestream.lake.iceberg import answers, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.answers import Answer
 from icestream.lake.iceberg.asked import Asked
+from icestream.lake.iceberg.compression import compressed
 from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.requests import Requests
 from icestream.observability.log import get_logger
@@ -54,6 +55,7 @@ class IcebergFace:
         finally:
             self._counted.under_way -= 1
         self._counted.note(asked.method, route.path if route else "none", answer.status, time.monotonic() - began)
+        answer = await compressed(answer, asked.header(b"accept-encoding"))
         await sending(answer)(scope, receive, send)
 
     async def _answer(self, asked: Asked, route: routes.Route | None) -> Answer:
@@ -66,7 +68,8 @@ class IcebergFace:
         handler = route.methods.get(asked.method)
         if handler is None:
             allowed = ", ".join(route.methods)
-            return answers.of_status(405, f"No route for this method: {allowed}", ((b"allow", allowed.encode()),))
+            message = f"{asked.method} is not allowed here; allowed: {allowed}"
+            return answers.of_status(405, message, ((b"allow", allowed.encode()),))
         try:
             return await handler(self._catalog, asked)
         except errors.IcestreamError as error:

@@ -39,6 +39,7 @@ ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("POST", _TABLE): commits.commit_table,
     ("DELETE", _TABLE): tables.drop_table,
     ("POST", f"{_TABLE}/metrics"): tables.report_metrics,
+    ("GET", f"{_TABLE}/credentials"): tables.load_credentials,
     ("POST", "/v1/tables/rename"): tables.rename_table,
     ("POST", "/v1/transactions/commit"): commits.commit_transaction,
     ("GET", f"{_NAMESPACE}/views"): views.list_views,

@@ -21,9 +21,9 @@ async def create_table(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
     identifier = asked.new_relation(document)
     if values.optional_flag(document, "stage-create"):
-        return answers.staged(await catalog.tables.stage(identifier, document), asked.table_config)
+        return answers.staged(await catalog.tables.stage(identifier, document), asked.table_access)
     made = await catalog.tables.create(identifier, document, asked.name)
-    return answers.table(made, config=asked.table_config)
+    return answers.table(made, access=asked.table_access)
 
 
 async def register_table(catalog: Catalog, asked: Asked) -> Answer:
@@ -32,7 +32,7 @@ async def register_table(catalog: Catalog, asked: Asked) -> Answer:
     is_overwriting = values.optional_flag(document, "overwrite")
     identifier = asked.new_relation(document)
     made = await catalog.tables.register(identifier, location, is_overwriting, asked.name)
-    return answers.table(made, config=asked.table_config)
+    return answers.table(made, access=asked.table_access)
 
 
 async def load_table(catalog: Catalog, asked: Asked) -> Answer:
@@ -43,7 +43,7 @@ async def load_table(catalog: Catalog, asked: Asked) -> Answer:
     tag = answers.entity_tag(found.location, snapshots == "refs")
     if _is_known(asked.header(b"if-none-match"), tag):
         return Answer(304, headers=((b"etag", tag.encode()),))
-    return answers.table(found, snapshots == "refs", asked.table_config)
+    return answers.table(found, snapshots == "refs", asked.table_access)
 
 
 def _is_known(given: str | None, tag: str) -> bool:
@@ -73,7 +73,14 @@ async def rename_table(catalog: Catalog, asked: Asked) -> Answer:
     return NOTHING
 
 
-async def report_metrics(_catalog: Catalog, asked: Asked) -> Answer:
-    """What an engine measured about a scan or a commit. Nobody needs it yet, and no engine is disturbed by that."""
+async def report_metrics(catalog: Catalog, asked: Asked) -> Answer:
+    """What an engine measured about a scan or a commit of a table that exists. It is accepted and not used yet."""
     values.text(asked.document(), "report-type")
+    await catalog.tables.exists(asked.relation)
     return NOTHING
+
+
+async def load_credentials(catalog: Catalog, asked: Asked) -> Answer:
+    """The keys of the store for a table that exists; none where the node hands out none, or the client did not ask."""
+    await catalog.tables.exists(asked.relation)
+    return answers.credentials(asked.table_access)

@@ -80,10 +80,21 @@ async def prepared(scans: Scans, broker: BrokerCalls, topic: str) -> Verifier:
         raise errors.UnknownTopic(f"topic {topic} was deleted meanwhile", hint="ask again")
     earliest = {one["shard"]: one["earliest"] for one in before["shard_offsets"]}
     log = {
-        one["shard"]: ShardInLog(earliest.get(one["shard"], 0), one["synced"], await _gaps(broker, topic, one))
+        one["shard"]: ShardInLog(
+            earliest.get(one["shard"], 0), one["synced"], await _gaps(broker, topic, one), _stopped(after, one["shard"])
+        )
         for one in after["shard_offsets"]
     }
     return await asyncio.to_thread(scans.verifier, view, log)
+
+
+def _stopped(topic: dict[str, Any], shard: int) -> list[tuple[int, str]]:
+    """Readers that will not go on by themselves: others may wait for a busy machine, which is no fault of a table."""
+    return [
+        (reader["offset"], f"{reader['reader']} cannot read on: {reader['reason']}")
+        for reader in topic["stalled_readers"]
+        if reader["shard"] == shard and not reader["is_transient"]
+    ]
 
 
 async def _check_not_parted(scans: Scans, topic: dict[str, Any]) -> None:

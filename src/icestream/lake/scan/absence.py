@@ -67,7 +67,7 @@ def _known(shard: int, binding: Binding, removals: Removals) -> list[Absence]:
         Absence(
             *one.ranges[shard],
             Cause.REMOVED,
-            f"removed from the table by {one.operation}" + (f", snapshot {one.snapshot_id}" if one.snapshot_id else ""),
+            f"removed from the table by {one.words}",
             one.is_exact,
         )
         for one in removals

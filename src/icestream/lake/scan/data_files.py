@@ -2,7 +2,8 @@
 
 A data file without bounds for `shard` or `offset` has to be looked into (`low` and `high` are None). A delete file
 counts for every data file that is not younger; that is decided by sequence numbers, which an entry takes from its
-manifest where it has none of its own.
+manifest where it has none of its own. Deletes by value count for the data files of their own partition, or for all of
+them where they were written without a partition.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from icestream.lake.manifests import Record
+from icestream.model.file_name import our_file
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 _DELETED: Final = 2  # the status of an entry that says that a file is gone
 _ADDED: Final = 1
 _FILE_PATH: Final = 2147483546  # the field id of `file_path` in a file of position deletes
+_NAME_MAPPING: Final = "schema.name-mapping.default"
 _WIDTHS: Final = {4: "<i", 8: "<q"}
 
 
@@ -33,6 +38,20 @@ class Bounds(NamedTuple):
 UNKNOWN: Final = Bounds(None, None)
 
 
+class Partition(NamedTuple):
+    """The partition of a file: the spec that it was written with, and the values of that spec's fields."""
+
+    spec_id: int = 0
+    values: tuple[Any, ...] = ()
+
+
+class TableColumns(NamedTuple):
+    """How the columns of a table are found in its files: by field id, or by name in files that carry no ids."""
+
+    ids: Mapping[str, int]
+    names: Mapping[str, tuple[str, ...]]  # the column's own name first, then those of the table's name mapping
+
+
 class DataFile(NamedTuple):
     path: str
     format: str
@@ -42,6 +61,13 @@ class DataFile(NamedTuple):
     shards: Bounds = UNKNOWN
     offsets: Bounds = UNKNOWN
     times: Bounds = UNKNOWN
+    partition: Partition = Partition()
+
+    @property
+    def precedence(self) -> tuple[bool, int]:
+        """The lowest counts where several files have a row of one offset: a file of the pipeline before those of other
+        engines, then the one that was committed first."""
+        return our_file(self.path) is None, self.sequence
 
 
 class DeleteFile(NamedTuple):
@@ -52,10 +78,13 @@ class DeleteFile(NamedTuple):
     size_bytes: int
     sequence: int
     target: str | None = None  # the only data file that it can name
+    partition: Partition = Partition()
+    equality_ids: tuple[int, ...] = ()  # deletes by value: the field ids of the columns that are compared
+    blob: tuple[int, int] = (0, 0)  # a deletion vector: where it begins in its file, and how many bytes it has
 
     def applies_to(self, file: DataFile) -> bool:
         if self.content == EQUALITY_DELETES:
-            return file.sequence < self.sequence
+            return file.sequence < self.sequence and (not self.partition.values or self.partition == file.partition)
         return file.sequence <= self.sequence and self.target in (None, file.path)
 
 
@@ -71,11 +100,29 @@ def field_ids(schema: Mapping[str, Any]) -> dict[str, int]:
     return {str(field["name"]): int(field["id"]) for field in schema["fields"]}
 
 
-def files_of(entries: Iterable[Record], sequence: int, ids: Mapping[str, int]) -> list[DataFile | DeleteFile]:
-    return [_file(entry, sequence, ids) for entry in entries if entry.get("status") != _DELETED]
+def table_columns(schema: Mapping[str, Any], properties: Mapping[str, str]) -> TableColumns:
+    """Of a table. A name mapping that cannot be decoded counts as none: columns are then found by their own names."""
+    ids = field_ids(schema)
+    try:
+        mapped = msgspec.json.decode(properties.get(_NAME_MAPPING, "[]"), type=list[_MappedField])
+    except msgspec.MsgspecError:
+        mapped = []
+    by_id = {field.field_id: tuple(field.names) for field in mapped if field.field_id is not None}
+    return TableColumns(ids, {name: (name, *by_id.get(id_, ())) for name, id_ in ids.items()})
 
 
-def _file(entry: Record, inherited: int, ids: Mapping[str, int]) -> DataFile | DeleteFile:
+class _MappedField(msgspec.Struct, rename="kebab"):
+    field_id: int | None = None
+    names: list[str] = []
+
+
+def files_of(
+    entries: Iterable[Record], sequence: int, ids: Mapping[str, int], spec_id: int = 0
+) -> list[DataFile | DeleteFile]:
+    return [_file(entry, sequence, ids, spec_id) for entry in entries if entry.get("status") != _DELETED]
+
+
+def _file(entry: Record, inherited: int, ids: Mapping[str, int], spec_id: int) -> DataFile | DeleteFile:
     file = entry["data_file"]
     sequence = entry.get("sequence_number")
     if sequence is None:
@@ -84,10 +131,14 @@ def _file(entry: Record, inherited: int, ids: Mapping[str, int]) -> DataFile | D
     rows, size = int(file.get("record_count") or 0), int(file.get("file_size_in_bytes") or 0)
     content = int(file.get("content") or DATA)
     lower, upper = _pairs(file.get("lower_bounds")), _pairs(file.get("upper_bounds"))
+    partition = Partition(spec_id, tuple((file.get("partition") or {}).values()))
     if content != DATA:
-        return DeleteFile(path, format_, content, rows, size, sequence, _target(file, lower, upper))
-    found = [_bounds(lower, upper, ids.get(name)) for name in ("shard", "offset", "append_time")]
-    return DataFile(path, format_, rows, size, sequence, *found)
+        equality_ids = tuple(file.get("equality_ids") or ())
+        blob = int(file.get("content_offset") or 0), int(file.get("content_size_in_bytes") or 0)
+        target = _target(file, lower, upper)
+        return DeleteFile(path, format_, content, rows, size, sequence, target, partition, equality_ids, blob)
+    shards, offsets, times = (_bounds(lower, upper, ids.get(name)) for name in ("shard", "offset", "append_time"))
+    return DataFile(path, format_, rows, size, sequence, shards, offsets, times, partition)
 
 
 def _pairs(bounds: Sequence[Mapping[str, Any]] | None) -> dict[int, bytes]:

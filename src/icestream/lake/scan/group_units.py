@@ -10,21 +10,21 @@ from cachebox import LRUCache
 
 from icestream import limits
 from icestream.lake.scan.data_files import DataFile
-from icestream.lake.scan.parquet_files import Group, ParquetFiles
+from icestream.lake.scan.file_reader import FileReader, Group, of_shard
 from icestream.lake.scan.sections import OFFSET, SHARD
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.window import Unit
 
 
 class GroupUnits:
-    def __init__(self, files: ParquetFiles) -> None:
+    def __init__(self, files: FileReader) -> None:
         self._files = files
         self._bounds: LRUCache[tuple[str, int, int], tuple[int, int] | None] = LRUCache(limits.SCAN_FOOTERS_MAX)
 
     def of_file(self, view: TableView, file: DataFile, shard: int, position: int) -> list[Unit[Group]]:
         """Those that can hold offsets of the shard from a position on."""
         found = []
-        for group in self._files.groups(file, view.ids):
+        for group in self._files.groups(file, view.columns):
             low, high = group.offsets
             if not group.shards.may_hold(shard) or (high is not None and high < position):
                 continue
@@ -40,8 +40,8 @@ class GroupUnits:
         """Of the rows of one shard in a row group with several, or without statistics."""
         key = (group.file.path, group.number, shard)
         if key not in self._bounds:
-            rows = self._files.columns(group, view.ids, SHARD, OFFSET)
-            ends = pc.min_max(rows.filter(pc.equal(rows[SHARD], shard))[OFFSET]).as_py()
+            rows = self._files.columns(group, view.columns, SHARD, OFFSET)
+            ends = pc.min_max(of_shard(rows, shard)[OFFSET]).as_py()
             self._bounds.insert(key, None if ends["min"] is None else (ends["min"], ends["max"]))
         found: tuple[int, int] | None = self._bounds[key]
         return found

@@ -43,17 +43,17 @@ class Scans:
     def _scanner_now(self) -> Scanner:
         if self._scanner is not None:  # somebody else was faster
             return self._scanner
-        from icestream.lake.scan.parquet_files import ParquetFiles
+        from icestream.lake.scan.file_reader import FileReader
         from icestream.lake.scan.scanner import Scanner
 
-        return Scanner(self.tables, ParquetFiles(self._open, open_cache(self._cache)), self._offload)
+        return Scanner(self.tables, FileReader(self._open, open_cache(self._cache)), self._offload)
 
     def verifier(self, view: TableView, log: Mapping[int, ShardInLog]) -> Verifier:
         """Blocks: Parquet may have to be loaded. Nothing of what readers have read is believed."""
-        from icestream.lake.scan.parquet_files import ParquetFiles
+        from icestream.lake.scan.file_reader import FileReader
         from icestream.lake.verify.verifier import Verifier
 
-        return Verifier(view, ParquetFiles(self._open, NoCache()), StoredFiles(self._open), log)
+        return Verifier(view, FileReader(self._open, NoCache()), StoredFiles(self._open), log)
 
     def close(self) -> None:
         self._offload.close()

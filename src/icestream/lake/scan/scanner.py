@@ -23,8 +23,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from icestream import errors, limits
 from icestream.lake.scan import absence
 from icestream.lake.scan.data_files import DataFile
+from icestream.lake.scan.file_reader import FileReader, empty, in_order, of_shard, together
 from icestream.lake.scan.group_units import GroupUnits
-from icestream.lake.scan.parquet_files import ParquetFiles, empty, in_order
 from icestream.lake.scan.sections import APPEND_TIME, OFFSET, SHARD, int64s, to_sections
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.scan.topic_views import TopicViews
@@ -62,7 +62,7 @@ class StretchKey(NamedTuple):
 
 
 class Scanner:
-    def __init__(self, tables: TopicViews, files: ParquetFiles, offload: Offload) -> None:
+    def __init__(self, tables: TopicViews, files: FileReader, offload: Offload) -> None:
         self._tables = tables
         self._files = files
         self._offload = offload
@@ -191,9 +191,10 @@ class Scanner:
         if inner is None or inner.start >= stop:
             return stretch(empty(), position, stop) if window else None
         stop = min(stop, inner.stop)
+        groups_here = sorted((unit.what for unit in inner.units), key=lambda group: group.file.precedence)
         parts = [
-            self._files.shard_rows(unit.what, view.ids, shard, view.files.deletes_of(unit.what.file), inner.start, stop)
-            for unit in inner.units
+            self._files.shard_rows(group, view.columns, shard, view.files.deletes_of(group.file), inner.start, stop)
+            for group in groups_here
         ]
         return stretch(_once(parts), position, stop)
 
@@ -217,14 +218,14 @@ class Scanner:
     def _first_in_file(self, view: TableView, file: DataFile, shard: int, time_us: int) -> int | None:
         found: list[int] = []
         deletes = view.files.deletes_of(file)
-        for group in self._files.groups(file, view.ids):
+        for group in self._files.groups(file, view.columns):
             if not group.shards.may_hold(shard) or (group.times.high is not None and group.times.high < time_us):
                 continue
             if deletes:
-                rows = self._files.shard_rows(group, view.ids, shard, deletes, 0, limits.OFFSET_MAX)
+                rows = self._files.shard_rows(group, view.columns, shard, deletes, 0, limits.OFFSET_MAX)
             else:
-                rows = self._files.columns(group, view.ids, SHARD, OFFSET, APPEND_TIME)
-                rows = rows.filter(pc.equal(rows[SHARD], shard))
+                rows = self._files.columns(group, view.columns, SHARD, OFFSET, APPEND_TIME)
+                rows = of_shard(rows, shard)
             later = rows.filter(pc.greater_equal(rows[APPEND_TIME].cast(pa.int64()), time_us))
             if len(later):
                 found.append(pc.min(later[OFFSET]).as_py())
@@ -236,8 +237,8 @@ def _sections(rows: Any, epoch_of: Callable[[int], int], bytes_max: int) -> list
 
 
 def _once(parts: list[Any]) -> Any:
-    """Together, in order, each offset once."""
-    rows = in_order(pa.concat_tables(parts)) if len(parts) > 1 else parts[0]
+    """Together, in order, each offset once: of several rows the one of the first part that has it."""
+    rows = in_order(together(parts)) if len(parts) > 1 else parts[0]
     last = len(rows) - 1
     if last < 1:
         return rows

@@ -69,6 +69,15 @@ def to_sections(
     return found
 
 
+def check_values(rows: Any) -> None:
+    """Raises Arrow's error where a column has values that no block can hold: what `to_sections` would raise for them.
+    Rows may be in any order."""
+    rows = _with_encoded_headers(rows.combine_chunks())
+    if len(rows):
+        for column in envelope.COLUMNS:
+            _stored(rows, column)
+
+
 def _likely(rows: Any, bytes_max: int) -> int:
     """How many rows are looked at: large ones are not copied by the thousand for each answer."""
     row_bytes = max(rows.nbytes // len(rows), _ROW_BYTES)

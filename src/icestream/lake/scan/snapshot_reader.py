@@ -31,10 +31,10 @@ class SnapshotReader:
 
     async def _files(self, snapshot: Object, ids: Mapping[str, int]) -> SnapshotFiles:
         found: Files = []
-        for path, sequence in await self._named(snapshot):
+        for path, sequence, spec_id in await self._named(snapshot):
             read: Files | None = self._read.get(path)
             if read is None:
-                read = await self._manifests.decoded(path, _taker(sequence, ids))
+                read = await self._manifests.decoded(path, _taker(sequence, ids, spec_id))
                 self._read.insert(path, read)
             found += read
         return SnapshotFiles(
@@ -42,14 +42,17 @@ class SnapshotReader:
             tuple(one for one in found if isinstance(one, DeleteFile)),
         )
 
-    async def _named(self, snapshot: Object) -> list[tuple[str, int]]:
-        """The manifests, each with the sequence number that its new files have."""
+    async def _named(self, snapshot: Object) -> list[tuple[str, int, int]]:
+        """The manifests, each with the sequence number that its new files have, and with its partition spec."""
         where = snapshot.get("manifest-list")
         if where is None:
-            return [(str(path), 0) for path in snapshot.get("manifests") or ()]
+            return [(str(path), 0, 0) for path in snapshot.get("manifests") or ()]
         listed: list[Record] = await self._manifests.records(str(where))
-        return [(str(one["manifest_path"]), int(one.get("sequence_number") or 0)) for one in listed]
+        return [
+            (str(one["manifest_path"]), int(one.get("sequence_number") or 0), int(one.get("partition_spec_id") or 0))
+            for one in listed
+        ]
 
 
-def _taker(sequence: int, ids: Mapping[str, int]) -> Callable[[Iterator[Record]], Files]:
-    return lambda records: files_of(records, sequence, ids)
+def _taker(sequence: int, ids: Mapping[str, int], spec_id: int) -> Callable[[Iterator[Record]], Files]:
+    return lambda records: files_of(records, sequence, ids, spec_id)

@@ -11,7 +11,7 @@ from icestream.catalog.records import TableRecord
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.standing import standing
-from icestream.lake.scan.data_files import DataFile, SnapshotFiles, field_ids
+from icestream.lake.scan.data_files import DataFile, SnapshotFiles, table_columns
 from icestream.lake.scan.window import Unit, Units
 
 
@@ -37,7 +37,7 @@ class TableView:
         self.record = record
         self.table = table
         self.files = files
-        self.ids = field_ids(table.current_schema)
+        self.columns = table_columns(table.current_schema, table.properties)
         self._shelves: dict[int, Shelf] = {}
 
     @property

@@ -82,10 +82,17 @@ class ScanWorker:
                 found = await self._answer(asked)
         except errors.IcestreamError as error:
             await self._fail(link, asked, error)
+        except OSError as error:  # of the machine or of a store: a retry may succeed
+            _log.error("a table cannot be read now", topic=asked.topic, shard=asked.shard, exc_info=error)
+            message = f"the table of topic {asked.topic} cannot be read now: {error}"
+            await self._fail(link, asked, errors.StorageUnavailable(message, hint="look at its disk or object store"))
         except Exception as error:  # noqa: BLE001  # the reader waits for an answer, whatever went wrong
             _log.error("a table could not be read", topic=asked.topic, shard=asked.shard, exc_info=error)
-            failed = errors.PersistentStorageError(f"the table of topic {asked.topic} could not be read: {error!r}")
-            await self._fail(link, asked, failed)
+            unreadable = errors.TableUnreadable(
+                f"the table of topic {asked.topic} could not be read: {error!r}",
+                hint=f"`icestream verify --deep {asked.topic}` looks at all of it; the lake process logs more",
+            )
+            await self._fail(link, asked, unreadable)
         else:
             metrics.SCANS.labels("answered").inc()
             await self._bring(link, asked.number, msgspec.msgpack.encode(found))

@@ -31,6 +31,7 @@ _log = get_logger("verify")
 def summary(report: Report) -> dict[str, Any]:
     found = report._asdict()
     count = len(found.pop("findings"))
+    found["snapshot_id"] = None if report.snapshot_id is None else str(report.snapshot_id)
     return found | {"is_good": report.is_good, "is_complete": report.is_complete, "finding_count": count}
 
 

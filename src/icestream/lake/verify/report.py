@@ -13,7 +13,7 @@ class Weight(StrEnum):
 
 
 class Finding(NamedTuple):
-    check: str  # files, property, bounds, dense, unique, log
+    check: str  # files, property, bounds, dense, unique, log, readers
     weight: Weight
     text: str
     shard: int | None = None

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 
 class ShardInLog(NamedTuple):
-    """Where its log begins and ends, and the gaps that it declared."""
+    """Where its log begins and ends, the gaps that it declared, and readers that the table has stopped: at which offset
+    and why."""
 
     earliest: int
     synced: int
     gaps: Sequence[tuple[int, int, str]] = ()
+    stopped: Sequence[tuple[int, str]] = ()

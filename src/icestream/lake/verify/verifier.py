@@ -10,10 +10,11 @@
                 Each is named
     unique      no offset is there twice
     log         the broker's log goes on where the table ends
+    readers     no subscription has come to a row that cannot be read
 
 Without `deep` it works from manifests and footers: `dense` and `unique` then follow from bounds (shallow_look.py), and
-are told as not looked at where files overlap or hold several shards. `deep` reads the offsets of all rows
-(deep_look.py). Where offsets are not looked at, the rows are counted.
+are told as not looked at where files overlap or hold several shards. `deep` reads every column of all rows, as readers
+do (deep_look.py): what they cannot read is wrong, too. Where offsets are not looked at, the rows are counted.
 
 What it finds is told one by one, with how far it has come in between. It blocks, and runs beside the loop.
 """
@@ -29,7 +30,7 @@ from icestream import errors, limits
 from icestream.catalog.topic.removal import COMMITTED
 from icestream.catalog.topic.standing import main_standing
 from icestream.lake.scan.data_files import EQUALITY_DELETES, DataFile, DeleteFile
-from icestream.lake.scan.parquet_files import ParquetFiles
+from icestream.lake.scan.file_reader import FileReader
 from icestream.lake.scan.stored_files import StoredFiles
 from icestream.lake.scan.table_view import TableView
 from icestream.lake.verify import shallow_look
@@ -43,9 +44,7 @@ from icestream.lake.verify.shard_in_log import ShardInLog
 
 
 class Verifier:
-    def __init__(
-        self, view: TableView, files: ParquetFiles, stored: StoredFiles, log: Mapping[int, ShardInLog]
-    ) -> None:
+    def __init__(self, view: TableView, files: FileReader, stored: StoredFiles, log: Mapping[int, ShardInLog]) -> None:
         self._view = view
         self._files = files
         self._stored = stored
@@ -65,11 +64,13 @@ class Verifier:
     def told(self, deep: bool) -> Iterator[Told]:
         named = self._view.files
         rows = sum(file.rows for file in named.data) if deep else 0
-        yield self._progress.more(len(named.data) + len(named.deletes) + rows)
+        yield self._progress.more(len(named.data) + len(named.deletes) + 2 * rows)
         yield from self._check_property()
         whole: list[DataFile] = []
         yield from self._check_files(whole)
         yield from OtherSnapshots(self._view, self._stored, self._progress).told()
+        if deep:
+            yield from self._deep.values(whole)
         yield from self._check_offsets(deep, whole)
         yield from self._density.check_removed()
         yield self._progress.end()
@@ -141,7 +142,7 @@ class Verifier:
                 return False, f"{file.path} is not there"
             if size != file.size_bytes:
                 return False, f"{file.path} has {size} bytes, and its manifest says {file.size_bytes}"
-            rows = self._files.rows_in(file, self._view.ids)
+            rows = self._files.rows_in(file, self._view.columns)
         except errors.TableUnreadable as error:
             return False, error.message
         except FileNotFoundError:
@@ -169,6 +170,8 @@ class Verifier:
         end = self._view.end(shard)
         if log is None:
             return
+        for offset, reason in log.stopped:
+            yield red("readers", reason, shard, offset, offset + 1)
         if log.synced < end:
             text = f"the log ends at {log.synced}, before what is committed, {end}"
             yield red("log", text, shard, log.synced, end)

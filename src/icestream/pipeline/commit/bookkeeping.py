@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from icestream.catalog.document.values import Object
 from icestream.catalog.topic.claim import TYPE
+from icestream.catalog.topic.consequence import ShardLog
 from icestream.model.backlog import TopicBacklog
 from icestream.model.written import WrittenFile
 from icestream.pipeline.judgement import Claim
@@ -47,11 +48,20 @@ class Books(Protocol):
     async def open(self, topic: TopicBacklog) -> TopicTable:
         """The table of a topic, made where it has none. Raises TopicTable where somebody must decide."""
 
+    async def make_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """Tables of topics that have none, as far as many can be made at once; the others are opened one by one, which
+        says what is wrong with them."""
+
     async def look(self, known: TopicTable) -> TopicTable:
         """The same, as it is now. Raises TopicTable where table and topic do not agree any more."""
 
     async def widen(self, known: TopicTable, topic: TopicBacklog) -> TopicTable:
         """The topic has shards that the table does not know yet."""
+
+    async def undo(self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog]) -> None:
+        """Takes back a commit whose files are gone: main goes to the parent of `snapshot_id`, which must be main. The
+        table must be looked at again. `shards`: what the log has. Raises CommitConflict or TopicTable where that cannot
+        be."""
 
     def requirements(self, brought: TopicRound) -> list[Object]:
         """What a commit requires beyond what every commit does."""

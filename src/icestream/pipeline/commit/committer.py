@@ -10,6 +10,7 @@ is removed here (hazard 1).
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from icestream.observability.log import get_logger
 from icestream.pipeline.commit import fit
 from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
+from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.commit.partition_check import check_partition
@@ -84,6 +86,8 @@ class Committer:
         self._randomness = randomness
         self._history = history
         self._arrival = arrival
+        self._committed_files = CommittedFiles(files, reader)
+        self._made: dict[int, list[str]] = {}  # per topic the manifests of its last commit
         self._away: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
 
@@ -114,6 +118,29 @@ class Committer:
         if self._away is not None and any(one.table.topic_id not in found for one in rounds):
             error, self._away = self._away, None
             raise error
+
+    async def gone(self, done: Sequence[TopicRound]) -> dict[int, list[str] | errors.IcestreamError]:
+        """By topic the files of these rounds that are not there any more, with the manifests that name them; or what
+        keeps its storage from being asked. Raises StorageUnavailable: then none can be asked."""
+        wanted = {
+            one.table.topic_id: [*(file.location for file in one.files), *self._made.pop(one.table.topic_id, ())]
+            for one in done
+        }
+        missing = await asyncio.gather(*map(self._missing, wanted.values()))
+        return {topic_id: files for topic_id, files in zip(wanted, missing, strict=True) if files}
+
+    async def _missing(self, locations: Sequence[str]) -> list[str] | errors.IcestreamError:
+        try:
+            gone = await self._committed_files.gone(locations)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            return error
+        return [location for location in locations if location in gone]
+
+    async def gone_of_newest(self, table: Table) -> dict[int, list[str]]:
+        """The same of what is in a table already, by snapshot (committed_files.py)."""
+        return await self._committed_files.gone_of_newest(table)
 
     async def _alone(self, brought: TopicRound) -> Result | None:
         """A table that others changed: on it as it is now. None: the catalog is away."""
@@ -205,6 +232,7 @@ class Committer:
         """The table as it is now: our own commit is applied to what we know, nothing is asked."""
         table = one.brought.table
         table.positions = table.advanced(one.brought.ends)
+        self._made[table.topic_id] = [file.location for file in one.made.files]
         if outcome.repeated is not None or outcome.was_read_back:
             table.is_stale = True
             return Committed(outcome.repeated or one.made.snapshot_id, is_repeat=outcome.repeated is not None)

@@ -13,7 +13,7 @@ from icestream.catalog.document.values import Object
 from icestream.catalog.table.table import Table
 from icestream.lake.manifests import AvroManifests
 from icestream.pipeline.manifests.entry import Entry, read_entries
-from icestream.pipeline.manifests.layout import ManifestLayout, manifest_layout
+from icestream.pipeline.manifests.layout import ADDED, ManifestLayout, manifest_layout
 from icestream.pipeline.manifests.manifest_file import ManifestFile, read_manifest_file
 
 
@@ -38,8 +38,15 @@ class ManifestReader:
         current = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
         if current is None:
             return []
-        found = [read_manifest_file(one) for one in await self._avro.records(current["manifest-list"])]
-        return sorted(found, key=lambda one: -one.sequence)
+        return sorted(await self.listed(current["manifest-list"]), key=lambda one: -one.sequence)
+
+    async def listed(self, manifest_list: str) -> list[ManifestFile]:
+        return [read_manifest_file(one) for one in await self._avro.records(manifest_list)]
+
+    async def added(self, manifest: ManifestFile) -> list[str]:
+        """The locations of files that a manifest brought into the table."""
+        records = await self._avro.records(manifest.path)
+        return [str(one["data_file"]["file_path"]) for one in records if one["status"] == ADDED]
 
     async def entries(self, layout: ManifestLayout, manifests: Sequence[ManifestFile]) -> dict[str, Sequence[Entry]]:
         found = {}

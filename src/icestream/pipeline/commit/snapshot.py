@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 from icestream.catalog.document.values import Object
 from icestream.catalog.table.snapshot import MAIN
 from icestream.catalog.table.table import Table
+from icestream.model.file_name import list_name, manifest_name
 from icestream.model.written import WrittenFile
 from icestream.pipeline.commit import expiry
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.file_name import list_name, manifest_name
 from icestream.pipeline.manifests import avro
 from icestream.pipeline.manifests.entry import Entry, new_entry
 from icestream.pipeline.manifests.layout import ManifestLayout, list_head

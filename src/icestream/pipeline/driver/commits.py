@@ -12,10 +12,12 @@ The catalog away: all of it is waited for with the files that are written, as lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from icestream import errors, limits
+from icestream.catalog.topic.consequence import ShardLog
+from icestream.model.backlog import Backlog
 from icestream.model.written import TaskError, Trouble
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -28,13 +30,18 @@ from icestream.pipeline.driver.open_rounds import OpenRound, OpenRounds
 from icestream.pipeline.driver.report import Report, RoundReport
 from icestream.pipeline.driver.topics import Cause, Topics
 from icestream.pipeline.judgement import Judged
-from icestream.pipeline.tables.topic_table import Stopped
+from icestream.pipeline.tables.topic_table import Stopped, TopicTable
 from icestream.pipeline.upkeep.cleaner import Cleaner
 from icestream.runtime.clock import Clock
 
 Positions = list[tuple[int, int, int]]  # topic, shard, offset
 _log = get_logger("pipeline")
 _AGAIN: Final = "it is tried again by itself"
+_ORPHANS: Final = "an engine that removes orphan files needs a retention of some hours (docs/lake.md)"
+_VANISHED: Final = (
+    "the log keeps the messages: `icestream lake rewind TABLE --snapshot ID`, to a snapshot before it, lets them be "
+    "written again"
+)
 _HINTS: Final = {
     Trouble.STALE: _AGAIN,
     Trouble.DAMAGED: "`icestream wal inspect` says what the log holds; it is tried again by itself",
@@ -127,6 +134,7 @@ class Commits:
         found: dict[int, Result] = {}
         retries = self._committer.retries
         await self._until_answered(rounds, found)
+        await self._look_again(rounds, found)
         done = [one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)]
         with self._effects.happens(Effect.NOTE):
             for topic_id in await self._books.note(done):
@@ -136,6 +144,81 @@ class Commits:
             self._open.drop(one.table.topic_id)
             self._judge(one, found.get(one.table.topic_id), made, failed.get(one.table.topic_id), is_plain=is_plain)
         return found
+
+    # --- files that are gone ---
+
+    async def _look_again(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
+        """A commit lands although somebody removed its files before: then it is taken back while the log has all of
+        it, and the next round writes it again (docs/adr/0042)."""
+        done = {one.table.topic_id: one for one in rounds if isinstance(found.get(one.table.topic_id), Committed)}
+        with self._effects.happens(Effect.LOOK_AGAIN):
+            for topic_id, gone in (await self._committer.gone([*done.values()])).items():
+                one, result = done[topic_id], found[topic_id]
+                assert isinstance(result, Committed)
+                if isinstance(gone, errors.IcestreamError):
+                    one.table.is_stale = True
+                    found[topic_id] = _not_looked_at(gone)
+                    continue
+                starts = {claim.shard: claim.start for claim in one.claims}
+                shards = {
+                    shard: ShardLog(position.epoch, starts.get(shard, position.next), position.next)
+                    for shard, position in one.table.positions.items()
+                }
+                found[topic_id] = await self._taken_back(one.table, result.snapshot_id, shards, gone)
+
+    async def passable(self, backlog: Backlog, tables: Sequence[TopicTable], positions: Positions) -> Positions:
+        """Those of `positions`, of tables that another driver wrote, that floors may follow: the files of the newest
+        snapshots are there. A commit without them is taken back, or its topic stops."""
+        behind = {topic_id for topic_id, _, _ in positions}
+        topics = {one.topic_id: one for one in backlog.topics if one.topic_id in behind}
+        kept: set[int] = set()
+        for table in tables:
+            if table.topic_id not in topics:
+                continue
+            try:
+                gone = await self._committer.gone_of_newest(table.table)
+            except errors.StorageUnavailable:
+                raise
+            except errors.IcestreamError as error:
+                self._topics.halt(table.topic_id, table.topic, _not_looked_at(error))
+                continue
+            if not gone:
+                kept.add(table.topic_id)
+                continue
+            snapshot_id, missing = next(iter(gone.items()))
+            shards = {
+                one.shard: ShardLog(one.epoch, one.committed, one.synced) for one in topics[table.topic_id].shards
+            }
+            result = await self._taken_back(table, snapshot_id, shards, missing)
+            if isinstance(result, Stopped):
+                self._topics.halt(table.topic_id, table.topic, result)
+        return [one for one in positions if one[0] in kept]
+
+    async def _taken_back(
+        self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog], gone: Sequence[str]
+    ) -> NotCommitted | Stopped:
+        """What becomes of a topic whose committed files are gone."""
+        self._lease.check()
+        metrics.PIPELINE_VANISHED_FILES.inc(len(gone))
+        self._report.vanished_files += len(gone)
+        told = f"{len(gone)} files of snapshot {snapshot_id} were gone behind its commit, such as {gone[0]}"
+        try:
+            await self._books.undo(table, snapshot_id, shards)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError as error:
+            return Stopped(f"{told}; the commit cannot be taken back: {error.message}", _VANISHED)
+        finally:
+            table.is_stale = True
+        _log.error(
+            "committed files are gone: the commit was taken back, its messages are written again from the log",
+            topic=table.topic,
+            snapshot_id=snapshot_id,
+            files=len(gone),
+            file=gone[0],
+            hint=_ORPHANS,
+        )
+        return NotCommitted(f"{told}: its messages are written again from the log")
 
     async def _until_answered(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
         failures = 0
@@ -209,3 +292,8 @@ class Commits:
         self._cleaner.committed(one.table)
         if not is_plain:
             self._cleaner.left_something(one.table)
+
+
+def _not_looked_at(error: errors.IcestreamError) -> Stopped:
+    """For a topic whose committed files cannot be looked at: its floor stays, and the other topics go on."""
+    return Stopped(f"its committed files cannot be looked at: {error.message}", error.hint or _AGAIN)

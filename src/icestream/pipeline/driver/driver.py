@@ -7,7 +7,7 @@
     hold     the log files, while they are read
     write    one Spark job
     judge    pure (judgement.py)
-    commit   all tables in one request
+    commit   all tables in one request; then the files are looked at again, before anything follows from it
     advance  the broker's floors, by what the catalog answered alone (floors.py)
     clean up some of the files that no table needs any more (upkeep/cleaner.py)
 
@@ -86,7 +86,6 @@ class Driver:
         self._broker = broker
         self._lease = lease
         self._topics = topics
-        self._floors = FloorKeeper(broker, topics, effects)
         self._writer = writer
         self._offload = offload
         self._effects = effects
@@ -97,6 +96,7 @@ class Driver:
         self._hurry = asyncio.Event()
         self._wished_us = 0
         self._commits = Commits(lease, books, topics, committer, effects, clock, report, cleaner)
+        self._floors = FloorKeeper(broker, topics, effects, self._commits.passable)
         self.report = report
         report.halted = topics.halted
         report.on_told = broker.tell

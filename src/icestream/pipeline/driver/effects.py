@@ -26,6 +26,7 @@ class Effect(StrEnum):
     HOLD_FILES = "hold_files"  # log files stay for the round
     WRITE = "write"  # Spark: data files, synced
     COMMIT = "commit"  # manifests written and synced, then the request; `after`: its answer is here
+    LOOK_AGAIN = "look_again"  # whether the committed files are there; a commit without them is taken back
     NOTE = "note"  # the mirror of a table in another catalog
     ADVANCE = "advance"  # the broker's floors
     RELEASE_FILES = "release_files"

@@ -11,7 +11,7 @@ A word to the broker names the backlog that it was known by: when the shard went
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream.model.backlog import Backlog
@@ -22,6 +22,7 @@ from icestream.pipeline.driver.topics import Topics
 from icestream.pipeline.tables.topic_table import TopicTable
 
 Positions = list[tuple[int, int, int]]  # topic, shard, offset
+Passable = Callable[[Backlog, Sequence[TopicTable], Positions], Awaitable[Positions]]
 
 
 class Astray(NamedTuple):
@@ -52,8 +53,10 @@ def astray(backlog: Backlog, positions: Mapping[int, Mapping[int, int]]) -> Astr
 
 
 class FloorKeeper:
-    def __init__(self, broker: Broker, topics: Topics, effects: Effects) -> None:
+    def __init__(self, broker: Broker, topics: Topics, effects: Effects, passable: Passable) -> None:
+        """`passable`: which positions of tables that another driver wrote a floor may follow (commits.py)."""
         self._broker = broker
+        self._passable = passable
         self._topics = topics
         self._effects = effects
         self._reopenings = 0  # of the backlog that the round is planned by
@@ -68,7 +71,12 @@ class FloorKeeper:
                 backlog = await self._broker.backlog(0, 0, self._topics.standing())
             tables, found = await self._looked_at(backlog)
         self._reopenings = backlog.reopenings
-        await self.advance(found.behind)
+        if found.behind:
+            with self._effects.happens(Effect.LOOK_AGAIN):
+                behind = await self._passable(backlog, tables, found.behind)
+            await self.advance(behind)
+            if len(behind) < len(found.behind):
+                tables = await self._topics.ready(backlog.topics)
         return backlog, tables
 
     async def _looked_at(self, backlog: Backlog) -> tuple[list[TopicTable], Astray]:

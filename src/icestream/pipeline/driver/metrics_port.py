@@ -1,35 +1,40 @@
-"""The metrics of the pipeline over HTTP, by Prometheus' own small server: it is asked every few seconds at most."""
+"""The pipeline's own port: its metrics, and whether it runs.
+
+/livez      200 while its loop turns
+/readyz     200 while it is connected to its broker, else 503
+/metrics    Prometheus text
+"""
 
 from __future__ import annotations
 
-from threading import Thread
-from wsgiref.simple_server import WSGIServer
+from http import HTTPStatus
 
-from prometheus_client import start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-from icestream.runtime.listening import cannot_listen
+from icestream.observability.http_listener import HttpListener, Response
+from icestream.observability.http_request import Request
+from icestream.runtime.instance import HEADER
+from icestream.runtime.link_keeper import LinkKeeper
 
 
-class MetricsPort:
-    def __init__(self, host: str, port: int) -> None:
-        """0: any that is free."""
-        self._host = host
-        self._wanted = port
-        self._server: tuple[WSGIServer, Thread] | None = None
+def metrics_listener(keeper: LinkKeeper) -> HttpListener:
+    """`keeper`: the connection to the broker, whose instance every answer names (runtime/instance.py)."""
 
-    @property
-    def number(self) -> int:
-        return self._server[0].server_port if self._server is not None else 0
+    async def answer(request: Request) -> Response:
+        response = _answer(request.path, is_connected=keeper.is_here)
+        return response._replace(headers=((HEADER, keeper.instance),)) if keeper.instance else response
 
-    def open(self) -> None:
-        try:
-            self._server = start_http_server(self._wanted, self._host)
-        except OSError as error:
-            raise cannot_listen("ports.pipeline_metrics", self._host, self._wanted, error) from None
+    return HttpListener(answer, name="pipeline", setting="ports.pipeline_metrics")
 
-    def close(self) -> None:
-        if self._server is not None:
-            server, thread = self._server
-            server.shutdown()
-            server.server_close()
-            thread.join()
+
+def _answer(path: str, *, is_connected: bool) -> Response:
+    match path:
+        case "/livez":
+            return Response(HTTPStatus.OK, b"ok\n")
+        case "/readyz" if is_connected:
+            return Response(HTTPStatus.OK, b"ready\n")
+        case "/readyz":
+            return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready: broker: it is away\n")
+        case "/metrics":
+            return Response(HTTPStatus.OK, generate_latest(REGISTRY), CONTENT_TYPE_LATEST)
+    return Response(HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n")

@@ -54,6 +54,7 @@ class Report:
         self.epoch = 0
         self.rounds = 0
         self.rows = 0
+        self.vanished_files = 0  # that were gone behind their commit, which was then taken back
         self.last: RoundReport | None = None
         self.age_limit_ms = 0
         self.halted: Mapping[int, Any] = {}
@@ -118,6 +119,7 @@ class Report:
             "epoch": self.epoch,
             "rounds": self.rounds,
             "rows": self.rows,
+            "vanished_files": self.vanished_files,
             "age_limit_ms": self.age_limit_ms,
             "last_round": self.last.as_document() if self.last else None,
             "stopped_topics": stopped,

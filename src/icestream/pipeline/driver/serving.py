@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import signal
 from collections.abc import AsyncIterator, Callable
 
 from icestream import limits
@@ -31,7 +30,7 @@ from icestream.pipeline.driver.broker import BrokerLink
 from icestream.pipeline.driver.driver import Driver, RoundWriter
 from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.metrics_port import MetricsPort
+from icestream.pipeline.driver.metrics_port import metrics_listener
 from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.driver.report import Report
 from icestream.pipeline.driver.topics import Topics
@@ -44,8 +43,10 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.runtime.tasks import ThreadOffload
 from icestream.settings import Settings
+from icestream.settings.derive import lake_uri
 from icestream.settings.document import as_document
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.factory import open_catalog, open_files
@@ -61,33 +62,29 @@ async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child
 
     set_up_spans("pipeline")
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     parent = await watch_parent(stop.set) if is_child else None
-    port = MetricsPort(settings.node.bind_host, settings.ports.pipeline_metrics)
+    keeper = LinkKeeper(settings.local_socket.absolute(), "pipeline", SystemClock())
+    metrics = metrics_listener(keeper)
     try:
-        with open_writer(settings) as writer:
-            port.open()
+        with stopping_by_signal(stop.set), open_writer(settings) as writer:
+            await metrics.listen(settings.node.bind_host, settings.ports.pipeline_metrics)
             try:
-                on_ready(port.number)
-                async with _driver(settings, writer, port.number, is_child) as driver:
-                    _log.info("the pipeline is ready", metrics_port=port.number)
+                on_ready(metrics.port)
+                async with _driver(settings, keeper, writer, metrics.port, is_child) as driver:
+                    _log.info("the pipeline is ready", metrics_port=metrics.port)
                     await driver.run(stop)
             finally:
-                closing = loop.run_in_executor(None, port.close)  # half a second, in which Spark ends, too
-        await closing
+                await metrics.close()
     finally:
         if parent is not None:
             parent.close()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 @contextlib.asynccontextmanager
-async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: bool) -> AsyncIterator[Driver]:
+async def _driver(
+    settings: Settings, keeper: LinkKeeper, writer: RoundWriter, port: int, is_child: bool
+) -> AsyncIterator[Driver]:
     clock, randomness = SystemClock(), SystemRandomness()
-    keeper = LinkKeeper(settings.local_socket.absolute(), "pipeline", clock)
     keeping = asyncio.create_task(keeper.run())
     disk, aside, spark = (
         ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE),
@@ -97,7 +94,7 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
     store = RemoteStore(keeper, clock, randomness)
     options = StoreOptions.of(settings.storage.iceberg_config.object_store)
     files = open_files(options, clock, randomness, disk)
-    catalog = open_catalog(_with_token(settings), clock, randomness)
+    catalog = open_catalog(_with_token(settings), clock, randomness, instance=_instance(settings, keeper))
     effects = Effects.of(os.environ)
     tasks = [keeping]
     try:
@@ -128,6 +125,13 @@ async def _driver(settings: Settings, writer: RoundWriter, port: int, is_child: 
         await catalog.close()
         for one in (disk, aside, spark):
             one.close()
+
+
+def _instance(settings: Settings, keeper: LinkKeeper) -> Callable[[], str] | None:
+    """The instance that must answer for the catalog: this node's own lake process is asked. Another node of the cluster
+    may be named as the catalog of the same tables: then nothing is compared."""
+    own_uri = lake_uri(settings.node.bind_host, settings.ports.lake)
+    return (lambda: keeper.instance) if settings.catalog_embedded and settings.catalog.uri == own_uri else None
 
 
 def _with_token(settings: Settings) -> Settings:

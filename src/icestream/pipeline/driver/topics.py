@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from typing import Any, NamedTuple
@@ -77,6 +77,7 @@ class Topics:
         self._storage = storage
         self._failures: dict[int, _Failure] = {}
         self._tables: dict[int, TopicTable] = {}
+        self._made: dict[int, TopicTable] = {}  # by this look, and not evolved yet
         self.halted: dict[int, Halt] = {}
 
     def __getitem__(self, topic_id: int) -> TopicTable:
@@ -165,6 +166,7 @@ class Topics:
         """The tables of these topics, as far as they can be written. Raises StorageUnavailable while the catalog is
         away."""
         wanted = [one for one in backlog if not self.is_halted(one.topic_id)]
+        await self._make_many([one for one in wanted if one.topic_id not in self._tables])
         gate = asyncio.Semaphore(limits.TABLES_OPENED_AT_ONCE)
 
         async def open_one(topic: TopicBacklog) -> TopicTable | None:
@@ -174,8 +176,16 @@ class Topics:
         found = await asyncio.gather(*(open_one(one) for one in wanted))
         return [one for one in found if one is not None]
 
+    async def _make_many(self, unknown: Sequence[TopicBacklog]) -> None:
+        """Makes the tables of new topics together: each by itself costs several syncs. What stands in the way of one is
+        met again, and told, when it is opened."""
+        self._made.clear()
+        if len(unknown) > 1 and self._books.is_own:
+            with self._effects.happens(Effect.MAKE_TABLE):
+                self._made.update(await self._books.make_all(unknown))
+
     async def _opened(self, topic: TopicBacklog) -> TopicTable | None:
-        known = self._tables.get(topic.topic_id)
+        known = self._tables.get(topic.topic_id) or self._made.get(topic.topic_id)
         try:
             if known is None:
                 with self._effects.happens(Effect.MAKE_TABLE):

@@ -109,7 +109,7 @@ class FolderStore:
         if path.parent not in self._folders:
             self._make_folder(path.parent)
             self._note_disk(path.parent)
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags, 0o666)  # as far as the umask of the process allows (runtime/file_access.py)
 
     def _note_disk(self, folder: Path) -> None:
         number = folder.stat().st_dev

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from icestream.model.file_name import data_name
 from icestream.model.written import Covered, WrittenFile
-from icestream.pipeline.file_name import data_name
 from icestream.pipeline.files.data_file import Metrics, encoded
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.layout import layout_of

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream import limits
-from icestream.pipeline.file_name import PREFIX
+from icestream.model.file_name import PREFIX
 from icestream.pipeline.manifests.layout import DATA
 from icestream.pipeline.manifests.manifest_file import ManifestFile
 

@@ -24,9 +24,11 @@ from icestream.catalog.document.values import Object
 from icestream.catalog.identifier import Identifier
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.table import table as tables
+from icestream.catalog.table.snapshot import MAIN
 from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
-from icestream.catalog.topic.removal import Removals, as_summary
+from icestream.catalog.topic.consequence import ShardLog
+from icestream.catalog.topic.removal import Removals, added_summary, as_summary
 from icestream.catalog.topic.snapshot_mark import Mark, made_since
 from icestream.catalog.topic.standing import lacking, main_standing
 from icestream.lake.highest_offset import highest_offset
@@ -40,7 +42,7 @@ from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
 from icestream.pipeline.tables.topic_table import Position, TopicTable
 from icestream.warehouse import table_name
-from icestream.warehouse.catalog import TableCatalog
+from icestream.warehouse.catalog import Done, TableCatalog, TableChange
 from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
 from icestream.warehouse.mirror_anchor import anchor, rows_of
 
@@ -83,6 +85,10 @@ class ForeignBooks:
             loaded = await self._made(name, topic)
         return await self._standing(topic.topic_id, topic.name, name, tables.load(loaded.metadata), mirror)
 
+    async def make_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """No protocol of other catalogs makes several tables at once."""
+        return {}
+
     async def look(self, known: TopicTable) -> TopicTable:
         """An operator may have given the topic another table."""
         mirror = await self._mirror(known.topic_id)
@@ -106,14 +112,31 @@ class ForeignBooks:
                 known.positions[one.shard] = Position(one.epoch, one.committed)
         return known
 
+    async def undo(self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog]) -> None:
+        """Behind this the table is as its mirror says: that is written after a commit, and this one was not noted."""
+        snapshot = table.table.snapshots.find(snapshot_id) or {}
+        parent = snapshot.get("parent-snapshot-id")
+        update: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
+        if parent is not None:
+            update = {"action": "set-snapshot-ref", "ref-name": MAIN, "type": "branch", "snapshot-id": parent}
+        gone: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
+        required: list[Object] = [
+            {"type": "assert-table-uuid", "uuid": table.table.uuid},
+            {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": snapshot_id},
+        ]
+        outcome = await self._catalog.commit(table.identifier, TableChange(required, [update, gone]))
+        if not isinstance(outcome, Done):
+            raise errors.CommitConflict(f"the catalog did not take snapshot {snapshot_id} back: {outcome.reason}")
+
     def requirements(self, brought: TopicRound) -> list[Object]:
         return []
 
     def summary(self, brought: TopicRound) -> Mapping[str, str]:
         table = brought.table
         removals = self._lacking(table.topic_id, table.table, table.next_offsets)  # later snapshots must say it, too
-        found = as_summary(table.topic_id, table.next_offsets | brought.ends, removals)
-        return found | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
+        progress = as_summary(table.topic_id, table.next_offsets | brought.ends, removals)
+        added = added_summary({one.shard: (one.start, one.end) for one in brought.claims})
+        return progress | added | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
 
     def _lacking(self, topic_id: int, table: Table, committed: Mapping[int, int]) -> Removals:
         base = anchor(table, topic_id, self._noted.get(topic_id, (None, 0))[0])

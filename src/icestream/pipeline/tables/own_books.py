@@ -3,20 +3,24 @@ the table's pointer (catalog/topic/binding.py); a commit claims its offsets ther
 
     the topic has a table        it is loaded, with its positions
     it had one                   nobody gives it another by himself: rows would be missing (`icestream lake adopt`, …)
-    it never had one             a table is made and bound in one transaction: a crash leaves both or none
+    it never had one             a table is made and bound in one transaction: a crash leaves both or none. Tables
+                                 of many new topics share transactions
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from icestream import errors
 from icestream.catalog import keys, records
+from icestream.catalog.calls.topics import NewTable
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier, identifier, namespace_of
+from icestream.catalog.identifier import Identifier, Namespace, identifier, namespace_of
 from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
 from icestream.catalog.table import table as tables
+from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import TopicBacklog
@@ -55,6 +59,34 @@ class OwnBooks:
             name = await self._made(topic)
         return await self._loaded(topic.topic_id, topic.name, name)
 
+    async def make_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        """One sync for all of them, a transaction for each NEW_TABLES_MAX. Empty when one of them cannot be made: each
+        is opened by itself then, and only the one in question stops. Raises StorageUnavailable."""
+        try:
+            return await self._made_together(topics)
+        except errors.StorageUnavailable:
+            raise
+        except errors.IcestreamError:
+            return {}
+
+    async def _made_together(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
+        named = await asyncio.gather(*(self._table_of(one.topic_id) for one in topics))
+        new = {topic.topic_id: topic for topic, name in zip(topics, named, strict=True) if name is None}
+        if len(new) < 2:
+            return {}
+        names = {topic_id: self._name_of(topic) for topic_id, topic in new.items()}
+        wanted = [
+            NewTable(_log_of(topic), names[topic_id], table_policy.new_layout(topic.policy))
+            for topic_id, topic in new.items()
+        ]
+        for namespace in {one.namespace for one in names.values()}:
+            await self._make_namespace(namespace)
+        made = await self._making.topics.create_first(wanted)
+        return {
+            topic_id: TopicTable(topic_id, new[topic_id].name, names[topic_id], done.table, _positions(binding))
+            for topic_id, (done, binding) in made.items()
+        }
+
     async def look(self, known: TopicTable) -> TopicTable:
         name = await self._table_of(known.topic_id)
         if name is None:
@@ -67,6 +99,10 @@ class OwnBooks:
         shards = {one.shard: (one.epoch, one.committed) for one in topic.shards}
         await self._making.topics.widen(known.identifier, known.topic_id, shards)
         return await self.look(known)
+
+    async def undo(self, table: TopicTable, snapshot_id: int, shards: Mapping[int, ShardLog]) -> None:
+        log = TopicLog(table.topic, table.topic_id, shards)
+        await self._making.topics.undo_round(table.identifier, log, snapshot_id)
 
     def requirements(self, brought: TopicRound) -> list[Object]:
         found = claim(brought)
@@ -97,9 +133,8 @@ class OwnBooks:
         record = None if entry is None else records.decode_relation(key, entry)
         if not isinstance(record, TableRecord) or record.binding is None or record.binding.topic_id != topic_id:
             raise errors.TopicTable(f"{name} does not belong to topic {topic} any more", hint=NOT_AGAIN)
-        positions = {shard: Position(runs[-1].epoch, runs[-1].next) for shard, runs in record.binding.runs.items()}
         loaded = await self._catalog.load(name)
-        return TopicTable(topic_id, topic, name, tables.load(loaded.metadata), positions)
+        return TopicTable(topic_id, topic, name, tables.load(loaded.metadata), _positions(record.binding))
 
     # --- making ---
 
@@ -111,18 +146,33 @@ class OwnBooks:
                 f"topic {topic.name} had the table {'.'.join((*had.namespace, had.name))} and has none now",
                 hint=NOT_AGAIN,
             )
-        name = table_name.table_of(TopicName.parse(topic.name), self._fixed)
-        for depth in range(1, len(name.namespace) + 1):
-            try:
-                await self._making.namespaces.create(name.namespace[:depth], {})
-            except errors.AlreadyExists:
-                continue
-        shards = {one.shard: ShardLog(one.epoch, one.committed, one.synced) for one in topic.shards}
-        log = TopicLog(topic.name, topic.topic_id, shards)
+        name = self._name_of(topic)
+        await self._make_namespace(name.namespace)
+        layout = table_policy.new_layout(topic.policy)
         try:
             # What a retention dropped before there was a table is a declared gap of the log already.
-            await self._making.topics.recreate(log, name, [Consent.GAP], layout=table_policy.new_layout(topic.policy))
+            await self._making.topics.recreate(_log_of(topic), name, [Consent.GAP], layout=layout)
         except errors.AlreadyExists as error:
             if await self._table_of(topic.topic_id) != name:  # else we did, and the answer was lost
                 raise errors.TopicTable(error.message, hint=error.hint) from None
         return name
+
+    def _name_of(self, topic: TopicBacklog) -> Identifier:
+        return table_name.table_of(TopicName.parse(topic.name), self._fixed)
+
+    async def _make_namespace(self, namespace: Namespace) -> None:
+        """With those above it, where they do not exist."""
+        for depth in range(1, len(namespace) + 1):
+            try:
+                await self._making.namespaces.create(namespace[:depth], {})
+            except errors.AlreadyExists:
+                continue
+
+
+def _log_of(topic: TopicBacklog) -> TopicLog:
+    shards = {one.shard: ShardLog(one.epoch, one.committed, one.synced) for one in topic.shards}
+    return TopicLog(topic.name, topic.topic_id, shards)
+
+
+def _positions(binding: Binding) -> dict[int, Position]:
+    return {shard: Position(runs[-1].epoch, runs[-1].next) for shard, runs in binding.runs.items()}

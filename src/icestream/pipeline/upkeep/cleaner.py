@@ -29,11 +29,11 @@ from icestream.catalog.table import table as tables
 from icestream.catalog.table.properties import as_flag
 from icestream.catalog.table.table import Table
 from icestream.metadata.store import MetadataStore
+from icestream.model.file_name import Kind, our_file
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.clean_up import Candidate, Seen, may_go
 from icestream.pipeline.commit.snapshot import metadata_folder
-from icestream.pipeline.file_name import Kind, our_file
 from icestream.pipeline.tables.table_policy import data_folder
 from icestream.pipeline.tables.topic_table import TopicTable
 from icestream.pipeline.upkeep.named_files import NamedFiles

@@ -36,11 +36,29 @@ def started(keys: list[bytes], *, credit: int = 10**6, policy: FailurePolicy | N
     return dispatcher
 
 
+def count(out: list[Instruction]) -> int:
+    """Messages that go to consumers."""
+    return sum(one.end - one.start for one in out if isinstance(one, Deliver))
+
+
 def test_a_thousand_keys_go_out_together() -> None:
     keys = [b"%d" % (number % 1_000) for number in range(5_000)]
     dispatcher = started(keys)
-    assert len(look_ahead(dispatcher, keys)) == 1_000
+    assert count(look_ahead(dispatcher, keys)) == 1_000
     assert dispatcher.unacked == 1_000
+
+
+def test_what_goes_out_in_one_moment_is_one_delivery_by_offset() -> None:
+    keys = [b"%d" % (number // 2) for number in range(200)]
+    dispatcher = started(keys)
+    out = look_ahead(dispatcher, keys)
+    assert out == [Deliver(1, offset, offset + 1, 0) for offset in range(0, 200, 2)]
+    assert len({run.value for run in dispatcher.in_flight}) == 1
+    again = dispatcher.ack([(0, 100)], 0, 0)
+    assert again == [Deliver(1, offset, offset + 1, 0) for offset in range(1, 100, 2)]
+    assert dispatcher.leave(1, 0) == []
+    assert dispatcher.in_flight.size == 0
+    assert dispatcher.unacked == 100
 
 
 def test_consumers_take_turns_where_the_rate_is_the_bound() -> None:
@@ -49,7 +67,10 @@ def test_consumers_take_turns_where_the_rate_is_the_bound() -> None:
     dispatcher.readable(len(keys), 0)
     for number in range(4):
         dispatcher.join(Credit(number, 1_000), 0)
-    got = Counter(one.consumer for one in look_ahead(dispatcher, keys) if isinstance(one, Deliver))
+    got = Counter[int]()
+    for one in look_ahead(dispatcher, keys):
+        assert isinstance(one, Deliver)
+        got[one.consumer] += one.end - one.start
     assert sum(got.values()) == 100
     assert set(got.values()) == {25}
     assert dispatcher.pause is Pause.RATE_REACHED
@@ -63,11 +84,11 @@ def test_large_keys_are_bounded_by_their_bytes() -> None:
     assert dispatcher.lanes.messages == 16
     assert dispatcher.lanes.key_bytes < limits.KEY_LOOK_AHEAD_BYTES_MAX + 2 * limits.MIB
     out = dispatcher.give_credit(1, 100, 0)
-    assert len(out) == 16
+    assert count(out) == 16
     for one in out:
         dispatcher.ack([(one.start, one.end)], 0, 0)
     assert dispatcher.lanes.key_bytes == 0
-    assert len(look_ahead(dispatcher, keys)) == 16
+    assert count(look_ahead(dispatcher, keys)) == 16
 
 
 def test_one_large_key_is_held_once() -> None:
@@ -133,7 +154,7 @@ def test_a_gap_in_front_of_the_look_ahead_is_stepped_over() -> None:
     assert dispatcher.wanted == (4, 10)
     dispatcher.skip(6, 8, 0)
     assert dispatcher.wanted == (4, 6)
-    assert len(dispatcher.read(4, [b"a", b"b"], 0)) == 2
+    assert count(dispatcher.read(4, [b"a", b"b"], 0)) == 2
     assert dispatcher.wanted == (8, 10)
 
 

@@ -4,8 +4,9 @@
     metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
     metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
 
-So whoever finds one in a folder knows whether a commit can still bring it into the table (commit/clean_up.py), and
-takes no file of another engine for one of ours.
+So the name of a file in a folder says whether a commit can still bring it into the table (pipeline/commit/clean_up.py),
+no file of another engine is taken for one of ours, and readers tell rows of the pipeline from inserted ones
+(lake/scan/scanner.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""Stalls: lasting reasons for which the delivery of a shard does not go on, reported to its consumers and to operators.
+
+    blocked      a message failed more often than its policy allows, and the policy is `block`
+    unreadable   stored messages cannot be read; the read is repeated all the time
+
+Consumers get the event `stalled` {kind, shard, offset, reason, hint} when a stall begins, when a later offset or
+another reason takes its place, and when they join while it lasts; `resumed` {kind, shard} when it is over.
+docs/protocol.md describes both; clients ignore events that they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from icestream import limits
+from icestream.protocol.document import cut_text
+
+STALLED, RESUMED = "stalled", "resumed"
+
+
+class StallKind(Enum):
+    BLOCKED = "blocked"
+    UNREADABLE = "unreadable"
+
+
+class Stall(NamedTuple):
+    """`offset`: the first message that is not delivered. `hint`: what ends the stall; may be empty."""
+
+    kind: StallKind
+    shard: int
+    offset: int
+    reason: str
+    hint: str
+    since_us: int  # wall clock
+
+    def as_event(self) -> dict[str, object]:
+        """The further keys of the event `stalled`."""
+        return {
+            "kind": self.kind.value,
+            "shard": self.shard,
+            "offset": self.offset,
+            "reason": self.reason,
+            "hint": self.hint,
+        }
+
+
+class EventSink(Protocol):
+    """The part of a consumer's front end (consumer.ConsumerSink) that is told."""
+
+    def event(self, event: str, details: dict[str, object]) -> None: ...
+
+
+class Stalls:
+    """The stalls of one shard of a subscription: at most one of each kind."""
+
+    def __init__(self, shard: int, now_us: Callable[[], int], sinks: Callable[[], list[EventSink]]) -> None:
+        """`sinks`: the consumers that take messages of the shard now."""
+        self._shard = shard
+        self._now_us = now_us
+        self._sinks = sinks
+        self._by_kind: dict[StallKind, Stall] = {}
+
+    def __iter__(self) -> Iterator[Stall]:
+        return iter(list(self._by_kind.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_kind)
+
+    def get(self, kind: StallKind) -> Stall | None:
+        return self._by_kind.get(kind)
+
+    def begin(self, kind: StallKind, offset: int, reason: str, hint: str = "") -> None:
+        """Begins a stall, or updates the one that lasts. Consumers are told only of a stall that is new to them: an
+        earlier offset with the same reason is not, so that a batch that fails from its end on is told once."""
+        reason = cut_text(reason, limits.ERROR_MESSAGE_BYTES_MAX)
+        hint = cut_text(hint, limits.ERROR_HINT_BYTES_MAX)
+        before = self._by_kind.get(kind)
+        since_us = self._now_us() if before is None else before.since_us
+        stall = self._by_kind[kind] = Stall(kind, self._shard, offset, reason, hint, since_us)
+        if before is None or offset > before.offset or (offset == before.offset and reason != before.reason):
+            for sink in self._sinks():
+                sink.event(STALLED, stall.as_event())
+
+    def end(self, kind: StallKind) -> None:
+        """Ends a stall; does nothing when there is none."""
+        if self._by_kind.pop(kind, None) is not None:
+            for sink in self._sinks():
+                sink.event(RESUMED, {"kind": kind.value, "shard": self._shard})
+
+    def tell(self, sink: EventSink) -> None:
+        """Tells a consumer that joins of the stalls that last."""
+        for stall in self:
+            sink.event(STALLED, stall.as_event())
+
+    def clear(self) -> None:
+        """Forgets them without a word: nothing is delivered any more."""
+        self._by_kind.clear()

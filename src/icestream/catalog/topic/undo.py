@@ -1,0 +1,38 @@
+"""Taking back the newest round of a topic's table: main and committed go to where they were before it. Pure.
+
+For a round whose files are gone behind its commit: another engine took them for orphans while the commit that names
+them was on its way. Its offsets are still in the log, and are written again (docs/adr/0042). Only while the round is
+main: what others did since is not undone. Its snapshot goes, too: nothing could read it.
+"""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.catalog.document.values import Object
+from icestream.catalog.table.commit import apply_updates
+from icestream.catalog.table.snapshot import MAIN
+from icestream.catalog.topic import rebound
+from icestream.catalog.topic.commit import State
+from icestream.catalog.topic.consequence import Consequence, TopicLog, fates
+from icestream.catalog.topic.rebound import Rebound
+from icestream.catalog.topic.rewind import rewind
+
+
+def undo_round(state: State, log: TopicLog, snapshot_id: int, now_ms: int) -> Rebound:
+    """Decides to take back the round that made `snapshot_id`. Raises CommitConflict when main is another snapshot, and
+    TopicTable when the log does not have all of the round's offsets, or nothing says what was there before it."""
+    binding, snapshot = state.binding, state.table.snapshots.find(snapshot_id)
+    if binding is None or binding.topic_id != log.topic_id:
+        raise errors.TopicTable(f"the table does not belong to topic {log.topic} any more")
+    if snapshot is None or state.table.current_snapshot_id != snapshot_id:
+        raise errors.CommitConflict(f"the table has gone on behind snapshot {snapshot_id}")
+    gone: Object = {"action": "remove-snapshots", "snapshot-ids": [snapshot_id]}
+    if (parent := snapshot.get("parent-snapshot-id")) is not None:
+        outcome, told = rewind(state, log, (), now_ms, parent)
+        return Rebound(outcome._replace(table=apply_updates(outcome.table, None, [gone], now_ms)), told)
+    began = {shard: runs[0].start for shard, runs in binding.runs.items()}
+    told = Consequence("undo", log.topic, fates(began, log, binding.committed()))
+    told.check(())
+    after = rebound.going_on(told, log, binding.runs, binding.pipeline_epoch, binding.base)
+    removed: Object = {"action": "remove-snapshot-ref", "ref-name": MAIN}
+    return Rebound(rebound.outcome(state, after, state.removals, now_ms, [removed, gone]), told)

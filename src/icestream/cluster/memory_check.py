@@ -1,0 +1,137 @@
+"""A member that starts compares its log with what the others remember of it, before it takes part (ADR 45).
+
+    held        its Raft messages are neither taken nor sent, no tick is made; every call is answered, GetNodeInfo too
+    compared    a majority of the voters has answered, itself included, and the rest, or METADATA_COMPARE_SECONDS
+                have passed; none remembers more than this log has     -> it takes part
+    forgotten   one of them does                                       -> it stops with LogOutdated
+    foreign     a node of another cluster answers, or one that knows that this node was removed, and no majority does
+                                                                       -> it stops with what that one says
+Those that answer later are compared then. What this node confirms is told to the others, and what they confirm is
+written down, METADATA_PROMISES_SECONDS after it changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from icestream import errors, limits
+from icestream.cluster import wire
+from icestream.cluster.promises import NONE, Promises, confirmed, may_take_part, present
+from icestream.metadata.log_format import Promise
+from icestream.metadata.stop_reasons import outdated
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from icestream.cluster.cluster_node import ClusterNode
+
+_log = get_logger("cluster")
+
+
+class MemoryCheck:
+    def __init__(self, host: ClusterNode, clock: Clock, promises: Promises) -> None:
+        self._host = host
+        self._clock = clock
+        self._promises = promises
+        self._answered: set[int] = set()
+        self._foreign: errors.ForeignCluster | None = None  # what a node of another cluster said
+        self._told: Promise = NONE
+        self._written: dict[int, Promise] = {}
+
+    def remembered(self, node_id: int) -> Promise:
+        """What this node knows that another one has confirmed."""
+        store = self._host.store
+        known = confirmed(store.node.status(), self._host.id).get(node_id, NONE) if store is not None else NONE
+        return max(known, self._promises.of(node_id))
+
+    def heard(self, node_id: int, promise: Promise) -> None:
+        self._promises.note(node_id, promise)
+
+    # --- at the start ---
+
+    async def run(self, on_compared: Callable[[], None]) -> None:
+        """Compares, then tells and writes down, until it is cancelled or the node stops."""
+        node = self._host.node
+        try:
+            await node.until(lambda: not node.wakes)  # only now the members are known
+            await self._compare()
+            on_compared()
+            while True:
+                await self._tell_and_note()
+                await self._ask_others()
+        except (errors.LogOutdated, errors.ForeignCluster) as error:
+            node.fail(error)
+        except errors.IcestreamError as error:
+            if node.stopped is None:
+                _log.warning("what nodes have confirmed is not told any more", error=str(error))
+
+    async def _compare(self) -> None:
+        node, begun_ns = self._host.node, self._clock.monotonic_ns()
+        while True:
+            others = self._others()
+            await self._ask_others()
+            waited_seconds = (self._clock.monotonic_ns() - begun_ns) / 1e9
+            are_all = others <= self._answered
+            is_enough = may_take_part(self._host.id, node.members, self._answered)
+            if is_enough and (are_all or waited_seconds >= limits.METADATA_COMPARE_SECONDS):
+                return
+            if self._foreign is not None and not is_enough:
+                raise self._foreign
+            self._host.say("this node asks the others what it has confirmed to them, before it votes")
+            await self._clock.sleep(limits.METADATA_COMPARE_RETRY_SECONDS)
+
+    def _others(self) -> set[int]:
+        return set(self._host.node.members.everybody) - {self._host.id}
+
+    async def _ask_others(self) -> None:
+        """Each that has not answered in this life."""
+        missing = self._others() - self._answered
+        if missing:
+            places = {self._host.peers.address(node_id) for node_id in missing} | set(self._host.seed_addresses)
+            await asyncio.gather(*(self._ask(place) for place in places if place))
+
+    async def _ask(self, address: str) -> None:
+        try:
+            info = await self._host.ask_who(address)
+        except errors.ForeignCluster as error:
+            self._foreign = error
+            return
+        if info is None or info.cluster != self._host.identity.cluster_id or info.node == self._host.id:
+            return
+        self._answered.add(info.node)
+        own, known = present(self._host.node.status()), Promise(info.remembered_term, info.remembered_index)
+        if known > own:
+            witness = f"node {info.name or wire.id_text(info.node)}"
+            raise outdated(witness, f"entry {known.last} of term {known.term}", f"entry {own.last}, in term {own.term}")
+
+    # --- later ---
+
+    async def _tell_and_note(self) -> None:
+        node = self._host.node
+        seconds = limits.METADATA_PROMISES_SECONDS if self._others() - self._answered else None
+        await node.until(self._has_news, seconds)
+        if not self._has_news():
+            return
+        await self._clock.sleep(limits.METADATA_PROMISES_SECONDS)
+        own = node.writes.promise
+        if own != self._told:
+            self._told = own
+            arguments = {"node": wire.id_text(self._host.id), "term": own.term, "index": own.last}
+            await asyncio.gather(*(self._tell(node_id, arguments) for node_id in self._others()))
+        for node_id, promise in confirmed(node.status(), self._host.id).items():
+            self._promises.note(node_id, promise)
+        known = self._promises.keep(self._others())
+        if known != self._written and node.stopped is None:
+            self._written = known
+            node.note_promises(known)
+
+    def _has_news(self) -> bool:
+        return self._host.node.writes.promise != self._told
+
+    async def _tell(self, node_id: int, arguments: dict[str, object]) -> None:
+        try:
+            await self._host.peers.call(node_id, "Confirmed", arguments)
+        except errors.IcestreamError as error:
+            _log.debug("another node was not told what this one has confirmed", rpc="Confirmed", error=str(error))

@@ -1,0 +1,134 @@
+"""How far the metadata log was synced, kept outside of its directory: `raft.mark` beside `raft` (ADR 45).
+
+A log whose newest file was removed, whose last records are lost, or that was brought back from a backup, looks like one
+that simply ends earlier. The mark says that it was longer.
+
+THE FILE      two slots of 128 bytes; the good one with the higher number counts
+    0   8 bytes "ICESMARK"          8   u64  number of this write: even in the first slot, odd in the second
+    16  16 bytes  id of the log     32  u64  number (LSN) of a record that was synced
+    40  u64  id of the node         48  16 bytes  id of its cluster
+    64  u8   1 when the log has known other nodes      65  zeros      124  u32  CRC of all before it
+
+A write goes into the slot that does not count, in a mapped page: nothing is synced on its behalf, so after a power loss
+the mark may be behind the log, and it is never ahead of it. No mark: a log from before there were marks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from icestream.storage.checksum import crc32
+
+_MAGIC: Final = b"ICESMARK"
+_SLOT: Final = struct.Struct("<8sQ16sQQ16sB")
+_CRC: Final = struct.Struct("<I")
+SLOT_BYTES: Final = 128
+FILE_BYTES: Final = 2 * SLOT_BYTES
+_CRC_AT: Final = SLOT_BYTES - _CRC.size
+
+
+class Mark(NamedTuple):
+    log_id: bytes
+    lsn: int
+    node_id: int
+    cluster_id: bytes
+    has_others: bool
+
+
+class Watermark(Protocol):
+    def read(self) -> Mark | None:
+        """What was last noted; None when nothing ever was."""
+
+    def note(self, mark: Mark) -> None:
+        """Everything up to `mark.lsn` is synced."""
+
+    def sync(self) -> None:
+        """Blocking; at the start and the end of a life alone."""
+
+    def close(self) -> None: ...
+
+
+def mark_path(directory: Path) -> Path:
+    """Where the mark of the metadata log in `directory` lies."""
+    return directory.with_name(directory.name + ".mark")
+
+
+def encode_slot(number: int, mark: Mark) -> bytes:
+    fields = (_MAGIC, number, mark.log_id, mark.lsn, mark.node_id, mark.cluster_id, mark.has_others)
+    slot = _SLOT.pack(*fields).ljust(_CRC_AT, b"\0")
+    return slot + _CRC.pack(crc32(slot))
+
+
+def decode_slots(data: bytes) -> tuple[int, Mark | None]:
+    """The number of the newest good slot and what it says; (0, None) when there is none."""
+    newest: tuple[int, Mark | None] = (0, None)
+    for start in range(0, min(len(data), FILE_BYTES) - SLOT_BYTES + 1, SLOT_BYTES):
+        slot = data[start : start + SLOT_BYTES]
+        (stored,) = _CRC.unpack_from(slot, _CRC_AT)
+        magic, number, log_id, lsn, node_id, cluster_id, has_others = _SLOT.unpack_from(slot)
+        if magic == _MAGIC and crc32(slot[:_CRC_AT]) == stored and number > newest[0]:
+            newest = (number, Mark(log_id, lsn, node_id, cluster_id, bool(has_others)))
+    return newest
+
+
+def read_mark(directory: Path) -> Mark | None:
+    """The mark of the log in `directory`, without changing anything."""
+    try:
+        return decode_slots(mark_path(directory).read_bytes())[1]
+    except FileNotFoundError:
+        return None
+
+
+class MemoryWatermark:
+    """Of a simulated disk: it outlives the store, as the file does."""
+
+    def __init__(self) -> None:
+        self.mark: Mark | None = None
+
+    def read(self) -> Mark | None:
+        return self.mark
+
+    def note(self, mark: Mark) -> None:
+        self.mark = mark
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FileWatermark:
+    def __init__(self, path: Path) -> None:
+        """Makes the file when it is not there. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            if os.fstat(self._fd).st_size < FILE_BYTES:
+                os.posix_fallocate(self._fd, 0, FILE_BYTES)
+            self._page = mmap.mmap(self._fd, FILE_BYTES)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._number, self._mark = decode_slots(self._page[:])
+
+    def read(self) -> Mark | None:
+        return self._mark
+
+    def note(self, mark: Mark) -> None:
+        self._number += 1
+        self._mark = mark
+        start = self._number % 2 * SLOT_BYTES
+        self._page[start : start + SLOT_BYTES] = encode_slot(self._number, mark)
+
+    def sync(self) -> None:
+        self._page.flush()
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._page.close()
+            os.close(self._fd)
+            self._fd = -1

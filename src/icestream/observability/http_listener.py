@@ -1,0 +1,176 @@
+"""HTTP for health and metrics, of the broker and of the pipeline: short answers to GET and HEAD, on the process's loop
+(docs/adr has why it is our own).
+
+    silent --a head is complete--> answering --sent--> idle --a head is complete--> answering …
+       │                               │                └── HTTP_IDLE_SECONDS without a byte --> closed
+       │                               └── not sent within HTTP_IDLE_SECONDS --> closed
+       └── a head that takes longer than HTTP_HEAD_SECONDS_MAX, is above HTTP_HEAD_BYTES_MAX, or is none --> closed
+
+A request that follows before the first is answered waits in the socket. When all places are taken, silent and idle
+connections are closed for new ones (runtime/connection_room.py). A listener on a loopback address answers only requests
+for this machine (runtime/host_header.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.observability.http_request import END, Request, parse
+from icestream.observability.log import get_logger
+from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
+from icestream.runtime.host_header import is_local
+from icestream.runtime.instance import HEADER
+from icestream.runtime.listening import cannot_listen
+from icestream.settings.text import is_loopback
+
+TEXT = "text/plain; charset=utf-8"
+_FULL = "all connections of this listener are busy; try again in a moment"
+_log = get_logger("http")
+
+
+class Response(NamedTuple):
+    status: HTTPStatus
+    body: bytes
+    content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class HttpListener:
+    def __init__(
+        self,
+        handler: Handler,
+        instance: str = "",
+        name: str = "http",
+        setting: str = "ports.broker_http",
+        connections_max: int = limits.HTTP_CONNECTIONS_MAX,
+    ) -> None:
+        """`instance`: of the broker; every answer names it (runtime/instance.py). `name`: of the listener in metrics
+        and readiness. `setting`: the key that names its port."""
+        self._handler = handler
+        self._headers = ((HEADER, instance),) if instance else ()
+        self._setting = setting
+        self._server: asyncio.Server | None = None
+        self._room: ConnectionRoom[asyncio.StreamWriter] = ConnectionRoom(name, connections_max)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_only_local = True
+        self.port = 0
+
+    @property
+    def room(self) -> RoomState:
+        return self._room.state
+
+    async def listen(self, host: str, port: int) -> None:
+        self._is_only_local = is_loopback(host)
+        try:
+            self._server = await asyncio.start_server(self._accept, host, port, limit=limits.HTTP_HEAD_BYTES_MAX)
+        except OSError as error:
+            raise cannot_listen(self._setting, host, port, error) from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        admission = self._room.admit(writer)
+        if admission.evicted is not None:
+            admission.evicted.transport.abort()
+        if not admission.is_admitted:
+            writer.write(_encoded(_error(HTTPStatus.SERVICE_UNAVAILABLE, _FULL), keeps_alive=False))
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="http")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        idle_seconds = limits.HTTP_HEAD_SECONDS_MAX
+        try:
+            while await self._serve_one(reader, writer, idle_seconds):
+                self._room.move(writer, Standing.IDLE)
+                idle_seconds = limits.HTTP_IDLE_SECONDS
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            # the client went away, or is too slow: an answer that it does not take must not keep the socket open
+            writer.transport.abort()
+        finally:
+            self._room.leave(writer)
+            writer.close()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_seconds: float) -> bool:
+        """Whether another request may follow."""
+        try:
+            request = await _read(reader, idle_seconds)
+        except asyncio.LimitOverrunError:
+            await self._send(writer, _error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
+            return False
+        except errors.InvalidInput as error:
+            await self._send(writer, _error(HTTPStatus.BAD_REQUEST, error.message))
+            return False
+        self._room.move(writer, Standing.BUSY)
+        async with asyncio.timeout(limits.HTTP_IDLE_SECONDS):
+            response = await self._answer(request)
+            await self._send(writer, response, request.method, keeps_alive=request.keeps_alive)
+        return request.keeps_alive
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, response: Response, method: str = "", *, keeps_alive: bool = False
+    ) -> None:
+        named = response._replace(headers=(*response.headers, *self._headers))
+        await _send(writer, named, method, keeps_alive=keeps_alive)
+
+    async def _answer(self, request: Request) -> Response:
+        if self._is_only_local and not is_local(request.headers.get("host", "localhost")):
+            return _error(HTTPStatus.MISDIRECTED_REQUEST, "this listener answers requests for its own machine only")
+        if request.method not in ("GET", "HEAD"):
+            refused = _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD have a meaning here")
+            return refused._replace(headers=(("Allow", "GET, HEAD"),))
+        try:
+            return await self._handler(request)
+        except Exception:  # noqa: BLE001 (a mistake of ours is said in the log, and the client gets an answer)
+            _log.exception("a request failed", path=request.path)
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "the log of the broker says why")
+
+
+async def _read(reader: asyncio.StreamReader, idle_seconds: float) -> Request:
+    """The next request. Raises TimeoutError when its head does not come in time."""
+    async with asyncio.timeout(idle_seconds):
+        first = await reader.readexactly(1)
+    async with asyncio.timeout(min(idle_seconds, limits.HTTP_HEAD_SECONDS_MAX)):
+        return parse(first + await reader.readuntil(END))
+
+
+async def _send(writer: asyncio.StreamWriter, response: Response, method: str, *, keeps_alive: bool = False) -> None:
+    head = _encoded(response._replace(body=b""), keeps_alive=keeps_alive, length=len(response.body))
+    body = b"" if method == "HEAD" else response.body
+    with contextlib.suppress(ConnectionError):
+        for part in (head + body,) if len(body) <= limits.HTTP_JOINED_BYTES_MAX else (head, body):
+            writer.write(part)
+        await writer.drain()
+
+
+def _encoded(response: Response, *, keeps_alive: bool, length: int | None = None) -> bytes:
+    """Head and body. `length`: of the body, where that is sent by itself."""
+    lines = [
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}",
+        f"Content-Type: {response.content_type}",
+        f"Content-Length: {len(response.body) if length is None else length}",
+        "Cache-Control: no-store",
+        f"Connection: {'keep-alive' if keeps_alive else 'close'}",
+        *(f"{name}: {value}" for name, value in response.headers),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + response.body
+
+
+def _error(status: HTTPStatus, message: str) -> Response:
+    return Response(status, f"{message}\n".encode())

@@ -1,0 +1,23 @@
+"""Which accounts of the machine may read the files that a process of a node makes: its umask.
+
+    owner    files 0600 in directories 0700
+    group    files 0640 in directories 0750, as those of the log are
+    all      files 0644 in directories 0755
+
+The umask is set once, before anything is made: whatever the process and its children write has it, also data files of
+Spark's workers. It is only ever made stricter: an account whose umask forbids more keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Literal
+
+Access = Literal["owner", "group", "all"]
+UMASKS: Final[dict[Access, int]] = {"owner": 0o077, "group": 0o027, "all": 0o022}
+
+
+def restrict_files(access: Access) -> None:
+    """Sets the umask of this process, and of every process that it starts from now on."""
+    own = os.umask(0o077)
+    os.umask(own | UMASKS[access])

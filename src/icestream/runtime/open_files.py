@@ -1,0 +1,36 @@
+"""The open files that the system allows this process: connections and the files of the log share them.
+
+A listener whose bound is above what the system allows would take the last descriptor, and then the log could not open
+its next file. So the process asks for what it needs at its start, and each listener gets a share of what it has.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import Final
+
+# Files of the log, the metadata store and libraries, beside the connections.
+OWN: Final = 256
+# However little is allowed, a listener has places for some clients.
+CONNECTIONS_MIN: Final = 16
+
+
+def raise_open_files(wanted: int) -> None:
+    """Raises the soft limit towards `wanted`, as far as the hard limit lets it. Lowers nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
+
+
+def connections_allowed(wanted: int, share: float) -> int:
+    """The bound of a listener that would like `wanted` connections and gets `share` of the descriptors."""
+    return connections_within(resource.getrlimit(resource.RLIMIT_NOFILE)[0], wanted, share)
+
+
+def connections_within(allowed: int, wanted: int, share: float) -> int:
+    """The same for a process that may open `allowed` files (below 0: any number). Pure."""
+    if allowed == resource.RLIM_INFINITY or allowed < 0:
+        return wanted
+    return max(CONNECTIONS_MIN, min(wanted, int((allowed - OWN) * share)))

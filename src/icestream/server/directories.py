@@ -1,0 +1,59 @@
+"""The directories that a broker writes to, made and looked at before anything is opened in them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from icestream import errors
+from icestream.runtime.files import make_directory
+from icestream.settings import Settings
+
+
+def check_directories(settings: Settings) -> None:
+    """Makes those that are not there. Raises ConfigurationError for one that cannot be used, and says why; DiskFull
+    where there is no room to make it."""
+    for key, path in directories(settings):
+        check_directory(key, path)
+
+
+def directories(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """Setting and path of each, the outermost first."""
+    if settings.storage.type == "memory":
+        if settings.lake.managed:  # its local socket is there
+            yield "data_dir", settings.data_dir
+        return
+    yield "data_dir", settings.data_dir
+    yield "storage.iceberg_config.wal.base_path", Path(settings.wal.base_path)
+    yield "meta_store.data_dir", Path(settings.meta_store.data_dir)
+
+
+def check_directory(key: str, path: Path) -> None:
+    """Raises as `check_directories` does. `key`: the setting that names the directory."""
+    try:
+        make_directory(path)
+    except OSError as error:
+        raise _cannot_be_made(key, path, error) from None
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise errors.ConfigurationError(
+            f"the directory {path} ({key}) cannot be written by this account",
+            hint=f"start the broker with the account that owns it, mount its file system writable, or set {key} to "
+            "another directory",
+        )
+
+
+def _cannot_be_made(key: str, path: Path, error: OSError) -> errors.IcestreamError:
+    elsewhere = f"set {key} to a directory that this account may write, such as --set {key}=DIRECTORY"
+    if error.errno == errno.ENOSPC:
+        return errors.DiskFull(
+            f"the directory {path} ({key}) cannot be made: {error.strerror}", hint="free some space, then start again"
+        )
+    file = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
+    if file is not None:
+        what = "is a file" if file == path else f"cannot be made: {file} is a file"
+        return errors.ConfigurationError(f"{path} ({key}) {what}, and must be a directory", hint=elsewhere)
+    return errors.ConfigurationError(
+        f"the directory {path} ({key}) cannot be made: {error.strerror or error}", hint=elsewhere
+    )

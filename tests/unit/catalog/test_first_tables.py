@@ -1,0 +1,126 @@
+"""The first tables of many topics, made together: one transaction, one sync, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from icestream import errors, limits
+from icestream.catalog import keys
+from icestream.catalog.calls.topics import NewTable
+from icestream.catalog.identifier import Identifier
+from icestream.catalog.topic.consequence import ShardLog, TopicLog
+from icestream.metadata.store import MemoryStore
+from icestream.runtime.clock import SimulatedClock
+from tests.support.losing_store import LosingStore
+from tests.support.warehouse import NS, World
+
+pytestmark = pytest.mark.asyncio
+
+
+def new_tables(count: int, first: int = 0) -> list[NewTable]:
+    return [
+        NewTable(TopicLog(f"/ns/t{number}", number + 1, {0: ShardLog(3, 7, 50)}), Identifier(NS, f"t{number}"), {})
+        for number in range(first, first + count)
+    ]
+
+
+async def new_world() -> tuple[World, LosingStore]:
+    store = LosingStore(MemoryStore(SimulatedClock()))
+    world = World(store)
+    await world.catalog.namespaces.create(NS, {})
+    return world, store
+
+
+async def bound(world: World, tables: Sequence[NewTable]) -> list[int]:
+    """The topics among these that have their table, by what a catalog finds that knows nothing else."""
+    catalog = world.another(99)
+    found = []
+    for one in tables:
+        if await catalog.topics.table_of(one.log.topic_id) == one.name:
+            loaded = await catalog.commits.load(one.name)
+            assert loaded.record.binding is not None
+            assert loaded.record.binding.topic_id == one.log.topic_id
+            assert loaded.record.binding.committed() == {0: 7}
+            found.append(one.log.topic_id)
+    return found
+
+
+async def test_many_tables_are_one_transaction_and_one_sync() -> None:
+    world, store = await new_world()
+    revision = await store.revision()
+    world.disk.operations.clear()
+    wanted = new_tables(limits.NEW_TABLES_MAX)
+    tables = await world.catalog.topics.create_first(wanted)
+    assert await store.revision() == revision + 1
+    syncs = [operation for operation, _ in world.disk.operations if operation.startswith("sync")]
+    assert syncs.count("sync_disk") == 1
+    assert syncs.count("sync") == 0
+    assert {*tables} == {one.log.topic_id for one in wanted}
+    world.disk.power_loss()
+    assert len(await bound(world, wanted)) == limits.NEW_TABLES_MAX
+
+
+async def test_no_transaction_of_new_tables_is_too_large() -> None:
+    """Hazard 10, with names as long as they can be, and a namespace for each table."""
+    world, _ = await new_world()
+    wanted = []
+    for number, one in enumerate(new_tables(limits.NEW_TABLES_MAX)):
+        namespace = (f"{number:03}" + "n" * 120,)
+        await world.catalog.namespaces.create(namespace, {})
+        shards = {shard: ShardLog(2**40, 2**50, 2**50) for shard in range(16)}
+        log = TopicLog(f"/{namespace[0]}/{'t' * 120}", one.log.topic_id, shards)
+        wanted.append(NewTable(log, Identifier(namespace, "t" * 120), {}))
+    assert len(await world.catalog.topics.create_first(wanted)) == limits.NEW_TABLES_MAX
+
+
+@pytest.mark.parametrize("obstacle", ["has a table", "had a table", "name is taken", "two of one name", "no namespace"])
+async def test_what_stands_in_the_way_of_one_leaves_none(obstacle: str) -> None:
+    world, store = await new_world()
+    wanted = new_tables(20)
+    if obstacle in ("has a table", "had a table"):
+        await world.catalog.topics.create_first(wanted[5:6])
+        if obstacle == "had a table":
+            await world.catalog.topics.detach(wanted[5].name)
+            await world.catalog.tables.drop(wanted[5].name)
+    elif obstacle == "name is taken":
+        await world.with_table("t5")
+    elif obstacle == "two of one name":
+        wanted[5] = wanted[5]._replace(name=wanted[6].name)
+    else:
+        wanted[5] = wanted[5]._replace(name=Identifier(("nowhere",), "t5"))
+    before = sorted(key for key, _ in await store.list_all(keys.ROOT)), world.metadata_files()
+    assert await world.catalog.topics.create_first(wanted) == {}
+    assert (sorted(key for key, _ in await store.list_all(keys.ROOT)), world.metadata_files()) == before
+
+
+@pytest.mark.parametrize("how", ["done", "never", "late"])
+async def test_hazard_13_an_answer_that_is_lost_means_all_of_them_or_none(how: str) -> None:
+    world, store = await new_world()
+    wanted = new_tables(20)
+    store.lose(how)
+    made = await world.catalog.topics.create_first(wanted)
+    await store.deliver()
+    assert [*made] == await bound(world, wanted)
+    assert len(made) == len(world.metadata_files()) == (20 if how == "done" else 0)
+
+
+async def test_files_of_many_transactions_share_a_sync_and_one_in_the_way_costs_only_its_own() -> None:
+    world, store = await new_world()
+    await world.with_table("t5")
+    revision = await store.revision()
+    world.disk.operations.clear()
+    wanted = new_tables(2 * limits.NEW_TABLES_MAX + 10)
+    made = await world.catalog.topics.create_first(wanted)
+    assert [operation for operation, _ in world.disk.operations].count("sync_disk") == 1
+    assert await store.revision() == revision + 2
+    assert [*made] == await bound(world, wanted) == [one.log.topic_id for one in wanted[limits.NEW_TABLES_MAX :]]
+
+
+async def test_a_store_that_is_away_leaves_no_files_of_tables_that_were_not_made() -> None:
+    world, store = await new_world()
+    store.is_down = True
+    with pytest.raises(errors.NotReady):
+        await world.catalog.topics.create_first(new_tables(limits.NEW_TABLES_MAX + 10))
+    assert world.metadata_files() == []

@@ -1,0 +1,189 @@
+"""Tables in the width of a terminal: words are never split, and what is left out is said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import testing
+from icestream.cli.layout import GAP, Column, laid_out
+from icestream.cli.output import Cell, Output, OutputFormat
+from tests.support.command_line import icestream, icestream_process
+from tests.support.serve_process import COMMAND
+
+WORD = st.text(st.characters(min_codepoint=97, max_codepoint=122), min_size=1, max_size=30)
+TEXT = st.lists(WORD, max_size=8).map(" ".join)
+ID = "6b0e2a52-7f6b-4f0e-9f0f-2d3c7b1a9e55"
+
+
+def column(heading: str, *texts: str, shorts: tuple[str, ...] = ()) -> Column:
+    return Column(heading, texts, shorts or texts, is_number=False)
+
+
+@given(st.lists(st.tuples(WORD, TEXT, TEXT), min_size=1, max_size=7), st.integers(10, 200))
+def test_no_word_is_split_or_lost_and_lines_fit_where_they_can(cells: list[tuple[str, str, str]], width: int) -> None:
+    columns = [column(f"{number}{heading}", *texts) for number, (heading, *texts) in enumerate(cells)]
+    layout = laid_out(columns, width)
+    kept = [one for one in columns if one.heading not in layout.omitted]
+    assert kept[0] == columns[0]
+    said = sorted(" ".join(layout.lines).split())
+    assert said == sorted(word for one in kept for text in one.texts for word in text.split())
+    if len(kept) > 1:
+        too_long = [line for line in (*layout.heading, *layout.lines) if len(line) > width]
+        ends = {word for text in kept[-1].texts for word in text.split()}
+        assert all(line.split()[-1] in ends and len(line) - len(line.split()[-1]) < width for line in too_long)
+        assert not too_long or any(" " in text for text in kept[-1].texts)
+
+
+def test_sentences_wrap_and_names_do_not() -> None:
+    layout = laid_out([column("check", "ports.danube_admin"), column("fix", "stop the other one, or take another")], 42)
+    assert layout.lines == ["ports.danube_admin  stop the other one, or", f"{'':20}take another"]
+    assert layout.omitted == []
+
+
+def test_a_long_path_in_a_sentence_at_the_end_does_not_cost_the_sentence() -> None:
+    path = f"/a/long/way/{ID}"
+    layout = laid_out([column("check", "java"), column("finding", f"version 17 in {path}, by JAVA_HOME")], 40)
+    assert layout.omitted == []
+    assert layout.lines == ["java   version 17 in", f"       {path},", "       by JAVA_HOME"]
+
+
+def test_a_short_form_comes_before_columns_go() -> None:
+    path = column("path", f"/a/long/way/{ID}", shorts=(ID,))
+    assert laid_out([path, column("rows", "17")], 44).lines == [f"{ID}  17"]
+    assert laid_out([path, column("rows", "17")], None).lines == [f"/a/long/way/{ID}  17"]
+
+
+def test_columns_go_in_the_order_that_the_command_says_then_from_the_right_and_the_first_stays() -> None:
+    columns = [column(name, name * 10) for name in "abcd"]
+    assert laid_out(columns, 34, drop=("b",)).omitted == ["b"]
+    assert laid_out(columns, 22, drop=("b",)).omitted == ["b", "d"]
+    only = laid_out(columns, 5)
+    assert (only.omitted, only.lines) == (["d", "c", "b"], ["a" * 10])
+    assert laid_out(columns, len(GAP) * 3 + 40).omitted == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_left_out_is_said_and_wide_leaves_out_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("NO_COLOR", "1")
+    rows = [(ID, ID, Cell(1, "one"))]
+    for form, shown in ((OutputFormat.TABLE, 1), (OutputFormat.WIDE, 2)):
+        stream = Terminal()
+        Output(form, stream).table(("id", "other", "n"), rows, drop=("other",))
+        assert stream.getvalue().count(ID) == shown
+        assert ("not shown for want of width: other; --wide" in capsys.readouterr().err) is (shown == 1)
+
+
+def test_sentences_wrap_at_words_and_those_that_name_a_command_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    answer = Output(OutputFormat.TABLE, stream)
+    answer.say("nothing is missing and nothing is there twice")
+    answer.say("`icestream lake drop default.two --purge` drops it")
+    assert stream.getvalue().splitlines() == [
+        "nothing is missing and nothing",
+        "is there twice",
+        "`icestream lake drop default.two --purge` drops it",
+    ]
+    answer.table(("id", "other", "n"), [(ID, ID, ID)], drop=("other",))
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 30
+
+
+def test_a_record_wraps_its_sentences_below_their_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    Output(OutputFormat.TABLE, stream).record({"doing": "waits for other nodes"})
+    assert stream.getvalue().splitlines() == ["doing  waits for", "       other nodes"]
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[testing.TestBroker]:
+    with testing.broker(storage="disk") as found:
+        yield found
+
+
+def seen_at_80_columns(*arguments: str) -> list[str]:
+    """What a command writes to a terminal of 80 columns."""
+    master, terminal = pty.openpty()
+    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+    with subprocess.Popen([*COMMAND, *arguments], env=environment, stdout=terminal, stderr=subprocess.PIPE) as process:
+        os.close(terminal)
+        read = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while chunk := os.read(master, 65536):
+                read += chunk
+        process.communicate(timeout=60)
+    os.close(master)
+    return read.decode().replace("\r", "").splitlines()
+
+
+def test_the_listings_keep_to_80_columns_with_whole_names(broker: testing.TestBroker) -> None:
+    data_dir, topic = str(broker.node.settings.data_dir), "/default/a-name-of-some-thirty-characters"
+    icestream("topic", "create", topic, "--broker", data_dir)
+    icestream("sub", "create", topic, "a-subscription-with-a-long-name", "--broker", data_dir)
+    for words in (("topic", "list"), ("sub", "list"), ("topic", "policy", topic), ("doctor",)):
+        lines = seen_at_80_columns(*words, "--broker", data_dir)
+        assert lines, words
+        assert words != ("doctor",) or any("an Icestream answers" in line for line in lines)
+        too_long = [line for line in lines if len(line) > 80]  # a path of this machine in a sentence
+        assert all(len(line.split()[-1]) > 40 for line in too_long), words
+        if words[-1] == "list":
+            assert any(line.startswith(f"{topic} ") for line in lines)
+
+
+def test_a_listing_is_watched_until_it_is_interrupted(broker: testing.TestBroker) -> None:
+    data_dir = str(broker.node.settings.data_dir)
+    with icestream_process("topic", "list", "--watch", "--broker", data_dir) as process:
+        assert process.stdout is not None
+        headings = [line for line in (process.stdout.readline() for _ in range(40)) if line.startswith("topic ")][:2]
+        process.send_signal(signal.SIGINT)
+        assert (len(headings), process.wait(30)) == (2, 0)
+
+
+def test_the_subscriptions_of_all_topics(broker: testing.TestBroker) -> None:
+    data_dir = str(broker.node.settings.data_dir)
+    for name in ("one", "two"):
+        icestream("topic", "create", f"/default/all-{name}", "--broker", data_dir)
+        icestream("sub", "create", f"/default/all-{name}", "s", "--broker", data_dir)
+    for where in (data_dir, broker.address):
+        rows = icestream("sub", "list", "--broker", where, "--output", "json").document
+        found = [(row["topic"], row["subscription"]) for row in rows if row["topic"].startswith("/default/all-")]
+        assert found == [("/default/all-one", "s"), ("/default/all-two", "s")]
+    rows = icestream("sub", "list", "/default/all-one", "--broker", data_dir, "--output", "json").document
+    assert [row["subscription"] for row in rows] == ["s"]
+
+
+def test_the_name_of_a_table_is_taken_for_its_topic(broker: testing.TestBroker) -> None:
+    data_dir = str(broker.node.settings.data_dir)
+    icestream("topic", "create", "/default/both", "--broker", data_dir)
+    ran = icestream("topic", "describe", "default.both", "--broker", data_dir)
+    assert (ran.code, "default.both names a table; taken for the topic /default/both" in ran.err) == (0, True)
+    assert icestream("topic", "describe", "both", "--broker", data_dir).code == 4
+
+
+def test_where_both_are_wanted_a_topic_in_the_place_of_the_table_is_a_mistake(tmp_path: Path) -> None:
+    ran = icestream("lake", "adopt", "/default/both", "default.both", "--set", f"data_dir={tmp_path}")
+    assert (ran.code, "names a topic, and a table is wanted" in ran.err) == (4, True)

@@ -1,0 +1,76 @@
+"""The places of a listener: which connection goes, against a model, and how many descriptors a listener may take."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream.runtime.connection_room import ConnectionRoom, Standing
+from icestream.runtime.open_files import CONNECTIONS_MIN, OWN, connections_within
+
+STEPS = st.lists(
+    st.one_of(
+        st.just(("open", 0, Standing.SILENT)),
+        st.tuples(st.just("move"), st.integers(0, 20), st.sampled_from(Standing)),
+        st.tuples(st.just("close"), st.integers(0, 20), st.just(Standing.SILENT)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 4), st.integers(0, 2))
+def test_the_least_useful_connection_goes_and_a_busy_one_never_does(
+    steps: list[tuple[str, int, Standing]], capacity: int, reserve: int
+) -> None:
+    room: ConnectionRoom[int] = ConnectionRoom("test", capacity, reserve)
+    model: list[tuple[Standing, int, int, bool]] = []  # standing, since when, connection, whether in the reserve
+    evicted = refused = 0
+    for now, (step, index, standing) in enumerate(steps):
+        if step == "open":
+            idle = sorted((s.value, since, name, kept) for s, since, name, kept in model if s is not Standing.BUSY)
+            regular, kept_ones = [row for row in idle if not row[3]], [row for row in idle if row[3]]
+            reserved = sum(row[3] for row in model)
+            expected, is_admitted, is_reserved = None, True, False
+            if len(model) - reserved >= capacity:
+                is_reserved = not regular
+                if regular:
+                    expected = regular[0][2]
+                elif reserved >= reserve:
+                    expected = kept_ones[0][2] if kept_ones else None
+                    is_admitted = is_reserved = bool(kept_ones)
+            assert room.admit(now) == (is_admitted, expected, is_reserved)
+            model = [row for row in model if row[2] != expected or expected is None]
+            evicted += expected is not None
+            refused += not is_admitted
+            if is_admitted:
+                model.append((Standing.SILENT, now, now, is_reserved))
+        elif model:
+            _, _, name, kept = model.pop(index % len(model))
+            if step == "move":
+                room.move(name, standing)
+                model.append((standing, now, name, kept))
+            else:
+                room.leave(name)
+        busy = sum(1 for row in model if row[0] is Standing.BUSY)
+        assert room.state == ("test", capacity, len(model), busy, evicted, refused)
+        assert len(model) <= capacity + reserve
+        assert room.state.is_refusing <= room.state.is_crowded
+
+
+def test_a_connection_that_left_is_not_brought_back() -> None:
+    room: ConnectionRoom[str] = ConnectionRoom("test", 2)
+    room.admit("a")
+    room.leave("a")
+    room.leave("a")
+    room.move("a", Standing.BUSY)
+    assert len(room) == 0
+
+
+@given(st.integers(-1, 1_000_000), st.integers(100, 10_000))
+def test_all_listeners_leave_descriptors_for_the_log(allowed: int, wanted: int) -> None:
+    bounds = [connections_within(allowed, wanted, share) for share in (0.35, 0.35, 0.1, 0.1)]
+    assert all(CONNECTIONS_MIN <= bound <= wanted for bound in bounds)
+    if allowed >= OWN + 10 * CONNECTIONS_MIN:
+        assert sum(bounds) <= allowed - OWN
+    if allowed < 0:
+        assert bounds == [wanted] * 4

@@ -1,0 +1,57 @@
+"""What is told of the disk of the log, from values."""
+
+from __future__ import annotations
+
+import pytest
+
+from icestream.limits import GIB, MIB
+from icestream.server.disk_check import DiskState, disk_check
+
+# A disk of 200 GiB with half of it free: the quota of 50 GiB follows from that.
+WELL = DiskState(
+    used_bytes=GIB,
+    quota_bytes=50 * GIB,
+    slow_bytes=40 * GIB,
+    is_quota_set=False,
+    free_bytes=99 * GIB,
+    total_bytes=200 * GIB,
+    file_bytes=64 * MIB,
+)
+
+
+def test_a_disk_with_room_is_well_and_tells_what_is_used() -> None:
+    check = disk_check(WELL)
+    assert (check.ok, check.reason) == (True, "the log uses 1.0 GiB of 50.0 GiB")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"is_ballast_in_use": True}, "it is full, what was kept for draining is in use"),
+        ({"prepare_error": "No space left on device"}, "no room for another file: No space left on device"),
+        ({"used_bytes": 50 * GIB}, "the quota is reached, producers are refused"),
+        ({"used_bytes": 40 * GIB}, "the quota is near, producers are slowed"),
+        ({"free_bytes": 4 * GIB}, "it is nearly full (4.0 GiB of 200.0 GiB are free); free some space"),
+        # at the start there were 12 GiB: half of them is the quota
+        ({"free_bytes": 12 * GIB, "quota_bytes": 6 * GIB, "slow_bytes": 5 * GIB}, "the quota fell with the free space"),
+        # somebody else took the space since the start
+        ({"free_bytes": 48 * GIB}, "it is full before the quota is reached (48.0 GiB of 200.0 GiB are free)"),
+    ],
+)
+def test_what_is_wrong_is_told_and_leaves_the_node_ready(change: dict[str, int], words: str) -> None:
+    check = disk_check(WELL._replace(**change))
+    assert not check.ok
+    assert not check.is_needed
+    assert check.reason.startswith(words)
+    assert ": the log uses " in check.reason
+
+
+def test_a_quota_that_is_set_has_not_fallen() -> None:
+    small = WELL._replace(free_bytes=12 * GIB, quota_bytes=6 * GIB, slow_bytes=5 * GIB, is_quota_set=True)
+    assert disk_check(small).ok
+
+
+def test_a_small_disk_is_not_called_full_by_the_measure_of_a_large_one() -> None:
+    small = DiskState(0, 100 * MIB, 80 * MIB, True, 200 * MIB, 1000 * MIB, 64 * 1024)
+    assert disk_check(small).ok
+    assert not disk_check(small._replace(free_bytes=49 * MIB, quota_bytes=10 * MIB, slow_bytes=8 * MIB)).ok

@@ -1,0 +1,33 @@
+"""What the broker concludes from an answer, or none, at the port of its lake process."""
+
+from __future__ import annotations
+
+from icestream import errors
+from icestream.observability.health import Check
+from icestream.runtime.http_probe import ProbeAnswer
+from icestream.server.lake_probe import lake_check
+
+OWN, OTHER = "a" * 32, "b" * 32
+UP = Check("lake", True, "listens on port 8181", is_needed=False)
+
+
+def test_a_lake_process_that_answers_as_its_own_is_well() -> None:
+    assert lake_check(UP, ProbeAnswer(200, OWN), OWN, "127.0.0.1:8181") == UP
+    assert lake_check(UP, None, OWN, "127.0.0.1:8181") == UP  # it was not asked yet
+
+
+def test_one_that_is_away_or_does_not_answer_is_shown_only() -> None:
+    away = UP._replace(ok=False, reason="it is being started")
+    assert lake_check(away, ProbeAnswer(200, OWN), OWN, "127.0.0.1:8181") == away
+    silent = lake_check(UP, errors.ConnectionLost("127.0.0.1:8181 does not answer within 3 s"), OWN, "127.0.0.1:8181")
+    assert (silent.ok, silent.is_needed) == (False, False)
+    assert "does not answer within 3 s" in silent.reason
+    full = lake_check(UP, ProbeAnswer(503, OWN), OWN, "127.0.0.1:8181")
+    assert (full.ok, full.is_needed) == (False, False)
+    assert "status 503" in full.reason
+
+
+def test_another_broker_at_the_port_makes_the_node_unready() -> None:
+    foreign = lake_check(UP, ProbeAnswer(200, OTHER), OWN, "127.0.0.1:8181")
+    assert (foreign.ok, foreign.is_needed) == (False, True)
+    assert "127.0.0.1:8181 is answered by another broker" in foreign.reason
