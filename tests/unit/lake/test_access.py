@@ -45,9 +45,9 @@ async def test_keys_are_handed_out_only_where_that_is_set_and_asked_for(is_shari
     found = await client("GET", "/namespaces/ns/tables/t", **ASKING)
     assert found["config"] == (TOLD | KEYS if is_sharing else {})
     assert found.get("storage-credentials") == (CREDENTIALS if is_sharing else None)
-    again = await client("GET", "/namespaces/ns/tables/t/credentials", **ASKING)
-    assert again == {"storage-credentials": CREDENTIALS if is_sharing else []}
-    assert await client("GET", "/namespaces/ns/tables/t/credentials") == {"storage-credentials": []}
+    for headers in ({}, ASKING):  # the protocol has no header for this request, and Java's FileIO sends none
+        again = await client("GET", "/namespaces/ns/tables/t/credentials", **headers)
+        assert again == {"storage-credentials": CREDENTIALS if is_sharing else []}
     assert (await client.refused("GET", "/namespaces/ns/tables/none/credentials"))[0] == 404
     assert (await client("GET", "/namespaces/ns/tables/t"))["config"] == {}
     other = {"x_iceberg_access_delegation": "remote-signing"}

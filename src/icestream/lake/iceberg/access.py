@@ -4,7 +4,7 @@
     a table      `config` and `storage-credentials`: the keys of the store, if the node hands them out
                  (`lake.share_keys`) and the client asks for them (X-Iceberg-Access-Delegation: vended-credentials).
                  Older clients read the first, newer ones the second, which also says for which locations they are
-    …/credentials   the same `storage-credentials`, for a client that has the table already
+    …/credentials   the same `storage-credentials`, for a client that has the table already; that request asks for them
 
 Keys that are handed out are those of the settings, as they are: they open what they open for the broker.
 """

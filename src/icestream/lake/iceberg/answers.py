@@ -64,8 +64,9 @@ def staged(made: Table, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
     return Answer(200, b"".join((b'{"metadata":', *made.pieces(), *_access(access), b"}")), (_JSON,))
 
 
-def credentials(access: TableAccess) -> Answer:
-    return Answer(200, b'{"storage-credentials":' + access.storage_credentials + b"}", (_JSON,))
+def credentials(storage_credentials: bytes) -> Answer:
+    """`storage_credentials`: as JSON."""
+    return Answer(200, b'{"storage-credentials":' + storage_credentials + b"}", (_JSON,))
 
 
 def _access(access: TableAccess) -> tuple[bytes, ...]:

@@ -81,6 +81,7 @@ async def report_metrics(catalog: Catalog, asked: Asked) -> Answer:
 
 
 async def load_credentials(catalog: Catalog, asked: Asked) -> Answer:
-    """The keys of the store for a table that exists; none where the node hands out none, or the client did not ask."""
+    """The keys of the store for a table that exists; none where the node hands out none. No header has to ask for them:
+    the protocol has none for this request."""
     await catalog.tables.exists(asked.relation)
-    return answers.credentials(asked.table_access)
+    return answers.credentials(asked.access.credentials)
