@@ -531,6 +531,12 @@ METADATA_PROMISES_SECONDS: Final = 1.0
 METADATA_PROMISES_MAX: Final = 12
 # How often a node looks whether its cluster was replaced by another one on the same warehouse: one small read.
 WAREHOUSE_FENCE_LOOK_SECONDS: Final = 5.0
+# As long as it could not look at all: nothing is written to the warehouse until then.
+WAREHOUSE_FENCE_RETRY_SECONDS: Final = 1.0
+# The first look of a process that just started: a writer waits so long for it, and the node is not ready meanwhile.
+WAREHOUSE_FENCE_WAIT_SECONDS: Final = 10.0
+# An object of the fence names one cluster.
+WAREHOUSE_FENCE_BYTES_MAX: Final = 4096
 # A node that closes waits so long for the others.
 METADATA_CLOSE_SECONDS_MAX: Final = 2.0
 # After an expiry or a file was refused, the next try comes this much later.

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import closing
 from pathlib import Path
 
+from icestream import errors, said
 from icestream.catalog.identifier import Identifier
+from icestream.cluster.force_new_cluster import force_new_cluster
+from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
 from icestream.warehouse.catalog import Done, LoadedTable, TableCatalog, TableChange
 from icestream.warehouse.factory import open_catalog
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
@@ -16,6 +21,7 @@ from tests.support.catalog_servers import CATALOG, new_name, s3_flags, settings_
 from tests.support.lake_run import LakeRun, children_of, get, until
 from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.seaweed import BUCKET, SECRET, Seaweed
+from tests.support.serve_process import ServeProcess
 
 TABLE = Identifier(("shop",), "orders")
 
@@ -94,3 +100,25 @@ def test_engines_get_the_way_and_the_keys_from_the_catalog_alone(seaweed_server:
             database.sql("INSERT INTO ice.shop.orders VALUES (4)")
         with closing(RestCatalog("own", uri=uri, token=token)) as catalog:
             assert len(catalog.load_table("shop.orders").scan().to_arrow()) == 4
+
+
+def test_an_old_member_is_fenced_off_the_bucket_by_a_new_cluster(seaweed_server: Seaweed, tmp_path: Path) -> None:
+    """ADR 48. The old member runs on while `force-new-cluster` makes another cluster of a copy of its log."""
+    flags = arguments(seaweed_server, new_name("fenced"))
+    with LakeRun(tmp_path / "old", *flags) as old:
+        old.until_api()
+        asyncio.run(made(old.lake_port))
+        until(lambda: "[+] fence" in old.health())
+    shutil.copytree(tmp_path / "old", tmp_path / "new", ignore=shutil.ignore_patterns("*.sock"))
+    forced = asyncio.run(force_new_cluster(tmp_path / "new" / "raft", SystemClock(), SystemRandomness()))
+    with LakeRun(tmp_path / "old", *flags) as old:
+        old.until_api()
+        with LakeRun(tmp_path / "new", *flags) as new:
+            new.until_api()
+            until(lambda: "[+] fence" in new.health())
+            code, _, err = old.process.end()
+            assert code == said.exit_code(errors.ForeignCluster(""))
+            assert f"was replaced by cluster {forced.cluster_id.hex()}" in err
+            assert asyncio.run(committed(new.lake_port, 2)) == [1, 2]
+    with ServeProcess(tmp_path / "old", *flags) as again:
+        assert "was replaced by cluster" in again.end()[2]

@@ -50,6 +50,8 @@ from icestream.runtime.tasks import ShortOffload, ThreadOffload
 from icestream.settings import Settings
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.factory import open_catalog, open_files
+from icestream.warehouse.fence_record import is_object_location, object_warehouse_of
+from icestream.warehouse.object_fence import guard_files
 
 _log = get_logger("lake")
 
@@ -98,8 +100,12 @@ async def _serve(
 
     log = None if options.log is None else LogDisk(options.log)
     local = LocalFiles(open_inside(options.roots), disk, clock, log, near)
-    files = local if options.is_local else open_files(options.store, local=local)
+    objects = None if options.is_local else open_files(options.store, local=local)
+    files: TableFiles = objects or local
     tasks = [asyncio.create_task(keeper.run())]
+    warehouse = _object_warehouse(options)
+    if objects is not None and warehouse:
+        tasks.append(asyncio.create_task(guard_files(objects, warehouse, keeper, clock).run()))
     scans: Scans | None = None
     elsewhere: TableCatalog | None = None
     operations: Operations | None = None
@@ -112,7 +118,7 @@ async def _serve(
             scans = Scans(_own_tables(catalog, manifests), files, options.cache)
             operations = OwnOperations(catalog, fixed)
         elif options.elsewhere:
-            elsewhere = open_catalog(Settings.model_validate(options.elsewhere))
+            elsewhere = open_catalog(Settings.model_validate(options.elsewhere), files=objects if warehouse else None)
             scans = Scans(_foreign_tables(keeper, elsewhere, manifests), files, options.cache)
             store = RemoteStore(keeper, SystemClock(), SystemRandomness())
             operations = ForeignOperations(store, elsewhere, manifests, SystemClock(), fixed)
@@ -133,6 +139,13 @@ async def _serve(
         for resource in (disk, aside, scans, parent):
             if resource is not None:
                 resource.close()
+
+
+def _object_warehouse(options: LakeOptions) -> str:
+    """The warehouse, where it is in an object store and this node places tables in it; else empty."""
+    if options.elsewhere:
+        return object_warehouse_of(Settings.model_validate(options.elsewhere))
+    return options.warehouse if is_object_location(options.warehouse) else ""
 
 
 def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -> Catalog | None:

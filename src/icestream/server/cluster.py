@@ -31,6 +31,7 @@ from icestream.metadata.solo_core import SoloCore
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server.advertised import advertised_address
+from icestream.server.object_fence import check_note
 from icestream.server.warehouse_fence import keep_fence
 from icestream.server.warehouse_mark import directory_of, mark_of
 from icestream.settings import Settings
@@ -91,6 +92,9 @@ async def open_store(settings: Settings, join: str = "", stop: Stop | None = Non
 
 
 async def _keep_fence(settings: Settings, store: NodeStore) -> None:
+    """Raises ForeignCluster for a node of a cluster that was replaced. The fence in an object store is read by the lake
+    process and the pipeline, once they run (object_fence.py)."""
+    check_note(settings, store)
     location = directory_of(settings)
     if location:
         await keep_fence(store, location, SystemClock())

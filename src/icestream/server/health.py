@@ -114,6 +114,11 @@ def disk_state(log: Log, settings: Settings) -> DiskState:
     )
 
 
+def fence(node: Node) -> Iterator[Check]:
+    if node.fence is not None:
+        yield node.fence.check()
+
+
 def certificates(node: Node) -> Iterator[Check]:
     check = certificates_check(node.certificates, datetime.fromtimestamp(node.clock.wall_us() / 1e6, UTC))
     if check is not None:
@@ -163,5 +168,6 @@ PROBES: Final[tuple[Probe, ...]] = (
     ingest,
     connections,
     children,
+    fence,
     certificates,
 )

@@ -49,6 +49,7 @@ from icestream.server.danube import DanubeListeners
 from icestream.server.directories import check_directories
 from icestream.server.late_tables import LateTables
 from icestream.server.log_record import has_log_record, record_log
+from icestream.server.object_fence import open_desk
 from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.ports import check_child_ports
 from icestream.server.stored_positions import own_shards, stored_positions
@@ -127,6 +128,7 @@ class Node:
         self.native = NativeListener(self.broker, welcome, offered, connections_max=native_max)
         self.danube = DanubeListeners(settings)
         self.certificates = read_certificates(settings)
+        self.fence = open_desk(settings, store, clock) if isinstance(store, NodeStore) else None
         self.late_tables: LateTables | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if log is not None:

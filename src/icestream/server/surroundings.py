@@ -26,6 +26,7 @@ from icestream.frontends.http.endpoints import Endpoints
 from icestream.frontends.http.log_range import log_range
 from icestream.frontends.native.admin_calls import Administration
 from icestream.frontends.native.cluster_calls import ClusterCalls
+from icestream.frontends.native.fence_calls import FenceCalls
 from icestream.frontends.native.listener import NativeListener
 from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.lake.options import LakeOptions
@@ -183,6 +184,7 @@ class Surroundings:
             self.places,
             pipeline,
             ClusterCalls(node.cluster, self._clock),
+            FenceCalls(node.fence),
         )
         welcome = handshake.Server(self._settings.node.name, self._clock.wall_us, instance=self.instance)
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)

@@ -54,10 +54,25 @@ def check_fence(fence: Fence, cluster: str, directory: Path) -> None:
         )
 
 
+def check_rivals(fence: Fence, superseded: frozenset[str], cluster: str, directory: Path) -> None:
+    """Raises ForeignCluster for a cluster of which a part was made into another cluster before: two of them, made of
+    two members of the same old cluster, would write the same tables."""
+    for replaced in sorted(superseded & fence.fenced.keys()):
+        successor = fence.fenced[replaced]
+        if successor != cluster and successor not in superseded:
+            raise errors.ForeignCluster(
+                f"cluster {cluster} may not use the warehouse {directory}: cluster {replaced}, which it replaced, was "
+                f"replaced by cluster {successor} before (force-new-cluster)",
+                hint="start this node with an empty data_dir and `icestream serve --join HOST:PORT`, to join the other "
+                f"one; or, where cluster {successor} is gone for good, remove {replaced} from {directory / FENCE_NAME}",
+            )
+
+
 def raise_fence(directory: Path, superseded: frozenset[str], cluster: str) -> None:
-    """Fences these clusters, synced. Nothing is written when all of them are."""
+    """Fences these clusters, synced. Nothing is written when all of them are. Raises ForeignCluster."""
     fence = read_fence(directory)
     check_fence(fence, cluster, directory)
+    check_rivals(fence, superseded, cluster, directory)
     missing = superseded - fence.fenced.keys()
     if not missing:
         return

@@ -37,9 +37,11 @@ def open_catalog(
     randomness: Randomness | None = None,
     waits: Patience | None = None,
     instance: Callable[[], str] | None = None,
+    files: TableFiles | None = None,
 ) -> TableCatalog:
     """The catalog of `storage.iceberg_config.catalog`. `waits`: how long a call may take, where that is not what the
-    settings say. `instance`: of the broker whose own catalog it is; it must be that one which answers."""
+    settings say. `instance`: of the broker whose own catalog it is; it must be that one which answers. `files`: where
+    metadata files are written, by a catalog that knows only pointers; its own where that is None."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     check_installed(settings.catalog.type)
     caller = Caller("catalog", clock, randomness, waits or patience(settings.catalog.request_timeout_ms))
@@ -47,9 +49,9 @@ def open_catalog(
         case "embedded" | "rest":
             return _rest(settings, caller, clock, randomness, instance)
         case "glue":
-            return _glue(settings, caller, clock, randomness)
+            return _glue(settings, caller, clock, randomness, files)
         case "sql":
-            return _sql(settings, caller, clock, randomness)
+            return _sql(settings, caller, clock, randomness, files)
 
 
 def check_installed(kind: str) -> None:
@@ -73,7 +75,7 @@ def open_files(
     randomness: Randomness | None = None,
     disk: Offload | None = None,
     local: LocalFiles | None = None,
-) -> TableFiles:
+) -> AnyFiles:
     """The files of tables, wherever their locations are. One breaker for each bucket: they fail one by one."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     waits = Patience(request_seconds=options.request_seconds)
@@ -138,7 +140,9 @@ def _header(line: SecretStr) -> tuple[str, str]:
     return name, value.strip()
 
 
-def _glue(settings: Settings, caller: Caller, clock: Clock, randomness: Randomness) -> TableCatalog:
+def _glue(
+    settings: Settings, caller: Caller, clock: Clock, randomness: Randomness, files: TableFiles | None
+) -> TableCatalog:
     from icestream.warehouse.glue import GlueOptions, GluePointers
 
     catalog = settings.catalog
@@ -152,10 +156,12 @@ def _glue(settings: Settings, caller: Caller, clock: Clock, randomness: Randomne
         request_seconds=catalog.request_timeout_ms / 1000,
     )
     pointers = GluePointers(options, ThreadOffload("glue", limits.CATALOG_WRITES_AT_ONCE))
-    return _over_pointers(settings, pointers, caller, clock, randomness)
+    return _over_pointers(settings, pointers, caller, clock, randomness, files)
 
 
-def _sql(settings: Settings, caller: Caller, clock: Clock, randomness: Randomness) -> TableCatalog:
+def _sql(
+    settings: Settings, caller: Caller, clock: Clock, randomness: Randomness, files: TableFiles | None
+) -> TableCatalog:
     from icestream.warehouse.sql import SqlOptions, SqlPointers
 
     catalog = settings.catalog
@@ -171,14 +177,19 @@ def _sql(settings: Settings, caller: Caller, clock: Clock, randomness: Randomnes
         password=revealed(catalog.password),
         request_seconds=catalog.request_timeout_ms / 1000,
     )
-    return _over_pointers(settings, SqlPointers(options), caller, clock, randomness)
+    return _over_pointers(settings, SqlPointers(options), caller, clock, randomness, files)
 
 
 def _over_pointers(
-    settings: Settings, pointers: Pointers, caller: Caller, clock: Clock, randomness: Randomness
+    settings: Settings,
+    pointers: Pointers,
+    caller: Caller,
+    clock: Clock,
+    randomness: Randomness,
+    files: TableFiles | None,
 ) -> TableCatalog:
     from icestream.warehouse.pointers import PointerCatalog
 
     iceberg = settings.storage.iceberg_config
-    files = open_files(StoreOptions.of(iceberg.object_store), clock, randomness)
+    files = files or open_files(StoreOptions.of(iceberg.object_store), clock, randomness)
     return PointerCatalog(pointers, files, caller, randomness, iceberg.warehouse)

@@ -1,12 +1,12 @@
 """The files of tables in object stores: the twin of the catalog's local files.
 
 A finished upload is durable, so there is nothing to sync. Each file has a name of its own and is written once, on the
-condition that there is none of its name.
+condition that there is none of its name. A node that was fenced off writes and removes none (object_fence.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -33,17 +33,26 @@ def place_of(location: str) -> Place:
     return Place(kind, host.partition("@")[0], name)
 
 
+async def _admitted() -> None:
+    """Where nobody guards the files."""
+
+
 class ObjectFiles:
     def __init__(self, open_objects: Callable[[Kind, str], Objects]) -> None:
         """`open_objects(kind, bucket)`: once for each bucket."""
         self._open = open_objects
         self._buckets: dict[tuple[Kind, str], Objects] = {}
+        self.admit: Callable[[], Awaitable[None]] = _admitted  # raises where nothing may be written
 
     def _bucket(self, place: Place) -> Objects:
         key = place.kind, place.bucket
         if key not in self._buckets:
             self._buckets[key] = self._open(*key)
         return self._buckets[key]
+
+    def objects_at(self, location: str) -> Objects:
+        """The bucket of a location."""
+        return self._bucket(place_of(location))
 
     def reader(self, location: str) -> ObjectReader:
         """A file of it for a library that reads pieces of it by itself; every read blocks. Raises FileNotFoundError."""
@@ -52,6 +61,7 @@ class ObjectFiles:
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         place = place_of(location)
+        await self.admit()
         await self._bucket(place).put_new(place.name, b"".join(pieces))
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
@@ -81,6 +91,7 @@ class ObjectFiles:
         """What cannot be removed now is left to whoever looks for orphans."""
         try:
             place = place_of(location)
+            await self.admit()
             await self._bucket(place).remove(place.name)
         except errors.IcestreamError:
             return
@@ -108,6 +119,13 @@ class AnyFiles:
 
     def reader(self, location: str) -> ObjectReader:
         return self._objects.reader(location)
+
+    def objects_at(self, location: str) -> Objects:
+        return self._objects.objects_at(location)
+
+    def admit_by(self, admit: Callable[[], Awaitable[None]]) -> None:
+        """From now on `admit` is asked before an object is written or removed, and raises where it must not be."""
+        self._objects.admit = admit
 
     def _of(self, location: str) -> TableFiles:
         return self._local if normal(location).startswith("file:") else self._objects

@@ -21,7 +21,7 @@ from icestream.model.subscription import Dispatch
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.warehouse_fence import FENCE_NAME, keep_fence, read_fence
+from icestream.server.warehouse_fence import FENCE_NAME, keep_fence, raise_fence, read_fence
 from tests.support.cluster_nodes import SECONDS
 from tests.support.free_ports import free_ports
 from tests.support.node_group import NodeGroup
@@ -141,6 +141,14 @@ async def test_members_of_a_cluster_that_was_replaced_may_not_use_the_warehouse(
         await keep_fence(again, location, clock)
     await again.close()
     await new.close()
+
+
+async def test_of_two_clusters_made_of_the_same_one_only_the_first_may_use_the_warehouse(tmp_path: Path) -> None:
+    raise_fence(tmp_path, frozenset({"a"}), "b")
+    with pytest.raises(errors.ForeignCluster, match="cluster a, which it replaced, was replaced by cluster b before"):
+        raise_fence(tmp_path, frozenset({"a"}), "c")
+    raise_fence(tmp_path, frozenset({"a", "b"}), "c")
+    assert read_fence(tmp_path).fenced == {"a": "b", "b": "c"}
 
 
 async def test_a_new_cluster_is_made_of_a_backup_and_gives_no_id_twice(tmp_path: Path) -> None:

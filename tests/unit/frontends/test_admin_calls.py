@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.frontends.native.admin_calls import METHODS
+from icestream.frontends.native.fence_calls import FENCE_METHODS
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pipeline_calls import PIPELINE_METHODS
 from icestream.model import envelope
@@ -318,7 +319,7 @@ async def test_the_network_offers_none_of_it(ask: Operator) -> None:
     await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", ask.node.native.port)
     await link.opened
     assert await link.call("list_topics", {}) == {"topics": [], "next": None}
-    for method in (*METHODS, *METADATA_CALLS, *PIPELINE_METHODS):
+    for method in (*METHODS, *METADATA_CALLS, *PIPELINE_METHODS, *FENCE_METHODS):
         with pytest.raises(errors.InvalidInput, match="there is no method"):
             await link.call(method, {})
     large = {"padding": bytes(limits.CALL_BYTES_MAX)}

@@ -13,6 +13,7 @@ from fastapi.openapi.models import OpenAPI
 
 from icestream import errors, limits, said
 from icestream.frontends.native.admin_calls import METHODS
+from icestream.frontends.native.fence_calls import FENCE_METHODS
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pipeline_calls import PIPELINE_METHODS
 from icestream.lake.app import build_app
@@ -79,7 +80,7 @@ def test_every_local_method_is_on_the_page() -> None:
     shown = {
         name for row in re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
-    assert shown == {*METHODS, *METADATA_CALLS, *PIPELINE_METHODS}
+    assert shown == {*METHODS, *METADATA_CALLS, *PIPELINE_METHODS, *FENCE_METHODS}
 
 
 def test_every_setting_that_counts_at_once_is_on_the_page() -> None:

@@ -22,6 +22,7 @@ from icestream.broker.topic import Topic
 from icestream.frontends.native import descriptions
 from icestream.frontends.native.calls import CALLS, Document, Offered, TopicAndSubscription, TopicOnly, arguments_of
 from icestream.frontends.native.cluster_calls import ClusterCalls
+from icestream.frontends.native.fence_calls import FenceCalls
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pages import Page, page_of
 from icestream.frontends.native.pipeline_calls import PipelineCalls
@@ -127,6 +128,7 @@ class Administration:
         places: Callable[[], Document],
         pipeline: PipelineCalls | None = None,
         cluster: ClusterCalls | None = None,
+        fence: FenceCalls | None = None,
     ) -> None:
         self._broker = broker
         self._log = log
@@ -136,12 +138,13 @@ class Administration:
         self._places = places
         self._pipeline = pipeline or PipelineCalls(None)
         self._cluster = cluster or ClusterCalls(None, clock)
+        self._fence = fence or FenceCalls(None)
 
     def offered(self) -> Offered:
         """Everything that the local socket offers."""
         mine = {name: getattr(self, name) for name in METHODS}
         shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls(), **self._cluster.calls()}
-        return Offered({**shared, **mine}, limits.LOCAL_CALL_BYTES_MAX)
+        return Offered({**shared, **self._fence.calls(), **mine}, limits.LOCAL_CALL_BYTES_MAX)
 
     def _topic(self, name: str) -> Topic:
         return self._broker.topics.get(TopicName.parse(name))

@@ -50,6 +50,8 @@ from icestream.settings.derive import lake_uri
 from icestream.settings.document import as_document
 from icestream.warehouse.catalog import TableCatalog
 from icestream.warehouse.factory import open_catalog, open_files
+from icestream.warehouse.fence_record import object_warehouse_of
+from icestream.warehouse.object_fence import guard_files
 from icestream.warehouse.store_options import StoreOptions
 from icestream.warehouse.table_name import fixed_namespace
 
@@ -94,9 +96,11 @@ async def _driver(
     store = RemoteStore(keeper, clock, randomness)
     options = StoreOptions.of(settings.storage.iceberg_config.object_store)
     files = open_files(options, clock, randomness, disk)
-    catalog = open_catalog(_with_token(settings), clock, randomness, instance=_instance(settings, keeper))
+    catalog = open_catalog(_with_token(settings), clock, randomness, instance=_instance(settings, keeper), files=files)
     effects = Effects.of(os.environ)
     tasks = [keeping]
+    if warehouse := object_warehouse_of(settings):
+        tasks.append(asyncio.create_task(guard_files(files, warehouse, keeper, clock).run()))
     try:
         await store.ready()
         avro = AvroManifests(files, aside)
