@@ -188,6 +188,45 @@ async def test_hazard_22_a_file_of_another_shape_is_read_beside_ours(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("file_format", ["orc", "avro", "parquet"])
+@pytest.mark.parametrize("has_deletes", [False, True])
+async def test_hazard_22_a_file_without_append_times_is_read_by_itself(
+    tmp_path: Path, file_format: str, has_deletes: bool
+) -> None:
+    """Nothing beside it has the column: rows come without a time, and a start at a time passes over them."""
+    lake = TopicLake(tmp_path)
+    await lake.bind()
+    messages = [message(offset) for offset in range(COUNT)]
+    await lake.round((0, 0, COUNT), entries=[await lake.write(messages)])
+    half = COUNT // 2
+    bare = arrow_of(messages[:half], ["shard", "offset", "payload"])
+    entry = await add_table(lake, bare, file_format)
+    await lake.replace([entry, await lake.write(messages[half:])])
+    if has_deletes:
+        deletes = await lake.write_deletes(entry, [0])
+        await lake.replace([*lake.live, deletes], "delete", added_position_deletes="1")
+    found = await delivered(lake)
+    assert list(found) == list(range(int(has_deletes), COUNT))
+    assert {found[offset]["append_time"] for offset in found if offset < half} == {0}
+    assert [found[offset]["payload"] for offset in found] == [messages[offset]["payload"] for offset in found]
+    assert (await lake.ask(Question.TIME, 1)).offset == half
+    assert (await verified(lake)).is_good
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+async def test_hazard_22_a_start_at_a_time_finds_it_in_files_of_every_unit(tmp_path: Path, unit: str) -> None:
+    lake = TopicLake(tmp_path)
+    await lake.bind()
+    messages = [{**message(offset), "append_time": 1_000_000 * (offset + 1)} for offset in range(COUNT)]
+    await lake.round((0, 0, COUNT), entries=[await lake.write(messages)])
+    change = cast(append_time=pa.timestamp(unit, "UTC"))
+    table = with_ids(change(arrow_of(messages)), await lake.field_ids())
+    await lake.replace([await lake.write_table(table, parquet(row_group_size=7), bounds=False)])
+    assert (await lake.ask(Question.TIME, 30_000_000)).offset == 29
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("file_format", ["orc", "avro", "parquet"])
 @pytest.mark.parametrize("is_mapped", [False, True])
 async def test_hazard_22_a_file_without_ids_is_read_by_the_names_of_its_columns(
     tmp_path: Path, file_format: str, is_mapped: bool
@@ -236,7 +275,11 @@ ID_KEYS = {"orc": b"iceberg.id", "avro": b"field-id", "parquet": b"PARQUET:field
 
 
 async def add_format(lake: TopicLake, messages: list[Row], file_format: str, bounds: bool = True) -> Any:
-    table = with_ids(arrow_of(messages), await lake.field_ids(), ID_KEYS[file_format])
+    return await add_table(lake, arrow_of(messages), file_format, bounds)
+
+
+async def add_table(lake: TopicLake, table: Any, file_format: str, bounds: bool = True) -> Any:
+    table = with_ids(table, await lake.field_ids(), ID_KEYS[file_format])
     return await lake.write_table(table, SAVES[file_format], file_format=file_format.upper(), bounds=bounds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -65,9 +66,14 @@ def _bounds(group: Any) -> dict[str, Bounds]:
     for number in range(group.num_columns):
         column = group.column(number)
         statistics = column.statistics
-        if statistics is not None and statistics.has_min_max:
+        if statistics is not None and statistics.has_min_max and _is_comparable(statistics.logical_type):
             bounds[column.path_in_schema] = Bounds(_int(statistics.min_raw), _int(statistics.max_raw))
     return bounds
+
+
+def _is_comparable(kind: Any) -> bool:
+    """Whether bounds are in the units of the envelope, whose times are microseconds."""
+    return bool(kind.type != "TIMESTAMP" or json.loads(kind.to_json())["timeUnit"] == "microseconds")
 
 
 def _int(value: Any) -> int | None:

@@ -223,6 +223,8 @@ class Scanner:
                 continue
             if deletes:
                 rows = self._files.shard_rows(group, view.columns, shard, deletes, 0, limits.OFFSET_MAX)
+                if APPEND_TIME not in rows.column_names:  # they have no time, so none of them is at it or later
+                    continue
             else:
                 rows = self._files.columns(group, view.columns, SHARD, OFFSET, APPEND_TIME)
                 rows = of_shard(rows, shard)

@@ -92,6 +92,9 @@ def _with_encoded_headers(rows: Any) -> Any:
 
 
 def _times(rows: Any) -> Any:
+    """0 for rows without an append time: another engine has inserted them."""
+    if APPEND_TIME not in rows.column_names:
+        return pa.chunked_array([pa.repeat(pa.scalar(0, pa.int64()), len(rows))])
     return pc.fill_null(rows[APPEND_TIME].cast(pa.int64()), 0)
 
 
