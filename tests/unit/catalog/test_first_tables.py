@@ -10,7 +10,7 @@ from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.calls.topics import NewTable
 from icestream.catalog.identifier import Identifier
-from icestream.catalog.topic.consequence import ShardLog, TopicLog
+from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from tests.support.losing_store import LosingStore
@@ -60,6 +60,28 @@ async def test_many_tables_are_one_transaction_and_one_sync() -> None:
     assert {*tables} == {one.log.topic_id for one in wanted}
     world.disk.power_loss()
     assert len(await bound(world, wanted)) == limits.NEW_TABLES_MAX
+
+
+@pytest.mark.parametrize(
+    ("own", "base"),
+    [
+        ("file:/warehouse/elsewhere/", "file:/warehouse/elsewhere"),
+        ("file:/outside", "file:/warehouse/ns"),
+        ("s3://others/ns", "file:/warehouse/ns"),
+    ],
+)
+async def test_tables_of_topics_lie_in_the_location_of_their_namespace(own: str, base: str) -> None:
+    """As far as that is inside of the warehouse; also those that are made again."""
+    world, _ = await new_world()
+    await world.catalog.namespaces.change_properties(NS, {"location": own}, [])
+    (new,) = new_tables(1)
+    tables = await world.catalog.topics.create_first([new])
+    made, _ = tables[new.log.topic_id]
+    assert made.table.location.startswith(f"{base}/t0-")
+    await world.catalog.topics.detach(new.name)
+    again = await world.catalog.topics.recreate(new.log, Identifier(NS, "again"), [*Consent])
+    assert again.committed is not None
+    assert again.committed.table.location.startswith(f"{base}/again-")
 
 
 async def test_no_transaction_of_new_tables_is_too_large() -> None:

@@ -14,7 +14,7 @@ from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.identifier import Namespace
-from icestream.catalog.location import of_namespace
+from icestream.catalog.location import is_inside, normal_or_none, of_namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.namespaces import PropertyChanges
@@ -123,6 +123,14 @@ class Namespaces:
             if await self._store.list(prefix, limit=1):
                 return False
         return True
+
+
+def table_base(namespace: Namespace, properties: Mapping[str, str], warehouse: str, roots: Sequence[str]) -> str:
+    """The location below which new tables of a namespace lie: its own where that is inside of one of the roots."""
+    own = normal_or_none(properties.get(LOCATION, ""))
+    if own is not None and any(is_inside(own, root) for root in roots):
+        return own
+    return of_namespace(warehouse, namespace)
 
 
 async def page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> Page:

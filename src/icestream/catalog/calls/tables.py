@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from icestream import errors
 from icestream.catalog import keys, metadata_file
 from icestream.catalog.calls.commits import Commits, Committed
-from icestream.catalog.calls.namespaces import LOCATION, Page
+from icestream.catalog.calls.namespaces import Page, table_base
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Again, Step, Steps
 from icestream.catalog.document import values
 from icestream.catalog.document.values import Object
 from icestream.catalog.files import refusing_links
 from icestream.catalog.identifier import Identifier, Namespace
-from icestream.catalog.location import allowed, for_new, is_inside, normal_or_none, of_namespace
+from icestream.catalog.location import allowed, for_new
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import Noted, RequestName
@@ -86,10 +86,7 @@ class Tables:
         """The location of a namespace, below which its tables lie; its own is used where the catalog may write there.
         Raises UnknownNamespace."""
         record = namespaces.existing(namespace, await self._relations.namespace(namespace))
-        own = normal_or_none(record.properties.get(LOCATION, ""))
-        if own is not None and any(is_inside(own, root) for root in self._roots):
-            return own
-        return of_namespace(self._warehouse, namespace)
+        return table_base(namespace, record.properties, self._warehouse, self._roots)
 
     def _new(self, identifier: Identifier, asked: Object, base: str) -> Table:
         """`base`: the location of its namespace."""

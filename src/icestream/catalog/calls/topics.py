@@ -12,12 +12,13 @@ from typing import NamedTuple
 from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.calls.commits import Commits, Committed
+from icestream.catalog.calls.namespaces import table_base
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Step, Steps
 from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier, identifier, joined, namespace_of
-from icestream.catalog.location import for_new, of_namespace
-from icestream.catalog.plan import commits, relations
+from icestream.catalog.identifier import Identifier, Namespace, identifier, joined, namespace_of
+from icestream.catalog.location import for_new
+from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import FirstTable
 from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
 from icestream.catalog.topic import adopt, bind, recreate, rewind, undo
@@ -183,7 +184,7 @@ class Topics:
         """`table`: its name. In place of a table whose metadata file is gone it must be that one's. The pipeline makes
         the first table of a topic with it, too: with its `layout`, and bound in the same step."""
         uuid = self._steps.documents.new_uuid()
-        location = for_new(of_namespace(self._warehouse, table.namespace), table.name, uuid)
+        location = for_new(await self._base(table.namespace), table.name, uuid)
 
         async def decide(given: Collection[Consent]) -> tuple[Rebound, tuple[Entry, TableRecord, Entry] | None]:
             lost = await self._lost(log)
@@ -222,7 +223,8 @@ class Topics:
         NEW_TABLES_MAX of them in a transaction (hazard 10). Left out are those of a transaction in which one of the
         topics has or had a table, one of the names is taken, or a namespace is not there: `recreate` says which and
         why."""
-        outcomes = [(one, self._first(one)) for one in wanted]
+        bases = {name: await self._base(name) for name in {one.name.namespace for one in wanted}}
+        outcomes = [(one, self._first(one, bases[one.name.namespace])) for one in wanted]
         places = await self._steps.documents.write_new([outcome.table for _, outcome in outcomes])
         written = [(*one, place) for one, place in zip(outcomes, places, strict=True)]
         made: dict[int, tuple[Committed, Binding]] = {}
@@ -239,9 +241,16 @@ class Topics:
                 raise
         return made
 
-    def _first(self, new: NewTable) -> Outcome:
+    async def _base(self, namespace: Namespace) -> str:
+        """The location of a namespace, below which its tables lie: its own where that is inside of the warehouse, for
+        the pipeline writes nowhere else. Of one that is not there, too: what makes a table in it says that."""
+        entry = await self._relations.namespace(namespace)
+        properties = namespaces.existing(namespace, entry).properties if entry is not None else {}
+        return table_base(namespace, properties, self._warehouse, [self._warehouse])
+
+    def _first(self, new: NewTable, base: str) -> Outcome:
         uuid = self._steps.documents.new_uuid()
-        location = for_new(of_namespace(self._warehouse, new.name.namespace), new.name.name, uuid)
+        location = for_new(base, new.name.name, uuid)
         # What a retention dropped before there was a table is a declared gap of the log already.
         consents = [Consent.GAP]
         return recreate.recreate(new.log, NO_FORMER, consents, location, uuid, self._steps.now_ms(), new.layout).outcome
@@ -265,8 +274,8 @@ class Topics:
                 answer[one.log.topic_id] = Committed(place, outcome.table), outcome.binding
             try:
                 names = {one.name.namespace for one, _, _ in written}
-                namespaces = {name: await self._relations.namespace(name) for name in names}
-                planned = commits.create_first(tables, namespaces)
+                entries = {name: await self._relations.namespace(name) for name in names}
+                planned = commits.create_first(tables, entries)
             except errors.IcestreamError:  # nothing was sent: nothing can point to them
                 await self._steps.take_back(places)
                 raise
