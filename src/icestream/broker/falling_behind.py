@@ -20,15 +20,17 @@ from typing import NamedTuple
 from icestream import limits
 from icestream.broker.alarm import Alarm
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
+from icestream.model.subscription import SubscriptionType
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
 _log = get_logger("delivery")
-_HINT = (
-    "more keys or more shards let consumers work side by side; a longer backlog ends when producers slow down, "
-    "`icestream sub describe` shows it"
+_HINT = "more shards or more consumers share the work; `icestream sub describe` shows the backlog"
+_KEYS_HINT = (
+    "a consumer gets one message of a key at a time unless it subscribes with a higher messages_per_key; more keys or "
+    "more shards share the work, too; `icestream sub describe` shows the backlog"
 )
 
 
@@ -100,5 +102,5 @@ class FallingBehind:
             waiting=behind.waiting,
             grew_by=behind.grew_by,
             seconds=limits.BEHIND_LOOKS * limits.BEHIND_LOOK_MS // 1000,
-            hint=_HINT,
+            hint=_KEYS_HINT if self._dispatcher.kind is SubscriptionType.KEY_SHARED else _HINT,
         )

@@ -55,6 +55,7 @@ async def test_it_is_logged_once_a_minute_counted_and_shown_until_it_catches_up(
         await publish_for(machine, reader, producer, limits.BEHIND_LOOKS + 4)
     (warning,) = [one for one in logs if one["event"].startswith("a subscription falls behind")]
     assert (warning["where"], warning["waiting"] > 5 * MANY) == ("/default/a:s:0", True)
+    assert "messages_per_key" in warning["hint"], "what makes few keys fast"
     assert metrics.DELIVERY_BEHIND.value == before + 1
     (check,) = health.checks()
     assert check.reason.startswith("/default/a:s:0: falls behind, ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -77,7 +78,9 @@ def forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_AHEAD_SECONDS_MAX", 3_600.0)
 
 
-async def log_reads(kind: SubscriptionType, keys: int, nacks: bool = False) -> int:
+async def log_reads(
+    kind: SubscriptionType, keys: int, nacks: bool = False, patterns: Sequence[Sequence[str]] = ((), ())
+) -> int:
     """How many reads of the log a backlog of three sections costs that is not in memory, until all of it is acked."""
     machine = BrokerMachine(tail_bytes=0)
     broker = await machine.open_broker()
@@ -88,7 +91,10 @@ async def log_reads(kind: SubscriptionType, keys: int, nacks: bool = False) -> i
         await publish(broker, producer, *[b"x"] * (MESSAGES // 3), keys=names)
     before = metrics.READS.values.get("log", 0)
     failure = FailurePolicy(9, 30_000, 0, 0)
-    readers = [await subscribe(broker, kind=kind, consumer=name, failure=failure) for name in ("a", "b")]
+    readers = [
+        await subscribe(broker, kind=kind, consumer=f"c{number}", failure=failure, key_patterns=own)
+        for number, own in enumerate(patterns)
+    ]
     await quiet()
     while reads_of(readers):
         await quiet()
@@ -113,6 +119,12 @@ def reads_of(readers: list[Reader]) -> bool:
 @pytest.mark.parametrize("keys", [1, 10])
 async def test_a_key_shared_subscription_reads_each_block_of_a_backlog_once(keys: int) -> None:
     assert await log_reads(SubscriptionType.KEY_SHARED, keys) <= 2
+
+
+@pytest.mark.usefixtures("forgets_nothing")
+async def test_consumers_with_key_filters_read_each_block_of_a_backlog_once() -> None:
+    patterns = [["0", "1", "2"], ["?"]]
+    assert await log_reads(SubscriptionType.KEY_SHARED, 10, patterns=patterns) <= 2
 
 
 @pytest.mark.usefixtures("forgets_nothing")
