@@ -7,8 +7,8 @@
     the settings                 of the environment, else the defaults
 
 A place of the settings is the local socket in data_dir, which tells every port of the node; where no broker answers
-there, the address that the settings name. A data_dir that --set or --config names without an address means that node
-alone: the default ports may be those of another broker. Nothing here asks a broker: connection.py does.
+there, the address that the settings name. A data_dir that --set, --config or ICESTREAM_DATA_DIR names without an address
+means that node alone: the default ports may be those of another broker. Nothing here asks a broker: connection.py does.
 
     10.0.0.1:6651, icestream://host:6651, [::1]:6651     an address: public calls, messages, tables
     icestream-data, /srv/data/broker.sock, unix:///…     the local socket: everything, for the account of the broker
@@ -47,7 +47,7 @@ HINT: Final = (
 )
 _KEYS_OF_A_PLACE: Final = ("data_dir=", "node.bind_host=", "ports.")
 _KEYS_OF_AN_ADDRESS: Final = ("node.bind_host", "ports.native")
-_NAMED: Final = ("flag", "file")  # origins of a data_dir that the command line names
+_NAMED: Final = ("flag", "file", "env")  # origins of a data_dir that somebody names
 
 
 def _context_names() -> list[str]:

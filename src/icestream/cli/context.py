@@ -13,7 +13,7 @@ from icestream.cli.broker import VARIABLE, BrokerOption, Place, Target, place_at
 from icestream.cli.command import Commands
 from icestream.cli.connection import Reached, ask
 from icestream.cli.contexts import Context, Contexts, read_contexts, write_contexts
-from icestream.cli.options import ConfigFile, OutputChoice, Sets
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 
 app = Commands("Name brokers, and choose which one the commands ask.")
@@ -72,7 +72,7 @@ def use(
 
 
 @app.command("list")
-def list_contexts(output: OutputChoice = OutputFormat.TABLE) -> None:
+def list_contexts(_watch: Watch = False, output: OutputChoice = OutputFormat.TABLE) -> None:
     """List the contexts, and which one is in use.
 
     Example: icestream context list

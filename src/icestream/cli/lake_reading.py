@@ -246,6 +246,7 @@ def _number(text: str | None) -> object:
 @app.command()
 def history(
     table: TableName,
+    _watch: Watch = False,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,

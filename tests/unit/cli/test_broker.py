@@ -176,6 +176,10 @@ def test_a_data_dir_without_a_broker_never_leads_to_the_broker_at_the_default_po
         assert (ran.code, f"no broker runs on data_dir {tmp_path}/nothing" in ran.err) == (11, True)
         shown = icestream("context", "show", *words, "--output", "json")
         assert (shown.code, shown.document["answers"]) == (11, False)
+    with monkeypatch.context() as environment:
+        environment.setenv("ICESTREAM_DATA_DIR", f"{tmp_path}/nothing")
+        ran = icestream("topic", "create", "/default/oops")
+        assert (ran.code, f"no broker runs on data_dir {tmp_path}/nothing" in ran.err) == (11, True)
     ports = ("--set", f"node.bind_host={host}", "--set", f"ports.native={port}")
     assert icestream("topic", "list", *named, *ports).code == 0  # an address that is named as well counts
 

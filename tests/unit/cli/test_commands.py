@@ -175,6 +175,12 @@ def test_every_command_that_asks_a_broker_takes_it_in_the_same_way() -> None:
     assert not {name for name, command in ALL.items() if options(command) & {"--address", "--socket"}}
 
 
+def test_every_listing_can_be_watched() -> None:
+    of_tables = {f"lake {name}" for name in ("namespaces", "tables", "snapshots", "history", "files", "lag")}
+    listings = of_tables | {name for name in ALL if name.endswith(" list")}
+    assert listings <= {name for name, command in ALL.items() if "--watch" in options(command)}
+
+
 def test_the_older_names_of_the_option_still_mean_it(tmp_path: Path) -> None:
     older = "--socket", "--address"
     for words in ((older[0], f"{tmp_path}/none"), (f"{older[0]}={tmp_path}/none",), (older[1], "127.0.0.1:1")):
