@@ -49,6 +49,13 @@ def test_a_data_dir_that_is_a_file_is_refused_with_the_setting(tmp_path: Path) -
     assert (tmp_path / "data").read_text() == "not a directory"
 
 
+def test_a_warehouse_that_is_a_file_is_refused_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "tables").write_text("not a directory")
+    for path in (tmp_path / "tables", tmp_path / "tables" / "below"):
+        ran = serve("data", tmp_path, "--set", f"storage.iceberg_config.warehouse=file:{path}")
+        check_refused(ran, f"{path} (storage.iceberg_config.warehouse)", "is a file, and must be a directory")
+
+
 def test_a_data_dir_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
     check_refused(serve("/proc/icestream-data", tmp_path), "the directory /proc/icestream-data (data_dir)")
 

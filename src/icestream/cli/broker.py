@@ -7,8 +7,9 @@
     the settings                 of the environment, else the defaults
 
 A place of the settings is the local socket in data_dir, which tells every port of the node; where no broker answers
-there, the address that the settings name. A data_dir that --set, --config or ICESTREAM_DATA_DIR names without an address
-means that node alone: the default ports may be those of another broker. Nothing here asks a broker: connection.py does.
+there, the address that the settings name. A data_dir that --set, --config or ICESTREAM_DATA_DIR names without an
+address means that node alone: the default ports may be those of another broker. Nothing here asks a broker:
+connection.py does.
 
     10.0.0.1:6651, icestream://host:6651, [::1]:6651     an address: public calls, messages, tables
     icestream-data, /srv/data/broker.sock, unix:///…     the local socket: everything, for the account of the broker

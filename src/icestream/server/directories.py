@@ -6,10 +6,14 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from icestream import errors
 from icestream.runtime.files import make_directory
+from icestream.server.warehouse_mark import directory_of
 from icestream.settings import Settings
+
+WAREHOUSE: Final = "storage.iceberg_config.warehouse"
 
 
 def check_directories(settings: Settings) -> None:
@@ -17,6 +21,25 @@ def check_directories(settings: Settings) -> None:
     where there is no room to make it."""
     for key, path in directories(settings):
         check_directory(key, path)
+    location = directory_of(settings) if settings.storage.type != "memory" else ""
+    if location:
+        check_warehouse(Path(location.removeprefix("file:")), is_written=settings.lake.managed)
+
+
+def check_warehouse(path: Path, *, is_written: bool) -> None:
+    """Raises ConfigurationError. It is not made here: the lake process makes it, with the modes of its files, and an
+    empty directory in the place of a share that is not mounted would hide that. `is_written`: by processes of this
+    account; else only a file in its place is refused."""
+    nearest = next(part for part in (path, *path.parents) if part.exists())
+    if not nearest.is_dir():
+        raise _is_a_file(WAREHOUSE, path, nearest, f"set {WAREHOUSE} to a directory, such as file:/srv/warehouse")
+    if is_written and not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        what = "cannot be written" if nearest == path else f"cannot be made: {nearest} cannot be written"
+        raise errors.ConfigurationError(
+            f"the directory {path} ({WAREHOUSE}) {what} by this account",
+            hint=f"start the broker with the account that owns it, mount its file system writable, or set {WAREHOUSE} "
+            "to another directory",
+        )
 
 
 def directories(settings: Settings) -> Iterator[tuple[str, Path]]:
@@ -52,8 +75,13 @@ def _cannot_be_made(key: str, path: Path, error: OSError) -> errors.IcestreamErr
         )
     file = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
     if file is not None:
-        what = "is a file" if file == path else f"cannot be made: {file} is a file"
-        return errors.ConfigurationError(f"{path} ({key}) {what}, and must be a directory", hint=elsewhere)
+        return _is_a_file(key, path, file, elsewhere)
     return errors.ConfigurationError(
         f"the directory {path} ({key}) cannot be made: {error.strerror or error}", hint=elsewhere
     )
+
+
+def _is_a_file(key: str, path: Path, file: Path, hint: str) -> errors.ConfigurationError:
+    """`file`: `path` itself, or what stands above it."""
+    what = "is a file" if file == path else f"cannot be made: {file} is a file"
+    return errors.ConfigurationError(f"{path} ({key}) {what}, and must be a directory", hint=hint)

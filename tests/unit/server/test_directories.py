@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors
-from icestream.server.directories import check_directory
+from icestream.server.directories import check_directory, check_warehouse
 
 NOBODY = 65534
 
@@ -39,17 +40,37 @@ def test_a_file_is_refused_wherever_it_stands(tmp_path: Path) -> None:
         check_directory("data_dir", tmp_path / "file" / "below")
 
 
+@contextlib.contextmanager
+def another_account() -> Iterator[None]:
+    """One that may not write everywhere, as the superuser may."""
+    is_superuser = os.geteuid() == 0
+    if is_superuser:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_superuser:
+            os.seteuid(0)
+
+
 def test_a_directory_that_the_account_may_not_write_is_refused(public_folder: Path) -> None:
     folder = public_folder / "data"
     folder.mkdir(mode=0o555)
-    is_superuser = os.geteuid() == 0
-    if is_superuser:  # it may write everywhere
-        os.seteuid(NOBODY)
-    try:
+    with another_account():
         with pytest.raises(errors.ConfigurationError, match=r"data \(data_dir\) cannot be written by this account"):
             check_directory("data_dir", folder)
         with pytest.raises(errors.ConfigurationError, match=r"below \(data_dir\) cannot be made: Permission denied"):
             check_directory("data_dir", folder / "below")
-    finally:
-        if is_superuser:
-            os.seteuid(0)
+
+
+def test_a_warehouse_that_cannot_be_written_is_refused_and_none_is_made(public_folder: Path) -> None:
+    folder = public_folder / "warehouse"
+    folder.mkdir(mode=0o555)
+    with another_account():
+        with pytest.raises(errors.ConfigurationError, match=r"warehouse\) cannot be written by this account"):
+            check_warehouse(folder, is_written=True)
+        with pytest.raises(errors.ConfigurationError, match=r"cannot be made: .*/warehouse cannot be written"):
+            check_warehouse(folder / "below", is_written=True)
+        check_warehouse(folder, is_written=False)  # a lake process of another account writes it
+    check_warehouse(public_folder / "new" / "one", is_written=True)
+    assert not (public_folder / "new").exists()
