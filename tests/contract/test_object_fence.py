@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
+from icestream.catalog.identifier import Identifier
 from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.metadata.node_store import NodeStore
 from icestream.runtime.clock import SimulatedClock, SystemClock
@@ -18,12 +19,15 @@ from icestream.server import Node
 from icestream.server.object_fence import ObjectFenceDesk, note_path
 from icestream.settings import Settings
 from icestream.warehouse.bucket import Objects
-from icestream.warehouse.factory import open_objects
-from icestream.warehouse.fence_record import FenceReport, FenceTerms, object_warehouse_of
+from icestream.warehouse.factory import open_catalog, open_files, open_objects
+from icestream.warehouse.fence_record import FenceReport, FenceTerms, object_warehouse_of, replaced_error
 from icestream.warehouse.object_fence import FenceWatch, ObjectFence
 from icestream.warehouse.object_files import ObjectFiles
-from tests.support.catalog_servers import STORE, azure_flags, new_name, s3_flags, settings_of
+from icestream.warehouse.store_options import StoreOptions
+from tests.contract.test_table_catalog import ASKED, appending
+from tests.support.catalog_servers import STORE, azure_flags, glue_flags, new_name, s3_flags, settings_of
 from tests.support.node_settings import node_settings
+from tests.support.seaweed import BUCKET, Seaweed
 
 pytestmark = pytest.mark.asyncio
 SECONDS = 30.0
@@ -135,6 +139,33 @@ async def test_members_of_a_cluster_that_was_replaced_stop_and_write_nothing(tmp
     with pytest.raises(errors.ForeignCluster, match="was replaced by cluster") as refused:
         await Node.start(old)
     assert str(note_path(old)) in refused.value.hint, "it is refused before anybody has looked at the store"
+
+
+async def test_a_catalog_of_pointers_moves_none_on_the_wrong_side_of_the_fence(
+    glue: str, seaweed_server: Seaweed
+) -> None:
+    """Both clusters share the pointers there: an old member must not move one."""
+    warehouse = f"s3://{BUCKET}/{new_name()}"
+    flags = [*glue_flags(glue), *s3_flags(seaweed_server), f"storage.iceberg_config.warehouse={warehouse}"]
+    settings = settings_of(*flags)
+    files = open_files(StoreOptions.of(settings.storage.iceberg_config.object_store))
+    catalog = open_catalog(settings, files=files)
+    table = Identifier((new_name(),), "orders")
+    await catalog.create_namespace(table.namespace, {})
+    before = await catalog.create(table, ASKED)
+    fence = ObjectFence(files.objects_at(warehouse), warehouse)
+    await fence.look(FenceTerms("b", ["a"]))
+
+    async def admit() -> None:
+        report = await fence.look(FenceTerms("a"))
+        if report.successor:
+            raise replaced_error(report, warehouse)
+
+    files.admit_by(admit)
+    with pytest.raises(errors.ForeignCluster, match="cluster a was replaced by cluster b"):
+        await catalog.commit(table, appending(before, 1))
+    assert (await catalog.load(table)).metadata_location == before.metadata_location
+    await catalog.close()
 
 
 async def test_nothing_is_written_before_the_fence_was_read(tmp_path: Path) -> None:
