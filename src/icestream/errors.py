@@ -4,6 +4,7 @@
     ├── ConfigurationError         configuration     no    the settings cannot be used as they are
     │   ├── MissingPart            missing_part      no    something that is needed is not installed on this machine
     │   ├── ForeignBroker          foreign_broker    no    a port is answered by another broker; nothing was done
+    │   ├── ForeignLog             foreign_log       no    the log directory holds the log of another node
     │   └── ForeignCluster         foreign_cluster   no    a node of another cluster; nothing of it is taken
     │       └── NodeRemoved        node_removed      no    a node that was removed from this cluster
     ├── InvalidInput               invalid           no    the request itself is wrong; nothing was changed
@@ -121,6 +122,10 @@ class MissingPart(ConfigurationError, code="missing_part"):
 
 class ForeignBroker(ConfigurationError, code="foreign_broker"):
     """A port of a node is answered by another broker; nothing was done there."""
+
+
+class ForeignLog(ConfigurationError, code="foreign_log"):
+    """The log directory holds the log of another node, or one that this node gave up; nothing was changed."""
 
 
 class ForeignCluster(ConfigurationError, code="foreign_cluster"):

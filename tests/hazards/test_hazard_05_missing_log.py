@@ -3,6 +3,8 @@
 refused       a start without the log directory, as often as it is tried; the directory brought back starts
 repair        --accept-loss makes the next start go on above every offset that may have been given out
 no record     of an older version, or of a start that died before it wrote one: written by the next start
+other log     of another node, or one that was given up: refused with the ids of both, and nothing is changed
+no log        but topics of this node: refused, whether there is a record or not
 """
 
 from __future__ import annotations
@@ -125,3 +127,71 @@ def test_hazard_05_a_repair_of_a_lost_log_ignores_an_unreadable_first_checkpoint
         asyncio.run(publish(data, 1))
     assert command(monkeypatch, "wal", "repair", data / "wal", "--accept-loss") == 0
     assert asyncio.run(publish(data, 1))[0] >= 2**40
+
+
+def test_hazard_05_the_log_of_another_node_is_refused(tmp_path: Path) -> None:
+    """Two disks were mounted in each other's place."""
+    data, other, aside = tmp_path / "data", tmp_path / "other", tmp_path / "aside"
+    asyncio.run(publish(data, MESSAGES))
+    asyncio.run(publish(other, 1))
+    (data / "wal").rename(aside)
+    shutil.copytree(other / "wal", data / "wal")
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (data / "wal").iterdir())
+    for _ in range(2):
+        with pytest.raises(
+            errors.ForeignLog, match=r"the log in .*wal is not the log of this node: it is log"
+        ) as raised:
+            asyncio.run(publish(data, 1))
+        assert "mount the disk of this node's own log there" in raised.value.hint
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (data / "wal").iterdir()) == before
+    shutil.rmtree(data / "wal")
+    aside.rename(data / "wal")
+    assert asyncio.run(publish(data, 1)) == [MESSAGES]
+
+
+def test_hazard_05_a_log_that_was_given_up_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its offsets and those of the log that took its place would contradict each other."""
+    data, aside = tmp_path / "data", tmp_path / "aside"
+    asyncio.run(publish(data, MESSAGES))
+    (data / "wal").rename(aside)
+    with pytest.raises(errors.LogDamaged):
+        asyncio.run(publish(data, 1))
+    assert command(monkeypatch, "wal", "repair", data / "wal", "--accept-loss") == 0
+    (first,) = asyncio.run(publish(data, 1))
+    (data / "wal").rename(tmp_path / "new")
+    aside.rename(data / "wal")
+    with pytest.raises(errors.ForeignLog, match="by the metadata store this node has log"):
+        asyncio.run(publish(data, 1))
+    shutil.rmtree(data / "wal")
+    (tmp_path / "new").rename(data / "wal")
+    assert asyncio.run(publish(data, 1)) == [first + 1]
+
+
+def test_hazard_05_a_start_behind_a_repair_may_die_before_the_log_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    asyncio.run(publish(data, MESSAGES))
+    shutil.rmtree(data / "wal")
+    with pytest.raises(errors.LogDamaged):
+        asyncio.run(publish(data, 1))
+    assert command(monkeypatch, "wal", "repair", data / "wal", "--accept-loss") == 0
+
+    async def fail(*_: object) -> None:
+        raise errors.NotReady("the store is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("icestream.server.node.record_log", fail)
+        with pytest.raises(errors.NotReady):
+            asyncio.run(publish(data, 1))
+    assert asyncio.run(publish(data, 1))[0] >= 2**40
+
+
+def test_hazard_05_topics_without_a_log_are_refused_without_a_record_too(tmp_path: Path) -> None:
+    """Of an older version, which wrote none."""
+    data = tmp_path / "data"
+    asyncio.run(publish(data, MESSAGES))
+    asyncio.run(log_records(data, remove=True))
+    shutil.rmtree(data / "wal")
+    with pytest.raises(errors.LogDamaged, match=r"there is no log in .*wal"):
+        asyncio.run(publish(data, 1))

@@ -294,6 +294,35 @@ def test_a_raft_directory_from_a_backup_is_refused_and_the_node_joins_anew_with_
         assert {one["node"] for one in status} == {new["node"], said[1]["node"], said[2]["node"]}
 
 
+def test_a_node_that_joins_anew_without_its_message_log_says_so(tmp_path: Path) -> None:
+    """Items 5 and 22 together: the topics came with the node, and their messages did not."""
+    with ThreeNodes(tmp_path) as nodes:
+        said = nodes.start_all()
+        assert publish(said[0]["address"], "/default/kept", b"first") == 0
+        nodes.kill(0)
+        data = [nodes.folder / "data" / str(port) for port in nodes.ports]
+        log = data[0] / "wal"
+        log.rename(tmp_path / "lost")
+        rejoin = [*COMMAND, "cluster", "rejoin", "--dir", str(data[0] / "raft"), "--yes"]
+        subprocess.run(rejoin, capture_output=True, timeout=CALL_SECONDS, check=True)
+        code, _, errors = nodes.begin(0).end()
+        assert code == 9, errors
+        assert "there is no log in" in errors
+        shutil.rmtree(log)
+        shutil.copytree(data[1] / "wal", log)  # the disk of another node is mounted in its place
+        code, _, errors = nodes.begin(0).end()
+        assert code == 3, errors
+        assert "is not the log of this node" in errors
+        assert "of node node-2" in errors
+        shutil.rmtree(log)
+        assert nodes.begin(0).end()[0] == 9
+        nodes.running.pop(0)
+        repair = [*COMMAND, "wal", "repair", str(log), "--accept-loss"]
+        subprocess.run(repair, capture_output=True, timeout=CALL_SECONDS, check=True)
+        new = nodes.begin(0).announcement()
+        assert publish(new["address"], "/default/kept", b"behind the gap") >= 2**40
+
+
 def ran_topic(nodes: ThreeNodes, number: int, *words: str) -> Any:
     """What `icestream topic` says as JSON, over the local socket of a node."""
     path = nodes.folder / "data" / str(nodes.ports[number]) / "broker.sock"

@@ -44,6 +44,12 @@ DELETED_TOPICS = "/deleted_topics/"
 NODE_LOGS = "/node_logs/"
 
 
+class NodeLog(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node has had a log (server/log_record.py)."""
+
+    log: str = ""  # its id, in hex digits; empty where an older version wrote the record
+
+
 class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound.
 

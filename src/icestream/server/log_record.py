@@ -1,26 +1,133 @@
-"""Whether this node has had a log, by the metadata store: then a start without one is damage (hazard 5).
+"""Which log this node has had, by the metadata store: a start without it, or with another one, is refused (hazard 5).
 
 A directory in which everything was deleted, or whose disk is not mounted, looks like a log that was never begun; a
-start would give out offsets again that were acked. The record is written once in the life of a log, when it is open and
-before any message is taken. A start that dies in between leaves a log without a record, as older versions do: the next
-start writes it.
+start would give out offsets again that were acked. The log of another node, mounted by mistake, does the same to the
+shards that it does not know, and mixes the messages of two nodes.
+
+    /node_logs/{node}    the id of the log, which every file of it carries. Written once in the life of a log, when it
+                         is open and before any message is taken. A start that dies in between leaves a log without a
+                         record, as older versions do: the next start writes it
+    a node that joined   answers for the logs of its predecessors (cluster/rejoin.py) until it has a record of its own,
+    anew                 and for their topics: whoever has topics has had a log, with or without a record
+    a repair             of a lost log leaves a log with an id that nobody knows yet (wal/lost_log.py). It is recorded
+                         before that log is opened: a start that dies behind it finds the id that it expects
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from icestream import errors
+from icestream.broker import records
 from icestream.broker.neighbours import Neighbours
-from icestream.broker.records import NODE_LOGS
+from icestream.broker.records import NODE_LOGS, NodeLog
 from icestream.metadata.store import MetadataStore
+from icestream.runtime.files import open_directory
+from icestream.wal.lost_log import replaces_lost_log
+from icestream.wal.survey import survey
+
+# A repair of a log in which no file says the id any more (wal/damage.py): it belongs to whoever has it.
+_NAMELESS: Final = bytes(16).hex()
 
 
-async def has_log_record(store: MetadataStore, neighbours: Neighbours) -> bool:
-    """Whether this node has had a log, also as the node that it was before it joined anew (cluster/rejoin.py)."""
-    entries = await store.list_all(NODE_LOGS)
-    return any(neighbours.is_own(key.removeprefix(NODE_LOGS)) for key, _ in entries)
+class LogRecords(NamedTuple):
+    """Ids of logs in hex digits by the ids of nodes; an empty one is that of an older version, which noted none."""
+
+    own: Mapping[str, str]  # of this node; where it has no record, of those that it succeeds
+    others: Mapping[str, str]
+
+    def is_expected(self, log_id: str) -> bool:
+        """Whether a log with that id may be opened by this node."""
+        if log_id == _NAMELESS:
+            return True
+        expected = set(self.own.values())
+        return log_id in expected or (self.owner_of(log_id) is None and (not expected or "" in expected))
+
+    def owner_of(self, log_id: str) -> str | None:
+        """The other node whose log it is, as far as the metadata store says so."""
+        return next((node for node, log in self.others.items() if log == log_id), None)
 
 
-async def record_log(store: MetadataStore, neighbours: Neighbours) -> None:
-    """Called with the log open. Costs a write of the metadata store only where the record is not there yet."""
+async def check_log(store: MetadataStore, neighbours: Neighbours, path: Path, *, has_topics: bool) -> bool:
+    """Whether there must be a log in `path`. Raises ForeignLog where there is the log of another node. `has_topics`:
+    this node owns some."""
+    logs = await _log_records(store, neighbours)
+    log_id = await asyncio.to_thread(_log_id_in, path)
+    if log_id and not logs.is_expected(log_id):
+        if logs.owner_of(log_id) is not None or not await asyncio.to_thread(_replaces_lost_log, path):
+            raise _foreign_log(path, log_id, logs, neighbours)
+        await _write(store, neighbours, log_id)
+    return bool(logs.own) or has_topics
+
+
+async def record_log(store: MetadataStore, neighbours: Neighbours, log_id: bytes) -> None:
+    """Called with the log open. Costs writes of the metadata store only where the record does not say it yet."""
+    await _write(store, neighbours, log_id.hex())
+    for node in (await _all_records(store)).keys() - {neighbours.own}:
+        if neighbours.is_own(node):
+            await store.delete(NODE_LOGS + node)  # its log is the one that is recorded now, or was given up
+
+
+async def _write(store: MetadataStore, neighbours: Neighbours, log_id: str) -> None:
     key = NODE_LOGS + neighbours.own
-    if await store.get(key) is None:
-        await store.put(key, b"{}")
+    entry = await store.get(key)
+    if entry is None or records.decode(NodeLog, key, entry.value).log != log_id:
+        await store.put(key, msgspec.json.encode(NodeLog(log_id)))
+
+
+async def _all_records(store: MetadataStore) -> dict[str, str]:
+    return {
+        key.removeprefix(NODE_LOGS): records.decode(NodeLog, key, entry.value).log
+        for key, entry in await store.list_all(NODE_LOGS)
+    }
+
+
+async def _log_records(store: MetadataStore, neighbours: Neighbours) -> LogRecords:
+    logs = await _all_records(store)
+    own = {node: log for node, log in logs.items() if neighbours.is_own(node)}
+    others = {node: log for node, log in logs.items() if node not in own}
+    return LogRecords({neighbours.own: own[neighbours.own]} if neighbours.own in own else own, others)
+
+
+def _log_id_in(path: Path) -> str:
+    """Empty where there is no log, or none that can be looked at: opening it says why."""
+    if not path.is_dir():
+        return ""
+    directory = open_directory(path, read_only=True)
+    try:
+        return (survey(directory).log_id or b"").hex()
+    except OSError:
+        return ""
+    finally:
+        directory.close()
+
+
+def _replaces_lost_log(path: Path) -> bool:
+    directory = open_directory(path, read_only=True)
+    try:
+        return replaces_lost_log(directory)
+    finally:
+        directory.close()
+
+
+def _foreign_log(path: Path, log_id: str, logs: LogRecords, neighbours: Neighbours) -> errors.ForeignLog:
+    owner = logs.owner_of(log_id)
+    expected = ", ".join(sorted(logs.own.values()))
+    if owner is not None:
+        node = neighbours.node(owner)
+        name = node.name if node is not None else f"{owner}, which was removed from the cluster"
+        reason = f"it is log {log_id}, of node {name}"
+    else:
+        reason = f"it is log {log_id}, and by the metadata store this node has log {expected}"
+    without = "the start after that says how to give up what is lost" if logs.own else "this node then begins its own"
+    return errors.ForeignLog(
+        f"the log in {path} is not the log of this node: {reason}",
+        hint="nothing was changed; mount the disk of this node's own log there, or let "
+        "storage.iceberg_config.wal.base_path name it. If there is none any more, move the files of this one away: "
+        f"{without}",
+    )

@@ -48,7 +48,7 @@ from icestream.server.cluster import Stop, open_store, record_of
 from icestream.server.danube import DanubeListeners
 from icestream.server.directories import check_directories
 from icestream.server.late_tables import LateTables
-from icestream.server.log_record import has_log_record, record_log
+from icestream.server.log_record import check_log, record_log
 from icestream.server.object_fence import open_desk
 from icestream.server.options import broker_options, frame_bytes_max, log_options
 from icestream.server.ports import check_child_ports
@@ -197,15 +197,17 @@ class Node:
         opened = await open_store(settings, join, stop)
         store = opened.store
         try:
-            stored = await stored_positions(store, neighbours_of(store))
-            unstored = dict.fromkeys(await own_shards(store, neighbours_of(store)), 0)
-            had_log = await has_log_record(store, neighbours_of(store))
+            neighbours = neighbours_of(store)
+            stored = await stored_positions(store, neighbours)
+            unstored = dict.fromkeys(await own_shards(store, neighbours), 0)
+            path = Path(settings.wal.base_path)
+            had_log = await check_log(store, neighbours, path, has_topics=bool(unstored))
             log = await open_configured_log(settings, unstored | stored.positions, must_exist=had_log)
         except BaseException:
             await store.close()
             raise
         try:
-            await record_log(store, neighbours_of(store))
+            await record_log(store, neighbours, log.log_id)
         except BaseException:
             await log.close()
             await store.close()
