@@ -1025,6 +1025,10 @@ DANUBE_METADATA_SETS_MAX: Final = 20_000
 DANUBE_IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
 # A stream that cannot begin, or was taken over, ends so late: its client opens it again at once, without a pause.
 DANUBE_HOLD_SECONDS: Final = 1.0
+# A stream of a blocked subscription ends with the reason when nothing has come for so long: soon, for it lasts until
+# somebody acts, and not so soon that a client that opens it again each time fills its log. Where stored messages cannot
+# be read it is CLIENT_STALL_SECONDS, as for the other clients.
+DANUBE_BLOCKED_SECONDS: Final = 5.0
 # A producer counts as connected so long after its last word; clients say one every 5 s.
 DANUBE_PRODUCER_IDLE_MS: Final = 60_000
 # A consumer that subscribed has so long to begin its stream; until then it holds its place.

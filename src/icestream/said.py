@@ -81,6 +81,7 @@ SAID: dict[type[errors.IcestreamError], Said] = {
     errors.LogStopped: Said(grpc="UNAVAILABLE"),
     errors.LogDamaged: Said(9),
     errors.StaleRead: Said(http=503),
+    errors.SubscriptionStalled: Said(grpc="UNAVAILABLE"),  # the status of a stream; its client opens it again
     errors.ConnectionLost: Said(11, 503, grpc="UNAVAILABLE"),
     errors.WrongPort: Said(11, 502, grpc="UNAVAILABLE"),
 }

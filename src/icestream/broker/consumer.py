@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
@@ -150,6 +151,12 @@ class Consumer:
     @property
     def waiting_ranges(self) -> int:
         return len(self._queue) + sum(map(len, self._aside.values()))
+
+    @property
+    def unsent_messages(self) -> int:
+        """Messages that are in flight with it and have not left for its client."""
+        ranges = chain(self._queue, *self._aside.values())
+        return sum(outgoing.end - outgoing.start for outgoing in ranges)
 
     # --- credit ---
 

@@ -185,6 +185,11 @@ class ShardDelivery:
         if self._consumers.pop(consumer.id, None) is not None:
             self.carry_out(self.dispatcher.leave(consumer.id, self.now_ms()))
 
+    def is_holding(self, consumer: Consumer) -> bool:
+        """Whether the consumer has unacked messages that left for its client."""
+        member = self.dispatcher.consumers.get(consumer.id)
+        return member is not None and member.held > consumer.unsent_messages
+
     def go_on(self) -> None:
         """Time has passed, or a consumer has more credit."""
         if not self.is_closed:

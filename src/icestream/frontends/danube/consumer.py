@@ -2,7 +2,8 @@
 
 subscribed   it has its place in the subscription, and no stream yet. Reliable: nothing is decided for it.
              Non-reliable: a bounded number of messages waits for the stream
-streaming    messages go out; it holds at most its window unacked (window.py)
+streaming    messages go out; it holds at most its window unacked (window.py). While its subscription is stalled and
+             nothing goes out, the stream ends now and then with the reason (stall_watch.py)
 ended        it has left its subscription; what it held goes to others, or to itself when it comes again
 """
 
@@ -14,11 +15,13 @@ from typing import Final
 
 from icestream import errors, limits
 from icestream.broker.consumer import Consumer
+from icestream.broker.stall import RESUMED, STALLED
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Topic
 from icestream.frontends.danube.calls import OutStream
 from icestream.frontends.danube.messages import messages_of, subscription_field
 from icestream.frontends.danube.places import Place, wire_name
+from icestream.frontends.danube.stall_watch import StallWatch
 from icestream.frontends.danube.window import AckWindow
 from icestream.model.shard import Gap
 from icestream.model.subscription import Dispatch
@@ -60,7 +63,9 @@ class DanubeConsumer:
         self._early_bytes = 0
         self._spent = 0
         self.window = AckWindow(self.since_ms)
-        self.ended: asyncio.Future[str] = self._loop.create_future()  # why
+        self.ended: asyncio.Future[str] = self._loop.create_future()  # why; or an error that the stream ends with
+        where = f"subscription {subscription} of {self._wire_name}"
+        self._stall_watch = StallWatch(where, self._is_holding, self._fail)
 
     @property
     def id(self) -> int:
@@ -70,6 +75,11 @@ class DanubeConsumer:
     @property
     def is_streaming(self) -> bool:
         return self._stream is not None
+
+    @property
+    def is_stalled(self) -> bool:
+        """The broker has told it that messages are not delivered."""
+        return self._stall_watch.is_stalled
 
     # --- life ---
 
@@ -89,6 +99,7 @@ class DanubeConsumer:
             stream.push(early)
         self._subscription.give_credit(self._consumer, limits.CREDIT_MAX)
         self._consumer.drained()
+        self._stall_watch.begin()
 
     def leave(self) -> None:
         if self._subscription is not None and self._consumer is not None:
@@ -96,8 +107,18 @@ class DanubeConsumer:
         self._end("it left")
 
     def _end(self, reason: str) -> None:
+        self._stall_watch.close()
         if not self.ended.done():
             self.ended.set_result(reason)
+
+    def _fail(self, error: errors.IcestreamError) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _is_holding(self) -> bool:
+        if self._subscription is None or self._consumer is None:
+            return False
+        return self._subscription.delivery(self.shard).is_holding(self._consumer)
 
     # --- from the broker ---
 
@@ -125,6 +146,7 @@ class DanubeConsumer:
             self._early += found
             self._early_bytes += sum(map(len, found))
         self._spent += rows
+        self._stall_watch.delivered()
         if self._spent >= _TOP_UP:
             self._loop.call_soon(self._top_up)
 
@@ -145,6 +167,10 @@ class DanubeConsumer:
     def event(self, event: str, details: dict[str, object]) -> None:
         if event == "closed":
             self._end(str(details.get("reason", "")))
+        elif event == STALLED:
+            self._stall_watch.stalled(details)
+        elif event == RESUMED:
+            self._stall_watch.resumed(details)
 
     # --- from the client ---
 

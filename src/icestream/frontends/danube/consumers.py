@@ -2,7 +2,8 @@
 
 A client that loses its stream opens it again at once, with the same id and without a pause, whatever the reason. So an
 id stays valid over restarts of the broker (ids.py); a stream that cannot begin is held for a second before it fails;
-and one that another client took over ends a second late, so that two clients of one name do not chase each other.
+and one that another client took over ends a second late, so that two clients of one name do not chase each other; so
+does one whose messages nobody can read, which would be read again at once. A stalled subscription: stall_watch.py.
 A second stream of an id takes over: what the first held and did not ack goes out again.
 """
 
@@ -74,7 +75,7 @@ class Consumers:
             reason = await found.ended
         finally:
             self._leave(found)
-        if TAKEN_OVER in reason:
+        if TAKEN_OVER in reason or found.is_stalled:
             await self._hold()
         raise errors.Refused(f"the stream of consumer {asked.consumer_id} ended: {reason}", hint="open it again")
 
