@@ -46,6 +46,7 @@ class LakeDesk:
         self._turns = asyncio.Semaphore(limits.SCANS_IN_FLIGHT_MAX)
         self._tell: Tell | None = None
         self._here = asyncio.Event()
+        self.was_attended = False  # in this life of the broker
 
     @property
     def is_attended(self) -> bool:
@@ -88,6 +89,7 @@ class LakeDesk:
     def attend(self, tell: Tell) -> None:
         """From now on he is told the questions, those without an answer first. Who came before him is gone."""
         self._tell = tell
+        self.was_attended = True
         self._here.set()
         for found in list(self._open.values()):
             self._say(found)

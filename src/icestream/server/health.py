@@ -151,8 +151,9 @@ def connections(node: Node) -> Iterator[Check]:
 
 def children(node: Node) -> Iterator[Check]:
     around = node.around
-    if around.lake_probe is not None:
-        yield around.lake_probe.check()
+    lake = around.lake_probe.check() if around.lake_probe is not None else None
+    if lake is not None:
+        yield lake
     if around.pipeline is not None:
         yield around.pipeline.check()
 

@@ -1,28 +1,43 @@
 """Whether the lake process answers at its port, and is the one of this broker: asked when readiness is asked for.
 
-The process says by itself that it listens (children.py). This is the proof from outside: a process that hangs, a
-listener that is full and a port that belongs to another broker look healthy from inside. There is no timer: a node that
-is not asked for its readiness asks nothing.
+The process says by itself that it listens (children.py), or comes to the broker's socket when somebody else runs it
+(unmanaged_lake.py). This is the proof from outside: a process that hangs, a listener that is full and a port that
+belongs to another broker look healthy from inside. There is no timer: a node that is not asked for its readiness asks
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from icestream import errors, limits
 from icestream.observability.health import Check
 from icestream.runtime.clock import Clock
 from icestream.runtime.http_probe import ProbeAnswer, probe
 from icestream.runtime.instance import foreign_broker
-from icestream.server.children import Child
 
 Outcome = ProbeAnswer | errors.ConnectionLost | None
 
 
+class LakeProcess(Protocol):
+    """A lake process as the broker knows it without asking it."""
+
+    @property
+    def port(self) -> int:
+        """Where it is asked; 0: nowhere."""
+
+    def check(self) -> Check | None:
+        """None: nobody runs one, and nobody misses it."""
+
+
 class LakeProbe:
-    def __init__(self, child: Child, host: str, instance: str, clock: Clock) -> None:
-        """`instance`: of this broker."""
-        self._child = child
+    def __init__(
+        self, process: LakeProcess, host: str, instance: str, clock: Clock, *, is_managed: bool = True
+    ) -> None:
+        """`instance`: of this broker. `is_managed`: this broker started the process."""
+        self._process = process
+        self._is_managed = is_managed
         self._host = host
         self._instance = instance
         self._clock = clock
@@ -34,7 +49,7 @@ class LakeProbe:
     async def refresh(self) -> None:
         """Asks again, unless it was asked a moment ago; waits for the answer only shortly. The answer may come later,
         and counts then: an orchestrator that asks for readiness has little patience itself."""
-        now_ns, port = self._clock.monotonic_ns(), self._child.port
+        now_ns, port = self._clock.monotonic_ns(), self._process.port
         if port != self._asked_port:
             self._outcome = None
         is_recent = port == self._asked_port and now_ns - self._asked_ns < limits.PROBE_AGE_SECONDS * 1e9
@@ -56,22 +71,26 @@ class LakeProbe:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
-    def check(self) -> Check:
-        outcome = self._outcome if self._asked_port == self._child.port else None
-        return lake_check(self._child.check(), outcome, self._instance, f"{self._host}:{self._child.port}")
+    def check(self) -> Check | None:
+        check, port = self._process.check(), self._process.port
+        if check is None:
+            return None
+        outcome = self._outcome if self._asked_port == port else None
+        return lake_check(check, outcome, self._instance, f"{self._host}:{port}", is_managed=self._is_managed)
 
 
-def lake_check(child: Check, outcome: Outcome, instance: str, where: str) -> Check:
-    """What the child says of itself, and what its port answered. Needed only where another broker answers: then clients
-    of this node's catalog and API would be told of other data. A lake process that is away is shown: messages are taken
+def lake_check(process: Check, outcome: Outcome, instance: str, where: str, *, is_managed: bool = True) -> Check:
+    """What is known of the process, and what its port answered. Needed only where another broker answers at the port of
+    a child: then clients of this node's catalog and API would be told of other data. Whether the port is this broker's
+    at all is not known where somebody else runs the process. A lake process that is away is shown: messages are taken
     and delivered without it."""
-    if not child.ok or outcome is None:
-        return child
+    if not process.ok or outcome is None:
+        return process
     if isinstance(outcome, errors.ConnectionLost):
-        return child._replace(ok=False, reason=f"it does not serve: {outcome.message}")
+        return process._replace(ok=False, reason=f"it does not serve: {outcome.message}")
     if outcome.instance is not None and outcome.instance != instance:
         foreign = foreign_broker(instance, outcome.instance, where)
-        return child._replace(ok=False, reason=f"{foreign.message}: {foreign.hint}", is_needed=True)
+        return process._replace(ok=False, reason=f"{foreign.message}: {foreign.hint}", is_needed=is_managed)
     if outcome.status >= 400:
-        return child._replace(ok=False, reason=f"it does not serve: {where} answers with status {outcome.status}")
-    return child
+        return process._replace(ok=False, reason=f"it does not serve: {where} answers with status {outcome.status}")
+    return process

@@ -49,6 +49,7 @@ from icestream.server import health
 from icestream.server.children import Child
 from icestream.server.lake_probe import LakeProbe
 from icestream.server.online import apply_settings
+from icestream.server.unmanaged_lake import UnmanagedLake
 from icestream.settings import Origin, Settings
 
 if TYPE_CHECKING:
@@ -200,6 +201,8 @@ class Surroundings:
             self.lake = Child("lake", command, self._clock, options.environment, is_refusal_critical=True)
             self.lake_probe = LakeProbe(self.lake, settings.node.bind_host, self.instance, self._clock)
             self._tasks.start(self.lake.run(), "lake")
+        else:
+            self.lake_probe = self._unmanaged_lake()
         if settings.pipeline.managed and settings.storage.type != "memory":
             self.pipeline = Child(
                 "pipeline",
@@ -211,6 +214,21 @@ class Surroundings:
                 "messages stay in the log and become no rows: the pipeline cannot run here",
             )
             self._tasks.start(self._run_pipeline(self.pipeline), "pipeline")
+
+    def _unmanaged_lake(self) -> LakeProbe | None:
+        """None where no lake process can come: the messages are in memory."""
+        node, settings = self._node, self._settings
+        desk = node.broker.storage.desk if node is not None else None
+        if node is None or desk is None:
+            return None
+        log = node.log
+
+        def is_needed() -> bool:
+            has_rows = log is not None and any(shard.floor for shard in log.state.shards.values())
+            return settings.pipeline.managed or has_rows
+
+        lake = UnmanagedLake(desk, settings.ports.lake, is_needed)
+        return LakeProbe(lake, settings.node.bind_host, self.instance, self._clock, is_managed=False)
 
     async def _run_pipeline(self, pipeline: Child) -> None:
         """Behind the lake process, where only that knows its port."""

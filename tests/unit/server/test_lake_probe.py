@@ -1,11 +1,17 @@
-"""What the broker concludes from an answer, or none, at the port of its lake process."""
+"""What the broker concludes from an answer, or none, at the port of its lake process, a child or not."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from icestream import errors
+from icestream.broker.lake_desk import LakeDesk
 from icestream.observability.health import Check
 from icestream.runtime.http_probe import ProbeAnswer
 from icestream.server.lake_probe import lake_check
+from icestream.server.unmanaged_lake import UnmanagedLake
 
 OWN, OTHER = "a" * 32, "b" * 32
 UP = Check("lake", True, "listens on port 8181", is_needed=False)
@@ -31,3 +37,34 @@ def test_another_broker_at_the_port_makes_the_node_unready() -> None:
     foreign = lake_check(UP, ProbeAnswer(200, OTHER), OWN, "127.0.0.1:8181")
     assert (foreign.ok, foreign.is_needed) == (False, True)
     assert "127.0.0.1:8181 is answered by another broker" in foreign.reason
+
+
+def test_another_broker_at_the_port_of_a_process_that_others_run_is_shown_only() -> None:
+    foreign = lake_check(UP, ProbeAnswer(200, OTHER), OWN, "127.0.0.1:8181", is_managed=False)
+    assert (foreign.ok, foreign.is_needed) == (False, False)
+    assert "127.0.0.1:8181 is answered by another broker" in foreign.reason
+
+
+@pytest.mark.asyncio
+async def test_an_unmanaged_lake_process_is_missed_where_something_needs_it_or_it_was_there() -> None:
+    desk, is_needed = LakeDesk(), [False]
+    lake = UnmanagedLake(desk, 8181, lambda: is_needed[0])
+    assert (lake.check(), lake.port) == (None, 0), "nobody runs one, and nobody misses it"
+    is_needed[0] = True
+    missed = lake.check()
+    assert missed is not None
+    assert (missed.ok, missed.is_needed) == (False, False)
+    assert "no lake process has come to this broker" in missed.reason
+    is_needed[0] = False
+
+    def tell(_: dict[str, Any]) -> None: ...
+
+    desk.attend(tell)
+    connected = lake.check()
+    assert connected is not None
+    assert (connected.ok, lake.port) == (True, 8181)
+    desk.leave(tell)
+    left = lake.check()
+    assert left is not None
+    assert (left.ok, left.is_needed, lake.port) == (False, False, 0)
+    assert "the lake process has left" in left.reason
