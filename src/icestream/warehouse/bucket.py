@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _CAUSE_CHARACTERS_MAX: Final = 120
+_NOT_IMPLEMENTED: Final = "501 Not Implemented"
 
 
 class Objects(Protocol):
@@ -74,6 +75,13 @@ class Bucket:
                 raise errors.UnexpectedAnswer(
                     f"{self._place}: there is no such bucket",
                     hint="make it, or name another in storage.iceberg_config.warehouse and object_store.bucket",
+                ) from None
+            except obstore.exceptions.BaseError as error:
+                if not _is_not_implemented(error):
+                    raise
+                raise errors.UnexpectedAnswer(
+                    f"{self._place} refuses conditional writes (If-None-Match: *): {_first_line(error)}",
+                    hint="a warehouse needs a store that knows them (docs/object-stores.md)",
                 ) from None
 
         await self._call(f"write {name}", put)
@@ -210,6 +218,11 @@ def cause_of(text: str) -> str:
     _, is_connect, details = text.partition("kind: Connect,")
     words = _QUOTED.findall(details)
     return f"{words[-1][:_CAUSE_CHARACTERS_MAX]}: " if is_connect and words else ""
+
+
+def _is_not_implemented(error: Exception) -> bool:
+    """The store does not know what a header of the request asks for. obstore has no error of its own for it."""
+    return _NOT_IMPLEMENTED in str(error)
 
 
 def _first_line(error: Exception) -> str:
