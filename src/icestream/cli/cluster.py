@@ -52,7 +52,7 @@ def status(
         answer.record(found)
         return
     answer.say(f"cluster {found['cluster']}, term {found['term']}")
-    rows = [["-" if one[name] is None else one[name] for name in _LINE] for one in found["nodes"]]
+    rows = [[one[name] for name in _LINE] for one in found["nodes"]]
     answer.table(_LINE, rows, drop=("snapshot_index", "revision", "commit", "native"))
 
 
@@ -153,7 +153,7 @@ def verify(
     answer = Output(output)
     if answer.for_people:
         rows = [(one["name"], one["node"], one["sha256"] or "away") for one in found["nodes"]]
-        answer.table(("name", "node", "sha256"), rows)
+        answer.table(("name", "node", "sha256"), rows, drop=("node",), keep=("sha256",))
     else:
         answer.record(found)
     if not found["is_equal"]:

@@ -49,7 +49,7 @@ def show(
     """
     rows = _live_rows(Target(broker, config, sets)) if live else _rows(load_settings(config, sets))
     columns = ("key", "value", "origin") if origin else ("key", "value")
-    Output(output).table(columns, [row[: len(columns)] for row in rows])
+    Output(output).table(columns, [row[: len(columns)] for row in rows], keep=columns)
 
 
 @app.command("set")

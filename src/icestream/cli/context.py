@@ -83,7 +83,7 @@ def list_contexts(_watch: Watch = False, output: OutputChoice = OutputFormat.TAB
         (name, entry.broker, Cell(name == contexts.current, "yes" if name == contexts.current else ""))
         for name, entry in sorted(contexts.entries.items())
     ]
-    answer.table(("context", "broker", "in_use"), rows)
+    answer.table(("context", "broker", "in_use"), rows, keep=("broker",))
     if not rows and answer.for_people:
         say_aside("there are none; `icestream context add` names a broker")
 
@@ -134,8 +134,4 @@ def _shown(place: Place, reached: Reached | None) -> dict[str, object]:
         "pipeline": None if reached is None else reached.pipeline,
         "danube": None if reached is None else reached.danube,
     }
-    return {name: Cell(value, _text(value)) for name, value in values.items()}
-
-
-def _text(value: object) -> str:
-    return {None: "-", True: "yes", False: "no"}.get(value, str(value))  # type: ignore[call-overload,no-any-return]
+    return dict(values)

@@ -20,6 +20,7 @@ from icestream.observability.words import size_text
 
 Metadata = dict[str, Any]
 _SNAPSHOT = ("operation", "parent", "added_rows", "total_rows", "refs")
+_REMOVAL = ("missing by", "snapshot", "time", "shard", "first", "last", "rows")
 _FILE = ("path", "content", "records", "bytes", "first_offset", "last_offset", "snapshot_id")
 
 
@@ -153,11 +154,11 @@ def describe(
     )
     schema = next(one for one in metadata["schemas"] if one["schema-id"] == metadata["current-schema-id"])
     answer.say("")
-    rows = [(one["name"], _type(one["type"]), "required" if one["required"] else "") for one in schema["fields"]]
-    answer.table(("column", "type", ""), rows)
+    rows = [(one["name"], _type(one["type"]), one["required"]) for one in schema["fields"]]
+    answer.table(("column", "type", "required"), rows, keep=("type",))
     if metadata.get("properties"):
         answer.say("")
-        answer.table(("property", "value"), sorted(metadata["properties"].items()))
+        answer.table(("property", "value"), sorted(metadata["properties"].items()), keep=("value",))
     _show_topic(answer, topic)
 
 
@@ -190,11 +191,19 @@ def _show_topic(answer: Output, topic: Metadata | None) -> None:
     if topic["removals"]:
         answer.say("")
         rows = [
-            (one["operation"], one["snapshot_id"], _time(one["time_ms"]), shard, start, end - 1, _exactly(one))
+            (one["operation"], _snapshots_cell(one), _time(one["time_ms"]), shard, start, end - 1, _exactly(one))
             for one in topic["removals"]
             for shard, (start, end) in one["ranges"].items()
         ]
-        answer.table(("missing by", "snapshot", "time", "shard", "first", "last", ""), rows)
+        answer.table(_REMOVAL, rows, drop=("time",), keep=("snapshot", "shard", "first", "last", "rows"))
+
+
+def _snapshots_cell(removal: Metadata) -> Cell:
+    """Of deletes that are known together only, the first and the last snapshot."""
+    first, last = removal.get("first_snapshot_id"), removal["snapshot_id"]
+    if first is not None:
+        return Cell(last, f"one of {first} to {last}")
+    return Cell(last, "-" if str(last) == "0" else str(last))  # 0: the table had none
 
 
 def _exactly(removal: Metadata) -> str:
@@ -229,7 +238,7 @@ def snapshots(
                 one["snapshot-id"],
                 _time(one["timestamp-ms"]),
                 summary.get("operation", ""),
-                one.get("parent-snapshot-id") or Cell(None, "-"),
+                one.get("parent-snapshot-id") or None,
                 _number(summary.get("added-records")),
                 _number(summary.get("total-records")),
                 Cell(names, ", ".join(names)),
@@ -240,7 +249,7 @@ def snapshots(
 
 
 def _number(text: str | None) -> object:
-    return int(text) if text is not None and text.isdigit() else Cell(None, "-")
+    return int(text) if text is not None and text.isdigit() else None
 
 
 @app.command()
@@ -313,7 +322,7 @@ def files(
 def _file_cell(file: Metadata, column: str) -> object:
     value = file[column]
     if value is None:
-        return Cell(None, "-")
+        return None
     if column == "path":
         return Cell(value, value, value.rpartition("/")[2])
     return Cell(value, size_text(value)) if column == "bytes" else value

@@ -3,7 +3,8 @@
     it fits               as it is
     it is wider           cells take their short form, where they have one, and sentences wrap between words
     it is still wider     columns are left out: those that the command names first, then from the right
-    the first column      always stays; where it alone is too wide, lines are longer than the terminal
+    the first column      always stays, and so do those that the command keeps: a listing without what it lists is none
+    what stays is wider   a kept cell that is too long reaches beyond its column, and beyond the terminal
     sentences at the end  keep their column; a long word in them, such as a path, may reach beyond the terminal
 
 A word is never split: names, ids and paths can be copied from any table.
@@ -37,19 +38,22 @@ class Layout(NamedTuple):
     omitted: list[str]
 
 
-def laid_out(columns: Sequence[Column], width: int | None, drop: Sequence[str] = ()) -> Layout:
-    """`width`: characters of a line, None for any number. `drop`: headings in the order in which they are left out."""
+def laid_out(
+    columns: Sequence[Column], width: int | None, drop: Sequence[str] = (), keep: Sequence[str] = ()
+) -> Layout:
+    """`width`: characters of a line, None for any number. `drop`: headings in the order in which they are left out.
+    `keep`: headings that are never left out, beside the first one."""
     if width is None or _total([_natural(one) for one in columns]) <= width:
         return _drawn(columns, [_natural(one) for one in columns], [])
     kept = [one._replace(texts=one.shorts) for one in columns]
-    order = [*drop, *(one.heading for one in reversed(columns[1:]) if one.heading not in drop)]
+    order = [*drop, *(one.heading for one in reversed(columns[1:]) if one.heading not in (*drop, *keep))]
     omitted: list[str] = []
-    while _total(_leasts(kept)) > width and order:
+    while _total(_leasts(kept, keep)) > width and order:
         heading = order.pop(0)
         if any(one.heading == heading for one in kept[1:]):
             kept = [kept[0], *(one for one in kept[1:] if one.heading != heading)]
             omitted.append(heading)
-    return _drawn(kept, _shared(_leasts(kept), [_natural(one) for one in kept], width), omitted)
+    return _drawn(kept, _shared(_leasts(kept, keep), [_natural(one) for one in kept], width), omitted)
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -61,8 +65,10 @@ def _natural(column: Column) -> int:
     return max(map(len, (column.heading, *column.texts)))
 
 
-def _leasts(columns: Sequence[Column]) -> list[int]:
-    return [*map(_least, columns[:-1]), *(_least_at_end(one) for one in columns[-1:])]
+def _leasts(columns: Sequence[Column], keep: Sequence[str]) -> list[int]:
+    least = [*map(_least, columns[:-1]), *(_least_at_end(one) for one in columns[-1:])]
+    is_kept = [number > 0 and column.heading in keep for number, column in enumerate(columns)]
+    return [_least_kept(one, wide) if kept else wide for one, wide, kept in zip(columns, least, is_kept, strict=True)]
 
 
 def _least(column: Column) -> int:
@@ -74,6 +80,11 @@ def _least(column: Column) -> int:
 def _least_at_end(column: Column) -> int:
     """Nothing stands behind the last column that a long word could push aside."""
     return max(_least_of_sentences(column), len(column.heading)) if _has_sentences(column) else _least(column)
+
+
+def _least_kept(column: Column, least: int) -> int:
+    """Its long cells may reach beyond it: one path must not cost the other columns their room."""
+    return max(len(column.heading), min(least, SENTENCE_CHARACTERS_MIN))
 
 
 def _least_of_sentences(column: Column) -> int:

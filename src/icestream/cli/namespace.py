@@ -32,7 +32,7 @@ def list_namespaces(
 
     found = ask(Target(broker, config, sets), listed)
     rows = [(one["namespace"], policies_cell(one["policies"])) for one in found]
-    Output(output).table(("namespace", "policies"), rows)
+    Output(output).table(("namespace", "policies"), rows, keep=("policies",))
 
 
 @app.command()

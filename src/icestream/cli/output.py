@@ -26,7 +26,15 @@ from icestream.said import exit_code
 EXACT_MAX: Final = 2**53  # beyond it not every whole number is a double
 # How snapshots are named in answers, and in Iceberg's metadata.
 SNAPSHOT_IDS: Final = frozenset(
-    {"snapshot", "snapshot_id", "parent", "snapshot-id", "parent-snapshot-id", "current-snapshot-id"}
+    {
+        "snapshot",
+        "snapshot_id",
+        "first_snapshot_id",
+        "parent",
+        "snapshot-id",
+        "parent-snapshot-id",
+        "current-snapshot-id",
+    }
 )
 _BOLD: Final = "\x1b[1m"
 _NORMAL: Final = "\x1b[0m"
@@ -70,14 +78,21 @@ class Output:
             return None
         return shutil.get_terminal_size().columns
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, drop: Sequence[str] = ()) -> None:
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        drop: Sequence[str] = (),
+        keep: Sequence[str] = (),
+    ) -> None:
         """Rows of equal kind. JSON: a list of objects with the columns as names. `drop`: columns that a narrow terminal
-        does without, the first one first; then those at the right go."""
+        does without, the first one first; then those at the right go, but none of `keep`."""
         rows = list(rows)
         if not self.for_people:
             self._json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
             return
-        layout = table_layout(columns, rows, self.width, drop)
+        layout = table_layout(columns, rows, self.width, drop, keep)
         is_bold = self._stream.isatty() and not os.environ.get("NO_COLOR")
         for line in layout.heading:
             self._line(f"{_BOLD}{line}{_NORMAL}" if is_bold else line)
@@ -95,7 +110,8 @@ class Output:
             return
         indent = max(map(len, values), default=0) + len(GAP)
         for name, value in values.items():
-            lines = [str(value)] if self.width is None else wrapped(str(value), self.width - indent)
+            text = text_of(value)
+            lines = [text] if self.width is None else wrapped(text, self.width - indent)
             self._line(f"{name.ljust(indent)}{lines[0]}")
             for line in lines[1:]:
                 self._line(" " * indent + line)
@@ -153,22 +169,43 @@ def writing() -> Iterator[None]:
 
 
 def table_layout(
-    headings: Sequence[str], rows: Sequence[Sequence[object]], width: int | None, drop: Sequence[str] = ()
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    width: int | None,
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
 ) -> Layout:
-    """Of rows of values and cells. Raises ValueError for a row of another length."""
-    return laid_out(_columns(headings, rows), width, drop)
+    """Of rows of values and cells. Raises ValueError for a row of another length, and for a column without a heading:
+    nobody could be told that it was left out."""
+    if not all(headings):
+        raise ValueError(f"a column without a heading: {headings}")
+    return laid_out(_columns(headings, rows), width, drop, keep)
+
+
+def text_of(value: object) -> str:
+    """A value as people read it: `yes`, `no`, `-` for what is not known, items with commas between them."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case Mapping():
+            return ", ".join(f"{name}={text_of(one)}" for name, one in value.items()) or "none"
+        case list() | tuple() | set() | frozenset():
+            return ", ".join(map(text_of, value)) or "none"
+    return str(value)
 
 
 def _columns(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[Column]:
     cells: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(headings)
     return [
-        Column(heading, [str(cell) for cell in column], [_short(cell) for cell in column], _are_numbers(column))
+        Column(heading, [text_of(cell) for cell in column], [_short(cell) for cell in column], _are_numbers(column))
         for heading, column in zip(headings, cells, strict=True)
     ]
 
 
 def _short(cell: object) -> str:
-    return cell.short if isinstance(cell, Cell) and cell.short is not None else str(cell)
+    return cell.short if isinstance(cell, Cell) and cell.short is not None else text_of(cell)
 
 
 def _are_numbers(cells: Sequence[object]) -> bool:

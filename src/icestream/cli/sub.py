@@ -14,7 +14,7 @@ from icestream.cli.command import Commands
 from icestream.cli.confirm import Yes, confirm
 from icestream.cli.connection import BrokerCalls, Document, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+from icestream.cli.output import Output, OutputFormat, say_aside
 from icestream.cli.places import place_of, time_text
 from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
 from icestream.cli.topics import all_topics
@@ -152,9 +152,9 @@ def _show(found: Document, answer: Output) -> None:
     shards, connected = found.pop("shard_positions"), found.pop("connected", [])
     found["created"] = time_text(found.pop("created_ms") * 1000)
     found["failure"] = ", ".join(f"{key}={value}" for key, value in found["failure"].items() if value is not None)
-    answer.record({name: _cell(value) for name, value in found.items()})
+    answer.record(found)
     answer.say("")
-    rows = [[_cell(shard[name]) for name in _POSITION] for shard in shards]
+    rows = [[shard[name] for name in _POSITION] for shard in shards]
     answer.table(_POSITION, rows, drop=("next", "waiting_for_redelivery", "in_flight"))
     for shard in shards:
         for stall in shard["stalls"]:
@@ -165,11 +165,7 @@ def _show(found: Document, answer: Output) -> None:
     if connected:
         answer.say("")
         columns = ("consumer", "peer", "is_active", "credit", "delivered_messages")
-        answer.table(columns, [[_cell(one[name]) for name in columns] for one in connected])
-
-
-def _cell(value: object) -> Cell:
-    return Cell(value, "-" if value is None else str(value))
+        answer.table(columns, [[one[name] for name in columns] for one in connected])
 
 
 @app.command()
@@ -235,7 +231,7 @@ def policy(
 
     found = ask(Target(broker, config, sets), changed)
     values = {**found["failure"], DISPATCH_RATE: found[DISPATCH_RATE]}
-    Output(output).record({key: _cell(value) for key, value in values.items()})
+    Output(output).record(values)
 
 
 @app.command()

@@ -73,6 +73,19 @@ def test_columns_go_in_the_order_that_the_command_says_then_from_the_right_and_t
     assert laid_out(columns, len(GAP) * 3 + 40).omitted == []
 
 
+def test_a_column_that_is_kept_stays_however_long_its_cells_are() -> None:
+    path = f"/a/long/way/{ID}"
+    rows = [column("part", "java"), column("version", "17"), column("path", path)]
+    assert laid_out(rows, 30).omitted == ["path"]
+    kept = laid_out(rows, 30, keep=("version", "path"))
+    assert (kept.omitted, kept.lines) == ([], [f"java  17       {path}"])
+    middle = laid_out(
+        [column("key", "a", "b"), column("value", path, "1"), column("origin", "flag", "default")], 30, keep=("value",)
+    )
+    assert middle.omitted == []
+    assert middle.lines == [f"a    {path}  flag", f"b    1{'':15}  default"]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -152,6 +165,16 @@ def test_the_listings_keep_to_80_columns_with_whole_names(broker: testing.TestBr
         assert all(len(line.split()[-1]) > 40 for line in too_long), words
         if words[-1] == "list":
             assert any(line.startswith(f"{topic} ") for line in lines)
+
+
+def test_the_settings_are_shown_with_their_values_at_80_columns(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 60)
+    for more in ((), ("--origin",)):
+        lines = seen_at_80_columns("config", "show", "--set", f"data_dir={path}", *more)
+        rows = {line.split()[0]: line.split()[1:] for line in lines if line.strip()}
+        assert rows["key"] == ["value", "origin"][: 1 + len(more)]
+        assert rows["data_dir"][0] == str(path)
+        assert rows["log.level"][0] == "info"
 
 
 def test_a_listing_is_watched_until_it_is_interrupted(broker: testing.TestBroker) -> None:

@@ -36,7 +36,23 @@ def test_a_terminal_gets_a_bold_heading_unless_it_wants_none(no_color: str, monk
 def test_only_numbers_stand_at_the_right() -> None:
     stream = io.StringIO()
     Output(OutputFormat.TABLE, stream).table(("a", "b", "c"), [(1, "x", True), (1000, "yy", False)])
-    assert stream.getvalue().splitlines() == ["   a  b   c", "   1  x   True", "1000  yy  False"]
+    assert stream.getvalue().splitlines() == ["   a  b   c", "   1  x   yes", "1000  yy  no"]
+
+
+def test_people_never_read_the_words_of_python() -> None:
+    values = {"a": None, "b": True, "c": False, "d": [None, "x"], "e": {"f": None}, "g": [], "h": {}, "i": 0}
+    stream = io.StringIO()
+    Output(OutputFormat.TABLE, stream).record(values)
+    texts = [line.split("  ", 1)[1] for line in stream.getvalue().splitlines()]
+    assert texts == ["-", "yes", "no", "-, x", "f=-", "none", "none", "0"]
+    stream = io.StringIO()
+    Output(OutputFormat.TABLE, stream).table(list(values), [list(values.values())])
+    assert stream.getvalue().splitlines()[1].split("  ") == [text.ljust(len(text)) for text in texts]
+
+
+def test_a_column_without_a_heading_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="a column without a heading"):
+        Output(OutputFormat.TABLE, io.StringIO()).table(("column", ""), [("a", "required")])
 
 
 def test_a_program_gets_values_instead_of_texts() -> None:
