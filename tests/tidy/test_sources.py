@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,30 @@ def is_reexport(node: ast.stmt) -> bool:
             return all(is_reexport(inner) for inner in body)
         case _:
             return False
+
+
+# What people read in the output of commands. Units and rates ("64 bytes", "5 messages/s") stand as they are.
+READ_BY_PEOPLE = ("src/icestream/cli/", "src/icestream/lake/verify/", "src/icestream/pipeline/driver/")
+COUNTED = re.compile(
+    r" (?!has )(?:[a-z]+ )?(?:check|column|file|gap|message|namespace|node|offset|part|partition|problem|record|round|"
+    r"row|shard|snapshot|subscription|table|topic|window)s\b(?!/)"
+)
+NEVER_ONE = re.compile(r"counted\(|limits\.|allowed$")  # `allowed`: open files of a process
+
+
+def test_numbers_and_their_nouns_agree() -> None:
+    found = [
+        f"{shown(path)}:{text.lineno}: {{{ast.unparse(number.value)}}}{text.value[:40]}"
+        for path in python_files(*READ_BY_PEOPLE)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.JoinedStr)
+        for number, text in pairwise(node.values)
+        if isinstance(number, ast.FormattedValue)
+        and isinstance(text, ast.Constant)
+        and COUNTED.match(str(text.value))
+        and not NEVER_ONE.match(ast.unparse(number.value))
+    ]
+    assert not found, report('"1 rows" is no English: say it with `counted` of observability/words.py:', found)
 
 
 def test_files_stay_short() -> None:

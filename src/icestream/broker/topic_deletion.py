@@ -32,6 +32,7 @@ from icestream.model import shard as shards
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
 from icestream.observability.log import get_logger
+from icestream.observability.words import counted
 from icestream.warehouse.mirror import mirror_key
 
 _log = get_logger("broker.deletion")
@@ -66,7 +67,7 @@ class TopicDeletion:
         messages = sum(count for _, count in uncommitted)
         if messages and rest is RestEnd.COMMIT and await self._store.get(catalog_keys.parted_key(record.id)):
             raise errors.TopicTable(
-                f"topic {name} has no table any more, and {messages} messages that are in none",
+                f"topic {name} has no table any more, and {counted(messages, 'message')} in none",
                 hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
             )
         deleted = records.DeletedTopic(

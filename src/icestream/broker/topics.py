@@ -27,6 +27,7 @@ from icestream.metadata.watch import Resync
 from icestream.model.subscription import Dispatch
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName, check_namespace
+from icestream.observability.words import counted
 from icestream.runtime.clock import Clock
 
 BOOTSTRAP_NAMESPACES: Final = ("default", "system")
@@ -177,7 +178,8 @@ class Topics:
         held = await self._store.list_all(prefix)
         if held:
             first = f"/{name}/{held[0][0].removeprefix(prefix)}"
-            raise errors.NotEmpty(f"namespace {name} has {len(held)} topics", hint=f"delete them first: {first}, …")
+            topics = counted(len(held), "topic")
+            raise errors.NotEmpty(f"namespace {name} has {topics}", hint=f"delete them first: {first}, …")
         if name in BOOTSTRAP_NAMESPACES:
             raise errors.InvalidInput(f"namespace {name} is always there", hint="delete its topics instead")
         await self._store.delete(records.namespace_key(name))

@@ -29,7 +29,7 @@ from icestream.client.batch import MessageId
 from icestream.client.client import Client
 from icestream.client.connect import connect
 from icestream.client.producer import Producer
-from icestream.observability.words import size_text
+from icestream.observability.words import plural, size_text
 
 # Messages that leave together, and that are taken together.
 TICK_MESSAGES: Final = 1_000
@@ -96,7 +96,7 @@ def words(load: Load, found: Measured) -> dict[str, object]:
     size = _rate(load.messages * load.payload_bytes, found.publish_seconds)
     p50, p99 = (1000 * percentile(found.ack_seconds, share) for share in (50, 99))
     return {
-        "load": f"{load.messages:,} messages of {load.payload_bytes:,} bytes",
+        "load": f"{load.messages:,} {plural(load.messages, 'message')} of {load.payload_bytes:,} bytes",
         "publish": f"{_rate(load.messages, found.publish_seconds):,} messages/s, {size_text(size)}/s",
         "consume": f"{_rate(load.messages, found.consume_seconds):,} messages/s",
         "ack of one message": f"{p50:.3f} ms (p50), {p99:.3f} ms (p99)",

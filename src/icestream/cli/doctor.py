@@ -33,6 +33,7 @@ from icestream.cli.output import Output, OutputFormat
 from icestream.cli.storage_check import storage
 from icestream.cli.told_settings import told_settings
 from icestream.lake.iceberg.tokens import TOKEN_FILE_HINT, token_fault
+from icestream.observability.words import counted
 from icestream.pipeline import pins
 from icestream.pipeline.engine import Machine
 from icestream.pipeline.engine import examine as examine_engine
@@ -66,10 +67,12 @@ def doctor(
         answer.table(("check", "state", "finding", "fix"), rows)
     else:  # at a terminal what to do stands below what was found
         texts = [(one, f"{one.text}; fix: {one.fix}" if one.fix else one.text) for one in found]
-        answer.table(("check", "state", "finding"), [(one.check, str(one.state), text) for one, text in texts])
+        answer.table(
+            ("check", "state", "finding"), [(one.check, str(one.state), text) for one, text in texts], keep=("finding",)
+        )
     problems = sum(one.state is State.PROBLEM for one in found)
     answer.say("")
-    answer.say(f"{len(found)} checks, {problems} problems")
+    answer.say(f"{counted(len(found), 'check')}, {counted(problems, 'problem')}")
     if problems:
         raise typer.Exit(1)
 
@@ -233,5 +236,6 @@ def _log_health(path: Path, view: LogView | Exception) -> Iterator[Finding]:
         yield Finding("log", State.PROBLEM, view.damage.message, view.damage.hint)
         return
     gaps = sum(len(shard.gaps) for shard in view.shards)
-    text = f"{len(view.files)} files, {len(view.shards)} shards, {gaps} declared gaps, last record {view.last_lsn}"
+    counts = (counted(len(view.files), "file"), counted(len(view.shards), "shard"), counted(gaps, "declared gap"))
+    text = f"{', '.join(counts)}, last record {view.last_lsn}"
     yield Finding("log", State.OK, text)

@@ -8,6 +8,7 @@ from pathlib import Path
 from icestream.cli.findings import Finding, State
 from icestream.metadata.repair import NOTHING_SAVED_HINT, Health, examine
 from icestream.metadata.watermark import read_mark
+from icestream.observability.words import counted
 from icestream.wal.log_file import LOCK_NAME
 
 _CHECK = "metadata log"
@@ -29,7 +30,7 @@ def metadata_log(path: Path) -> Iterator[Finding]:
         yield Finding(_CHECK, State.PROBLEM, f"it cannot be read: {error}", "use the account that runs the broker")
         return
     if health.damage is None:
-        yield Finding(_CHECK, State.OK, f"{health.records} records")
+        yield Finding(_CHECK, State.OK, counted(health.records, "record"))
         return
     yield Finding(_CHECK, State.PROBLEM, health.damage.message, _way_out(health, path))
 

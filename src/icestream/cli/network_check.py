@@ -20,6 +20,7 @@ from icestream.cli.findings import Finding, State
 from icestream.cli.lake_http import own_token
 from icestream.cli.told_settings import told_settings
 from icestream.client.connect import connect
+from icestream.observability.words import counted
 from icestream.settings import Settings
 from icestream.wal.log_file import LOCK_NAME
 
@@ -186,7 +187,7 @@ def _broker(host: str, port: int) -> Iterator[Finding]:
             state = State.PROBLEM if is_needed else State.WARNING
             yield Finding(f"broker {name}", state, reason, "look at the broker's own log messages")
     is_ready = bool(document["ready"])
-    text = f"ready, {len(checks)} parts" if is_ready else "not ready"
+    text = f"ready, {counted(len(checks), 'part')}" if is_ready else "not ready"
     yield Finding("broker", State.OK if is_ready else State.PROBLEM, text)
 
 

@@ -15,6 +15,7 @@ from icestream.cli.command import Commands
 from icestream.cli.connection import ask, local_socket_of
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, say_aside
+from icestream.observability.words import counted, were
 
 app = Commands("The pipeline into the tables: run it, see how it is doing, set up what it runs on.")
 
@@ -101,7 +102,8 @@ def status(
     )
     if gone := state.get("vanished_files"):
         say_aside(
-            f"{gone} files were gone behind their commits: these were taken back, and their messages written again"
+            f"{counted(gone, 'file')} {were(gone)} gone behind a commit: "
+            "it was taken back, and its messages were written again"
         )
     for one in state["stopped_topics"]:
         say_aside(f"{one['topic']} is not written: {one['reason']}; {one['hint']}")
@@ -109,7 +111,8 @@ def status(
 
 def _round_words(last: dict[str, Any]) -> str:
     took = sum(last["ms"].values())
-    return f"{last['rows']} rows of {last['committed_topics']} topics in {last['files']} files, {took:.0f} ms"
+    counts = (counted(last["rows"], "row"), counted(last["committed_topics"], "topic"), counted(last["files"], "file"))
+    return f"{counts[0]} of {counts[1]} in {counts[2]}, {took:.0f} ms"
 
 
 @app.command()
@@ -139,4 +142,4 @@ def setup(
         ("pyspark", engine.pyspark, str(engine.spark_home)),
         *((jar.artifact, jar.version, str(path)) for jar, path in engine.jars.items()),
     ]
-    Output(output).table(("part", "version", "path"), rows)
+    Output(output).table(("part", "version", "path"), rows, keep=("version", "path"))

@@ -11,6 +11,7 @@ from typing import Final
 
 from icestream import errors
 from icestream.cli.findings import Finding, State
+from icestream.observability.words import counted
 from icestream.settings import Settings
 
 # A person waits: one answer, asked for once.
@@ -44,7 +45,7 @@ async def _catalog(settings: Settings) -> Finding:
     if catalog.type == "glue" and (catalog.database or "",) not in namespaces:
         text = f"glue at {place} answers, but has no database {catalog.database}"
         return Finding("catalog", State.PROBLEM, text, "create it, or set storage.iceberg_config.catalog.database")
-    return Finding("catalog", State.OK, f"{catalog.type} at {place} answers: {len(namespaces)} namespaces")
+    return Finding("catalog", State.OK, f"{catalog.type} at {place} answers: {counted(len(namespaces), 'namespace')}")
 
 
 async def _object_store(settings: Settings) -> Finding:

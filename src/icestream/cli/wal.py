@@ -15,7 +15,7 @@ from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
 from icestream.cli.output import Cell, Output, OutputFormat, say_aside
 from icestream.cli.progress import progress
 from icestream.model.shard import Gap, Topic
-from icestream.observability.words import size_text
+from icestream.observability.words import counted, size_text
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, open_directory
 from icestream.runtime.randomness import SystemRandomness
@@ -114,10 +114,9 @@ def _show_view(view: wal_inspect.LogView, quota: Quota, answer: Output) -> None:
         ],
     )
     answer.say("")
-    answer.say(f"checkpoint {view.checkpoint_lsn}, last record {view.last_lsn}, {view.producers} producer windows")
-    answer.say(
-        f"{view.spares} spare files; {'closed in order' if view.clean else 'open, or ended without a clean stop'}"
-    )
+    windows, spares = counted(view.producers, "producer window"), counted(view.spares, "spare file")
+    answer.say(f"checkpoint {view.checkpoint_lsn}, last record {view.last_lsn}, {windows}")
+    answer.say(f"{spares}; {'closed in order' if view.clean else 'open, or ended without a clean stop'}")
     node, topic = size_text(quota.node_bytes), size_text(quota.topic_bytes)
     answer.say(f"{size_text(view.used_bytes)} used of a quota of {node}; a topic may use {topic}")
     if view.sync_failed:
@@ -233,7 +232,7 @@ def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool
             "A start that knows them by the metadata store declares a gap for each of their shards"
         )
     if not plan.is_needed:
-        say_aside(f"{plan.files} files read, nothing is damaged")
+        say_aside(f"{counted(plan.files, 'file')} read, nothing is damaged")
     elif plan.is_decided:
         say_aside(
             "a repair was interrupted and is finished now; `icestream wal repair` says whether anything is left"

@@ -5,7 +5,22 @@ from __future__ import annotations
 
 def counted(count: int, noun: str) -> str:
     """`1 message`, `2 messages`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {plural(count, noun)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """The noun as it stands behind this number."""
+    return noun if count == 1 else f"{noun}s"
+
+
+def are(count: int) -> str:
+    """`1 row is`, `2 rows are`."""
+    return "is" if count == 1 else "are"
+
+
+def were(count: int) -> str:
+    """`1 row was`, `2 rows were`."""
+    return "was" if count == 1 else "were"
 
 
 def size_text(size_bytes: int) -> str:

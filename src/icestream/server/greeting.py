@@ -179,8 +179,8 @@ def recovery_lines(report: RecoveryReport) -> Iterator[str]:
         yield f"clean start at record {report.last_lsn}"
     else:
         yield (
-            f"recovered: {report.records_scanned} records read, checkpoint at record {report.checkpoint_lsn}, "
-            f"the log ends at record {report.last_lsn}"
+            f"recovered: {counted(report.records_scanned, 'record')} read, "
+            f"checkpoint at record {report.checkpoint_lsn}, the log ends at record {report.last_lsn}"
         )
     if report.rewritten_file:
         yield f"{report.rewritten_file} was not sealed: written anew and synced"

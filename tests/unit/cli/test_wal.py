@@ -97,7 +97,7 @@ def test_inspect_shows_files_shards_and_health(terminal: Terminal, tmp_path: Pat
         "/default/b 3 0 3 3 0",
         "",
         "checkpoint 3, last record 3, 0 producer windows",
-        "1 spare files; closed in order",
+        "1 spare file; closed in order",
         "5.5 KiB used of a quota of 1.0 GiB; a topic may use 512.0 MiB",
     ]
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog.topic.removal import Removal, Removals
+from icestream.observability.words import counted
 
 
 class Consent(StrEnum):
@@ -117,7 +118,7 @@ def fates(held: Mapping[int, int], log: TopicLog, committed: Mapping[int, int]) 
     unknown = sorted(set(held) - set(log.shards))
     if unknown:
         raise errors.InvalidInput(
-            f"the table holds shard {unknown[0]}, but topic {log.topic} has {len(log.shards)} shards",
+            f"the table holds shard {unknown[0]}, but topic {log.topic} has {counted(len(log.shards), 'shard')}",
             hint="it is the table of another topic",
         )
     return tuple(

@@ -17,6 +17,7 @@ from icestream.lake.scan.table_view import TableView
 from icestream.lake.verify.offsets import Ranges
 from icestream.lake.verify.report import Finding, Weight, red
 from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.observability.words import are, counted, were
 
 
 class Density:
@@ -42,7 +43,8 @@ class Density:
     def check_removed(self) -> Iterator[Finding]:
         """Behind all shards: engines count rows of the table."""
         if self._removed is not None and self._suspected > self._removed:
-            text = f"{self._suspected} rows are missing that engines may have removed, but they removed {self._removed}"
+            missing = f"{counted(self._suspected, 'row')} {are(self._suspected)} missing"
+            text = f"{missing} that engines may have removed, but they removed {self._removed}"
             yield red("dense", text)
 
     def check_count(self, shards: Sequence[int], rows: int, deleted: int | None) -> Iterator[Finding]:
@@ -54,11 +56,13 @@ class Density:
         wanted = suspected + sum(one.end - one.start for one, _ in found if one.weight is Weight.WRONG)
         excused = suspected if self._removed is None else min(suspected, self._removed)
         if rows < wanted - excused:
-            yield red("dense", f"the files have {rows} rows, and {wanted - excused} offsets must be there", one_shard)
+            needed = counted(wanted - excused, "offset")
+            yield red("dense", f"the files have {counted(rows, 'row')}, and {needed} must be there", one_shard)
         self._suspected += max(0, min(wanted - rows, suspected))
         committed = sum(self._view.end(shard) for shard in shards)
         if deleted is not None and rows - deleted > committed:
-            yield red("unique", f"the files have {rows} rows, and {committed} offsets were committed", one_shard)
+            ends = f"{counted(committed, 'offset')} {were(committed)} committed"
+            yield red("unique", f"the files have {counted(rows, 'row')}, and {ends}", one_shard)
 
     def _explain(self, shard: int, start: int, end: int) -> Iterator[Finding]:
         for one, is_exact in self._explained(shard, start, end):

@@ -9,6 +9,7 @@ from itertools import pairwise
 from icestream.lake.scan.data_files import DataFile, SnapshotFiles
 from icestream.lake.verify.offsets import Held, with_ranges
 from icestream.lake.verify.report import Finding, Weight, red
+from icestream.observability.words import counted
 
 
 def look(shard: int, files: Sequence[DataFile], has_deletes: bool, held: Held) -> Iterator[Finding]:
@@ -24,7 +25,8 @@ def look(shard: int, files: Sequence[DataFile], has_deletes: bool, held: Held) -
             return
     for start, end, file in ranges:
         if file.rows > end - start:
-            yield red("unique", f"{file.path} has {file.rows} rows in {end - start} offsets", shard, start, end)
+            text = f"{file.path} has {counted(file.rows, 'row')} in {counted(end - start, 'offset')}"
+            yield red("unique", text, shard, start, end)
     if any(file.rows < end - start for start, end, file in ranges):
         yield _unlooked(shard, "files have offsets without a row in between")
         return

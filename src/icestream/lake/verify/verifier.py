@@ -41,6 +41,7 @@ from icestream.lake.verify.other_snapshots import OtherSnapshots
 from icestream.lake.verify.progress_count import ProgressCount
 from icestream.lake.verify.report import Finding, Report, Told, Weight, red
 from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.observability.words import counted
 
 
 class Verifier:
@@ -147,7 +148,8 @@ class Verifier:
             return False, error.message
         except FileNotFoundError:
             return False, f"{file.path} is not there"
-        return True, "" if rows == file.rows else f"{file.path} has {rows} rows, and its manifest says {file.rows}"
+        difference = f"{file.path} has {counted(rows, 'row')}, and its manifest says {file.rows}"
+        return True, "" if rows == file.rows else difference
 
     # --- offsets ---
 

@@ -21,6 +21,7 @@ from icestream.model.backlog import Backlog
 from icestream.model.written import TaskError, Trouble
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.observability.words import counted, were
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committed, Committer, NotCommitted, Result
 from icestream.pipeline.driver.backoff import pause_seconds
@@ -201,7 +202,10 @@ class Commits:
         self._lease.check()
         metrics.PIPELINE_VANISHED_FILES.inc(len(gone))
         self._report.vanished_files += len(gone)
-        told = f"{len(gone)} files of snapshot {snapshot_id} were gone behind its commit, such as {gone[0]}"
+        told = (
+            f"{counted(len(gone), 'file')} of snapshot {snapshot_id} {were(len(gone))} gone behind its commit, "
+            f"such as {gone[0]}"
+        )
         try:
             await self._books.undo(table, snapshot_id, shards)
         except errors.StorageUnavailable:

@@ -12,6 +12,7 @@ from icestream import errors, limits
 from icestream.catalog.identifier import Identifier
 from icestream.model.backlog import Backlog
 from icestream.observability import metrics
+from icestream.observability.words import are, counted
 from icestream.pipeline.commit.bookkeeping import TopicRound
 
 
@@ -135,5 +136,6 @@ class Report:
         if self.reason:
             return self.reason
         if stopped:
-            return f"{len(stopped)} topics are not written: {stopped[0]['topic']}: {stopped[0]['reason']}"
-        return f"{self.phase}, {self.rounds} rounds, {self.rows} rows"
+            topics = f"{counted(len(stopped), 'topic')} {are(len(stopped))}"
+            return f"{topics} not written: {stopped[0]['topic']}: {stopped[0]['reason']}"
+        return f"{self.phase}, {counted(self.rounds, 'round')}, {counted(self.rows, 'row')}"
