@@ -7,9 +7,8 @@
     the settings                 of the environment, else the defaults
 
 A place of the settings is the local socket in data_dir, which tells every port of the node; where no broker answers
-there, the address that the settings name. A data_dir that --set, --config or ICESTREAM_DATA_DIR names without an
-address means that node alone: the default ports may be those of another broker. Nothing here asks a broker:
-connection.py does.
+there, the address that the settings name. A data_dir that --set, --config or the environment names without an address
+means that node alone: the default ports may be those of another broker. Nothing here asks a broker: connection.py does.
 
     10.0.0.1:6651, icestream://host:6651, [::1]:6651     an address: public calls, messages, tables
     icestream-data, /srv/data/broker.sock, unix:///…     the local socket: everything, for the account of the broker
@@ -19,7 +18,7 @@ connection.py does.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +32,7 @@ from icestream.cli.options import load_settings
 from icestream.client.address import parse_address
 
 if TYPE_CHECKING:
-    from icestream.settings import Settings
+    from icestream.settings import Loaded, Settings
 
 VARIABLE: Final = "ICESTREAM_BROKER"
 SOCKET_NAME: Final = "broker.sock"
@@ -48,7 +47,7 @@ HINT: Final = (
 )
 _KEYS_OF_A_PLACE: Final = ("data_dir=", "node.bind_host=", "ports.")
 _KEYS_OF_AN_ADDRESS: Final = ("node.bind_host", "ports.native")
-_NAMED: Final = ("flag", "file", "env")  # origins of a data_dir that somebody names
+_KEYS_OF_A_LAKE: Final = ("node.bind_host", "ports.lake")
 
 
 def _context_names() -> list[str]:
@@ -152,6 +151,12 @@ class Target:
         return load_settings(self.config, self.sets).settings
 
     @property
+    def leaves_lake_open(self) -> bool:
+        """Whether the settings name a data_dir and not where its lake process listens: the default port may then be
+        that of another broker."""
+        return _names_data_alone(load_settings(self.config, self.sets), _KEYS_OF_A_LAKE)
+
+    @property
     def is_silent(self) -> bool:
         """Neither options nor variables say anything about settings: the defaults are known without loading them."""
         return not (self.config or self.sets or any(is_of_a_setting(name) for name in os.environ))
@@ -178,11 +183,15 @@ class Target:
             return Place(rule, DEFAULT_SOCKET, DEFAULT_ADDRESS, is_of_settings=True)
         loaded = load_settings(self.config, self.sets)
         settings = loaded.settings
-        is_another = loaded.origins["data_dir"].kind in _NAMED and all(
-            loaded.origins[key].kind == "default" for key in _KEYS_OF_AN_ADDRESS
-        )
-        address = address_of(settings) if settings.ports.native and not is_another else None
+        is_alone = _names_data_alone(loaded, _KEYS_OF_AN_ADDRESS)
+        address = address_of(settings) if settings.ports.native and not is_alone else None
         return Place(rule, settings.local_socket, address, is_of_settings=True)
+
+
+def _names_data_alone(loaded: Loaded, keys: Sequence[str]) -> bool:
+    """Whether somebody set the data_dir and none of these keys."""
+    origins = loaded.origins
+    return origins["data_dir"].kind != "default" and all(origins[key].kind == "default" for key in keys)
 
 
 def is_of_a_setting(name: str) -> bool:

@@ -149,7 +149,7 @@ def detach(
 
     target = Target(broker, config, sets)
     table = table_named(table, target)
-    api = LakeApi(catalog_settings(target), "`icestream lake detach`", needs_own=False)
+    api = LakeApi(catalog_settings(target, needs_node=True), "`icestream lake detach`", needs_own=False)
     confirm(f"part {table} from its topic, which then has no table", is_sure=yes, undone="nothing was changed")
     api.post("detach", **_given(table))
     Output(output).record({"detached": table})
@@ -231,7 +231,7 @@ def _operate(
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(target), f"`icestream lake {name}`", needs_own=False)
+    api = LakeApi(catalog_settings(target, needs_node=True), f"`icestream lake {name}`", needs_own=False)
     if not is_dry and not is_sure:
         for line in _plan(api.post(name, **given, dry_run=True)):
             say_aside(line)
@@ -264,6 +264,4 @@ def _show(done: dict[str, Any], answer: Output) -> None:
 
 def _cell(value: Any) -> object:
     """A range is shown with its last offset, not the one behind it."""
-    if value is None:
-        return Cell(None, "-")
     return Cell(value, f"{value[0]}..{value[1] - 1}") if isinstance(value, list) else value

@@ -20,15 +20,18 @@ Answer = TypeVar("Answer")
 ATTEMPTS_MAX: Final = limits.BREAKER_FAILURES_MAX - 2
 
 
-def catalog_settings(target: Target) -> Settings:
-    """As the broker that is meant says, else those of the command; with the token of the node's own catalog."""
+def catalog_settings(target: Target, *, needs_node: bool = False) -> Settings:
+    """As the broker that is meant says, else those of the command; with the token of the node's own catalog.
+
+    `needs_node`: the node is asked, too, whichever catalog has the tables. Raises as `told_settings` does.
+    """
     from icestream.cli.lake_http import own_token
     from icestream.cli.told_settings import told_settings
 
-    settings = told_settings(target)
+    settings = told_settings(target, needs_node=needs_node)
     if settings.catalog_embedded and settings.catalog.token is None and (token := own_token(settings)) is not None:
         with_token = [*(target.sets or ()), f"storage.iceberg_config.catalog.token={token}"]
-        return told_settings(replace(target, sets=with_token))
+        return told_settings(replace(target, sets=with_token), needs_node=needs_node)
     return settings
 
 

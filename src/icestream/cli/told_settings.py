@@ -4,7 +4,8 @@
 
 Over its local socket it says all that matters here. Over an address it says its ports only, and so it does where the
 command names a settings file: then that file says the rest. Where no broker answers at a place of the settings, these
-alone count: a catalog elsewhere needs no broker to be looked at.
+alone count for a catalog elsewhere, which needs no broker to be looked at, and for a lake process whose port or host
+they name. A data_dir alone names a broker that does not run: the default lake port may be that of another one.
 
 The broker never tells a secret: what another catalog or store wants comes from file, environment or --set. The token of
 its own catalog is in a file, which the account that may use the socket can read, or which a context names. Paths are
@@ -47,16 +48,20 @@ PORTS: Final = {
 }
 
 
-def told_settings(target: Target, *, needs_lake: bool = True) -> Settings:
+def told_settings(target: Target, *, needs_lake: bool = True, needs_node: bool = False) -> Settings:
     """Raises ConnectionLost where no broker answers at a place that was named, NotReady where the lake process has no
-    port yet and it `needs_lake`."""
+    port yet and it `needs_lake`. `needs_node`: the lake process is asked whichever catalog has the tables."""
     place = target.place
     try:
         told, places = ask_at(replace(place, address=None) if place.is_of_settings else place, _told)
     except errors.ConnectionLost:
-        if place.is_of_settings:
-            return target.settings()
-        raise
+        if not place.is_of_settings:
+            raise
+        settings = target.settings()
+        asks_lake = needs_node or (needs_lake and settings.catalog_embedded)
+        if asks_lake and target.leaves_lake_open:
+            raise
+        return settings
     said = _with_places(told if target.config is None else {}, places)
     if place.token_file is not None:
         said["lake.token_file"] = str(place.token_file)

@@ -40,7 +40,7 @@ def verify(
     """
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(Target(broker, config, sets)), "verify", needs_own=False)
+    api = LakeApi(catalog_settings(Target(broker, config, sets), needs_node=True), "verify", needs_own=False)
     answer = Output(output)
     keep_all = not answer.for_people
     if topic is not None:
@@ -174,7 +174,7 @@ def _show(reports: Sequence[Report], answer: Output, *, is_one: bool) -> None:
         return
     rows = [[one["topic"], *(found[name] for name in _LINE[1:])] for one in reports for found in one["findings"]]
     if rows:
-        answer.table(_LINE, rows)
+        answer.table(_LINE, rows, drop=("check", "weight", "end"), keep=("text",))
     left = sum(one["finding_count"] - len(one["findings"]) for one in reports)
     if left:
         say_aside(f"… and {left} more: --output json names them all")

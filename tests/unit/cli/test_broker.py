@@ -16,6 +16,7 @@ from icestream import errors, limits, testing
 from icestream.cli.broker import DEFAULT_ADDRESS, DEFAULT_SOCKET, VARIABLE, Target, is_of_a_setting, place_at
 from icestream.cli.command import WIDE
 from icestream.cli.contexts import Context, Contexts, contexts_file, read_contexts, write_contexts
+from icestream.cli.told_settings import told_settings
 from tests.support.command_line import icestream
 from tests.unit.cli.test_commands import ALL, options
 
@@ -182,6 +183,41 @@ def test_a_data_dir_without_a_broker_never_leads_to_the_broker_at_the_default_po
         assert (ran.code, f"no broker runs on data_dir {tmp_path}/nothing" in ran.err) == (11, True)
     ports = ("--set", f"node.bind_host={host}", "--set", f"ports.native={port}")
     assert icestream("topic", "list", *named, *ports).code == 0  # an address that is named as well counts
+
+
+LAKE_LINES = ("lake tables", "lake describe a.b", "lake rewind a.b --dry-run", "lake detach a.b --yes", "verify")
+
+
+@pytest.mark.parametrize("rule", ["--set", "--config", "ICESTREAM_DATA_DIR"])
+@pytest.mark.parametrize("line", ["topic list", *LAKE_LINES])
+def test_a_data_dir_of_a_stopped_broker_leads_to_no_port_at_all(
+    line: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = f"{tmp_path}/stopped"
+    words: list[str] = []
+    if rule == "--set":
+        words = ["--set", f"data_dir={data_dir}"]
+    elif rule == "--config":
+        file = tmp_path / "broker.yml"
+        file.write_text(f"data_dir: {data_dir}\n")
+        words = ["--config", str(file)]
+    else:
+        monkeypatch.setenv(rule, data_dir)
+    ran = icestream(*line.split(), *words)
+    assert (ran.code, f"no broker runs on data_dir {data_dir}" in ran.err) == (11, True), ran.err
+    if line in LAKE_LINES:  # a port that is named counts
+        ran = icestream(*line.split(), *words, "--set", "ports.lake=1")
+        assert (ran.code, "http://127.0.0.1:1 does not answer" in ran.err) == (11, True), ran.err
+
+
+def test_a_catalog_elsewhere_needs_no_broker_unless_the_node_is_asked_too(tmp_path: Path) -> None:
+    catalog = "storage.iceberg_config.catalog"
+    target = Target(
+        None, None, [f"data_dir={tmp_path}/stopped", f"{catalog}.type=rest", f"{catalog}.uri=http://127.0.0.1:1"]
+    )
+    assert told_settings(target).catalog.uri == "http://127.0.0.1:1"
+    with pytest.raises(errors.ConnectionLost, match="no broker runs on data_dir"):
+        told_settings(target, needs_node=True)
 
 
 # --- contexts ---------------------------------------------------------------------------------------------------------
