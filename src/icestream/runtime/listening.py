@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from icestream import errors
 
@@ -17,8 +18,57 @@ _REASONS: Final = {
 }
 
 
+class RefusedPort(NamedTuple):
+    """A port on which nobody can listen. `key`: the setting that names it. `instance`: of the broker that has it, if it
+    told."""
+
+    key: str
+    host: str
+    port: int
+    error: OSError
+    instance: str = ""
+
+    @property
+    def reason(self) -> str:
+        if self.instance:
+            return f"another broker listens there (instance {self.instance})"
+        return _reason_and_hint(self.error)[0]
+
+    @property
+    def hint(self) -> str:
+        return _reason_and_hint(self.error)[1].format(key=self.key)
+
+
 def cannot_listen(key: str, host: str, port: int, error: OSError) -> errors.ConfigurationError:
     """`key`: the setting that names the port."""
-    said = error.strerror or str(error)
-    reason, hint = _REASONS.get(error.errno or 0, (said, "check node.bind_host and {key}"))
-    return errors.ConfigurationError(f"cannot listen on {host}:{port}: {reason}", hint=hint.format(key=key))
+    return cannot_listen_on([RefusedPort(key, host, port, error)])
+
+
+def cannot_listen_on(refused: Sequence[RefusedPort]) -> errors.ConfigurationError:
+    """One error for all of them, so that nobody repairs them start by start; ForeignBroker where a broker has one.
+
+    `refused`: at least one.
+    """
+    kind = errors.ForeignBroker if any(one.instance for one in refused) else errors.ConfigurationError
+    if len(refused) == 1:
+        entry = refused[0]
+        return kind(f"cannot listen on {entry.host}:{entry.port}: {entry.reason}", hint=entry.hint)
+    places = "; ".join(f"{entry.host}:{entry.port} ({entry.key}): {entry.reason}" for entry in refused)
+    return kind(f"cannot listen on {len(refused)} ports: {places}", hint=_hint_for_all(refused))
+
+
+def _hint_for_all(refused: Sequence[RefusedPort]) -> str:
+    taken = [entry for entry in refused if entry.error.errno == errno.EADDRINUSE]
+    hints = [entry.hint for entry in refused if entry.error.errno != errno.EADDRINUSE]
+    if taken:
+        flags = " ".join(f"--set {entry.key}=0" for entry in taken)
+        hints.insert(
+            0,
+            f"stop what listens there, or take other ports: `{flags}` means any that are free; "
+            "`icestream doctor` looks at all ports",
+        )
+    return "; ".join(dict.fromkeys(hints))
+
+
+def _reason_and_hint(error: OSError) -> tuple[str, str]:
+    return _REASONS.get(error.errno or 0, (error.strerror or str(error), "check node.bind_host and {key}"))

@@ -51,7 +51,7 @@ from icestream.server.late_tables import LateTables
 from icestream.server.log_record import check_log, record_log
 from icestream.server.object_fence import open_desk
 from icestream.server.options import broker_options, frame_bytes_max, log_options
-from icestream.server.ports import check_child_ports
+from icestream.server.ports import check_ports
 from icestream.server.stored_positions import own_shards, stored_positions
 from icestream.server.surroundings import Surroundings
 from icestream.settings import Origin, Settings
@@ -154,8 +154,8 @@ class Node:
         check_directories(settings)
         around = Surroundings(settings, origins)
         try:
+            await check_ports(settings, join)
             await around.open_http()
-            await check_child_ports(settings)
         except errors.ConfigurationError:
             await around.close_http()
             _check_not_running(settings)  # the port is taken by another broker of the same data: that is the news

@@ -1,9 +1,10 @@
-"""The ports of the children of a broker, looked at before anything is opened.
+"""The fixed ports of a broker and its children, looked at before anything is opened.
 
 A port that another process has makes a start fail, whichever process of the node would use it: a child that cannot
-listen would be started again for ever, while its clients talk to whatever has the port. The ports of the broker itself
-are refused where it listens. Between this look and the child's own start another process can still take the port: then
-the child says so, and the node is not ready (children.py).
+listen would be started again for ever, while its clients talk to whatever has the port. All of them are looked at
+together, and one error names every port that cannot be used. Between this look and the start of a listener another
+process can still take its port: then the broker refuses it where it listens, and a child says so, and the node is not
+ready (children.py).
 """
 
 from __future__ import annotations
@@ -14,14 +15,34 @@ from collections.abc import Iterator
 
 from icestream import errors
 from icestream.runtime.http_probe import probe
-from icestream.runtime.listening import cannot_listen
+from icestream.runtime.listening import RefusedPort, cannot_listen_on
 from icestream.settings import Settings
 
 
-async def check_child_ports(settings: Settings) -> None:
-    """Raises ConfigurationError for the first one that cannot be used, ForeignBroker where another broker has it."""
-    for key, port in child_ports(settings):
-        await check_port(key, settings.node.bind_host, port)
+async def check_ports(settings: Settings, join: str = "") -> None:
+    """Raises ConfigurationError that names every port that cannot be used; ForeignBroker where another broker has one
+    of a child. `join`: a node of the cluster to enter. Nothing listens on any of them afterwards."""
+    refused = []
+    for key, port in (*own_ports(settings, join), *child_ports(settings)):
+        if (entry := _refused(key, settings.node.bind_host, port)) is not None:
+            refused.append(entry)
+    children = {key for key, _ in child_ports(settings)}
+    refused = [await _with_instance(entry) if entry.key in children else entry for entry in refused]
+    if refused:
+        raise cannot_listen_on(refused)
+
+
+def own_ports(settings: Settings, join: str = "") -> Iterator[tuple[str, int]]:
+    """Setting and number of each fixed port that the broker itself will listen on."""
+    ports = settings.ports
+    listened = {
+        "ports.native": ports.native,
+        "ports.broker_http": ports.broker_http,
+        "ports.danube": ports.danube if settings.danube.enable else 0,
+        "ports.danube_admin": ports.danube_admin if settings.danube.enable else 0,
+        "ports.raft": ports.raft if settings.meta_store.seed_nodes or join else 0,
+    }
+    yield from ((key, port) for key, port in listened.items() if port)
 
 
 def child_ports(settings: Settings) -> Iterator[tuple[str, int]]:
@@ -32,17 +53,18 @@ def child_ports(settings: Settings) -> Iterator[tuple[str, int]]:
         yield "ports.pipeline_metrics", settings.ports.pipeline_metrics
 
 
-async def check_port(key: str, host: str, port: int) -> None:
-    """Raises as `check_child_ports` does. Nothing listens there afterwards."""
+def _refused(key: str, host: str, port: int) -> RefusedPort | None:
     try:
         _listen(host, port)
     except OSError as error:
-        refusal = cannot_listen(key, host, port, error)
-        instance = await _instance_at(host, port) if error.errno == errno.EADDRINUSE else ""
-        if not instance:
-            raise refusal from None
-        message = f"cannot listen on {host}:{port}: another broker listens there (instance {instance})"
-        raise errors.ForeignBroker(message, hint=refusal.hint) from None
+        return RefusedPort(key, host, port, error)
+    return None
+
+
+async def _with_instance(refused: RefusedPort) -> RefusedPort:
+    if refused.error.errno != errno.EADDRINUSE:
+        return refused
+    return refused._replace(instance=await _instance_at(refused.host, refused.port))
 
 
 def _listen(host: str, port: int) -> None:

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from icestream import errors
-from icestream.runtime.listening import cannot_listen
+from icestream.runtime.listening import RefusedPort, cannot_listen, cannot_listen_on
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,22 @@ def test_the_reason_and_what_helps(number: int, reason: str, hint: str) -> None:
 
 def test_an_error_without_a_number_is_said_as_it_is() -> None:
     assert cannot_listen("ports.lake", "nowhere", 80, OSError("who?")).message == "cannot listen on nowhere:80: who?"
+
+
+def test_all_ports_are_named_in_one_error() -> None:
+    taken = OSError(errno.EADDRINUSE, "in use")
+    error = cannot_listen_on(
+        [
+            RefusedPort("ports.native", "127.0.0.1", 6651, taken),
+            RefusedPort("ports.danube", "127.0.0.1", 80, OSError(errno.EACCES, "denied")),
+            RefusedPort("ports.lake", "127.0.0.1", 8181, taken, "abc"),
+        ]
+    )
+    assert isinstance(error, errors.ForeignBroker)
+    assert error.message == (
+        "cannot listen on 3 ports: 127.0.0.1:6651 (ports.native): another process listens there; "
+        "127.0.0.1:80 (ports.danube): this account may not; "
+        "127.0.0.1:8181 (ports.lake): another broker listens there (instance abc)"
+    )
+    assert "--set ports.native=0 --set ports.lake=0" in error.hint
+    assert "set ports.danube to a port from 1024 on" in error.hint
