@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import pytest
 
 from icestream import errors
@@ -15,6 +16,7 @@ from icestream.catalog.topic import adopt, bind, recreate, rewind
 from icestream.catalog.topic.commit import State
 from icestream.catalog.topic.consequence import Consent, Fate, ShardLog, TopicLog
 from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
+from icestream.catalog.topic.removal import Removal, bounded
 from icestream.catalog.topic.run import Run
 from tests.support.tables import FILE, LOCATION, NOW_MS, UUID, add, commit_to, point, snapshot, table
 from tests.support.topic_tables import (
@@ -227,7 +229,36 @@ def test_hazard_21_rows_added_by_others_leave_a_removal_counted_and_not_exact() 
 def test_hazard_21_removals_put_together_name_their_operations() -> None:
     state = settled(foreign(three_rounds(), *replacing(three_rounds(), 8, "delete", deleted_records="2")))
     state = settled(foreign(state, *replacing(state, 9, "overwrite", deleted_records="3")))
-    assert [one.words for one in state.removals] == ["delete and overwrite, the last of them snapshot 9"]
+    assert [one.words for one in state.removals] == ["delete and overwrite, one of the snapshots 8 to 9"]
+
+
+def test_hazard_21_deletes_put_together_are_not_blamed_on_the_last_of_them() -> None:
+    state = three_rounds()
+    for number in (7, 8, 9):
+        state = settled(foreign(state, *replacing(state, number, "delete", deleted_records="2")))
+        assert state.removals[-1].words == (
+            "delete, snapshot 7" if number == 7 else f"delete, one of the snapshots 7 to {number}"
+        )
+    assert (state.removals[0].rows, state.removals[0].first_snapshot_id) == (6, 7)
+
+
+def test_hazard_21_removals_that_earlier_releases_put_together_name_the_last_snapshot() -> None:
+    before = msgspec.json.decode(b'["delete and overwrite", 8, 5, {"0": [0, 9]}, false, 2]', type=Removal)
+    assert before.words == "delete and overwrite, the last of them snapshot 8"
+    after = bounded((before, Removal("delete", 9, 6, {0: (0, 9)}, False, 1)))
+    assert [one.words for one in after] == ["delete and overwrite, the last of them snapshot 9"]
+
+
+def test_hazard_21_rewind_after_a_delete_does_not_say_that_the_log_lacks_what_nobody_knows() -> None:
+    deleted = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "delete", deleted_records="2")))
+    words = rewind.rewind(deleted, log(), (), NOW).consequence.words()
+    assert words[:2] == [
+        "nothing to do: which offsets were deleted is not known, and so neither whether the log has them",
+        "shard 0: up to 2 of offsets 0 to 29 stay missing (delete, snapshot 9): `icestream lake rewind --snapshot` "
+        "goes back to before it",
+    ]
+    without_log = rewind.rewind(deleted, log(30), (), NOW).consequence.words()
+    assert without_log[0] == "nothing to do: the log has none of the offsets that may be missing"
 
 
 def test_hazard_21_rewind_needs_a_history() -> None:

@@ -90,7 +90,8 @@ class RunShown(Shown):
 
 class RemovalShown(Shown):
     operation: str
-    snapshot_id: IdShown
+    snapshot_id: IdShown = Field(description="That removed them; of several that are known together, the last one.")
+    first_snapshot_id: IdShown | None = Field(description="The first of several; null: it was one.")
     time_ms: int
     is_exact: bool = Field(description="All of these offsets, not some.")
     rows: int | None = Field(description="Not more than so many rows; null: nobody counted.")

@@ -150,7 +150,7 @@ class Gap(Shown):
 class ShardOffsets(Shown):
     shard: int
     epoch: int
-    earliest: int = Field(description="The oldest message that can be read.")
+    earliest: int = Field(description="The oldest message in the log; the table may have older ones.")
     next: int = Field(description="What the next message gets.")
     synced: int = Field(description="Everything below is on disk.")
     gap_count: int

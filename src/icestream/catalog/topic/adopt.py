@@ -71,8 +71,8 @@ def _given_up(table: Table, log: TopicLog, found: Standing, former: Former) -> t
     """What is missing there of offsets that the topic had not committed: the log has them, and will not bring them."""
     missing = with_changes(found.progress.removals, table, found.since, log.topic_id, found.progress.committed, 0)
     return tuple(
-        f"offsets of shard {shard} from {former.committed[shard]} on are given up: {one.operation} of snapshot "
-        f"{one.snapshot_id}"
+        f"offsets of shard {shard} from {former.committed[shard]} on are given up: {one.operation} of "
+        f"{one.snapshot_words}"
         for one in missing
         for shard, (_, end) in one.ranges.items()
         if end > former.committed.get(shard, end)

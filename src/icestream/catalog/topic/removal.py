@@ -26,6 +26,7 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     ranges: dict[int, tuple[int, int]]  # per shard: rows with these offsets
     is_exact: bool  # all of them, not some
     rows: int | None = None  # some: not more than so many; None: nobody counted, as no release did at first
+    first_snapshot_id: int | None = None  # of several put together, the first one; None: one alone, or nobody knows
 
     @property
     def rows_at_most(self) -> int | None:
@@ -34,10 +35,19 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     @property
     def words(self) -> str:
         """Which operation removed the rows, and by which snapshot, for people."""
-        if not self.snapshot_id:
-            return self._names
-        is_last = self._names != self.operation or _AND in self.operation
-        return f"{self._names}, {'the last of them ' if is_last else ''}snapshot {self.snapshot_id}"
+        return f"{self._names}, {self.snapshot_words}" if self.snapshot_id else self._names
+
+    @property
+    def snapshot_words(self) -> str:
+        """The snapshot that removed the rows; of several put together, between which ones it is."""
+        if self.first_snapshot_id is not None:
+            return f"one of the snapshots {self.first_snapshot_id} to {self.snapshot_id}"
+        return f"{'the last of them ' if self.names_several else ''}snapshot {self.snapshot_id}"
+
+    @property
+    def names_several(self) -> bool:
+        """Whether the operation alone tells that removals were put together. Several of one operation do not."""
+        return self._names != self.operation or _AND in self.operation
 
     @property
     def _names(self) -> str:
@@ -74,9 +84,19 @@ def _together(removals: list[Removal]) -> Removal:
         for shard, (start, end) in one.ranges.items():
             low, high = ranges.get(shard, (start, end))
             ranges[shard] = min(low, start), max(high, end)
-    last = removals[-1]
+    last, first = removals[-1], _first_snapshot(removals)
     operations = sorted({name for removal in removals for name in removal.operation.split(_AND)})
-    return Removal(_AND.join(operations), last.snapshot_id, last.time_ms, ranges, False, rows_of_all(removals))
+    rows = rows_of_all(removals)
+    return Removal(_AND.join(operations), last.snapshot_id, last.time_ms, ranges, False, rows, first)
+
+
+def _first_snapshot(removals: list[Removal]) -> int | None:
+    """None: all are of one snapshot, or earlier releases put the oldest of them together and kept its last one."""
+    oldest = min(removals, key=lambda one: one.time_ms)
+    if oldest.first_snapshot_id is not None:
+        return oldest.first_snapshot_id
+    is_unknown = oldest.snapshot_id in (0, removals[-1].snapshot_id) or oldest.names_several
+    return None if is_unknown else oldest.snapshot_id
 
 
 def rows_of_all(removals: Iterable[Removal]) -> int | None:

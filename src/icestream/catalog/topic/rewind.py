@@ -153,9 +153,28 @@ def _nothing_to_do(removals: Removals, log: TopicLog) -> tuple[str, ...]:
     if not removals:
         return ("nothing to do: the table has every row that was committed",)
     return (
-        "nothing to do: the log has none of the offsets that are known to be missing",
+        f"nothing to do: {_why_not_again(removals, log)}",
         *(_stays_missing(removal, shard, log) for removal in removals for shard in sorted(removal.ranges)),
     )
+
+
+def _why_not_again(removals: Removals, log: TopicLog) -> str:
+    """Which rows another engine deleted is unknown: the log may have them, and nobody can say which to write again."""
+    loose = [removal for removal in removals if not removal.is_exact]
+    if not loose:
+        return "the log has none of the offsets that are known to be missing"
+    if not any(_log_has_some(removal, log) for removal in loose):
+        return "the log has none of the offsets that may be missing"
+    if any(removal.is_exact for removal in removals):
+        return (
+            "the log has none of the offsets that are known to be missing; whether it has those that were deleted is "
+            "not known"
+        )
+    return "which offsets were deleted is not known, and so neither whether the log has them"
+
+
+def _log_has_some(removal: Removal, log: TopicLog) -> bool:
+    return any(shard in log.shards and end > log.shards[shard].earliest for shard, (_, end) in removal.ranges.items())
 
 
 def _stays_missing(removal: Removal, shard: int, log: TopicLog) -> str:
@@ -175,7 +194,7 @@ def _lacking(state: State, log: TopicLog, found: Standing, target: int | None) -
     topic_id, committed = log.topic_id, found.progress.committed
     there = with_changes(found.progress.removals, state.table, found.since, topic_id, committed, 0)
     return tuple(
-        f"snapshot {target} lacks rows: {one.operation} of snapshot {one.snapshot_id}"
+        f"snapshot {target} lacks rows: {one.operation} of {one.snapshot_words}"
         for one in there
         if not any(_covers(now, one) for now in state.removals)
     )

@@ -106,6 +106,7 @@ async def describe_table(catalog: OwnCatalog, table: Table) -> Any:
             {
                 "operation": one.operation,
                 "snapshot_id": one.snapshot_id,
+                "first_snapshot_id": one.first_snapshot_id,
                 "time_ms": one.time_ms,
                 "is_exact": one.is_exact,
                 "rows": one.rows_at_most,
