@@ -759,6 +759,8 @@ SCAN_NEAR_SECONDS_MAX: Final = 5.0
 SCAN_SECONDS_MAX: Final = 60.0
 # How long a question waits for a lake process that is away: it starts again in about two seconds.
 SCAN_AWAY_SECONDS_MAX: Final = 10.0
+# How long `topic describe` looks for where the history of a topic begins: a person waits, and the rest is known.
+HISTORY_START_SECONDS_MAX: Final = 5.0
 # What a question asks for at least: each costs both processes about a millisecond beside its bytes.
 SCAN_READ_BYTES: Final = 2 * MIB
 # An answer comes in parts of this size, so that it fits a call whatever the largest message is.

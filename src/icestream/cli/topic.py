@@ -26,7 +26,7 @@ from icestream.observability.words import counted, size_text
 app = Commands("List, make, change and delete topics.")
 
 _LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag", "node")
-_SHARD = ("shard", "earliest", "next", "synced", "epoch", "gap_count")
+_SHARD = ("shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count")
 _PRODUCER = ("producer", "peer", "epoch")
 _SUBSCRIPTION = ("subscription", "type", "consumers", "lag")
 
@@ -51,8 +51,7 @@ def list_topics(
     found = ask(Target(broker, config, sets), lambda calls: all_topics(calls, namespace))
     columns = [name for name in _LINE if not found or name in found[0]]
     answer = Output(output)
-    unknown = "-" if answer.for_people else None  # what only the node of the topic knows
-    rows = [[unknown if line[name] is None else line[name] for name in columns] for line in found]
+    rows = [[line[name] for name in columns] for line in found]  # None: what only the node of the topic knows
     answer.table(columns, rows, drop=("dispatch", "node", "shards", "producers"))
     if not found and answer.for_people:
         say_aside("there are no topics yet; `icestream topic create`, or the first message to one, makes it")
@@ -219,10 +218,24 @@ def describe(
         if not broker.is_local:
             return await broker.call("describe_topic", topic=topic)
         found = await broker.call("inspect_topic", topic=topic)
+        found["shard_offsets"] = with_history(
+            found["shard_offsets"], (await broker.call("topic_history", topic=topic))["starts"]
+        )
         found["connected"] = await broker.items("page_producers", topic=topic)
         return found | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
 
     _show(ask(Target(broker, config, sets), described), Output(output))
+
+
+def with_history(shards: list[Document], starts: list[int | None]) -> list[Document]:
+    """The shards with `earliest` where history begins, None if that is not known, and `log_start` where the log does.
+
+    `shards`: as the broker's log knows them. `starts`: the oldest offset of each that can be read, in whatever tier.
+    """
+    return [
+        {**shard, "earliest": start, "log_start": shard["earliest"]}
+        for shard, start in zip(shards, starts, strict=True)
+    ]
 
 
 def _show(found: Document, answer: Output) -> None:
@@ -247,6 +260,8 @@ def _show(found: Document, answer: Output) -> None:
     )
     answer.say("")
     answer.table(_SHARD, [[shard[name] for name in _SHARD] for shard in found["shard_offsets"]])
+    if any(shard["earliest"] is None for shard in found["shard_offsets"]):
+        say_aside("the table does not answer: where history begins is not known now")
     if found["subscriptions"]:
         answer.say("")
         answer.table(_SUBSCRIPTION, [[one[name] for name in _SUBSCRIPTION] for one in found["subscriptions"]])

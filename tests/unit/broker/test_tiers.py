@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from icestream import errors, limits
+from icestream.broker.history_start import history_starts
 from icestream.broker.service import Broker
 from icestream.lake.options import CacheOptions
 from icestream.model.scan import Question, Scanned
@@ -537,4 +538,16 @@ async def test_a_seek_and_the_end_of_a_subscription_end_its_stall(
     assert len(broker.stalled_readers) == 1
     await broker.delete_subscription(TOPIC, "gone")
     assert len(broker.stalled_readers) == 0
+    await broker.shutdown()
+
+
+async def test_history_begins_in_the_table_and_is_not_known_without_it(tmp_path: Path) -> None:
+    machine = TieredMachine(tmp_path)
+    broker = await with_history(machine)
+    streams = [broker.storage.shard_stream(ShardKey(1, 0))]
+    assert streams[0].earliest() > 10
+    assert await history_starts(streams) == [0]
+    assert machine.attendant is not None
+    machine.attendant.leave()
+    assert await history_starts(streams, 0.01) == [None]
     await broker.shutdown()

@@ -10,6 +10,7 @@ import pytest
 
 from icestream import connect_sync, testing
 from icestream.cli.broker import HINT
+from icestream.cli.topic import with_history
 from tests.support.command_line import icestream
 
 
@@ -102,13 +103,16 @@ def test_describe_shows_shards_and_subscriptions(broker: testing.TestBroker, loc
         with client.subscribe(name, "billing", start="earliest"):
             pass
     found = icestream("topic", "describe", name, *local, "--output", "json").document
-    assert [(one["earliest"], one["next"], one["synced"]) for one in found["shard_offsets"]] == [(0, 2, 2)]
+    shards = [(one["earliest"], one["log_start"], one["next"], one["synced"]) for one in found["shard_offsets"]]
+    assert shards == [(0, 0, 2, 2)]
     assert [(one["subscription"], one["type"], one["lag"]) for one in found["subscriptions"]] == [
         ("billing", "shared", 2)
     ]
     assert (found["published_messages"], found["held_bytes"] > 0) == (2, True)
     lines = icestream("topic", "describe", name, *local).out.splitlines()
-    assert ["shard", "earliest", "next", "synced", "epoch", "gap_count"] in [line.split() for line in lines]
+    assert ["shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count"] in [
+        line.split() for line in lines
+    ]
     assert ["billing", "shared", "0", "2"] in [line.split() for line in lines]
 
 
@@ -200,3 +204,11 @@ def test_the_socket_of_a_long_path_is_reached(tmp_path: Path) -> None:
     settings = {"data_dir": str(tmp_path / ("long-" * 30))}
     with testing.broker(storage="disk", settings=settings):
         assert icestream("topic", "list", "--set", f"data_dir={settings['data_dir']}").code == 0
+
+
+def test_earliest_is_where_history_begins_and_not_where_the_log_does() -> None:
+    shards = [{"shard": 0, "earliest": 40, "next": 60}, {"shard": 1, "earliest": 7, "next": 9}]
+    assert with_history(shards, [0, None]) == [
+        {"shard": 0, "earliest": 0, "log_start": 40, "next": 60},
+        {"shard": 1, "earliest": None, "log_start": 7, "next": 9},
+    ]

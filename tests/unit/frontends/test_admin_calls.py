@@ -139,6 +139,7 @@ async def test_a_topic_shows_its_offsets_and_counters(ask: Operator) -> None:
     found = await ask("inspect_topic", **TOPIC)
     first, second = found["shard_offsets"]
     assert (first["next"], second["earliest"], second["next"], second["synced"]) == (0, 0, 3, 3)
+    assert await ask("topic_history", **TOPIC) == {"starts": [0, 0]}
     assert (found["published_messages"], found["producers"], found["incarnation"]) == (3, 1, 1)
     assert found["held_bytes"] > 0
     await ask.refused(errors.UnknownTopic, "inspect_topic", topic="/default/none")

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.history_start import history_starts
 from icestream.broker.online_settings import OnlineSettings, setting
 from icestream.broker.service import Broker
 from icestream.broker.standstill import age_of
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
 METHODS: Final = (
     "list_namespaces", "describe_namespace", "create_namespace", "delete_namespace", "set_namespace_policies",
-    "page_topics", "inspect_topic", "page_gaps", "set_topic_policies", "page_subscriptions", "inspect_subscription",
+    "page_topics", "inspect_topic", "topic_history", "page_gaps", "set_topic_policies", "page_subscriptions",
+    "inspect_subscription",
     "create_subscription", "change_subscription", "page_producers", "disconnect_producer", "page_consumers",
     "disconnect_consumer", "inspect_wal", "page_wal_files", "list_settings", "describe_setting", "set_setting",
     "unset_setting", "health", "places",
@@ -216,6 +218,13 @@ class Administration:
         found = descriptions.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
         stalled = self._broker.stalled_readers.of_topic(topic.record.id)
         return found | {"stalled_readers": [descriptions.stalled_reader(reader) for reader in stalled]}
+
+    async def topic_history(self, connection: NativeConnection, given: Document) -> Document:
+        """For each shard the oldest offset that can be read, from the log or the table; nil while the table cannot be
+        asked. Not part of `inspect_topic`: the lake process asks that, and would wait for itself."""
+        topic = self._topic(arguments_of(TopicOnly, given).topic)
+        keys = [ShardKey(topic.record.id, shard) for shard in range(topic.record.shards)]
+        return {"starts": await history_starts([self._broker.storage.shard_stream(key) for key in keys])}
 
     async def page_gaps(self, connection: NativeConnection, given: Document) -> Document:
         asked = arguments_of(PageOfShard, given)
