@@ -167,3 +167,33 @@ def test_it_can_be_run_by_hand_before_and_after_its_broker(tmp_path: Path) -> No
     finally:
         lake.kill()
         lake.communicate()
+
+
+def test_readiness_follows_a_lake_process_that_is_run_by_hand(tmp_path: Path) -> None:
+    """Item 15: with `lake.managed: false` it had no line, whether the process was there or not."""
+    data_dir = tmp_path / "data"
+    (port,) = free_ports(1)
+    with ServeProcess(data_dir, "--output", "json", "--set", f"ports.lake={port}") as process:
+        http_port = int(process.announcement()["http"].rpartition(":")[2])
+
+        def lake_line() -> str:
+            status, body = get(http_port, "/readyz?verbose")
+            assert status == 200, body
+            return next((line for line in body.splitlines() if "lake:" in line), "")
+
+        assert lake_line() == "", "nobody runs one, and nothing needs it"
+        lake = subprocess.Popen(
+            [*COMMAND, "lake", "serve", "--broker", str(data_dir / "broker.sock"), "--set", f"ports.lake={port}"],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            until(lambda: lake_line() == f"[+] lake: it is connected, and should listen on port {port}")
+            lake.send_signal(signal.SIGSTOP)  # its connection stays, and its port answers nobody
+            until(lambda: lake_line().startswith("[!] lake: it does not serve: "))
+            lake.send_signal(signal.SIGCONT)
+            until(lambda: lake_line().startswith("[+] lake: "))
+        finally:
+            lake.kill()
+            lake.wait()
+        until(lambda: lake_line().startswith("[!] lake: the lake process has left"))
