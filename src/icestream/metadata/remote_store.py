@@ -6,6 +6,7 @@ under way has a name of its own: a name has one command at a time. Reads are ask
 
     no link       calls wait for the broker, METADATA_REMOTE_SECONDS_MAX at most; before the first link: NotReady
     no answer     in that time a write that was sent has an unknown outcome, one that was not is refused
+    not ready     said by the broker for METADATA_LEADERLESS_SECONDS_MAX (no node leads): its own reason is passed on
     link lost     under a write: it may have been carried out, so from then on no refusal is believed, for it is of the
                   next try only (a full disk, say, is found before anybody looks for repeats); asked again (hazard 13)
 
@@ -119,6 +120,7 @@ class RemoteStore(MetadataStore):
         if not self._keeper.links_opened:
             raise errors.NotReady("the broker was not reached yet", hint="wait until the store is ready")
         was_sent = may_be_done = False
+        unready_ns: int | None = None  # when the first of the tries was sent that the broker was not ready for
         scope = asyncio.timeout(limits.METADATA_REMOTE_SECONDS_MAX)
         try:
             async with scope:
@@ -126,12 +128,17 @@ class RemoteStore(MetadataStore):
                 while True:
                     if not self._keeper.is_here:
                         await self._keeper.until_here()
+                    sent_ns = self._clock.monotonic_ns()
                     try:
                         was_sent = True
                         return await self._keeper.call(method, arguments)
                     except errors.IcestreamError as error:
                         may_be_done |= is_write and isinstance(error, errors.ConnectionLost)
                         if not (may_be_done or isinstance(error, _AWAY)):
+                            raise
+                        is_unready = isinstance(error, errors.NotReady)
+                        unready_ns = (unready_ns or sent_ns) if is_unready else None
+                        if is_unready and not may_be_done and self._has_lasted(unready_ns):
                             raise
                     await self._clock.sleep(limits.LINK_RETRY_SECONDS_MIN)
         except TimeoutError:
@@ -143,6 +150,13 @@ class RemoteStore(MetadataStore):
             raise errors.NotReady("the broker is away", hint="it is tried again by itself") from None
         finally:
             self._asking.discard(scope)
+
+    def _has_lasted(self, since_ns: int | None) -> bool:
+        """A broker is unready for longer than an election takes. It has waited for a leader itself, so that another
+        try would only keep whoever asks from the reason."""
+        if since_ns is None:
+            return False
+        return self._clock.monotonic_ns() - since_ns >= limits.METADATA_LEADERLESS_SECONDS_MAX * 1e9
 
     async def _unless_closed(self, coming: Awaitable[Found]) -> Found:
         """The answer, or LogClosed when the store is closed before it comes."""

@@ -15,7 +15,7 @@ from icestream import errors, limits
 from icestream.frontends.native.calls import PUBLIC
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.metadata import command as cmd
-from icestream.metadata.entry import Event
+from icestream.metadata.entry import Entry, Event
 from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import MemoryStore, MetadataStore
@@ -148,6 +148,28 @@ async def test_hazard_13_a_refusal_behind_a_try_that_was_lost_is_not_believed(
         await broker.listen()
         with pytest.raises(errors.OutcomeUnknown):
             await within(writing)
+
+
+async def test_a_broker_that_stays_unready_is_heard_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a majority a catalog answered after 30 s that the broker was away."""
+    held = HeldStore()
+    held.hold = False
+    path = tmp_path / "broker.sock"
+    async with local_broker(path, held), kept_link(path) as keeper:
+        store = await remote(keeper)
+        held.refusals = [errors.NotReady("no node leads")] * 3
+        assert await within(store.put("/a", b"1")) > 0, "an election is waited for"
+        monkeypatch.setattr(limits, "METADATA_LEADERLESS_SECONDS_MAX", 0.3)
+        held.refusals = [errors.NotReady("no node leads")] * 1_000
+        for asked in (store.put("/a", b"2"), store.get("/a")):
+            with pytest.raises(errors.NotReady, match="no node leads"):
+                await within(asked)
+        held.refusals = []
+        found = await within(store.get("/a"))
+        assert found is not None
+        assert found.value == b"1"
 
 
 async def test_before_the_first_link_every_call_says_so(tmp_path: Path) -> None:
@@ -296,3 +318,8 @@ class HeldStore(MemoryStore):
             self.arrived.set()
             await asyncio.get_running_loop().create_future()
         return answer
+
+    async def get(self, key: str) -> Entry | None:
+        if self.refusals:
+            raise self.refusals.pop()
+        return await super().get(key)
