@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from icestream.cli.lake_reading import owner
+from icestream.cli.lake_reading import _show_topic, owner
+from icestream.cli.output import Output, OutputFormat
 
 
 @pytest.mark.parametrize(
@@ -19,3 +22,34 @@ def test_a_deleted_topic_is_told_from_one_of_the_same_name(
     topic: str | None, is_deleted: bool, said: str | None
 ) -> None:
     assert owner({"topic": topic, "topic_id": 7, "is_topic_deleted": is_deleted}) == said
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def removal(**more: object) -> dict[str, object]:
+    known = {"operation": "delete", "time_ms": 1_800_000_000_000, "is_exact": False, "rows": 6}
+    return known | {"ranges": {"0": (0, 1_000_000)}, "first_snapshot_id": None} | more
+
+
+def test_what_is_missing_names_its_snapshots_and_keeps_every_column_but_the_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    first, last = "4325345345345345345", "7777777777777777777"
+    removals = [
+        removal(snapshot_id=last, first_snapshot_id=first),
+        removal(snapshot_id=last, operation="rollback", is_exact=True),
+    ]
+    stream = Terminal()
+    _show_topic(Output(OutputFormat.TABLE, stream), {"topic": "/default/a", "runs": [], "removals": removals})
+    text = " ".join(stream.getvalue().split())
+    assert "missing by snapshot shard first last rows" in text
+    assert f"delete one of {first} 0" in text
+    assert f"to {last}" in text
+    assert "6 of these at most" in text
+    assert "all of these" in text
+    assert "not shown for want of width: time;" in capsys.readouterr().err
