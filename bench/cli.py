@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from bench import machine, report, scenarios
 from bench.figures import Row
 from bench.harness import Bench, Scenario
-from icestream.storage.native import native
+from icestream.runtime.native import native
 
 # Kept out of version control together with the data of a broker, and on the same disk.
 DATA = Path(__file__).resolve().parent.parent / "data"

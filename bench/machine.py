@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from icestream.storage.native import native
+from icestream.runtime.native import native
 
 
 def describe(directory: Path) -> dict[str, str]:

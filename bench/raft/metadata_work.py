@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from icestream.metadata.remote_store import RemoteStore
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.loop import loop_factory
 from icestream.runtime.randomness import SystemRandomness
 

@@ -22,7 +22,7 @@ mod writer;
 
 #[pyo3::pymodule]
 mod icestream_native {
-    /// Rises with every change of what these functions take or return: `icestream/storage/native.py` asks for its own.
+    /// Rises with every change of what these functions take or return: `icestream/runtime/native.py` asks for its own.
     #[pymodule_export]
     const CONTRACT: u32 = 3;
 

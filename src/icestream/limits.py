@@ -622,7 +622,7 @@ CATALOG_UPKEEP_RETRY_SECONDS: Final = 60.0
 CATALOG_VIEW_VERSIONS_DEFAULT: Final = 10
 
 # --- commits of the pipeline ------------------------------------------------------------------------------------------
-# So many manifests of about the same size become one of the next size (pipeline/manifests/merge.py).
+# So many manifests of about the same size become one of the next size (pipeline/commit/manifest_merge.py).
 MANIFESTS_MERGED: Final = 8
 # Files in one manifest that we write: what is above is not merged any more. A query reads 1 MB for it.
 MANIFEST_FILES_MAX: Final = 4_096

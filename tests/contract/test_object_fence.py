@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog.identifier import Identifier
+from icestream.catalogs.bucket import Objects
+from icestream.catalogs.factory import open_catalog, open_files, open_objects
+from icestream.catalogs.fence_record import FenceReport, FenceTerms, object_warehouse_of, replaced_error
+from icestream.catalogs.object_fence import FenceWatch, ObjectFence
+from icestream.catalogs.object_files import ObjectFiles
+from icestream.catalogs.store_options import StoreOptions
 from icestream.cluster.force_new_cluster import force_new_cluster
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.node_store import NodeStore
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SimulatedClock, SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server import Node
 from icestream.server.object_fence import ObjectFenceDesk, note_path
 from icestream.settings import Settings
-from icestream.warehouse.bucket import Objects
-from icestream.warehouse.factory import open_catalog, open_files, open_objects
-from icestream.warehouse.fence_record import FenceReport, FenceTerms, object_warehouse_of, replaced_error
-from icestream.warehouse.object_fence import FenceWatch, ObjectFence
-from icestream.warehouse.object_files import ObjectFiles
-from icestream.warehouse.store_options import StoreOptions
 from tests.contract.test_table_catalog import ASKED, appending
 from tests.support.catalog_servers import STORE, azure_flags, glue_flags, new_name, s3_flags, settings_of
 from tests.support.node_settings import node_settings

@@ -11,13 +11,13 @@ import urllib.request
 import pytest
 
 from icestream import errors, limits
+from icestream.catalogs.bucket import Objects
+from icestream.catalogs.caller import Caller, Patience
+from icestream.catalogs.factory import open_files, open_objects
+from icestream.catalogs.object_files import place_of
+from icestream.catalogs.store_options import StoreOptions
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.warehouse.bucket import Objects
-from icestream.warehouse.caller import Caller, Patience
-from icestream.warehouse.factory import open_files, open_objects
-from icestream.warehouse.object_files import place_of
-from icestream.warehouse.store_options import StoreOptions
 from tests.support.catalog_servers import STORE, azure_flags, new_name, s3_flags, settings_of
 from tests.support.fault_proxy import fault_proxy
 from tests.support.seaweed import BUCKET
@@ -194,7 +194,7 @@ async def test_a_file_that_is_too_large_is_no_metadata_file(monkeypatch: pytest.
 
 
 async def test_a_store_that_fails_too_often_is_left_alone(request: pytest.FixtureRequest) -> None:
-    from icestream.warehouse.bucket import open_bucket
+    from icestream.catalogs.bucket import open_bucket
 
     caller = Caller("test store", SystemClock(), SystemRandomness(), Patience(request_seconds=0.2, attempts_max=1))
     away = open_bucket(StoreOptions(kind="s3", endpoint="http://127.0.0.1:1", path_style=True), "s3", "b", caller)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from icestream.catalog.identifier import Identifier
+from icestream.catalogs.factory import open_catalog, open_objects
+from icestream.iceberg.identifier import Identifier
 from icestream.settings import KEYS, Settings, load
-from icestream.warehouse.factory import open_catalog, open_objects
 from tests.contract.test_table_catalog import ASKED
 from tests.support import postgres as postgresql
 from tests.support.catalog_servers import new_name

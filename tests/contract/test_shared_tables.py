@@ -15,11 +15,11 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier
+from icestream.catalogs.catalog import Done, TableChange
+from icestream.catalogs.factory import open_catalog
+from icestream.catalogs.store_options import StoreOptions, file_io
+from icestream.iceberg.identifier import Identifier
 from icestream.settings import Settings
-from icestream.warehouse.catalog import Done, TableChange
-from icestream.warehouse.factory import open_catalog
-from icestream.warehouse.store_options import StoreOptions, file_io
 from tests.contract.test_table_catalog import ASKED
 from tests.support import postgres as postgresql
 from tests.support import seaweed as seaweedfs

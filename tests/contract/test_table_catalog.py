@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier, Namespace
-from icestream.warehouse.catalog import Conflict, Done, LoadedTable, TableCatalog, TableChange
-from icestream.warehouse.factory import open_catalog
+from icestream.catalogs.catalog import Conflict, Done, LoadedTable, TableCatalog, TableChange
+from icestream.catalogs.factory import open_catalog
+from icestream.iceberg.identifier import Identifier, Namespace
 from tests.support.catalog_servers import (
     CATALOG,
     KINDS,

@@ -21,8 +21,8 @@ from icestream.pipeline.log_bytes.places import LogOwner
 from icestream.pipeline.planner import plan_round
 from icestream.pipeline.round_plan import Budget, RoundPlan
 from icestream.pipeline.task.run import read_range
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.server.node import Node
 from tests.support.node_settings import node_settings
 from tests.support.pipeline_process import PipelineRun

@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 
 from icestream import limits
+from icestream.catalogs.catalog import Done, TableCatalog, TableChange
 from icestream.model.file_name import Kind, our_file
 from icestream.observability import metrics
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.driver.effects import Effect, Fault
-from icestream.warehouse.catalog import Done, TableCatalog, TableChange
 from tests.support.driver_life import DriverLife, Struck
 from tests.support.fault_world import FaultWorld, name_of
 from tests.support.meddler import Meddler

@@ -14,8 +14,9 @@ from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.neighbours import Neighbours
 from icestream.catalog import keys
 from icestream.catalog import records as catalog_records
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.binding import new_binding
+from icestream.catalogs.mirror import Mirror, mirror_key
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, envelope
 from icestream.model.block import encode_block
@@ -23,7 +24,6 @@ from icestream.model.subscription import Dispatch
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock
 from icestream.server.stored_positions import stored_positions
-from icestream.warehouse.mirror import Mirror, mirror_key
 from tests.support.machine import A, B, Machine, publish
 from tests.support.until import until
 from tests.unit.frontends.test_admin_calls import Operator, operated

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from icestream import errors, limits, said
+from icestream import error_codes, errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.plan import commits
 from icestream.catalog.plan.commits import Change
 from icestream.catalog.records import TableRecord
 from icestream.catalog.topic.binding import Binding, Round
 from icestream.catalog.topic.commit import Request
 from icestream.catalog.topic.run import Run
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.entry import Entry
 from icestream.runtime.simulated_disk import SimulatedDisk
 from tests.support.jitter_store import JitterStore
@@ -296,7 +296,7 @@ async def test_hazard_10_a_record_that_is_not_one_is_told_as_damage() -> None:
         await world.store.put(key, value)
         with pytest.raises(errors.MetadataDamaged, match="register the table again") as damaged:
             await world.catalog.tables.load(TABLE)
-        assert said.iceberg_error(damaged.value)[0] == 422
+        assert error_codes.iceberg_error(damaged.value)[0] == 422
     await world.store.put(keys.namespace_key(NS), b"[]")
     with pytest.raises(errors.MetadataDamaged):
         await world.catalog.namespaces.load(NS)

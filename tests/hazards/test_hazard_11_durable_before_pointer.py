@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from icestream import errors, limits, said
+from icestream import error_codes, errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
+from icestream.iceberg.identifier import Identifier
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from tests.support.metadata_machine import MetadataMachine
 from tests.support.tables import NOW_MS, SCHEMA, add, point, snapshot
@@ -139,7 +139,7 @@ async def test_hazard_11_a_disk_that_cannot_sync_refuses_the_commit(
     world.disk.fail("sync_disk", number)
     with pytest.raises(kind) as refused:
         await world.catalog.commits.commit(TABLE, compacted(world, before.table.location))
-    assert said.iceberg_error(refused.value)[0] == 503
+    assert error_codes.iceberg_error(refused.value)[0] == 503
     world.disk.heal()
     assert await world.catalog.tables.load(TABLE) == before
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier
-from icestream.warehouse.catalog import Conflict, Done, LoadedTable
-from icestream.warehouse.embedded import EmbeddedCatalog
+from icestream.catalogs.catalog import Conflict, Done, LoadedTable
+from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.iceberg.identifier import Identifier
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
 from tests.support.catalog_servers import own_on_s3
 from tests.support.fault_proxy import fault_proxy

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier
-from icestream.warehouse.catalog import Conflict, Done, Outcome, TableCatalog, Unknown
-from icestream.warehouse.factory import open_catalog
+from icestream.catalogs.catalog import Conflict, Done, Outcome, TableCatalog, Unknown
+from icestream.catalogs.factory import open_catalog
+from icestream.iceberg.identifier import Identifier
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
 from tests.support.catalog_servers import (
     CATALOG,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from icestream import errors, limits, said
+from icestream import error_codes, errors, limits
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from tests.support.asgi import Answer
@@ -121,7 +121,7 @@ async def test_hazard_13_a_store_that_is_away_is_503_and_nothing_happened(name: 
 @pytest.mark.parametrize("kind", sorted({errors.InvalidInput, *errors.BY_CODE.values()}, key=lambda one: one.code))
 async def test_hazard_13_500_is_said_only_of_what_is_unknown(kind: type[errors.IcestreamError]) -> None:
     """Java takes every 500 of a commit for an unknown outcome, and keeps its files for ever."""
-    status, name = said.iceberg_error(kind("x"))
+    status, name = error_codes.iceberg_error(kind("x"))
     catalog_never_raises = issubclass(kind, errors.ClientError | errors.ConfigurationError)
     if kind is errors.ForeignBroker:
         assert status == 421, "refused before anything was done: the request was for another broker"

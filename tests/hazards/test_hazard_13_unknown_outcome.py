@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from icestream import errors, limits, said
+from icestream import error_codes, errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.requests import RequestName
 from icestream.catalog.topic.commit import Request
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
@@ -164,7 +164,7 @@ async def test_hazard_13_what_cannot_be_found_out_is_told_as_unknown_and_the_fil
         world.clock.advance(limits.CATALOG_RESOLVE_RETRY_SECONDS)
     with pytest.raises(errors.OutcomeUnknown) as unknown:
         await commit
-    assert said.iceberg_error(unknown.value) == (500, "CommitStateUnknownException")
+    assert error_codes.iceberg_error(unknown.value) == (500, "CommitStateUnknownException")
     (new,) = set(world.metadata_files()) - set(before)
     store.is_down = False
     await store.deliver()
@@ -253,7 +253,7 @@ async def test_hazard_13_a_refusal_changes_nothing_and_leaves_no_file() -> None:
     store.behind.submit = refuse  # type: ignore[method-assign, assignment]
     with pytest.raises(errors.MetadataFull) as refused:
         await world.catalog.commits.commit(TABLE, setting("a", "b"))
-    assert said.iceberg_error(refused.value)[0] == 503
+    assert error_codes.iceberg_error(refused.value)[0] == 503
     assert world.metadata_files() == before
 
 
@@ -263,7 +263,7 @@ async def test_hazard_13_a_conflict_is_certain() -> None:
     requirement = {"type": "assert-current-schema-id", "current-schema-id": 9}
     with pytest.raises(errors.CommitConflict) as conflict:
         await world.catalog.commits.commit(TABLE, Request([requirement], []))
-    assert said.iceberg_error(conflict.value) == (409, "CommitFailedException")
+    assert error_codes.iceberg_error(conflict.value) == (409, "CommitFailedException")
 
 
 # --- others went on, and what they did hides whether it was done ---

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from icestream.catalog import keys
-from icestream.catalog.identifier import Identifier
+from icestream.iceberg.identifier import Identifier
 from tests.hazards.test_hazard_21_foreign_commits import REFUSED
 from tests.support.asgi import Answer
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of

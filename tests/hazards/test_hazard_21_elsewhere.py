@@ -17,15 +17,15 @@ import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table.snapshot import MAIN
 from icestream.catalog.topic import envelope
 from icestream.catalog.topic.consequence import Consent, Consequence, ShardLog, TopicLog
 from icestream.catalog.topic.removal import REMOVED
+from icestream.catalogs.catalog import Done, TableChange
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.snapshots import MAIN
 from icestream.lake.foreign_operations import ForeignOperations
-from icestream.lake.manifests import AvroManifests
 from icestream.runtime.tasks import InlineOffload
-from icestream.warehouse.catalog import Done, TableChange
 from tests.support.paper_pipeline import PaperPipeline
 
 pytestmark = pytest.mark.asyncio

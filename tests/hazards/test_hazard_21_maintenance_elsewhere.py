@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from pyiceberg.table import StaticTable
 
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table.snapshot import MAIN
-from icestream.warehouse.catalog import Done, TableChange
-from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
+from icestream.catalogs.catalog import Done, TableChange
+from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.snapshots import MAIN
 from tests.support.paper_pipeline import PaperPipeline
 
 pytestmark = pytest.mark.asyncio

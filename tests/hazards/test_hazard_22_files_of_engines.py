@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.catalog.topic.commit import Request
-from icestream.lake.scan import deletion_vector
-from icestream.lake.scan.data_files import EQUALITY_DELETES, DataFile, DeleteFile, Partition, files_of
-from icestream.lake.scan.sections import TYPES
-from icestream.lake.verify.report import Report, Weight
 from icestream.model import envelope
 from icestream.model.block import blocks_of
 from icestream.model.scan import Question
+from icestream.readers import deletion_vector
+from icestream.readers.data_files import EQUALITY_DELETES, DataFile, DeleteFile, Partition, files_of
+from icestream.readers.sections import TYPES
+from icestream.readers.verify.report import Report, Weight
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, row, rows
 
 COUNT = 60

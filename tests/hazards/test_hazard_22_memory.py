@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icestream.catalog.topic import envelope
-from icestream.lake.scan.sections import TYPES
+from icestream.readers.sections import TYPES
 
 MIB = 1024 * 1024
 CAP_BYTES = 256 * MIB

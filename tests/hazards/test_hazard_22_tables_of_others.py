@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
-from icestream.lake.options import CacheOptions
 from icestream.model.scan import Question
+from icestream.readers.cache_options import CacheOptions
 from tests.support.topic_lake import TABLE, TopicLake, damage, remove, row, rows
 
 pytestmark = pytest.mark.asyncio
@@ -222,7 +222,7 @@ async def test_hazard_22_what_the_machine_says_is_no_damage(tmp_path: Path, monk
     def crowded(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("icestream.lake.scan.parquet_format.pq.ParquetFile", crowded)
+    monkeypatch.setattr("icestream.readers.parquet_format.pq.ParquetFile", crowded)
     with pytest.raises(OSError, match="Too many open files"):
         await lake.read_all()
 

@@ -11,13 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from icestream import errors, limits
-from icestream.catalog import keys, metadata_file
+from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_inside, open_local
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table.commit import apply_updates
 from icestream.catalog.topic.commit import Request
-from icestream.lake.manifests import AvroManifests
+from icestream.iceberg import metadata_file
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_commit import apply_updates
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness

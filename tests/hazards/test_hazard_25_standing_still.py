@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import icestream
-from icestream import errors, said
+from icestream import error_codes, errors
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 from tests.support.broker_machine import TOPIC, BrokerMachine, publish, quiet, subscribe
 from tests.support.serve_process import ServeProcess
@@ -42,7 +42,7 @@ async def test_hazard_25_a_broker_that_stands_still_under_load_keeps_its_data_an
                 with ServeProcess(tmp_path / "data", is_fork=True) as other:
                     code, _, told = await asyncio.to_thread(other.end)
                 os.kill(process.pid, signal.SIGCONT)
-                assert (code, "another process has" in told) == (said.exit_code(errors.LogLocked("")), True)
+                assert (code, "another process has" in told) == (error_codes.exit_code(errors.LogLocked("")), True)
             places = await asyncio.gather(*sent)
             async with client.subscribe("/default/a", "s", type="exclusive", start="earliest") as messages:
                 stored: list[icestream.Message] = []

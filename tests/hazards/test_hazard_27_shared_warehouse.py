@@ -12,9 +12,9 @@ import pytest_asyncio
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_inside
 from icestream.catalog.topic.commit import Request
 from icestream.cluster.shared_warehouse import MARK_NAME, WAREHOUSE
+from icestream.iceberg.file_io import LocalFiles, open_inside
 from icestream.metadata.raft_core import has_raft_core
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import SimulatedClock, SystemClock

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.broker.storage import Found
-from icestream.lake.scan.sections import TYPES, to_sections
 from icestream.model import envelope
 from icestream.model.block import Block, Numbering, blocks_of, encode_block
 from icestream.model.envelope import COLUMNS, Column
 from icestream.model.shard import ShardKey
-from icestream.storage.block_check import check_block
+from icestream.readers.sections import TYPES, to_sections
+from icestream.rpc.blocks import check_block
 from tests.hazards.test_hazard_31_lossless_envelope import MESSAGE
 from tests.support.blocks import VALUES
 from tests.support.broker_machine import TOPIC, publish

@@ -15,8 +15,8 @@ import icestream
 from icestream import limits
 from icestream.frontends.native.connection import NativeConnection
 from icestream.model.topic_name import TopicName
-from icestream.protocol import frame
-from icestream.protocol.frame import Kind, Outcome, Part
+from icestream.rpc import frame
+from icestream.rpc.frame import Kind, Outcome, Part
 from icestream.testing import TestBroker
 from tests.support.held_sink import held_sink
 from tests.support.raw_client import RawClient, block, credit, ping, publish, raw_client

@@ -15,8 +15,8 @@ from icestream.broker.records import Policies
 from icestream.client.batch import MessageId
 from icestream.model.block import Numbering
 from icestream.model.topic_name import TopicName
-from icestream.protocol import document
-from icestream.protocol.frame import Done, Outcome, Part
+from icestream.rpc import document
+from icestream.rpc.frame import Done, Outcome, Part
 from icestream.testing import TestBroker
 from icestream.wal.admission import Quota
 from tests.support.hasty_clock import HastyClock

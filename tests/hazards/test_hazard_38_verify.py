@@ -8,8 +8,8 @@ import pytest
 
 from icestream import limits
 from icestream.catalog.topic.commit import Request
-from icestream.lake.verify.report import Report, Weight
-from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.readers.verify.report import Report, Weight
+from icestream.readers.verify.shard_in_log import ShardInLog
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, damage_footer, remove, row, rows
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.wrong_tables("most of them, on purpose")]

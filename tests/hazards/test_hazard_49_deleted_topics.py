@@ -14,13 +14,13 @@ from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.catalog import keys
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.consequence import ShardLog, TopicLog
+from icestream.catalogs.mirror import MIRRORS, Mirror, mirror_key
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import Operation, Put
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.observability.metrics import WAL_DELETED
-from icestream.warehouse.mirror import MIRRORS, Mirror, mirror_key
 from tests.support.broker_machine import TOPIC as A
 from tests.support.broker_machine import BrokerMachine, publish
 from tests.support.topic_tables import ENVELOPE

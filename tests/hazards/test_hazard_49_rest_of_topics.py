@@ -20,15 +20,16 @@ from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
-from icestream.catalog.identifier import Identifier
-from icestream.lake.manifests import AvroManifests
+from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles, open_local
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import Backlog
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.pipeline.tables.own_books import OwnBooks
 from icestream.runtime.clock import SystemClock
@@ -40,7 +41,6 @@ from icestream.server.stored_positions import stored_positions
 from icestream.wal.open import open_log_on
 from icestream.wal.options import LogOptions
 from icestream.wal.sink import InlineSink
-from icestream.warehouse.embedded import EmbeddedCatalog
 from tests.support.broker_machine import KeptStore, publish, quiet, subscribe
 from tests.support.driver_life import DriverLife, Outside, Struck
 from tests.support.machine import HANGS_SECONDS, SMALL

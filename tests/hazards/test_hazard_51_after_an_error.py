@@ -14,7 +14,7 @@ import pytest
 from icestream import errors
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalFile
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal.appender import Placed, Write
 from icestream.wal.sink import NativeSink, SinkError
 from tests.support.machine import A, Machine, batch, messages, settle, turn

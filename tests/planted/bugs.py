@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from icestream import errors
+from icestream.runtime.checksum import crc32
 from icestream.runtime.files import Directory
-from icestream.storage.checksum import crc32
 from icestream.wal import format as wire
 from icestream.wal import lifecycle, recovery, scan
 from icestream.wal.appender import Appender

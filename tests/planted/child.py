@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from icestream.model.sync_mode import SyncMode
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from tests.planted import checkers
 from tests.planted.bugs import plant
 from tests.planted.stores import DirectoryStore

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from icestream.catalog.tokens import read_tokens
 from icestream.lake.iceberg.routes import ROUTES
-from icestream.lake.iceberg.tokens import read_tokens
 from tests.support.lake_run import LakeRun
 
 PAGE = (Path(__file__).parents[2] / "docs" / "catalog.md").read_text(encoding="utf-8")

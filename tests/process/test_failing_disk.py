@@ -15,7 +15,7 @@ import pytest
 
 from icestream import errors
 from icestream.model import SyncMode
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal.open import open_log
 from icestream.wal.options import LogOptions
 from tests.support.machine import TOPICS, A, publish

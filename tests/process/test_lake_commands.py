@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from icestream import connect_sync, errors, said, testing
+from icestream import connect_sync, error_codes, errors, testing
 from icestream.catalog.topic import envelope
 from icestream.metadata.remote_store import RemoteStore
 from icestream.runtime.clock import SystemClock
@@ -348,7 +348,9 @@ def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
             refused("describe", "shop.orders", *foreign),
             icestream("verify", *foreign),
         ):
-            assert (ran.code, "another broker" in ran.err) == (said.exit_code(errors.ForeignBroker("")), True), ran.err
+            assert (ran.code, "another broker" in ran.err) == (error_codes.exit_code(errors.ForeignBroker("")), True), (
+                ran.err
+            )
     uri = f"http://127.0.0.1:{lake.run.lake_port}"
     elsewhere = ("--set", f"storage.iceberg_config.catalog.uri={uri}")
     with LakeRun(tmp_path / "other", *elsewhere) as other:
@@ -362,4 +364,5 @@ def test_a_socket_leads_to_the_token_and_to_tables_elsewhere(
 def test_a_broker_that_does_not_know_its_lake_process_says_how_to_name_it(tmp_path: Path) -> None:
     with testing.broker(storage="disk") as alone:
         ran = refused("tables", "--broker", str(alone.node.settings.local_socket))
-        assert (ran.code, "--set ports.lake=PORT" in ran.err) == (said.exit_code(errors.NotReady("")), True), ran.err
+        not_ready = error_codes.exit_code(errors.NotReady(""))
+        assert (ran.code, "--set ports.lake=PORT" in ran.err) == (not_ready, True), ran.err

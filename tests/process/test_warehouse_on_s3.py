@@ -9,13 +9,13 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
-from icestream import errors, said
-from icestream.catalog.identifier import Identifier
+from icestream import error_codes, errors
+from icestream.catalogs.catalog import Done, LoadedTable, TableCatalog, TableChange
+from icestream.catalogs.factory import open_catalog
 from icestream.cluster.force_new_cluster import force_new_cluster
+from icestream.iceberg.identifier import Identifier
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.warehouse.catalog import Done, LoadedTable, TableCatalog, TableChange
-from icestream.warehouse.factory import open_catalog
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
 from tests.support.catalog_servers import CATALOG, new_name, s3_flags, settings_of
 from tests.support.lake_run import LakeRun, children_of, get, until
@@ -117,7 +117,7 @@ def test_an_old_member_is_fenced_off_the_bucket_by_a_new_cluster(seaweed_server:
             new.until_api()
             until(lambda: "[+] fence" in new.health())
             code, _, err = old.process.end()
-            assert code == said.exit_code(errors.ForeignCluster(""))
+            assert code == error_codes.exit_code(errors.ForeignCluster(""))
             assert f"was replaced by cluster {forced.cluster_id.hex()}" in err
             assert asyncio.run(committed(new.lake_port, 2)) == [1, 2]
     with ServeProcess(tmp_path / "old", *flags) as again:

@@ -14,9 +14,13 @@ import pytest
 import uvicorn
 
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
+from icestream.catalog.tokens import read_tokens
+from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.factory import open_catalog, open_files
+from icestream.catalogs.store_options import StoreOptions
+from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.lake.iceberg.face import IcebergFace
-from icestream.lake.iceberg.tokens import read_tokens
 from icestream.lake.requests import Requests
 from icestream.lake.serving import bound
 from icestream.metadata.store import MemoryStore
@@ -24,10 +28,6 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import ThreadOffload
 from icestream.settings import Settings, load
-from icestream.warehouse.catalog import TableCatalog
-from icestream.warehouse.embedded import EmbeddedCatalog
-from icestream.warehouse.factory import open_catalog, open_files
-from icestream.warehouse.store_options import StoreOptions
 from tests.support import azurite, gcs_server
 from tests.support import postgres as postgresql
 from tests.support import seaweed as seaweedfs

@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
 from icestream.catalog.records import LeaseRecord
-from icestream.lake.manifests import AvroManifests
-from icestream.lake.scan.foreign_tables import ForeignTables
-from icestream.lake.scan.snapshot_reader import SnapshotReader
-from icestream.lake.scan.topic_tables import TopicTables
-from icestream.lake.scan.topic_views import TopicViews
+from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles, open_local
+from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.backlog import ShardBacklog, TopicBacklog
 from icestream.model.written import Covered, WrittenFile
@@ -27,17 +26,18 @@ from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committer, Result
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.judgement import Claim
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
 from icestream.pipeline.tables.topic_table import TopicTable
+from icestream.readers.foreign_tables import ForeignTables
+from icestream.readers.snapshot_reader import SnapshotReader
+from icestream.readers.topic_tables import TopicTables
+from icestream.readers.topic_views import TopicViews
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
-from icestream.warehouse.catalog import TableCatalog
-from icestream.warehouse.embedded import EmbeddedCatalog
 from tests.support import proof
 
 NUMBERS = count(1)

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic import envelope
 from icestream.catalog.topic.commit import State
+from icestream.iceberg.file_io import LocalFiles, open_local
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.lake_run import request

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from icestream.lake.manifests import AvroManifests
+from icestream.catalogs.catalog import TableCatalog
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.store import MetadataStore
 from icestream.model.written import TopicWritten
 from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.driver.broker import Broker
 from icestream.pipeline.driver.driver import Driver
 from icestream.pipeline.driver.effects import Effects, Fault
@@ -33,7 +34,6 @@ from icestream.pipeline.upkeep.named_files import NamedFiles
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
-from icestream.warehouse.catalog import TableCatalog
 from tests.support.pipeline_round import write_here
 
 # Long enough that nobody loses it by himself, short enough to wait for.

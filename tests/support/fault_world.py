@@ -15,29 +15,31 @@ from pyiceberg.table import StaticTable
 from icestream.broker.ingest import Ingest, Place
 from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
-from icestream.catalog.identifier import Identifier
-from icestream.lake.manifests import AvroManifests
-from icestream.lake.options import CacheOptions
-from icestream.lake.scan.foreign_tables import ForeignTables
-from icestream.lake.scan.opening import Scans
-from icestream.lake.scan.snapshot_reader import SnapshotReader
-from icestream.lake.scan.topic_tables import TopicTables
-from icestream.lake.scan.topic_views import TopicViews
-from icestream.lake.verify.report import Report
-from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles, open_local
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_layout import DELETED
+from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, Topic, envelope
 from icestream.model.backlog import Backlog
 from icestream.model.block import encode_block
 from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.driver.effects import Fault
 from icestream.pipeline.driver.topics import Cause
-from icestream.pipeline.manifests.layout import DELETED
 from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.readers.cache_options import CacheOptions
+from icestream.readers.foreign_tables import ForeignTables
+from icestream.readers.opening import Scans
+from icestream.readers.snapshot_reader import SnapshotReader
+from icestream.readers.topic_tables import TopicTables
+from icestream.readers.topic_views import TopicViews
+from icestream.readers.verify.report import Report
+from icestream.readers.verify.shard_in_log import ShardInLog
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import open_directory
 from icestream.runtime.randomness import SystemRandomness
@@ -47,8 +49,6 @@ from icestream.wal.log import Log
 from icestream.wal.open import open_log_on
 from icestream.wal.options import LogOptions
 from icestream.wal.sink import InlineSink
-from icestream.warehouse.catalog import TableCatalog
-from icestream.warehouse.embedded import EmbeddedCatalog
 from tests.support.driver_life import DriverLife, Outside, Stop
 from tests.support.machine import SMALL
 from tests.support.table_check import check_table, rows_of

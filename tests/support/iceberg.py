@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.tokens import Tokens
+from icestream.catalogs.store_options import StoreOptions
 from icestream.lake.iceberg.access import Access
 from icestream.lake.iceberg.face import IcebergFace
-from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.requests import Requests
-from icestream.warehouse.store_options import StoreOptions
 from tests.support.asgi import Answer, Asker
 from tests.support.tables import SCHEMA
 from tests.support.warehouse import World

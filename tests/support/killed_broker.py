@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream import errors
-from icestream.runtime.link import Link, open_link
+from icestream.rpc.link import Link, open_link
 from tests.support.free_ports import free_ports
 from tests.support.serve_process import ServeProcess
 

@@ -16,9 +16,9 @@ from icestream.frontends.native.connection import NativeConnection
 from icestream.frontends.native.listener import NativeListener
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.metadata.store import MetadataStore
-from icestream.protocol import handshake
+from icestream.rpc import handshake
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock, SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 
 LOCAL = Offered({**CALLS, **METADATA_CALLS}, limits.LOCAL_CALL_BYTES_MAX)
 

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icestream import errors
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table import table as tables
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
 from icestream.catalog.topic.commit import Request
+from icestream.catalogs.catalog import Outcome, TableCatalog, TableChange
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.model import ShardKey
 from icestream.model.written import WrittenFile
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.commit.snapshot import Appended, new_snapshot
 from icestream.pipeline.tables import table_policy
 from icestream.runtime.clock import SystemClock
-from icestream.warehouse.catalog import Outcome, TableCatalog, TableChange
 from tests.support.fault_world import FaultWorld, name_of
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from icestream.lake.options import CacheOptions
-from icestream.lake.scan.sections import TYPES
 from icestream.model.scan import Question
+from icestream.readers.cache_options import CacheOptions
+from icestream.readers.sections import TYPES
 from tests.support.topic_lake import TopicLake
 
 KIB = 1024

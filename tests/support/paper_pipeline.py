@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream import errors
-from icestream.lake.manifests import AvroManifests
+from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
 from icestream.pipeline.driver.driver import Driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from icestream.catalog.identifier import Identifier
+from icestream.iceberg.identifier import Identifier
 from icestream.model import ShardKey, SyncMode
 from tests.support.fault_world import FaultWorld
 from tests.support.machine import TOPICS, Machine, messages

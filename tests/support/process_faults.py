@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import icestream
-from icestream.lake.verify.report import Finding, Report, Weight
 from icestream.pipeline.driver.effects import Effect, place_of
+from icestream.readers.verify.report import Finding, Report, Weight
 from tests.support.free_ports import free_ports
 from tests.support.lake_run import children_of, get, is_running, until
 from tests.support.pipeline_process import PipelineRun, state_of

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from icestream.catalog.files import TableFiles
-from icestream.lake.options import CacheOptions
-from icestream.lake.scan.opening import Scans
-from icestream.lake.scan.topic_views import TopicViews
-from icestream.lake.verify.report import Report
-from icestream.lake.verify.shard_in_log import ShardInLog
+from icestream.iceberg.file_io import TableFiles
+from icestream.readers.cache_options import CacheOptions
+from icestream.readers.opening import Scans
+from icestream.readers.topic_views import TopicViews
+from icestream.readers.verify.report import Report
+from icestream.readers.verify.shard_in_log import ShardInLog
 
 ShardsOf = Callable[[int], Mapping[int, ShardInLog]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
-from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import Delivery, Done, GapSeen, Kind, Outcome, Part, Ranges, encode_frame
-from icestream.protocol.handshake import Hello, Welcome
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.frame import Delivery, Done, GapSeen, Kind, Outcome, Part, Ranges, encode_frame
+from icestream.rpc.handshake import Hello, Welcome
 
 NOW_US = 1_700_000_000_000_000
 BLOCK = encode_block(2, {envelope.PAYLOAD: [b"one", b"three"]}, Numbering(7, 1, 0))

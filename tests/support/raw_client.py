@@ -15,10 +15,10 @@ from typing import Any
 from icestream.client.address import parse_address
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
-from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import Done, Frame, Kind, Part, Ranges
-from icestream.protocol.handshake import Hello
-from icestream.protocol.stream import FrameStream
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.frame import Done, Frame, Kind, Part, Ranges
+from icestream.rpc.handshake import Hello
+from icestream.rpc.stream import FrameStream
 
 WAIT_SECONDS = 20.0
 HELLO = Hello()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyiceberg.table import StaticTable, Table
 
-from icestream.lake.verify.report import Finding, Report, Weight
+from icestream.readers.verify.report import Finding, Report, Weight
 
 Messages = Mapping[int, Mapping[int, bytes]]  # payloads, by shard and offset
 Gone = Mapping[int, AbstractSet[int]]  # offsets, by shard

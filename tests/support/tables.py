@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import commit
-from icestream.catalog.table.creation import new_table
-from icestream.catalog.table.table import Table
+from icestream.iceberg import table_commit
+from icestream.iceberg.table_creation import new_table
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
 LOCATION = "file:/warehouse/ns/table"
@@ -77,7 +77,7 @@ def point(name: str, number: int, kind: str = "branch", **retention: int) -> Obj
 
 def commit_to(base: Table, *updates: Object, now_ms: int | None = None, location: str | None = FILE) -> Table:
     latest = max((one["timestamp-ms"] for one in base.snapshots), default=NOW_MS)
-    return commit.apply_updates(base, location, updates, latest + 1_000 if now_ms is None else now_ms)
+    return table_commit.apply_updates(base, location, updates, latest + 1_000 if now_ms is None else now_ms)
 
 
 def append(base: Table, number: int, **more: Any) -> Table:

@@ -13,11 +13,11 @@ from icestream import errors
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.storage import PersistentStorage
-from icestream.lake.options import CacheOptions
 from icestream.model import envelope
 from icestream.model.block import Block, blocks_of
 from icestream.model.scan import Asked
 from icestream.model.shard import ShardKey
+from icestream.readers.cache_options import CacheOptions
 from icestream.wal.log import Log
 from icestream.wal.sink import Sink
 from tests.support.broker_machine import TOPIC, BrokerMachine, quiet

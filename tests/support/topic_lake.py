@@ -16,24 +16,24 @@ import pyarrow.parquet as pq
 
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, open_local
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope as table_envelope
 from icestream.catalog.topic.commit import Request
-from icestream.lake.manifests import AvroManifests
-from icestream.lake.options import CacheOptions
-from icestream.lake.scan.file_reader import FileReader
-from icestream.lake.scan.group_cache import open_cache
-from icestream.lake.scan.opening import Scans, opener
-from icestream.lake.scan.scanner import Scanner
-from icestream.lake.scan.sections import TYPES
-from icestream.lake.scan.topic_tables import TopicTables
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles, open_local
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_metadata import Table
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model import envelope
 from icestream.model.block import blocks_of
 from icestream.model.file_name import data_name
 from icestream.model.scan import Asked, Question, Scanned
+from icestream.readers.cache_options import CacheOptions
+from icestream.readers.file_reader import FileReader
+from icestream.readers.group_cache import open_cache
+from icestream.readers.opening import Scans, opener
+from icestream.readers.scanner import Scanner
+from icestream.readers.sections import TYPES
+from icestream.readers.topic_tables import TopicTables
 from icestream.runtime.clock import Clock, SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload

@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from icestream.catalog.document.values import Object
 from icestream.catalog.topic import bind, envelope
 from icestream.catalog.topic.commit import Outcome, Request, State, judge_commit
+from icestream.iceberg.values import Object
 from tests.support.tables import FILE, NOW_MS, add, column, point, schema, snapshot, table
 
 TOPIC = "/default/orders"

@@ -13,7 +13,7 @@ from icestream.broker.service import Broker
 from icestream.cluster.members import NodeRecord, encode_record, node_key
 from icestream.frontends.native.listener import NativeListener
 from icestream.metadata.store import MemoryStore
-from icestream.protocol import handshake
+from icestream.rpc import handshake
 from icestream.runtime.clock import SystemClock
 from tests.support.broker_machine import KeptStore
 

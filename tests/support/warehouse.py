@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.upkeep.upkeep import Upkeep
-from icestream.lake.manifests import AvroManifests
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness

@@ -21,7 +21,7 @@ from icestream.model import envelope
 from icestream.model.block import Constant, Numbering, blocks_of, encode_block
 from icestream.model.shard import ShardKey, Topic
 from icestream.model.sync_mode import SyncMode
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal.appender import Batch, Placed, Result
 from icestream.wal.log import Log
 from icestream.wal.open import open_log

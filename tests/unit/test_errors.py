@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from icestream import errors, said
+from icestream import error_codes, errors
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.IcestreamError)]
@@ -30,7 +30,7 @@ def test_message_and_hint_are_kept_apart_and_shown_together(kind: type[errors.Ic
 
 @every_kind
 def test_an_exit_code_is_never_success_or_wrong_usage(kind: type[errors.IcestreamError]) -> None:
-    assert said.exit_code(kind("x")) not in (0, 2)
+    assert error_codes.exit_code(kind("x")) not in (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -52,24 +52,26 @@ def test_an_exit_code_is_never_success_or_wrong_usage(kind: type[errors.Icestrea
 )
 def test_exit_codes_do_not_change(kind: type[errors.IcestreamError], code: int) -> None:
     """Scripts depend on them."""
-    assert said.exit_code(kind("x")) == code
+    assert error_codes.exit_code(kind("x")) == code
 
 
 @every_kind
 def test_every_way_out_has_an_answer(kind: type[errors.IcestreamError]) -> None:
     error = kind("x")
-    assert 1 <= said.exit_code(error) < 128
-    assert 400 <= said.http_status(error) < 600
-    assert 400 <= said.iceberg_error(error)[0] < 600
-    assert said.grpc_status(error) in grpc.StatusCode.__members__
+    assert 1 <= error_codes.exit_code(error) < 128
+    assert 400 <= error_codes.http_status(error) < 600
+    assert 400 <= error_codes.iceberg_error(error)[0] < 600
+    assert error_codes.grpc_status(error) in grpc.StatusCode.__members__
 
 
 def row(kind: type[errors.IcestreamError]) -> str:
     error = kind("x")
-    status, name = said.iceberg_error(error)
+    status, name = error_codes.iceberg_error(error)
     retry = "yes" if kind.retryable else "no"
-    words = [kind.code, retry, said.http_status(error), said.grpc_status(error)]
-    return f"| `{words[0]}` | {words[1]} | {words[2]} | {words[3]} | {status} {name} | {said.exit_code(error)} | "
+    words = [kind.code, retry, error_codes.http_status(error), error_codes.grpc_status(error)]
+    return (
+        f"| `{words[0]}` | {words[1]} | {words[2]} | {words[3]} | {status} {name} | {error_codes.exit_code(error)} | "
+    )
 
 
 def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
@@ -82,13 +84,13 @@ def test_the_page_shows_the_whole_table_in_the_order_of_the_tree() -> None:
 
 
 def test_a_row_says_something_and_nothing_twice() -> None:
-    for kind, row in said.SAID.items():
-        parents = [said.SAID[parent] for parent in kind.__mro__[1:] if parent in said.SAID]
-        for column in said.Said._fields:
+    for kind, row in error_codes.SAID.items():
+        parents = [error_codes.SAID[parent] for parent in kind.__mro__[1:] if parent in error_codes.SAID]
+        for column in error_codes.Said._fields:
             above = next((found for parent in parents if (found := getattr(parent, column)) is not None), None)
             assert getattr(row, column) != above or above is None, (kind, column)
         assert any(value is not None for value in row), kind
-    assert None not in said.SAID[errors.IcestreamError]
+    assert None not in error_codes.SAID[errors.IcestreamError]
 
 
 def test_what_was_refused_may_be_tried_again_and_what_is_wrong_may_not() -> None:
@@ -137,13 +139,13 @@ def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) ->
     ],
 )
 def test_iceberg_clients_are_told_in_their_own_words(kind: type[errors.IcestreamError], status: int, name: str) -> None:
-    assert said.iceberg_error(kind("x")) == (status, name)
+    assert error_codes.iceberg_error(kind("x")) == (status, name)
 
 
 def test_hazard_13_only_a_conflict_is_409_and_only_the_unknown_is_a_state_unknown() -> None:
     """A client that is told 409 deletes the files of its commit."""
     for kind in KINDS:
-        status, name = said.iceberg_error(kind("x"))
+        status, name = error_codes.iceberg_error(kind("x"))
         assert (name == "CommitStateUnknownException") == issubclass(kind, errors.OutcomeUnknown)
         if issubclass(kind, errors.PersistentStorageError):
             assert status != 409, kind

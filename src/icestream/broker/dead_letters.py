@@ -13,7 +13,7 @@ from icestream.broker.dispatch.instruction import DeadLetter
 from icestream.broker.storage import ShardStream
 from icestream.model import envelope
 from icestream.model.block import Numbering, Value, blocks_of, encode_block
-from icestream.storage.block_check import select_rows
+from icestream.rpc.blocks import select_rows
 from icestream.wal.tail import SectionRead
 
 

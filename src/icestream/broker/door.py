@@ -18,7 +18,7 @@ from icestream.broker.topic import Producer
 from icestream.model import envelope
 from icestream.model.block import COLUMN, CONSTANT, HEAD, NULLS, VARIABLE, Block, BlockHead, Numbering, padded
 from icestream.model.envelope import COLUMN_BY_ID
-from icestream.storage.block_check import check_block, column_bits
+from icestream.rpc.blocks import check_block, column_bits
 
 # The others are set by the broker, or by the front end whose protocol has them.
 CLIENT_COLUMNS: Final = frozenset(

@@ -16,7 +16,7 @@ from icestream import errors, limits
 from icestream.model.backlog import Backlog, TopicBacklog
 from icestream.model.shard import ShardKey
 from icestream.observability.health import Check
-from icestream.protocol import document
+from icestream.rpc import document
 from icestream.runtime.clock import Clock
 from icestream.wal.log import Log
 

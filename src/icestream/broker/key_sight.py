@@ -17,9 +17,9 @@ from icestream.broker.storage import Found, ShardStream
 from icestream.model.shard import Gap, GapState
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.rpc.blocks import row_keys
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
-from icestream.storage.block_check import row_keys
 
 _log = get_logger("delivery")
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from icestream import limits
-from icestream.protocol.document import cut_text
+from icestream.rpc.document import cut_text
 
 STALLED, RESUMED = "stalled", "resumed"
 

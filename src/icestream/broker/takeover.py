@@ -22,14 +22,14 @@ from icestream.broker.neighbours import Neighbours
 from icestream.broker.storage import PersistentStorage
 from icestream.catalog import keys as catalog_keys
 from icestream.catalog import records as catalog_records
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.records import TableRecord, decode_relation
+from icestream.catalogs.mirror import decode_mirror, mirror_key
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import AtRevision, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model.shard import Gap, GapState, ShardKey, Topic
 from icestream.model.topic_name import TopicName, parse_shard
 from icestream.observability.log import get_logger
-from icestream.warehouse.mirror import decode_mirror, mirror_key
 
 _log = get_logger("broker.takeover")
 

@@ -26,6 +26,7 @@ from icestream.broker.storage import PersistentStorage
 from icestream.catalog import keys as catalog_keys
 from icestream.catalog import records as catalog_records
 from icestream.catalog.records import LetGoRecord, TopicRecord
+from icestream.catalogs.mirror import mirror_key
 from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
@@ -33,7 +34,6 @@ from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted
-from icestream.warehouse.mirror import mirror_key
 
 _log = get_logger("broker.deletion")
 

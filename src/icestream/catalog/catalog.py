@@ -22,13 +22,13 @@ from icestream.catalog.calls.tables import Tables
 from icestream.catalog.calls.topics import Topics
 from icestream.catalog.calls.views import Views
 from icestream.catalog.documents import Documents
-from icestream.catalog.files import TableFiles
-from icestream.catalog.location import normal
 from icestream.catalog.upkeep.leftovers import Leftovers
 from icestream.catalog.upkeep.named import Manifests
 from icestream.catalog.upkeep.partings import Partings
 from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.upkeep import Upkeep
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.location import normal
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness

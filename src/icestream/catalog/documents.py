@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from icestream import errors
-from icestream.catalog import metadata_file
-from icestream.catalog.files import TableFiles
-from icestream.catalog.location import allowed
-from icestream.catalog.table import table
-from icestream.catalog.table.table import Table
-from icestream.catalog.view import view
-from icestream.catalog.view.view import View
+from icestream.iceberg import metadata_file, table_metadata, view_metadata
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.location import allowed
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.view_metadata import View
 from icestream.runtime.randomness import Randomness
 
 Document = Table | View
@@ -52,7 +50,7 @@ class Documents:
         return await self.table(location)
 
     async def table(self, location: str) -> Table:
-        found = await self._document(location, table.decode)
+        found = await self._document(location, table_metadata.decode)
         if not isinstance(found, Table):
             raise errors.MetadataFileDamaged(f"{location} is no metadata file of a table: it is a view's")
         return found
@@ -61,12 +59,12 @@ class Documents:
         """From its file, and not kept: whoever goes through all tables must not push out those in use."""
         data = metadata_file.unpacked(location, await self._files.read(allowed(location, self._roots)))
         try:
-            return table.decode(data)
+            return table_metadata.decode(data)
         except errors.InvalidInput as error:
             raise errors.MetadataFileDamaged(f"{location} is no metadata file: {error.message}") from None
 
     async def view(self, location: str) -> View:
-        found = await self._document(location, view.decode)
+        found = await self._document(location, view_metadata.decode)
         if not isinstance(found, View):
             raise errors.MetadataFileDamaged(f"{location} is no metadata file of a view: it is a table's")
         return found

@@ -28,8 +28,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from icestream import errors, limits
-from icestream.catalog.document.values import shown
-from icestream.catalog.identifier import Identifier, Namespace
+from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.iceberg.values import shown
 from icestream.metadata.bounds import key_bytes
 
 ROOT: Final = "/catalog/"

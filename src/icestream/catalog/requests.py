@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
-from icestream.catalog.document.values import shown
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import RequestRecord
+from icestream.iceberg.values import shown
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 

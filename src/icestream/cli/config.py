@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import completion
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
 from icestream.cli.connection import BrokerCalls, Document, ask
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
 from icestream.cli.output import Cell, Output, OutputFormat
-from icestream.lake.iceberg.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.settings import KEYS, Key, Loaded, Origin, Problem, examine, reference, refusal, value_at
 from icestream.settings.layers import from_flags, unknown
 from icestream.settings.problems import shown

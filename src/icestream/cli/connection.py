@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from icestream import errors, limits
 from icestream.cli.broker import HINT, Place, Target, host_and_port, native_address
 from icestream.cli.nearest import with_suggestion
-from icestream.runtime.link import open_link
+from icestream.rpc.link import open_link
 
 if TYPE_CHECKING:
     from icestream.client.client import Client

@@ -22,6 +22,7 @@ from typing import Final
 import typer
 
 from icestream import errors
+from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import findings
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.connection import local_socket_of
@@ -32,14 +33,13 @@ from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.cli.storage_check import storage
 from icestream.cli.told_settings import told_settings
-from icestream.lake.iceberg.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.observability.words import counted
 from icestream.pipeline import pins
 from icestream.pipeline.engine import Machine
 from icestream.pipeline.engine import examine as examine_engine
 from icestream.runtime.files import open_directory
+from icestream.runtime.native import native
 from icestream.settings import Settings
-from icestream.storage.native import native
 from icestream.wal.admission import default_quota
 from icestream.wal.inspect import LogView, view_log
 from icestream.wal.log_file import BALLAST_NAME, SYNC_FAILED_NAME, is_of_a_log

@@ -170,9 +170,9 @@ def drop(
 
     Example: icestream lake drop shop.old_orders --purge --yes
     """
-    from icestream.catalog.identifier import Identifier
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
+    from icestream.iceberg.identifier import Identifier
 
     target = Target(broker, config, sets)
     table = table_named(table, target)

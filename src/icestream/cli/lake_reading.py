@@ -76,8 +76,8 @@ def tables(
 
 def _loaded(table: str, target: Target) -> tuple[Any, Metadata, str | None]:
     """Settings, metadata and the file that holds it."""
-    from icestream.catalog.identifier import Identifier
     from icestream.cli.table_catalog import ask_catalog, catalog_settings
+    from icestream.iceberg.identifier import Identifier
 
     settings, wanted = catalog_settings(target), Identifier(*table_of(table))
     with _looking_for(settings, table):
@@ -302,9 +302,9 @@ def files(
 
     Example: icestream lake files shop.orders --limit 20
     """
-    from icestream.catalog.identifier import Identifier
     from icestream.cli.table_catalog import catalog_settings
     from icestream.cli.table_files import foreign_files, own_files
+    from icestream.iceberg.identifier import Identifier
 
     target = Target(broker, config, sets)
     table = table_named(table, target)

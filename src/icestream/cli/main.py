@@ -21,8 +21,8 @@ from typer.main import get_command
 
 from icestream.cli.command import Commands, Group
 from icestream.cli.output import Asked, say_aside, writing
+from icestream.error_codes import exit_code
 from icestream.errors import IcestreamError
-from icestream.said import exit_code
 
 # Each is a module of this package with a `Commands` called `app`, or with a function of its own name.
 SECTIONS: Final[dict[str, dict[str, str]]] = {

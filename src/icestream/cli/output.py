@@ -20,8 +20,8 @@ from enum import StrEnum
 from typing import Final, TextIO
 
 from icestream.cli.layout import GAP, Column, Layout, laid_out, wrapped
+from icestream.error_codes import exit_code
 from icestream.errors import IcestreamError
-from icestream.said import exit_code
 
 EXACT_MAX: Final = 2**53  # beyond it not every whole number is a double
 # How snapshots are named in answers, and in Iceberg's metadata.

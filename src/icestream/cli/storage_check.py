@@ -29,8 +29,8 @@ def storage(settings: Settings) -> Iterator[Finding]:
 
 
 async def _catalog(settings: Settings) -> Finding:
-    from icestream.warehouse.caller import Patience
-    from icestream.warehouse.factory import open_catalog
+    from icestream.catalogs.caller import Patience
+    from icestream.catalogs.factory import open_catalog
 
     catalog = settings.catalog
     try:
@@ -49,8 +49,8 @@ async def _catalog(settings: Settings) -> Finding:
 
 
 async def _object_store(settings: Settings) -> Finding:
-    from icestream.warehouse.caller import Patience
-    from icestream.warehouse.factory import open_objects
+    from icestream.catalogs.caller import Patience
+    from icestream.catalogs.factory import open_objects
 
     store = settings.storage.iceberg_config.object_store
     try:

@@ -11,9 +11,9 @@ from icestream import errors, limits
 from icestream.cli.broker import Target
 
 if TYPE_CHECKING:
-    from icestream.catalog.identifier import Namespace
+    from icestream.catalogs.catalog import TableCatalog
+    from icestream.iceberg.identifier import Namespace
     from icestream.settings import Settings
-    from icestream.warehouse.catalog import TableCatalog
 
 Answer = TypeVar("Answer")
 # A command is one call: it ends with the reason of the last failure, before the circuit opens and hides that.
@@ -37,10 +37,10 @@ def catalog_settings(target: Target, *, needs_node: bool = False) -> Settings:
 
 def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable[Answer]]) -> Answer:
     """Opens, asks, leaves. Raises ConnectionLost where the node's own catalog is not there."""
+    from icestream.catalogs.caller import Patience
+    from icestream.catalogs.factory import open_catalog
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.told_settings import instance_of
-    from icestream.warehouse.caller import Patience
-    from icestream.warehouse.factory import open_catalog
 
     waits = Patience(settings.catalog.request_timeout_ms / 1000, 1 if settings.catalog_embedded else ATTEMPTS_MAX)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from icestream import limits
 
 if TYPE_CHECKING:
-    from icestream.catalog.identifier import Identifier
+    from icestream.iceberg.identifier import Identifier
     from icestream.settings import Settings
 
 Files = tuple[list[dict[str, Any]], bool]  # and whether there are more
@@ -29,13 +29,13 @@ def own_files(settings: Settings, table: Identifier, snapshot: int | None, limit
 
 def foreign_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
     """Read with what `object_store` says: this is how the pipeline reaches them, too."""
-    from icestream.catalog.table.table import load
+    from icestream.catalogs.factory import open_files
+    from icestream.catalogs.store_options import StoreOptions
     from icestream.cli.table_catalog import ask_catalog
-    from icestream.lake import data_files
-    from icestream.lake.manifests import AvroManifests
+    from icestream.iceberg import snapshot_files
+    from icestream.iceberg.avro_manifests import AvroManifests
+    from icestream.iceberg.table_metadata import load
     from icestream.runtime.tasks import InlineOffload
-    from icestream.warehouse.factory import open_files
-    from icestream.warehouse.store_options import StoreOptions
 
     async def read(catalog: Any) -> Files:
         document = load((await catalog.load(table)).metadata)
@@ -44,7 +44,7 @@ def foreign_files(settings: Settings, table: Identifier, snapshot: int | None, l
         found: list[dict[str, Any]] = []
         after: str | None = ""
         while after is not None and len(found) < limit:
-            page = await data_files.page(document, manifests, snapshot, after, limit - len(found))
+            page = await snapshot_files.page(document, manifests, snapshot, after, limit - len(found))
             found += page["items"]
             after = page["next"]
         return found, after is not None

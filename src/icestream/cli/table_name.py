@@ -75,9 +75,9 @@ def table_named(text: str, target: Target) -> str:
 
 def _table_of_topic(topic: str, settings: Settings) -> tuple[str, ...] | None:
     """Our own catalog knows it; elsewhere the table has the name that the pipeline gives it."""
+    from icestream.catalogs.table_name import fixed_namespace, table_of
     from icestream.cli.lake_http import LakeApi
     from icestream.model.topic_name import TopicName
-    from icestream.warehouse.table_name import fixed_namespace, table_of
 
     if not settings.catalog_embedded:
         table = table_of(TopicName.parse(topic), fixed_namespace(settings))

@@ -16,7 +16,7 @@ from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import HEAD, Constant, Numbering, Value, Values, encode_block
 from icestream.model.envelope import Column
-from icestream.storage.block_check import select_rows
+from icestream.rpc.blocks import select_rows
 
 _new_tuple: Final = tuple.__new__  # of a NamedTuple, without its Python-level __new__: this is done for every message
 

@@ -18,7 +18,7 @@ from icestream.client.siblings import Siblings
 from icestream.client.subscription import Subscription
 from icestream.client.topic_info import TopicInfo, TopicPolicies, topic_info, topic_policies
 from icestream.client.whence import Whence
-from icestream.protocol import document
+from icestream.rpc import document
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 

@@ -1,4 +1,4 @@
-"""One connection to a broker (protocol/frame.py), from its handshake to its end.
+"""One connection to a broker (rpc/frame.py), from its handshake to its end.
 
     opening   HELLO was sent               a good WELCOME -> open; anything else -> lost
     open      frames go to whom they name  bytes that do not add up, silence, an end -> lost
@@ -21,10 +21,10 @@ from icestream.client.batch import Batch
 from icestream.client.consumers import Consumers
 from icestream.client.foreign_protocol import FIRST_BYTES, wrong_port
 from icestream.client.questions import Document, Questions
-from icestream.protocol import document, frame, handshake
-from icestream.protocol.compression import Compression
-from icestream.protocol.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Done, Frame, Kind
-from icestream.protocol.stream import FrameStream
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.compression import Compression
+from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Done, Frame, Kind
+from icestream.rpc.stream import FrameStream
 
 _CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that takes no more
 

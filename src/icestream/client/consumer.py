@@ -35,8 +35,8 @@ from icestream.client.waiters import Waiters
 from icestream.client.whence import Whence, arguments_of
 from icestream.model.shard import GapState
 from icestream.model.topic_name import check_name
-from icestream.protocol import document, frame
-from icestream.protocol.frame import CUMULATIVE, Kind, Ranges
+from icestream.rpc import document, frame
+from icestream.rpc.frame import CUMULATIVE, Kind, Ranges
 
 if TYPE_CHECKING:
     from icestream.client.arrow import ArrowBatch

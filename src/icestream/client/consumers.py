@@ -11,8 +11,8 @@ from collections import deque
 from typing import Any, Final, Protocol
 
 from icestream import errors, limits
-from icestream.protocol import document, frame
-from icestream.protocol.frame import Frame, Kind
+from icestream.rpc import document, frame
+from icestream.rpc.frame import Frame, Kind
 
 _HANDLE_MAX: Final = 2**32 - 1
 

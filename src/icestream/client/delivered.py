@@ -13,7 +13,7 @@ from icestream.client.columns import rows_of, values_of
 from icestream.model import envelope
 from icestream.model.block import Block, Value
 from icestream.model.envelope import Column
-from icestream.protocol.frame import Delivery
+from icestream.rpc.frame import Delivery
 
 if TYPE_CHECKING:
     from icestream.client.connection import Connection

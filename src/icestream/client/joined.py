@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from icestream import errors, limits
 from icestream.client.delivered import Identity
 from icestream.client.questions import Document
-from icestream.protocol import document
+from icestream.rpc import document
 
 _GENERATION_MAX: Final = 2**32 - 1
 _NUMBER_MAX: Final = 2**63 - 1

@@ -27,8 +27,8 @@ from icestream.client.questions import Document
 from icestream.client.session import Session
 from icestream.model import envelope
 from icestream.model.block import Constant, Numbering
-from icestream.protocol import document
-from icestream.protocol.frame import Done, Outcome
+from icestream.rpc import document
+from icestream.rpc.frame import Done, Outcome
 
 _SEQUENCE_MAX: Final = 2**63 - 1
 _REOPEN: Final = (errors.UnknownProducer, errors.OutOfOrderSequence, errors.UnknownHandle, errors.UnknownTopic)

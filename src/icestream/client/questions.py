@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from icestream import errors, limits
-from icestream.protocol import document
-from icestream.protocol.frame import Frame, Kind
+from icestream.rpc import document
+from icestream.rpc.frame import Frame, Kind
 
 Document = dict[str, Any]
 

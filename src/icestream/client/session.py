@@ -27,7 +27,7 @@ from icestream.client.endpoint import Endpoint
 from icestream.client.liveness import Liveness, liveness
 from icestream.client.options import ClientOptions
 from icestream.client.questions import Document
-from icestream.protocol import handshake
+from icestream.rpc import handshake
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 from icestream.runtime.tasks import Tasks

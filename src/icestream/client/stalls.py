@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.client.questions import Document
-from icestream.protocol import document
+from icestream.rpc import document
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.client.questions import Document
-from icestream.protocol import document
+from icestream.rpc import document
 
 
 class TopicInfo(NamedTuple):

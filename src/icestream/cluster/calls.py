@@ -37,7 +37,7 @@ from icestream.cluster.shared_warehouse import (
 )
 from icestream.metadata import command as cmd
 from icestream.metadata.log_format import Promise
-from icestream.protocol import document
+from icestream.rpc import document
 
 if TYPE_CHECKING:
     from icestream.cluster.cluster_node import ClusterNode

@@ -16,9 +16,9 @@ from typing import Any, cast
 from icestream import errors, limits
 from icestream.cluster import wire
 from icestream.cluster.wire import Hello, Kind, Welcome
-from icestream.protocol import document
-from icestream.protocol.frame import Frame, encode_frame
-from icestream.protocol.stream import FrameStream
+from icestream.rpc import document
+from icestream.rpc.frame import Frame, encode_frame
+from icestream.rpc.stream import FrameStream
 from icestream.runtime.keep_alive import keep_alive
 
 Document = dict[str, Any]

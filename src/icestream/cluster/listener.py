@@ -21,9 +21,9 @@ from icestream import errors, limits
 from icestream.cluster import wire
 from icestream.cluster.wire import Hello, Kind, Welcome
 from icestream.observability.log import get_logger
-from icestream.protocol import document
-from icestream.protocol.frame import Frame, encode_frame
-from icestream.protocol.stream import FrameStream
+from icestream.rpc import document
+from icestream.rpc.frame import Frame, encode_frame
+from icestream.rpc.stream import FrameStream
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.listening import cannot_listen

@@ -1,6 +1,6 @@
 """What nodes of a cluster say to each other. This page is the contract.
 
-Frames as in the native protocol (protocol/frame.py), never compressed, at most PEER_FRAME_BYTES_MAX. A node dials every
+Frames as in the native protocol (rpc/frame.py), never compressed, at most PEER_FRAME_BYTES_MAX. A node dials every
 other one; messages go the way of the connection, calls are answered on it. A snapshot has a connection of its own.
 
     HELLO            ->   MAGIC (8 bytes), then a document {version, cluster, node, address, to}
@@ -40,8 +40,8 @@ from typing import Any, Final, NamedTuple
 from icestream import errors, limits
 from icestream.metadata import eraftpb
 from icestream.metadata.log_format import NO_CLUSTER
-from icestream.protocol import document
-from icestream.protocol.frame import encode_frame
+from icestream.rpc import document
+from icestream.rpc.frame import encode_frame
 
 MAGIC: Final = b"ICESRAFT"
 ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")

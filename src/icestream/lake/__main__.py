@@ -46,10 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace) -> int:
     import asyncio
 
-    from icestream import errors, said
-    from icestream.lake.options import TOKEN_VARIABLE, CacheOptions, LakeOptions, elsewhere_from, store_from
+    from icestream import error_codes, errors
+    from icestream.lake.options import TOKEN_VARIABLE, LakeOptions, elsewhere_from, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
+    from icestream.readers.cache_options import CacheOptions
     from icestream.runtime.loop import loop_factory
 
     set_up_logging(given.log_level, given.log_format)
@@ -76,7 +77,7 @@ def _run(given: argparse.Namespace) -> int:
         get_logger("lake").error("the lake process cannot serve", reason=str(error))
         if isinstance(error, errors.ConfigurationError):
             say({"refused": str(error)})
-        return said.exit_code(error)
+        return error_codes.exit_code(error)
     return 0
 
 

@@ -16,22 +16,22 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from starlette.responses import PlainTextResponse
 
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.tokens import Tokens
+from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.lake import problems
 from icestream.lake.broker import PREFIX, BrokerCalls
 from icestream.lake.guard import Guard
 from icestream.lake.http import Places
-from icestream.lake.iceberg.tokens import Tokens
-from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Problem
 from icestream.lake.operations import Operations, OwnOperations
 from icestream.lake.requests import Requests
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
-from icestream.lake.scan.opening import Scans
 from icestream.lake.token_check import check_token
 from icestream.observability import metrics
 from icestream.observability.exposition import exposition
 from icestream.observability.health import Check, connections_check, failure
-from icestream.runtime.link_keeper import LinkKeeper
+from icestream.readers.opening import Scans
+from icestream.rpc.link_keeper import LinkKeeper
 
 # What readers do here. The registry as a whole is not shown: it has the broker's metrics too, all zero.
 SCAN_METRICS = (

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 
 from icestream import limits
-from icestream.runtime.link_keeper import LinkKeeper
+from icestream.rpc.link_keeper import LinkKeeper
 
 PREFIX = "/api/v1"  # of every route
 

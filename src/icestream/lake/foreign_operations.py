@@ -1,7 +1,7 @@
 """The tables of topics in another catalog: REST, Glue, SQL. What an operator decides about them (hazard 21).
 
 Which table a topic has, and where it goes on, stands there in the mirror that the pipeline keeps of it in our metadata
-store (warehouse/mirror.py). The decisions are those of our own catalog (catalog/topic); what they come to is written
+store (catalogs/mirror.py). The decisions are those of our own catalog (catalog/topic); what they come to is written
 into the mirror, with the snapshot that it was said of (`base`), so that the history of main is judged from there on.
 
     decide       by the table as it is, the mirror and the log; refused until every consequence is agreed to
@@ -21,12 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from icestream import errors
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier, joined
 from icestream.catalog.mover import LOOK_FIRST
-from icestream.catalog.table import table as tables
-from icestream.catalog.table.snapshot import MAIN
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import adopt, bind, envelope, recreate, rewind
 from icestream.catalog.topic.binding import Base, Binding
 from icestream.catalog.topic.commit import State
@@ -34,17 +29,22 @@ from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
 from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
 from icestream.catalog.topic.removal import Progress
 from icestream.catalog.topic.run import Run, Runs
-from icestream.lake.highest_offset import highest_offset
-from icestream.lake.manifests import AvroManifests
+from icestream.catalogs import table_name
+from icestream.catalogs.catalog import Conflict, TableCatalog, TableChange, Unknown
+from icestream.catalogs.highest_offset import highest_offset
+from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.identifier import Identifier, joined
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.lake.operations import AskLog, Owner
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import Clock
-from icestream.warehouse import table_name
-from icestream.warehouse.catalog import Conflict, TableCatalog, TableChange, Unknown
-from icestream.warehouse.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
 
 AGAIN: Final = "others were at work meanwhile; nothing was decided: try again"
 _ALL: Final = tuple(Consent)

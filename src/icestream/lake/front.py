@@ -11,19 +11,19 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.tokens import Tokens
+from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.lake import problems
 from icestream.lake.app import build_app
 from icestream.lake.http import Places
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.face import IcebergFace, sending
-from icestream.lake.iceberg.tokens import Tokens
-from icestream.lake.manifests import AvroManifests
 from icestream.lake.operations import Operations
 from icestream.lake.requests import Requests
-from icestream.lake.scan.opening import Scans
+from icestream.readers.opening import Scans
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.instance import HEADER, foreign_broker
-from icestream.runtime.link_keeper import LinkKeeper
 
 _HEADER: Final = HEADER.lower().encode()
 

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier, identifier, namespace_of
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
+from icestream.catalogs import table_name
+from icestream.iceberg.identifier import Identifier, identifier, namespace_of
 from icestream.lake.unknown_table import looking_for
 from icestream.model.topic_name import TopicName
-from icestream.warehouse import table_name
 
 AskLog = Callable[[], Awaitable[TopicLog]]
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from icestream import limits
-from icestream.warehouse.store_options import StoreOptions
-from icestream.warehouse.table_name import fixed_namespace
+from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.table_name import fixed_namespace
+from icestream.readers.cache_options import CacheOptions
 
 if TYPE_CHECKING:
     from icestream.settings import Settings
@@ -28,18 +29,6 @@ NODE_TOKEN_HEADER: Final = "X-Icestream-Node"
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """Of row groups that were read lately."""
-
-    enabled: bool = True
-    max_bytes: int = limits.GROUP_CACHE_BYTES_DEFAULT
-    ttl_ms: int = limits.GROUP_CACHE_TTL_MS_DEFAULT
-
-    def arguments(self) -> Sequence[str]:
-        return ("--cache-bytes", str(self.max_bytes if self.enabled else 0), "--cache-ttl-ms", str(self.ttl_ms))
-
-
-@dataclass(frozen=True, slots=True)
 class LakeOptions:
     socket: Path  # of the broker that it belongs to
     host: str = "127.0.0.1"
@@ -50,7 +39,7 @@ class LakeOptions:
     token_file: Path | None = None  # with the bearer tokens of the catalog
     is_sharing_keys: bool = False  # clients that ask for the keys of the store get them
     store: StoreOptions = field(default_factory=StoreOptions)  # how the warehouse is reached, where it is no directory
-    cache: CacheOptions = CacheOptions()
+    cache: CacheOptions = field(default_factory=CacheOptions)
     # The settings as a document where the tables are in another catalog, which is opened by them; else nothing.
     elsewhere: Mapping[str, Any] = field(default_factory=dict, repr=False)
     log: Path | None = None  # the folder of the broker's log

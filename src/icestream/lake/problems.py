@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Match, compile_path
 from starlette.types import Scope
 
-from icestream import errors, said
+from icestream import error_codes, errors
 from icestream.observability.log import get_logger
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -62,7 +62,7 @@ def problem(
 def of_error(error: errors.IcestreamError, path: str, query: str = "") -> Response:
     """What another node must answer is sent there, where its address is known: method and body stay."""
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).capitalize()
-    status = said.http_status(error)
+    status = error_codes.http_status(error)
     place = error.details.get("http") if isinstance(error, errors.TopicElsewhere) else None
     if not place:
         return problem(status, error.code, title, error.message, path, error.hint, retryable=error.retryable)

@@ -18,40 +18,40 @@ import uvicorn
 
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import LocalFiles, TableFiles, open_inside
-from icestream.catalog.log_disk import LogDisk
+from icestream.catalog.tokens import read_tokens
+from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.factory import open_catalog, open_files
+from icestream.catalogs.fence_record import is_object_location, object_warehouse_of
+from icestream.catalogs.object_fence import guard_files
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
+from icestream.iceberg.log_disk import LogDisk
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp, Places
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.tokens import read_tokens
-from icestream.lake.manifests import AvroManifests
 from icestream.lake.operations import Operations, OwnOperations
 from icestream.lake.options import LakeOptions
 from icestream.lake.requests import Requests
-from icestream.lake.scan.foreign_tables import ForeignTables
-from icestream.lake.scan.opening import Scans
-from icestream.lake.scan.snapshot_reader import SnapshotReader
-from icestream.lake.scan.topic_tables import TopicTables
-from icestream.lake.scan.topic_views import TopicViews
-from icestream.lake.scan.worker import ScanWorker
+from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
+from icestream.readers.foreign_tables import ForeignTables
+from icestream.readers.opening import Scans
+from icestream.readers.snapshot_reader import SnapshotReader
+from icestream.readers.topic_tables import TopicTables
+from icestream.readers.topic_views import TopicViews
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.garbage import calm_collector
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.listening import cannot_listen
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.stop_signals import stopping_by_signal
 from icestream.runtime.tasks import ShortOffload, ThreadOffload
 from icestream.settings import Settings
-from icestream.warehouse.catalog import TableCatalog
-from icestream.warehouse.factory import open_catalog, open_files
-from icestream.warehouse.fence_record import is_object_location, object_warehouse_of
-from icestream.warehouse.object_fence import guard_files
 
 _log = get_logger("lake")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import HTTPException, Request
 
-from icestream.lake.iceberg.tokens import Tokens
+from icestream.catalog.tokens import Tokens
 
 
 def check_token(request: Request) -> None:

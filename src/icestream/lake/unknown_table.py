@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier, joined
+from icestream.iceberg.identifier import Identifier, joined
 
 
 @contextlib.asynccontextmanager

@@ -21,9 +21,9 @@ from icestream.metadata.solo_core import SoloCore
 from icestream.metadata.watermark import FileWatermark, MemoryWatermark, Watermark, mark_path
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory
+from icestream.runtime.native import native
 from icestream.runtime.randomness import Randomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
-from icestream.storage.native import native
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import LOCK_NAME
 from icestream.wal.sink import InlineSink, NativeSink, Sink

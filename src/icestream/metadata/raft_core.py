@@ -12,8 +12,8 @@ from icestream import errors
 from icestream.metadata.core import HardState, Message, ReadState, Ready, SoftState, Status
 from icestream.metadata.eraftpb import LogEntry
 from icestream.metadata.stop_reasons import outdated
+from icestream.runtime.native import native
 from icestream.runtime.randomness import Randomness
-from icestream.storage.native import native
 
 
 def has_raft_core() -> bool:

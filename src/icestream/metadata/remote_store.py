@@ -29,9 +29,9 @@ from icestream.metadata.names import Names
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import Entries, MetadataStore
 from icestream.metadata.watch import Changes, Resync
+from icestream.rpc.link import Document
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock
-from icestream.runtime.link import Document
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import Randomness
 
 Found = TypeVar("Found")

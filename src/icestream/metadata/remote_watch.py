@@ -15,9 +15,9 @@ from typing import Any
 from icestream import errors, limits
 from icestream.metadata.entry import Event
 from icestream.metadata.watch import Changes, Resync
+from icestream.rpc.link import LOST, Document
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock
-from icestream.runtime.link import LOST, Document
-from icestream.runtime.link_keeper import LinkKeeper
 
 UnlessClosed = Callable[[Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 

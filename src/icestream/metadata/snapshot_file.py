@@ -30,8 +30,8 @@ from typing import Final, NamedTuple
 from icestream import errors, limits
 from icestream.metadata.snapshot import load_snapshot
 from icestream.metadata.state_machine import StateMachine
+from icestream.runtime.checksum import crc32
 from icestream.runtime.files import Directory, File
-from icestream.storage.checksum import crc32
 
 _MAGIC: Final = b"ICESSNAP"
 _VERSION: Final = 1

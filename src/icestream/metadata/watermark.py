@@ -21,7 +21,7 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from icestream.storage.checksum import crc32
+from icestream.runtime.checksum import crc32
 
 _MAGIC: Final = b"ICESMARK"
 _SLOT: Final = struct.Struct("<8sQ16sQQ16sB")

@@ -6,7 +6,7 @@
 
 So the name of a file in a folder says whether a commit can still bring it into the table (pipeline/commit/clean_up.py),
 no file of another engine is taken for one of ours, and readers tell rows of the pipeline from inserted ones
-(lake/scan/scanner.py).
+(readers/scanner.py).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def _run() -> int:
     import asyncio
     import json
 
-    from icestream import errors, said
+    from icestream import error_codes, errors
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.pipeline.driver.child import told_settings
     from icestream.pipeline.driver.serving import serve
@@ -44,12 +44,12 @@ def _run() -> int:
             runner.run(serve(settings, lambda port: _say(json.dumps({"port": port})), is_child=True))
     except errors.MissingPart as error:
         _say(json.dumps({"missing": f"{error.message}; {error.hint}"}))
-        return said.exit_code(error)
+        return error_codes.exit_code(error)
     except errors.IcestreamError as error:
         get_logger("pipeline").error("the pipeline cannot run", reason=str(error))
         if isinstance(error, errors.ConfigurationError):
             _say(json.dumps({"refused": str(error)}))
-        return said.exit_code(error)
+        return error_codes.exit_code(error)
     return 0
 
 

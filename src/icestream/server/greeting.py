@@ -6,19 +6,19 @@ import os
 import shlex
 from collections.abc import Iterator
 
+from icestream.catalogs.table_name import fixed_namespace, table_of
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import voters_wanted
 from icestream.cluster.node_info import NodeInfo
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
+from icestream.runtime.native import native
 from icestream.server import health
 from icestream.server.node import Node
 from icestream.server.program import program
 from icestream.settings import Settings
 from icestream.settings.derive import DATA_DIR_DEFAULT
-from icestream.storage.native import native
 from icestream.wal.recovery import RecoveryReport
-from icestream.warehouse.table_name import fixed_namespace, table_of
 
 GAPS_SHOWN = 10
 TOPIC = TopicName("default", "hello")

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from icestream import errors
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.catalog import keys
+from icestream.catalogs.mirror import MIRRORS
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
 from icestream.runtime.tasks import Tasks
 from icestream.server.stored_positions import Committed, committed_of
-from icestream.warehouse.mirror import MIRRORS
 
 _log = get_logger("server")
 

@@ -35,9 +35,8 @@ from icestream.metadata import eraftpb
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.shard import ShardKey
-from icestream.protocol import handshake
-from icestream.protocol.compression import Compression
-from icestream.runtime import local_socket
+from icestream.rpc import handshake, local_socket
+from icestream.rpc.compression import Compression
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.open_files import connections_allowed
 from icestream.runtime.randomness import SystemRandomness

@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 
 from icestream import errors, limits
+from icestream.catalogs import fence_record
+from icestream.catalogs.fence_record import FenceReport, FenceTerms
 from icestream.cluster.members import SUPERSEDED_CLUSTERS
 from icestream.metadata.node_store import NodeStore
 from icestream.observability.health import Check
 from icestream.runtime.clock import Clock
 from icestream.settings import Settings
-from icestream.warehouse import fence_record
-from icestream.warehouse.fence_record import FenceReport, FenceTerms
 
 
 class ObjectFenceDesk:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 from icestream import errors
-from icestream.lake.iceberg.tokens import read_tokens
+from icestream.catalog.tokens import read_tokens
 from icestream.observability.log import get_logger
 from icestream.runtime.garbage import calm_collector
 from icestream.runtime.stop_signals import stopping_by_signal

@@ -21,14 +21,14 @@ from icestream.broker import records
 from icestream.broker.neighbours import Neighbours
 from icestream.catalog import keys
 from icestream.catalog import records as catalog_records
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.records import TableRecord, decode_relation
+from icestream.catalogs.mirror import MIRRORS, decode_mirror
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import parse_shard
 from icestream.observability.log import get_logger
-from icestream.warehouse.mirror import MIRRORS, decode_mirror
 
 _log = get_logger("server")
 Positions = dict[ShardKey, int]

@@ -38,7 +38,7 @@ from icestream.observability.http_request import Request
 from icestream.observability.log import get_logger
 from icestream.pipeline.driver.child import command as pipeline_command
 from icestream.pipeline.driver.child import environment as pipeline_environment
-from icestream.protocol import handshake
+from icestream.rpc import handshake
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.instance import new_instance

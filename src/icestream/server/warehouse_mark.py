@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from icestream import errors, limits
-from icestream.catalog.location import normal
 from icestream.cluster.shared_warehouse import MARK_NAME
+from icestream.iceberg.location import normal
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import LocalDirectory, open_directory
 from icestream.runtime.randomness import Randomness

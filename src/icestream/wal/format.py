@@ -103,8 +103,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.storage.checksum import crc32
-from icestream.storage.native import native
+from icestream.runtime.checksum import crc32
+from icestream.runtime.native import native
 
 MAGIC: Final = 0x52575349
 MAGIC_BYTES: Final = MAGIC.to_bytes(4, "little")

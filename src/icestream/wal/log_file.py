@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.storage.checksum import crc32
+from icestream.runtime.checksum import crc32
 from icestream.wal.format import RECORDS_START, VERSION
 
 SECTOR: Final = 512

@@ -9,9 +9,9 @@ from icestream import errors, limits
 from icestream.model.shard import ShardKey
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, open_directory
+from icestream.runtime.native import native
 from icestream.runtime.randomness import Randomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload, Offload, ThreadOffload
-from icestream.storage.native import native
 from icestream.wal.ballast import FULL, give_up_ballast
 from icestream.wal.log import Log
 from icestream.wal.log_file import LOCK_NAME

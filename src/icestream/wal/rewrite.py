@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from icestream.model.shard import ShardKey
+from icestream.runtime.checksum import crc32
 from icestream.runtime.files import Directory
-from icestream.storage.checksum import crc32
 from icestream.wal import format as wire
 from icestream.wal import log_file
 from icestream.wal.footer import add_record

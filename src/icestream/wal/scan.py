@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal import format as wire
 
 

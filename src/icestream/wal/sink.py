@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from icestream import limits
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import File
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal.appender import Write
 
 

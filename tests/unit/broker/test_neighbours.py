@@ -16,7 +16,7 @@ from icestream.lake.problems import of_error
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 from icestream.model.topic_end import RestEnd
 from icestream.model.topic_name import TopicName
-from icestream.protocol import document
+from icestream.rpc import document
 from icestream.runtime.clock import SystemClock
 from tests.support.broker_machine import KeptStore
 from tests.support.two_nodes import FIRST, SECOND, TwoNodes, broker_of, two_nodes

@@ -11,11 +11,11 @@ import pytest
 from icestream import errors, limits
 from icestream.broker.history_start import history_starts
 from icestream.broker.service import Broker
-from icestream.lake.options import CacheOptions
 from icestream.model.scan import Question, Scanned
 from icestream.model.shard import GapState, ShardKey
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.observability import metrics
+from icestream.readers.cache_options import CacheOptions
 from tests.support.broker_machine import EARLIEST, TOPIC, Reader, publish, quiet, subscribe
 from tests.support.tiers import Attendant, TieredMachine
 from tests.support.topic_lake import damage

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.catalog.table import commit, requirement, update
-from icestream.catalog.table.table import Table, decode, load
+from icestream.iceberg import requirements as requirement
+from icestream.iceberg import table_commit
+from icestream.iceberg import updates as update
+from icestream.iceberg.table_metadata import Table, decode, load
 from tests.support.effort import QUARTER
 from tests.support.tables import (
     FILE,
@@ -55,7 +57,7 @@ def need(kind: str, **values: Any) -> dict[str, Any]:
     ],
 )
 def test_a_requirement_that_holds_lets_a_commit_pass(held: dict[str, Any]) -> None:
-    commit.check_requirements(BASE, [held])
+    table_commit.check_requirements(BASE, [held])
     assert requirement.kind(held) in requirement.REQUIREMENTS
 
 
@@ -100,7 +102,7 @@ def test_a_requirement_that_holds_lets_a_commit_pass(held: dict[str, Any]) -> No
 )
 def test_a_requirement_that_does_not_hold_is_a_conflict(broken: dict[str, Any], says: str) -> None:
     with pytest.raises(errors.CommitConflict) as refused:
-        commit.check_requirements(BASE, [broken])
+        table_commit.check_requirements(BASE, [broken])
     assert refused.value.message == says
 
 
@@ -117,26 +119,26 @@ def test_a_requirement_that_does_not_hold_is_a_conflict(broken: dict[str, Any], 
 )
 def test_a_requirement_that_nobody_knows_is_a_mistake(broken: dict[str, Any], says: str) -> None:
     with pytest.raises(errors.InvalidInput, match=says) as refused:
-        commit.check_requirements(BASE, [broken])
+        table_commit.check_requirements(BASE, [broken])
     assert not isinstance(refused.value, errors.CommitConflict)
 
 
 def test_a_table_that_is_not_there_can_only_be_created() -> None:
-    assert commit.is_create([need("assert-create")])
-    assert not commit.is_create([need("assert-table-uuid", uuid=UUID)])
-    commit.check_requirements(None, [need("assert-create")])
+    assert table_commit.is_create([need("assert-create")])
+    assert not table_commit.is_create([need("assert-table-uuid", uuid=UUID)])
+    table_commit.check_requirements(None, [need("assert-create")])
     with pytest.raises(errors.InvalidInput, match="Invalid create requirements"):
-        commit.check_requirements(None, [need("assert-create"), need("assert-table-uuid", uuid=UUID)])
+        table_commit.check_requirements(None, [need("assert-create"), need("assert-table-uuid", uuid=UUID)])
 
 
 def test_a_commit_is_bounded() -> None:
-    commit.check_size([{}], [{}])
+    table_commit.check_size([{}], [{}])
     with pytest.raises(errors.InvalidInput, match="updates, at most"):
-        commit.check_size([], [{}] * (limits.CATALOG_UPDATES_MAX + 1))
+        table_commit.check_size([], [{}] * (limits.CATALOG_UPDATES_MAX + 1))
     with pytest.raises(errors.InvalidInput, match="requirements, at most"):
-        commit.check_size([{}] * (limits.CATALOG_REQUIREMENTS_MAX + 1), [])
+        table_commit.check_size([{}] * (limits.CATALOG_REQUIREMENTS_MAX + 1), [])
     with pytest.raises(errors.InvalidInput, match="non-object"):
-        commit.check_size([], [7])  # type: ignore[list-item]
+        table_commit.check_size([], [7])  # type: ignore[list-item]
 
 
 def test_a_commit_that_changes_nothing_is_the_table_itself() -> None:
@@ -154,9 +156,9 @@ def test_old_metadata_files_go_as_the_table_says() -> None:
     keep_two = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "TRUE"}
     after = commit_to(made, {"action": "set-properties", "updates": keep_two}, location="file:/5")
     assert [entry["metadata-file"] for entry in after.metadata_log] == ["file:/4", "file:/5"]
-    assert commit.dropped_files(made, after) == ["file:/0", "file:/1", "file:/2", "file:/3"]
+    assert table_commit.dropped_files(made, after) == ["file:/0", "file:/1", "file:/2", "file:/3"]
     silent = commit_to(made, {"action": "set-properties", "updates": {"n": "x"}}, location="file:/5")
-    assert commit.dropped_files(made, silent) == []
+    assert table_commit.dropped_files(made, silent) == []
     assert [entry["timestamp-ms"] for entry in silent.metadata_log][-1] == made.fields["last-updated-ms"]
 
 
@@ -242,8 +244,8 @@ def one_commit(base: Table) -> Table:
         point("main", number),
         {"action": "set-properties", "updates": {"n": str(number)}},
     ]
-    commit.check_requirements(base, requirements)
-    made = commit.apply_updates(base, FILE, updates, snapshot(number)["timestamp-ms"])
+    table_commit.check_requirements(base, requirements)
+    made = table_commit.apply_updates(base, FILE, updates, snapshot(number)["timestamp-ms"])
     made.pieces()
     return made
 

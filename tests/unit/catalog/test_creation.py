@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.catalog.table import commit
-from icestream.catalog.table.table import Table, load
+from icestream.iceberg import table_commit
+from icestream.iceberg.table_metadata import Table, load
 from tests.support.tables import (
     LOCATION,
     NOW_MS,
@@ -118,7 +118,7 @@ def staged(version: int = 2) -> list[dict[str, Any]]:
 
 
 def created(updates: list[dict[str, Any]]) -> Table:
-    return commit.apply_updates(None, None, updates, NOW_MS + 10_000)
+    return table_commit.apply_updates(None, None, updates, NOW_MS + 10_000)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

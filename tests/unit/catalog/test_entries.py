@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.catalog.document.entries import Entries
+from icestream.iceberg.entries import Entries
 
 
 def item(number: int) -> dict[str, int]:

@@ -10,8 +10,8 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.documents import Documents
-from icestream.catalog.files import LocalFiles, LocalFolder, open_inside, open_local
-from icestream.catalog.identifier import identifier
+from icestream.iceberg.file_io import LocalFiles, LocalFolder, open_inside, open_local
+from icestream.iceberg.identifier import identifier
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness

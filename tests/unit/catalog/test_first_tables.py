@@ -9,8 +9,8 @@ import pytest
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.calls.topics import NewTable
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from tests.support.losing_store import LosingStore

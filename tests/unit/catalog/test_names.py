@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.catalog import keys, location, metadata_file
-from icestream.catalog.identifier import Identifier, identifier, namespace_of
+from icestream.catalog import keys
+from icestream.iceberg import location, metadata_file
+from icestream.iceberg.identifier import Identifier, identifier, namespace_of
 
 # The characters that keys are made of come often.
 LEVEL = st.text(st.sampled_from("a.:/%é\x1e\U0001f9ca ") | st.characters(codec="utf-8"), min_size=1, max_size=6).filter(

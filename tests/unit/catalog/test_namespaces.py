@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier
+from icestream.iceberg.identifier import Identifier
 from tests.support.jitter_store import JitterStore
 from tests.support.tables import NEW_VIEW, SCHEMA
 from tests.support.warehouse import NS, World

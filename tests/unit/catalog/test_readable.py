@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.catalog.document.values import INT_MAX, LONG_MAX
-from icestream.catalog.table.table import Table, decode, load
+from icestream.iceberg.table_metadata import Table, decode, load
+from icestream.iceberg.values import INT_MAX, LONG_MAX
 from tests.support.tables import SCHEMA, add, append, column, commit_to, point, schema, snapshot, table, with_snapshots
 
 NUMBERS = st.sampled_from([-1, 1, 2, 3, LONG_MAX])

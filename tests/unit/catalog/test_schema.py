@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog.document import field_type, schema, transform
+from icestream.iceberg import schema, transforms, types
 from tests.support.tables import column
 from tests.support.tables import schema as of
 
@@ -100,7 +100,7 @@ def test_identifiers_may_lie_in_required_structs() -> None:
     ],
 )
 def test_types_belong_to_families(kind: Any, family: str) -> None:
-    assert field_type.family(kind) == family
+    assert types.family(kind) == family
 
 
 @pytest.mark.parametrize("kind", ["timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"])
@@ -186,8 +186,8 @@ def test_a_new_table_numbers_its_fields_struct_by_struct() -> None:
 )
 def test_transforms_take_the_types_they_can_read(applied: str, kind: Any, fits: bool) -> None:
     if fits:
-        transform.check(applied, kind)
+        transforms.check(applied, kind)
     else:
         with pytest.raises(errors.InvalidInput):
-            transform.check(applied, kind)
-    assert transform.canonical(applied) == applied.lower()
+            transforms.check(applied, kind)
+    assert transforms.canonical(applied) == applied.lower()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
-from icestream.catalog.log_disk import LogDisk
-from icestream.catalog.shared_sync import SharedSync
+from icestream.iceberg.log_disk import LogDisk
+from icestream.iceberg.shared_sync import SharedSync
 from icestream.runtime.clock import Clock, SimulatedClock
 
 A, B, C, D = (Path(f"/{name}") for name in "abcd")

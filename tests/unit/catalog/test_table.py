@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.catalog.document import values
-from icestream.catalog.table.table import decode, load
+from icestream.iceberg import values
+from icestream.iceberg.table_metadata import decode, load
 from tests.support.effort import HALF
 from tests.support.tables import FILE, LOCATION, NOW_MS, SCHEMA, UUID, add, commit_to, point, snapshot, with_snapshots
 

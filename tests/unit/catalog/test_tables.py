@@ -8,9 +8,9 @@ import pytest
 
 from icestream import errors
 from icestream.catalog import keys, records
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.requests import RequestName
 from icestream.catalog.topic.commit import Request
+from icestream.iceberg.identifier import Identifier
 from tests.support.metadata_machine import settle
 from tests.support.tables import NEW_VIEW, SCHEMA, UUID
 from tests.support.topic_tables import ENVELOPE, TOPIC, TOPIC_ID

@@ -9,9 +9,9 @@ import pytest
 from icestream import errors
 from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
 from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
 from tests.support.losing_store import LosingStore

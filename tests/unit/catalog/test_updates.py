@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.catalog.table import update
-from icestream.catalog.table.table import Table, load
+from icestream.iceberg import updates as update
+from icestream.iceberg.table_metadata import Table, load
 from tests.support.tables import (
     LOCATION,
     NOW_MS,

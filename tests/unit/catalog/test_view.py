@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.catalog.view import update
-from icestream.catalog.view.commit import commit, new_view
-from icestream.catalog.view.view import View, decode, load
+from icestream.iceberg import view_updates
+from icestream.iceberg.view_commit import commit, new_view
+from icestream.iceberg.view_metadata import View, decode, load
 from tests.support.effort import QUARTER
 from tests.support.tables import NOW_MS, SCHEMA, UUID, column, schema
 
@@ -216,7 +216,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 UPDATES = st.fixed_dictionaries(
-    {"action": st.sampled_from(sorted(update.UPDATES))}, optional=dict.fromkeys(FIELDS, JSON)
+    {"action": st.sampled_from(sorted(view_updates.UPDATES))}, optional=dict.fromkeys(FIELDS, JSON)
 )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.core import TyperCommand, TyperGroup
 
-from icestream import errors, said
+from icestream import error_codes, errors
 from icestream.cli import broker
 from icestream.cli.command import split_examples
 from icestream.cli.main import COMMANDS, load
@@ -207,7 +207,7 @@ def test_programs_get_errors_as_json_too(line: str, error: type[errors.Icestream
     assert told.err.startswith("icestream: ")
     ran = icestream(*arguments, "--output", "json")
     document = json.loads(ran.err)
-    assert ran.code == told.code == document["exit_code"] == said.exit_code(error(""))
+    assert ran.code == told.code == document["exit_code"] == error_codes.exit_code(error(""))
     assert (document["error"], document["retryable"]) == (error.code, error.retryable)
     assert told.err == f"icestream: {document['message']}\n" + (
         f"hint: {document['hint']}\n" if document["hint"] else ""
@@ -225,7 +225,7 @@ def test_an_answer_that_is_an_error_too_is_a_document_on_each_stream(tmp_path: P
 def test_the_exit_codes_of_the_page_are_those_of_the_errors() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
     assert sorted(rows) == sorted(
-        (str(row.exit_code), kind.__name__) for kind, row in said.SAID.items() if row.exit_code is not None
+        (str(row.exit_code), kind.__name__) for kind, row in error_codes.SAID.items() if row.exit_code is not None
     )
 
 

@@ -218,7 +218,7 @@ def test_a_broker_that_goes_away_is_an_error() -> None:
         def with_credit() -> int:
             # A client grants credit after it has read the reply to `subscribe`: from then on a lost connection is
             # found by the running command. Before, the command would report that it cannot connect.
-            return sum(consumer.credit_messages > 0 for consumer in broker.subscription(name, "s").consumers)
+            return sum(consumer.credit_messages > 0 for consumer in broker.subscription(name, "s").consumers.values())
 
         async def stop_when_two_consume() -> None:
             while with_credit() < 2:  # noqa: ASYNC110  # no event says so

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream import connect_sync, errors, limits, said, testing
+from icestream import connect_sync, error_codes, errors, limits, testing
 from icestream.cli.lines import LineSplitter, draft_of_json
 from tests.support.command_line import icestream, icestream_process
 from tests.support.serve_process import WAIT_SECONDS
@@ -97,7 +97,7 @@ def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
 ) -> None:
     given = b'{"payload": "good"}\n' + line + b'\n{"payload": "never sent"}\n'
     ran = icestream("produce", topic, "--json", "--broker", broker.address, given=given)
-    assert ran.code == said.exit_code(errors.InvalidInput(""))
+    assert ran.code == error_codes.exit_code(errors.InvalidInput(""))
     assert ran.out == "1 message stored at offset 0\n"
     assert "icestream: line 2: " in ran.err
     assert words in ran.err

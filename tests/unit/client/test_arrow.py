@@ -20,7 +20,7 @@ from icestream.client.inbox import Chunk
 from icestream.model import envelope
 from icestream.model.block import Block, Constant, Numbering, encode_block
 from icestream.model.envelope import COLUMNS, ColumnKind
-from icestream.protocol.frame import Delivery
+from icestream.rpc.frame import Delivery
 from tests.support.blocks import bodies, forged_blocks
 
 NOBODY: Any = None

@@ -14,7 +14,7 @@ import icestream
 from icestream import errors, limits
 from icestream.client.questions import Questions
 from icestream.model.topic_name import TopicName
-from icestream.protocol.frame import Frame
+from icestream.rpc.frame import Frame
 from icestream.testing import TestBroker
 from tests.support.until import until
 

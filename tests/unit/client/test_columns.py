@@ -15,7 +15,7 @@ from icestream.client.delivered import Delivered, check
 from icestream.model import envelope
 from icestream.model.block import Block, block_head, encode_block
 from icestream.model.envelope import COLUMNS
-from icestream.protocol.frame import Delivery
+from icestream.rpc.frame import Delivery
 from tests.support.blocks import blocks, bodies, forged_blocks
 
 

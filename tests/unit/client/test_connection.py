@@ -14,9 +14,9 @@ import icestream
 from icestream import errors, limits
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import Delivery, Done, Frame, Kind, Outcome
-from icestream.protocol.stream import FrameStream
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.frame import Delivery, Done, Frame, Kind, Outcome
+from icestream.rpc.stream import FrameStream
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio

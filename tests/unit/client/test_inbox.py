@@ -21,7 +21,7 @@ from icestream.client.delivered import Delivered
 from icestream.client.inbox import Chunk, Inbox
 from icestream.model import envelope
 from icestream.model.block import encode_block
-from icestream.protocol.frame import Delivery
+from icestream.rpc.frame import Delivery
 
 NOBODY: Any = None
 

@@ -15,7 +15,7 @@ import icestream
 from icestream import errors
 from icestream.model.shard import Gap, GapState
 from icestream.model.topic_name import TopicName
-from icestream.protocol import frame
+from icestream.rpc import frame
 from icestream.testing import TestBroker
 from tests.support.until import until
 

@@ -15,7 +15,7 @@ import icestream
 from icestream import errors, limits
 from icestream.client.address import DEFAULT_PORT, Address
 from icestream.client.foreign_protocol import protocol_of, wrong_port
-from icestream.protocol.frame import FIRST_FROM_BROKER, HEAD, SIZE_MIN
+from icestream.rpc.frame import FIRST_FROM_BROKER, HEAD, SIZE_MIN
 from icestream.settings.tree import Ports
 from tests.support.free_ports import free_ports
 from tests.support.until import until

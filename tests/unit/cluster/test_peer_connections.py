@@ -18,7 +18,7 @@ from icestream.cluster.listener import PeerConnection
 from icestream.cluster.peers import Peers
 from icestream.cluster.wire import NO_CLUSTER, Hello, Kind, Welcome, encode_welcome
 from icestream.metadata.raft_core import has_raft_core
-from icestream.protocol.frame import encode_frame
+from icestream.rpc.frame import encode_frame
 from icestream.runtime.clock import SimulatedClock
 from tests.support.cluster_nodes import SECONDS, ClusterNodes
 

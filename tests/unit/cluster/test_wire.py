@@ -18,8 +18,8 @@ from icestream.cluster.wire import Hello, Kind, Welcome
 from icestream.metadata import eraftpb
 from icestream.metadata.eraftpb import SnapshotParts
 from icestream.metadata.log_format import NO_CLUSTER
-from icestream.protocol import document
-from icestream.protocol.frame import HEAD
+from icestream.rpc import document
+from icestream.rpc.frame import HEAD
 
 ROOT = Path(__file__).resolve().parents[3]
 ids = st.integers(1, 2**64 - 1)

@@ -20,8 +20,8 @@ from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.model.subscription import SubscriptionType
 from icestream.model.topic_name import TopicName
-from icestream.protocol import handshake
-from icestream.runtime.link import Document, Link, open_link
+from icestream.rpc import handshake
+from icestream.rpc.link import Document, Link, open_link
 from icestream.server import Node
 from tests.support.node_settings import node_settings
 from tests.support.taker import Taker

@@ -14,7 +14,7 @@ from icestream.frontends.danube.uniform import uniform_batch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.block import check_block, encode_block
 from icestream.model.envelope import COLUMN_BY_ID
-from icestream.storage.native import native
+from icestream.runtime.native import native
 
 pytestmark = pytest.mark.skipif(native is None, reason="only the native wire brings messages together")
 NAMES = ("", "p", "pp", "gr\u00fc\u00df")

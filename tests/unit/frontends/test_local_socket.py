@@ -13,8 +13,8 @@ import pytest
 
 from icestream import errors, limits
 from icestream.metadata.store import MemoryStore
-from icestream.runtime import local_socket
-from icestream.runtime.link import open_link
+from icestream.rpc import local_socket
+from icestream.rpc.link import open_link
 from tests.support.local_broker import local_broker
 
 

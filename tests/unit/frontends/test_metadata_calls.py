@@ -20,8 +20,8 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.metadata.watch import Changes, Resync
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SimulatedClock, SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.local_broker import kept_link, local_broker
 from tests.support.metadata_machine import HANGS_SECONDS, settle

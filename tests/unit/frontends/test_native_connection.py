@@ -17,10 +17,10 @@ from icestream.model import envelope
 from icestream.model.block import Numbering, blocks_of, encode_block
 from icestream.model.topic_name import TopicName
 from icestream.observability.health import connections_check
-from icestream.protocol import document, frame
-from icestream.protocol.compression import Compression
-from icestream.protocol.frame import CUMULATIVE, SIZE_MIN, Frame, Kind, Outcome, Part
-from icestream.protocol.handshake import Hello, decode_welcome
+from icestream.rpc import document, frame
+from icestream.rpc.compression import Compression
+from icestream.rpc.frame import CUMULATIVE, SIZE_MIN, Frame, Kind, Outcome, Part
+from icestream.rpc.handshake import Hello, decode_welcome
 from icestream.testing import TestBroker
 from tests.support.raw_client import RawClient, ack, block, call, credit, ping, publish, raw_client
 from tests.support.until import until

@@ -16,10 +16,10 @@ import pytest_asyncio
 import icestream
 from icestream import errors
 from icestream.model.block import Numbering
-from icestream.protocol import document, frame
-from icestream.protocol.compression import Compression
-from icestream.protocol.frame import COMPRESSED, Frame, Kind, Part, Ranges
-from icestream.protocol.handshake import Hello
+from icestream.rpc import document, frame
+from icestream.rpc.compression import Compression
+from icestream.rpc.frame import COMPRESSED, Frame, Kind, Part, Ranges
+from icestream.rpc.handshake import Hello
 from icestream.testing import TestBroker
 from tests.support.raw_client import Closed, RawClient, ack, block, call, credit, ping, publish, raw_client
 

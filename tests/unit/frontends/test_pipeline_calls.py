@@ -10,7 +10,7 @@ import pytest
 from icestream import errors, limits
 from icestream.frontends.native.pipeline_calls import PipelineCalls
 from icestream.model.backlog import Backlog, decode_backlog
-from icestream.runtime.link import open_link
+from icestream.rpc.link import open_link
 from tests.unit.frontends.test_admin_calls import Operator, ask, operated
 
 pytestmark = pytest.mark.asyncio

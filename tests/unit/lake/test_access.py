@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.warehouse.store_options import StoreOptions
+from icestream.catalogs.store_options import StoreOptions
 from tests.support.iceberg import IcebergClient, IcebergWorld
 from tests.support.tables import SCHEMA
 

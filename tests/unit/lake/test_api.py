@@ -15,8 +15,8 @@ from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.subscription import SubscriptionType
 from icestream.model.topic_name import TopicName
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.settings import KEYS
 from tests.support.api import Api, served_api
 from tests.support.asgi import Asker

@@ -14,29 +14,29 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table import table as tables
-from icestream.lake.manifests import AvroManifests
-from icestream.lake.options import CacheOptions
-from icestream.lake.scan.file_reader import FileReader
-from icestream.lake.scan.foreign_tables import ForeignTables
-from icestream.lake.scan.group_cache import open_cache
-from icestream.lake.scan.opening import opener
-from icestream.lake.scan.scanner import Scanner
-from icestream.lake.scan.snapshot_reader import SnapshotReader
-from icestream.lake.scan.stored_files import StoredFiles
-from icestream.lake.scan.topic_views import PartedTopic
-from icestream.lake.verify.report import Weight
-from icestream.lake.verify.shard_in_log import ShardInLog
-from icestream.lake.verify.verifier import Verifier
+from icestream.catalogs.catalog import Done, LoadedTable, TableCatalog, TableChange
+from icestream.catalogs.mirror import Mirror, mirror_key
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_manifests import ManifestReader
 from icestream.model.scan import Asked, Question, Scanned
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.commit.snapshot import new_snapshot
+from icestream.readers.cache_options import CacheOptions
+from icestream.readers.file_reader import FileReader
+from icestream.readers.foreign_tables import ForeignTables
+from icestream.readers.group_cache import open_cache
+from icestream.readers.opening import opener
+from icestream.readers.scanner import Scanner
+from icestream.readers.snapshot_reader import SnapshotReader
+from icestream.readers.stored_files import StoredFiles
+from icestream.readers.topic_views import PartedTopic
+from icestream.readers.verify.report import Weight
+from icestream.readers.verify.shard_in_log import ShardInLog
+from icestream.readers.verify.verifier import Verifier
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.tasks import InlineOffload
-from icestream.warehouse.catalog import Done, LoadedTable, TableCatalog, TableChange
-from icestream.warehouse.mirror import Mirror, mirror_key
 from tests.support.broker_machine import quiet
 from tests.support.paper_pipeline import PaperPipeline
 

@@ -6,9 +6,9 @@ import time
 
 import pyarrow as pa
 
-from icestream.lake.options import CacheOptions
-from icestream.lake.scan.group_cache import GroupKey, NoCache, open_cache
 from icestream.observability import metrics
+from icestream.readers.cache_options import CacheOptions
+from icestream.readers.group_cache import GroupKey, NoCache, open_cache
 
 ROWS = pa.table({"offset": pa.array(range(1_000), pa.int64())})
 FIRST, SECOND, THIRD = (GroupKey("a.parquet", number) for number in range(3))

@@ -167,7 +167,7 @@ async def test_a_mistake_of_ours_is_logged_with_its_trace(
     async def fail(*_: object) -> None:
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr("icestream.runtime.link_keeper.LinkKeeper.call", fail)
+    monkeypatch.setattr("icestream.rpc.link_keeper.LinkKeeper.call", fail)
     http = await connect(port)
     await http.send(b"GET /api/v1/topics HTTP/1.1\r\n" + HOST + b"\r\n")
     reply = await http.reply()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from icestream.catalog import keys
-from icestream.catalog.identifier import Identifier
+from icestream.catalog.tokens import Tokens
 from icestream.catalog.topic.commit import Request
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.identifier import Identifier
 from icestream.lake.app import build_app
-from icestream.lake.iceberg.tokens import Tokens
-from icestream.lake.manifests import AvroManifests
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.topic_name import TopicName

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from icestream import errors, limits, said
+from icestream import error_codes, errors, limits
 from icestream.frontends.native.admin_calls import METHODS
 from icestream.frontends.native.fence_calls import FENCE_METHODS
 from icestream.frontends.native.metadata_calls import METADATA_CALLS
 from icestream.frontends.native.pipeline_calls import PIPELINE_METHODS
 from icestream.lake.app import build_app
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.server.online import APPLIED
 from tests.tidy.tree import read, report
 
@@ -71,7 +71,7 @@ def test_the_description_refers_only_to_what_it_holds(described: Any) -> None:
 
 def test_what_was_refused_for_now_is_never_the_clients_mistake() -> None:
     for kind in KINDS:
-        status = said.http_status(kind("x"))
+        status = error_codes.http_status(kind("x"))
         assert (status == 429 or status >= 500) if kind.retryable else status != 503, kind
 
 

@@ -13,13 +13,13 @@ from icestream import connect, errors
 from icestream.catalog import keys
 from icestream.cli.places import place_of
 from icestream.lake.app import build_app
-from icestream.lake.scan.worker import ScanWorker
+from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.scan import Asked, Question, Scanned, Section
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server.node import Node
 from tests.support.asgi import Asker

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
-from icestream.lake.iceberg.tokens import Tokens, read_tokens
+from icestream.catalog.tokens import Tokens, read_tokens
 
 TOKEN = "0123456789abcdef"
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from icestream import connect, errors, limits
 from icestream.lake.app import build_app
-from icestream.lake.verify.lines import lines
-from icestream.lake.verify.offsets import Ranges, ranges_of, with_ranges, within
-from icestream.lake.verify.report import Finding, Progress, Report, Weight
-from icestream.lake.verify.shard_in_log import ShardInLog
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.model.topic_name import TopicName
+from icestream.readers.verify.lines import lines
+from icestream.readers.verify.offsets import Ranges, ranges_of, with_ranges, within
+from icestream.readers.verify.report import Finding, Progress, Report, Weight
+from icestream.readers.verify.shard_in_log import ShardInLog
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.asgi import Asker

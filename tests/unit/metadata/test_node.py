@@ -20,9 +20,9 @@ from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import MetadataOptions, open_directory, open_metadata, start_alone
 from icestream.metadata.solo_core import SoloCore
 from icestream.runtime.files import LocalFile
+from icestream.runtime.native import native
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.storage.native import native
 from icestream.wal import format as wire
 from icestream.wal.log_file import SYNC_FAILED_NAME
 from icestream.wal.scan import scan_records

@@ -15,7 +15,7 @@ from icestream.metadata.node_store import NodeStore
 from icestream.metadata.open import open_metadata
 from icestream.metadata.snapshot_file import SnapshotWriter, snapshot_index
 from icestream.runtime.clock import SimulatedClock
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal.sink import NativeSink
 from tests.support.metadata_machine import MetadataMachine, contents, settle, state_bytes
 

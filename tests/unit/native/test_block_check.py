@@ -28,8 +28,8 @@ from icestream.model.block import (
     encode_block,
 )
 from icestream.model.envelope import COLUMN_BY_ID, COLUMNS, Column, ColumnKind
-from icestream.storage import block_check
-from icestream.storage.native import native
+from icestream.rpc import blocks as block_check
+from icestream.runtime.native import native
 from tests.support.blocks import blocks, bodies, forged_blocks
 from tests.support.mutations import bit_flips, mutated, truncations
 

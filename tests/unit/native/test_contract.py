@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from icestream.storage.native import CONTRACT
+from icestream.runtime.native import CONTRACT
 
 ROOT = Path(__file__).parents[3]
-ASK = "from icestream.storage.native import native; print(native)"
+ASK = "from icestream.runtime.native import native; print(native)"
 
 
 def loaded(folder: Path, source: str) -> subprocess.CompletedProcess[str]:

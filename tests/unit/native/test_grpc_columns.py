@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from icestream.frontends.danube.messages import COLUMNS, INTEGER, REPEATED
 from icestream.frontends.danube.wire import danube_pb2 as pb
-from icestream.storage.native import native
+from icestream.runtime.native import native
 
 texts = st.text(max_size=20)
 numbers = st.integers(min_value=0, max_value=2**64 - 1)

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio

@@ -11,10 +11,10 @@ import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalog.identifier import Identifier
+from icestream.catalogs.catalog import Conflict, Outcome, TableCatalog, TableChange, Unknown
+from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
+from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
-from icestream.warehouse.catalog import Conflict, Outcome, TableCatalog, TableChange, Unknown
-from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
 from tests.support.paper_pipeline import PaperPipeline
 
 NAME = Identifier(("default",), "t1")

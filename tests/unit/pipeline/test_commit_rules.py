@@ -10,17 +10,17 @@ import fastavro
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog.table.table import Table
+from icestream.catalogs.catalog import Conflict, Done, Unknown
+from icestream.iceberg import avro
+from icestream.iceberg.manifest_file import ManifestFile
+from icestream.iceberg.manifest_layout import PartitionField
+from icestream.iceberg.table_metadata import Table
 from icestream.model.written import WrittenFile
-from icestream.pipeline.commit import expiry, fit
+from icestream.pipeline.commit import expiry, fit, manifest_merge
 from icestream.pipeline.commit.expiry import History
 from icestream.pipeline.commit.partition_check import check_partition
 from icestream.pipeline.commit.verdict import Verdict, verdict
-from icestream.pipeline.manifests import avro, merge
-from icestream.pipeline.manifests.layout import PartitionField
-from icestream.pipeline.manifests.manifest_file import ManifestFile
 from icestream.pipeline.tables import table_policy
-from icestream.warehouse.catalog import Conflict, Done, Unknown
 from tests.support.tables import NOW_MS, commit_to, point, table, with_snapshots
 from tests.support.topic_tables import ENVELOPE, bound
 
@@ -53,28 +53,28 @@ def sizes(*files: int) -> list[ManifestFile]:
 
 
 def test_the_eighth_of_a_size_makes_one_of_the_next() -> None:
-    assert merge.merged(sizes(1, 1, 1, 1, 1, 1), 0, 1) == []
-    assert len(merge.merged(sizes(1, 1, 1, 1, 1, 1, 1), 0, 1)) == 7
-    assert len(merge.merged(sizes(*[1] * 7, *[8] * 6), 0, 1)) == 7
-    assert len(merge.merged(sizes(*[1] * 7, *[8] * 7, 64), 0, 1)) == 14
+    assert manifest_merge.merged(sizes(1, 1, 1, 1, 1, 1), 0, 1) == []
+    assert len(manifest_merge.merged(sizes(1, 1, 1, 1, 1, 1, 1), 0, 1)) == 7
+    assert len(manifest_merge.merged(sizes(*[1] * 7, *[8] * 6), 0, 1)) == 7
+    assert len(manifest_merge.merged(sizes(*[1] * 7, *[8] * 7, 64), 0, 1)) == 14
 
 
 def test_what_is_not_ours_stays() -> None:
     others = [manifest(1, "spark-1"), manifest(1, spec_id=1), manifest(1, content=1)]
-    assert merge.merged([*others, *sizes(*[1] * 6)], 0, 1) == []
-    assert merge.merged([*others, *sizes(*[1] * 7)], 0, 1) == sizes(*[1] * 7)
+    assert manifest_merge.merged([*others, *sizes(*[1] * 6)], 0, 1) == []
+    assert manifest_merge.merged([*others, *sizes(*[1] * 7)], 0, 1) == sizes(*[1] * 7)
 
 
 def test_a_manifest_has_a_largest_size() -> None:
     large = limits.MANIFEST_FILES_MAX // 4
-    assert merge.merged(sizes(*[large] * 20), 0, large) == []
+    assert manifest_merge.merged(sizes(*[large] * 20), 0, large) == []
 
 
 def test_hazard_24_a_table_never_has_many_manifests_and_each_file_is_copied_seldom() -> None:
     held: list[ManifestFile] = []
     copied = most = 0
     for _ in range(5_000):
-        gone = merge.merged(held, 0, 1)
+        gone = manifest_merge.merged(held, 0, 1)
         copied += sum(one.files for one in gone)
         held = [manifest(1 + sum(one.files for one in gone)), *held[len(gone) :]]
         most = max(most, len(held))

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from pyiceberg.table import StaticTable
 
 from icestream import errors, limits
-from icestream.catalog.identifier import Identifier
+from icestream.iceberg.identifier import Identifier
 from icestream.model.written import TopicWritten
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.options import DriverOptions

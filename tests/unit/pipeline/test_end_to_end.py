@@ -12,16 +12,16 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from icestream.broker.records import Policies
-from icestream.catalog.identifier import Identifier
 from icestream.client.connect import connect
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.topic_name import TopicName
 from icestream.model.written import TopicWritten
 from icestream.pipeline.driver.broker import BrokerLink
 from icestream.pipeline.driver.options import DriverOptions
 from icestream.pipeline.round_plan import Budget, RoundPlan
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server.node import Node
 from tests.support.node_settings import node_settings

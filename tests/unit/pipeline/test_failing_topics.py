@@ -14,12 +14,12 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from icestream import limits
-from icestream.catalog.identifier import Identifier
+from icestream.catalogs.catalog import Unknown
+from icestream.iceberg.identifier import Identifier
 from icestream.model.written import TaskError, TopicWritten, Trouble
 from icestream.pipeline.driver.backoff import pause_seconds
 from icestream.pipeline.driver.open_rounds import OpenRound
 from icestream.runtime.clock import SimulatedClock
-from icestream.warehouse.catalog import Unknown
 from tests.support.committing import Committing, topic
 from tests.support.paper_pipeline import PaperPipeline
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
+from icestream.catalogs.caller import Patience
+from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.factory import open_catalog
 from icestream.pipeline.driver.effects import Effect, Fault
-from icestream.warehouse.caller import Patience
-from icestream.warehouse.catalog import TableCatalog
-from icestream.warehouse.factory import open_catalog
 from tests.support.catalog_servers import CATALOG, served, settings_of
 from tests.support.driver_life import DriverLife, Struck
 from tests.support.fault_proxy import FaultProxy, fault_proxy

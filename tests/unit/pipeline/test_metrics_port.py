@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from icestream.pipeline.driver.metrics_port import metrics_listener
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.server import Node
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.pipeline.files.partition import groups_of
+from icestream.iceberg.partition_groups import groups_of
 
 
 @given(

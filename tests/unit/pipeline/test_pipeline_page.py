@@ -8,10 +8,10 @@ from pathlib import Path
 import yaml
 
 from icestream.catalog.topic.envelope import new_schema
+from icestream.catalogs.table_name import name_in_one
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.spark.options import SparkOptions
 from icestream.settings import Settings
-from icestream.warehouse.table_name import name_in_one
 from tests.tidy.tree import ROOT, read
 
 PAGE = read("docs/pipeline.md")

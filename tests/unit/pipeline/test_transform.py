@@ -23,10 +23,10 @@ from pyiceberg.types import (
 )
 
 from icestream import errors
-from icestream.pipeline.files import murmur
+from icestream.iceberg import murmur
+from icestream.iceberg.column_transforms import transformed
+from icestream.iceberg.single_value import lower_bound, upper_bound
 from icestream.pipeline.files.layout import ARROW
-from icestream.pipeline.files.single_value import lower_bound, upper_bound
-from icestream.pipeline.files.transform import transformed
 from tests.support.effort import QUARTER
 
 TYPES: dict[str, PrimitiveType] = {

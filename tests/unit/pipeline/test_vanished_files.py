@@ -11,10 +11,10 @@ from prometheus_client import REGISTRY
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalog.files import LocalFiles
-from icestream.catalog.identifier import Identifier
+from icestream.catalogs.catalog import Outcome, TableCatalog, TableChange
+from icestream.iceberg.file_io import LocalFiles
+from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Effects, Fault
-from icestream.warehouse.catalog import Outcome, TableCatalog, TableChange
 from tests.support.driver_life import Struck
 from tests.support.paper_pipeline import PaperPipeline
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors
+from icestream.catalogs.rest_client import RestClient, RestOptions
 from icestream.observability.http_listener import HttpListener, Response
 from icestream.observability.http_request import Request
 from icestream.runtime.clock import SystemClock
@@ -18,7 +19,6 @@ from icestream.runtime.http_probe import ProbeAnswer, parse_head, probe
 from icestream.runtime.instance import check_instance, new_instance
 from icestream.runtime.randomness import SystemRandomness
 from icestream.server import Node
-from icestream.warehouse.rest_client import RestClient, RestOptions
 from tests.support.free_ports import free_ports
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings

@@ -22,10 +22,10 @@ from icestream.model.subscription import SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
 from icestream.observability.words import size_text
-from icestream.runtime import local_socket
+from icestream.rpc import local_socket
+from icestream.runtime.native import native
 from icestream.server import Node
 from icestream.server.surroundings import Surroundings
-from icestream.storage.native import native
 from icestream.wal.admission import Quota
 from tests.support.node_settings import node_settings
 from tests.support.raw_http import Connecting

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
+from icestream.rpc.link import open_link
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link import open_link
 from icestream.server import Node
 from icestream.server.children import Child
 from tests.support.node_settings import node_settings

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.storage.checksum import crc32
+from icestream.runtime.checksum import crc32
 from icestream.wal import format as wire
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from icestream.storage.native import native
+from icestream.runtime.native import native
 from icestream.wal import format as wire
 from icestream.wal.scan import Found, Headers, Scan, find_headers_python, good_header, scan_records_python
 from tests.support.mutations import bit_flips, mutated, truncations

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from icestream import limits
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import LocalDirectory, LocalFile
+from icestream.runtime.native import native
 from icestream.runtime.simulated_disk import SimulatedDisk
-from icestream.storage.native import native
 from icestream.wal.appender import Write
 from icestream.wal.sink import InlineSink, NativeSink, Progress, Sink, SinkError, runs
 from tests.support.effort import QUARTER

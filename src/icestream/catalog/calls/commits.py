@@ -13,13 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog import keys, metadata_file
+from icestream.catalog import keys
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Step, Steps
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.location import allowed
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import Change
@@ -28,12 +24,16 @@ from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import Noted, RequestName
 from icestream.catalog.snapshot_map import SnapshotMap
-from icestream.catalog.table import commit, requirement, update
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import commit as topic_commit
 from icestream.catalog.topic import properties, snapshot_mark
 from icestream.catalog.topic.claim import TYPE, lease_of
 from icestream.catalog.topic.commit import Outcome, Request, State
+from icestream.iceberg import metadata_file, requirements, table_commit, values
+from icestream.iceberg import updates as update
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.location import allowed
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
@@ -131,7 +131,7 @@ class Commits:
                 f"a commit to {len(asked)} tables", hint=f"1 to {limits.CATALOG_TRANSACTION_TABLES_MAX} are possible"
             )
         placed = {identifier: self._placed(one) for identifier, one in asked.items()}
-        claims = [need for one in asked.values() for need in one.requirements if requirement.kind(need) == TYPE]
+        claims = [need for one in asked.values() for need in one.requirements if requirements.kind(need) == TYPE]
         key = keys.lease_key(lease_of(claims))
         is_first = True
 
@@ -154,7 +154,7 @@ class Commits:
 
     def _placed(self, asked: Request) -> Request:
         """Nobody moves a table, or what will be written to it, out of the warehouse."""
-        commit.check_size(asked.requirements, asked.updates)
+        table_commit.check_size(asked.requirements, asked.updates)
         updates = [self._placed_update(one) for one in asked.updates]
         return asked._replace(updates=updates)
 
@@ -188,7 +188,7 @@ class Commits:
         known: Mapping[Identifier, Entry] | None = None,
     ) -> list[Judged]:
         now_ms, known = self._steps.now_ms(), known or {}
-        creating = [one for one, request in asked.items() if commit.is_create(request.requirements)]
+        creating = [one for one, request in asked.items() if table_commit.is_create(request.requirements)]
         changing = [one for one in asked if one not in creating]
         if len(changing) == 1:
             loaded = {one: await self.load(one, known=known.get(one)) for one in changing}
@@ -218,9 +218,9 @@ class Commits:
             relations.check_free(identifier, there.entry, relations.TABLE)
         if there is not None:
             raise errors.CommitConflict("Requirement failed: table already exists")
-        commit.check_requirements(None, asked.requirements)
+        table_commit.check_requirements(None, asked.requirements)
         properties.check_untouched(asked.updates, {}, is_bound=False)
-        table = commit.apply_updates(None, None, asked.updates, now_ms)
+        table = table_commit.apply_updates(None, None, asked.updates, now_ms)
         return Judged(identifier, None, namespace, Outcome(table, None, ()))
 
     async def _written(
@@ -291,7 +291,7 @@ class Commits:
             name
             for one in judged
             if one.loaded
-            for name in commit.dropped_files(one.loaded.state.table, one.outcome.table)
+            for name in table_commit.dropped_files(one.loaded.state.table, one.outcome.table)
         ]
         planned = commits.commit(changes, lease, marked.values())
         written = [*locations.values()]

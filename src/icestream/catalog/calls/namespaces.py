@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.calls.steps import Step, Steps
-from icestream.catalog.identifier import Namespace
-from icestream.catalog.location import is_inside, normal_or_none, of_namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.namespaces import PropertyChanges
 from icestream.catalog.requests import Noted, RequestName
+from icestream.iceberg.identifier import Namespace
+from icestream.iceberg.location import is_inside, normal_or_none, of_namespace
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore

@@ -9,10 +9,10 @@ from icestream import errors
 from icestream.catalog import keys, records
 from icestream.catalog.calls.namespaces import Page, page_size
 from icestream.catalog.calls.steps import Step, Steps
-from icestream.catalog.identifier import Identifier, Namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.requests import Noted, RequestName
+from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.metadata.entry import Entry
 
 Document = TypeVar("Document")

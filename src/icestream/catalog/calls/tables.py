@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream import errors
-from icestream.catalog import keys, metadata_file
+from icestream.catalog import keys
 from icestream.catalog.calls.commits import Commits, Committed
 from icestream.catalog.calls.namespaces import Page, table_base
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Again, Step, Steps
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.files import refusing_links
-from icestream.catalog.identifier import Identifier, Namespace
-from icestream.catalog.location import allowed, for_new
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import TableRecord
 from icestream.catalog.requests import Noted, RequestName
-from icestream.catalog.table.creation import new_table
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import properties
+from icestream.iceberg import metadata_file, values
+from icestream.iceberg.file_io import refusing_links
+from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.iceberg.location import allowed, for_new
+from icestream.iceberg.table_creation import new_table
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 
 class Tables:

@@ -15,9 +15,6 @@ from icestream.catalog.calls.commits import Commits, Committed
 from icestream.catalog.calls.namespaces import table_base
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Step, Steps
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier, Namespace, identifier, joined, namespace_of
-from icestream.catalog.location import for_new
 from icestream.catalog.plan import commits, namespaces, relations
 from icestream.catalog.plan.commits import FirstTable
 from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
@@ -26,6 +23,9 @@ from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.commit import Outcome, State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
 from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
+from icestream.iceberg.identifier import Identifier, Namespace, identifier, joined, namespace_of
+from icestream.iceberg.location import for_new
+from icestream.iceberg.values import Object
 from icestream.metadata.entry import Entry
 
 Decide = Callable[[State, Collection[Consent]], Awaitable[Rebound]]

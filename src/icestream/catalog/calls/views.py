@@ -6,21 +6,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from icestream import errors
-from icestream.catalog import keys, metadata_file
+from icestream.catalog import keys
 from icestream.catalog.calls.namespaces import Page
 from icestream.catalog.calls.relations import Relations
 from icestream.catalog.calls.steps import Plan, Step, Steps
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.files import refusing_links
-from icestream.catalog.identifier import Identifier, Namespace
-from icestream.catalog.location import allowed, for_new, of_namespace
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan import namespaces, relations
 from icestream.catalog.records import ViewRecord
 from icestream.catalog.requests import Noted, RequestName
-from icestream.catalog.view.commit import commit, new_view
-from icestream.catalog.view.view import View
+from icestream.iceberg import metadata_file, values
+from icestream.iceberg.file_io import refusing_links
+from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.iceberg.location import allowed, for_new, of_namespace
+from icestream.iceberg.values import Object
+from icestream.iceberg.view_commit import commit, new_view
+from icestream.iceberg.view_metadata import View
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 

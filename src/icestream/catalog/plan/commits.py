@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
-from icestream.catalog.identifier import Identifier, Namespace, joined
 from icestream.catalog.plan import relations
 from icestream.catalog.plan.marks import Added
 from icestream.catalog.plan.planned import Planned
@@ -19,6 +18,7 @@ from icestream.catalog.records import BoundRecord, LeaseRecord, PartedRecord, Ta
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.commit import Outcome
 from icestream.catalog.topic.rebound import NO_FORMER, Former
+from icestream.iceberg.identifier import Identifier, Namespace, joined
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 

@@ -14,10 +14,10 @@ import msgspec
 
 from icestream import errors
 from icestream.catalog import keys, records
-from icestream.catalog.document.values import shown
-from icestream.catalog.identifier import Namespace, joined
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import NamespaceRecord
+from icestream.iceberg.identifier import Namespace, joined
+from icestream.iceberg.values import shown
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 

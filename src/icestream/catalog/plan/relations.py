@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 from icestream import errors
 from icestream.catalog import keys, records
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import PartedRecord, PurgeRecord, Relation, TableRecord, TopicRecord, ViewRecord
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.guard import HINT
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 

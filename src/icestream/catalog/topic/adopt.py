@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from icestream import errors
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import rebound
 from icestream.catalog.topic.binding import Base
 from icestream.catalog.topic.commit import State
@@ -28,6 +27,7 @@ from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, 
 from icestream.catalog.topic.rebound import Former, Rebound
 from icestream.catalog.topic.removal import Progress, Removal
 from icestream.catalog.topic.standing import Standing, standing, with_changes
+from icestream.iceberg.table_metadata import Table
 
 ON_WORD = "an operator says what the table holds, and no snapshot does"
 

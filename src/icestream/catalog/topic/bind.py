@@ -15,13 +15,13 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from icestream import errors
-from icestream.catalog.table import commit
 from icestream.catalog.topic import properties, rebound
 from icestream.catalog.topic.binding import new_binding
 from icestream.catalog.topic.commit import Outcome, State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Former, Rebound
 from icestream.catalog.topic.run import Run
+from icestream.iceberg import table_commit
 
 
 def bind(state: State, topic: str, topic_id: int, shards: Mapping[int, tuple[int, int]], now_ms: int) -> Outcome:
@@ -60,4 +60,4 @@ def widen(state: State, topic_id: int, shards: Mapping[int, tuple[int, int]], no
 def detach(state: State, now_ms: int) -> Outcome:
     """The table as any other. A table that is not bound stays as it is."""
     written = properties.set_written(state.table.properties, None)
-    return Outcome(commit.apply_updates(state.table, state.location, written, now_ms), None, ())
+    return Outcome(table_commit.apply_updates(state.table, state.location, written, now_ms), None, ())

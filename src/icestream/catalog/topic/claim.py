@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object, shown
-from icestream.storage.checksum import crc32
+from icestream.iceberg import values
+from icestream.iceberg.values import Object, shown
+from icestream.runtime.checksum import crc32
 
 TYPE: Final = "assert-icestream-range"
 _LEASE: Final = re.compile(r"[0-9a-f]{16}")

@@ -15,16 +15,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from icestream import errors
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import commit, requirement, snapshot, update
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import guard, properties
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.claim import TYPE, Claim, read_claim
 from icestream.catalog.topic.judgement import Accepted, Repeated, judge, refused
 from icestream.catalog.topic.removal import Removals
 from icestream.catalog.topic.standing import after_commit, check_not_ahead
+from icestream.iceberg import requirements as requirement
+from icestream.iceberg import snapshots, table_commit, values
+from icestream.iceberg import updates as update
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -55,17 +56,17 @@ class Outcome(NamedTuple):
 
 
 def judge_commit(state: State, request: Request, lease_epoch: int | None, now_ms: int) -> Outcome:
-    commit.check_size(request.requirements, request.updates)
+    table_commit.check_size(request.requirements, request.updates)
     claims = [one for one in request.requirements if requirement.kind(one) == TYPE]
     others = [one for one in request.requirements if requirement.kind(one) != TYPE]
     if len(claims) > 1:
         raise errors.InvalidInput(f"a commit with {len(claims)} of {TYPE}")
     if claims:
         return _judge_round(state, read_claim(claims[0]), others, request.updates, lease_epoch, now_ms)
-    commit.check_requirements(state.table, others)
+    table_commit.check_requirements(state.table, others)
     is_bound = state.binding is not None
     properties.check_untouched(request.updates, state.table.properties, is_bound)
-    after = commit.apply_updates(state.table, state.location, request.updates, now_ms)
+    after = table_commit.apply_updates(state.table, state.location, request.updates, now_ms)
     return _judge_foreign(state, after, request, now_ms)
 
 
@@ -85,10 +86,10 @@ def _judge_round(
     verdict = judge(state.binding, claim, lease_epoch)
     if isinstance(verdict, Repeated):
         return Outcome(state.table, state.binding, state.removals, verdict.snapshot_id, True)
-    commit.check_requirements(state.table, others)
+    table_commit.check_requirements(state.table, others)
     properties.check_untouched(updates, state.table.properties, is_bound=True)
     binding, written = _written_by_server(state, verdict, claim, updates)
-    after = commit.apply_updates(state.table, state.location, written, now_ms)
+    after = table_commit.apply_updates(state.table, state.location, written, now_ms)
     _check_appends(state.table, after, binding.rounds[-1].snapshot_id)
     if (objection := guard.objection(state.table, after, updates)) is not None:
         raise objection
@@ -116,8 +117,8 @@ def _check_appends(before: Table, after: Table, snapshot_id: int) -> None:
     added = after.snapshots.find(snapshot_id)
     if after.current_snapshot_id != snapshot_id or added is None:
         raise errors.InvalidInput("a round sets main to the snapshot that it adds")
-    if snapshot.operation(added) != "append":
-        raise errors.InvalidInput(f"a round appends; this snapshot is of operation {snapshot.operation(added)}")
+    if snapshots.operation(added) != "append":
+        raise errors.InvalidInput(f"a round appends; this snapshot is of operation {snapshots.operation(added)}")
     if added.get("parent-snapshot-id") != before.current_snapshot_id:
         raise errors.CommitConflict(
             f"Requirement failed: branch main has changed: expected id {added.get('parent-snapshot-id')} "
@@ -140,7 +141,7 @@ def _judge_foreign(state: State, after: Table, request: Request, now_ms: int) ->
     if not request.is_forced:
         raise objection
     parted = [*request.updates, *properties.set_written(after.properties, None)]
-    return Outcome(commit.apply_updates(state.table, state.location, parted, now_ms), None, ())
+    return Outcome(table_commit.apply_updates(state.table, state.location, parted, now_ms), None, ())
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------

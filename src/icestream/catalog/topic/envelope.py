@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from icestream import errors
-from icestream.catalog.document import field_type
-from icestream.catalog.document.values import Object
+from icestream.iceberg import types
+from icestream.iceberg.values import Object
 from icestream.model import envelope
 from icestream.model.envelope import ColumnKind
 
@@ -67,7 +67,7 @@ def check_bindable(schema: Object) -> None:
     for name, wanted in COLUMNS.items():
         if name not in found:
             raise errors.InvalidInput(f"the table has no column {name}", hint=HINT)
-        if field_type.family(found[name]) != wanted:
+        if types.family(found[name]) != wanted:
             raise errors.InvalidInput(f"column {name} is not of type {wanted}", hint=HINT)
     for name in sorted(required_beside(schema)):
         raise errors.InvalidInput(no_values(name), hint=f"{OPTIONAL_HINT}: ALTER COLUMN {name} DROP NOT NULL")

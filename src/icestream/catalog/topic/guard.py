@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from icestream import errors
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import update
-from icestream.catalog.table.snapshot import MAIN
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
+from icestream.iceberg import updates as update
+from icestream.iceberg import values
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 INGEST_FORMAT_VERSION_MAX: Final = 2
 HINT: Final = "part them first: `icestream lake detach`, or ask again with icestream-force"

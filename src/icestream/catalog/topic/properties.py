@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from icestream import errors
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import update
 from icestream.catalog.topic import removal
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.removal import Ranges, Removals
+from icestream.iceberg import updates as update
+from icestream.iceberg import values
+from icestream.iceberg.values import Object
 
 PREFIX: Final = "icestream."
 ROUND: Final = PREFIX + "round"

@@ -13,9 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import commit
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope, properties, run
 from icestream.catalog.topic.binding import Base, Binding
 from icestream.catalog.topic.commit import Outcome, State
@@ -24,6 +21,9 @@ from icestream.catalog.topic.guard import INGEST_FORMAT_VERSION_MAX
 from icestream.catalog.topic.removal import Progress, Removals
 from icestream.catalog.topic.run import Runs
 from icestream.catalog.topic.standing import Standing, adds_rows, with_changes
+from icestream.iceberg import table_commit
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 
 class Rebound(NamedTuple):
@@ -74,7 +74,7 @@ def going_on(
 def outcome(state: State, binding: Binding, removals: Removals, now_ms: int, updates: Sequence[Object] = ()) -> Outcome:
     """The table with this binding, after `updates`."""
     written = [*updates, *properties.set_written(state.table.properties, binding)]
-    return Outcome(commit.apply_updates(state.table, state.location, written, now_ms), binding, removals)
+    return Outcome(table_commit.apply_updates(state.table, state.location, written, now_ms), binding, removals)
 
 
 def foreign_rows(found: Standing) -> tuple[str, ...]:

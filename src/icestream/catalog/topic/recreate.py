@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from icestream.catalog.document.values import Object
-from icestream.catalog.table.commit import apply_updates
-from icestream.catalog.table.creation import new_table
 from icestream.catalog.topic import envelope, properties, rebound
 from icestream.catalog.topic.commit import Outcome
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Former, Rebound
+from icestream.iceberg.table_commit import apply_updates
+from icestream.iceberg.table_creation import new_table
+from icestream.iceberg.values import Object
 
 
 def recreate(

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from icestream import limits
-from icestream.catalog.document.values import Object
+from icestream.iceberg.values import Object
 
 ROLLBACK: Final = "rollback"
 SET_CURRENT: Final = "set-current"

@@ -28,9 +28,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from icestream import errors
-from icestream.catalog.document.values import Object
-from icestream.catalog.table.snapshot import MAIN
-from icestream.catalog.table.snapshot import operation as snapshot_operation
 from icestream.catalog.topic import rebound
 from icestream.catalog.topic.commit import Outcome, State
 from icestream.catalog.topic.consequence import Consent, Consequence, Fate, TopicLog, fates
@@ -38,6 +35,9 @@ from icestream.catalog.topic.rebound import Rebound
 from icestream.catalog.topic.removal import Removal, Removals, progress_of
 from icestream.catalog.topic.standing import Standing, adds_rows, lineage, picked_round, standing, with_changes
 from icestream.catalog.topic.taken_rows import takes_rows
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.snapshots import operation as snapshot_operation
+from icestream.iceberg.values import Object
 
 OTHER_TOPIC: Final = "`icestream lake detach TABLE` parts them"
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import update
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic.binding import Base
 from icestream.catalog.topic.standing import lineage, standing
+from icestream.iceberg import updates as update
+from icestream.iceberg import values
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 
 class Mark(NamedTuple):

@@ -21,9 +21,6 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from icestream import errors
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import snapshot
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic.binding import Base, Binding
 from icestream.catalog.topic.removal import (
     ROLLBACK,
@@ -39,6 +36,9 @@ from icestream.catalog.topic.removal import (
     without,
 )
 from icestream.catalog.topic.taken_rows import taken_rows, takes_rows
+from icestream.iceberg import snapshots
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 
 class Standing(NamedTuple):
@@ -187,13 +187,13 @@ def with_changes(
         elif adds_rows(changed) and _has_round_before(table, changed, topic_id):
             removals = loosened(removals)
         if takes_rows(changed):
-            operation, taken = snapshot.operation(changed), taken_rows(changed)
+            operation, taken = snapshots.operation(changed), taken_rows(changed)
             removals = (*removals, Removal(operation, changed["snapshot-id"], time_ms, ranges, False, taken))
     return bounded(removals)
 
 
 def adds_rows(added: Object) -> bool:
     """The same for what it added. A compaction (`replace`) adds what it removes."""
-    if snapshot.operation(added) not in ("append", "overwrite"):
+    if snapshots.operation(added) not in ("append", "overwrite"):
         return False
     return bool((added.get("summary") or {}).get("added-records", "") != "0")

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import snapshot
+from icestream.iceberg import snapshots
+from icestream.iceberg.values import Object
 
 _ADDED: Final = "added-records"
 _DELETED: Final = "deleted-records"
@@ -27,7 +27,7 @@ _DELETE_FILES: Final = (_BY_PLACE, _BY_VALUE, _VECTORS)
 
 def takes_rows(added: Object) -> bool:
     """Whether rows may be missing behind it. With delete files also where it added as many: they may be other rows."""
-    if snapshot.operation(added) not in ("delete", "overwrite"):
+    if snapshots.operation(added) not in ("delete", "overwrite"):
         return False
     summary = added.get("summary") or {}
     return taken_rows(added) != 0 or any(summary.get(name, "0") != "0" for name in _DELETE_FILES)

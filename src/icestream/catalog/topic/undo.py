@@ -8,14 +8,14 @@ main: what others did since is not undone. Its snapshot goes, too: nothing could
 from __future__ import annotations
 
 from icestream import errors
-from icestream.catalog.document.values import Object
-from icestream.catalog.table.commit import apply_updates
-from icestream.catalog.table.snapshot import MAIN
 from icestream.catalog.topic import rebound
 from icestream.catalog.topic.commit import State
 from icestream.catalog.topic.consequence import Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Rebound
 from icestream.catalog.topic.rewind import rewind
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_commit import apply_updates
+from icestream.iceberg.values import Object
 
 
 def undo_round(state: State, log: TopicLog, snapshot_id: int, now_ms: int) -> Rebound:

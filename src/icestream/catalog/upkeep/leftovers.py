@@ -19,15 +19,16 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from icestream import errors, limits
-from icestream.catalog import keys, metadata_file, records
+from icestream.catalog import keys, records
 from icestream.catalog.documents import Documents
-from icestream.catalog.files import TableFiles
-from icestream.catalog.location import is_inside, normal
 from icestream.catalog.records import TableRecord
-from icestream.catalog.table.commit import DELETE_AFTER_COMMIT
-from icestream.catalog.table.properties import as_flag
-from icestream.catalog.table.table import Table
 from icestream.catalog.upkeep.pointers import pointed_to
+from icestream.iceberg import metadata_file
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.location import is_inside, normal
+from icestream.iceberg.properties import as_flag
+from icestream.iceberg.table_commit import DELETE_AFTER_COMMIT
+from icestream.iceberg.table_metadata import Table
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from icestream import errors
-from icestream.catalog.table.table import Table
+from icestream.iceberg.table_metadata import Table
 
 
 class Manifests(Protocol):

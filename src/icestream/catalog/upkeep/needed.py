@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.documents import Documents
-from icestream.catalog.location import is_inside, normal, normal_or_none
 from icestream.catalog.records import TableRecord
-from icestream.catalog.table.table import Table
 from icestream.catalog.upkeep.named import Manifests, files_of, lists_of, manifests_of, own_files
+from icestream.iceberg.location import is_inside, normal, normal_or_none
+from icestream.iceberg.table_metadata import Table
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 

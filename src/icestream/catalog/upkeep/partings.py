@@ -13,8 +13,8 @@ from icestream import errors
 from icestream.catalog import keys, records
 from icestream.catalog.calls.tables import Tables
 from icestream.catalog.calls.topics import Topics
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.records import LetGoRecord
+from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 from icestream.model.topic_end import TableEnd

@@ -7,7 +7,7 @@ what the other one points to.
 from __future__ import annotations
 
 from icestream.catalog import keys, records
-from icestream.catalog.location import normal
+from icestream.iceberg.location import normal
 from icestream.metadata.store import MetadataStore
 
 

@@ -30,13 +30,13 @@ import msgspec
 from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.documents import Documents
-from icestream.catalog.files import TableFiles
-from icestream.catalog.location import is_inside, normal, normal_or_none
 from icestream.catalog.records import PurgeRecord
-from icestream.catalog.table.properties import as_flag
-from icestream.catalog.table.table import Table
 from icestream.catalog.upkeep.named import Manifests, files_of, lists_of, manifests_of, own_files
 from icestream.catalog.upkeep.needed import Needed, NeededFiles
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.location import is_inside, normal, normal_or_none
+from icestream.iceberg.properties import as_flag
+from icestream.iceberg.table_metadata import Table
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore

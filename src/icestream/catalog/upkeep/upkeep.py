@@ -19,12 +19,12 @@ from collections.abc import AsyncGenerator
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.catalog.documents import Documents
-from icestream.catalog.location import normal
 from icestream.catalog.upkeep.leftovers import Leftovers
 from icestream.catalog.upkeep.partings import Partings
 from icestream.catalog.upkeep.pointers import pointed_to
 from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.retired import Retired
+from icestream.iceberg.location import normal
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from icestream import errors, said
+from icestream import error_codes, errors
 from icestream.frontends.danube.batch import BatchedMethod
 from icestream.observability.log import get_logger
 
@@ -76,7 +76,7 @@ def status_of(error: Exception) -> tuple[str, str]:
     if isinstance(error, CallFailed):
         return error.status, str(error)
     if isinstance(error, errors.IcestreamError):
-        return said.grpc_status(error), str(error)
+        return error_codes.grpc_status(error), str(error)
     raise error
 
 

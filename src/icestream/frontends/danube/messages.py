@@ -34,7 +34,7 @@ from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model import envelope
 from icestream.model.block import Block, Value, blocks_of
 from icestream.model.envelope import Column
-from icestream.storage.block_check import column_bits, select_rows
+from icestream.rpc.blocks import column_bits, select_rows
 from icestream.wal.tail import SectionRead
 
 KEY_BYTES: Final = "x-icestream-key"

@@ -24,7 +24,7 @@ from icestream.frontends.danube.tls import Pem, TlsFiles
 from icestream.observability.log import get_logger
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen
-from icestream.storage.native import native
+from icestream.runtime.native import native
 
 _log = get_logger("danube")
 # What `poll` tells: native/src/wire/mod.rs.

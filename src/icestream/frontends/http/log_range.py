@@ -16,7 +16,7 @@ from __future__ import annotations
 import hmac
 from http import HTTPStatus
 
-from icestream import errors, limits, said
+from icestream import error_codes, errors, limits
 from icestream.broker.ingest import Ingest
 from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
@@ -42,7 +42,7 @@ async def log_range(ingest: Ingest | None, request: Request) -> Response:
     except errors.StaleRead as error:
         return _said(HTTPStatus.GONE, str(error))
     except errors.IcestreamError as error:
-        return _said(HTTPStatus(said.http_status(error)), str(error))
+        return _said(HTTPStatus(error_codes.http_status(error)), str(error))
 
 
 def _is_allowed(request: Request, token: str) -> bool:

@@ -13,8 +13,8 @@ from functools import partial
 
 from icestream import errors, limits
 from icestream.frontends.native.pulse import Pulse
-from icestream.protocol import document, frame
-from icestream.protocol.frame import Done, Kind, Outcome
+from icestream.rpc import document, frame
+from icestream.rpc.frame import Done, Kind, Outcome
 from icestream.wal.appender import Placed
 from icestream.wal.producers import Duplicate
 from icestream.wal.receipt import Receipt

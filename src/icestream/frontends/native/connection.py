@@ -1,4 +1,4 @@
-"""One connection of the native protocol (protocol/frame.py): bytes in, use cases of the broker, bytes out.
+"""One connection of the native protocol (rpc/frame.py): bytes in, use cases of the broker, bytes out.
 
     greeting   nothing was said yet           a good HELLO -> open; anything else, or nothing in time -> ERROR, closed
     open       frames are carried out         a frame that does not add up -> leaving
@@ -27,9 +27,9 @@ from icestream.frontends.native.outbox import Outbox
 from icestream.frontends.native.pulse import Pulse
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.observability.log import get_logger
-from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import Frame, Kind, Part
-from icestream.protocol.stream import FrameStream
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.frame import Frame, Kind, Part
+from icestream.rpc.stream import FrameStream
 from icestream.runtime.connection_room import Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.tasks import Tasks

@@ -13,9 +13,9 @@ from icestream import errors, limits
 from icestream.broker.consumer import Consumer
 from icestream.broker.subscription import Subscription
 from icestream.model.shard import Gap
-from icestream.protocol import document, frame, handshake
-from icestream.protocol.frame import CUMULATIVE, DELIVER, SIZE_MIN, GapSeen, Kind, Ranges
-from icestream.storage.block_check import select_rows
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.blocks import select_rows
+from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, GapSeen, Kind, Ranges
 from icestream.wal.tail import SectionRead
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from icestream.broker.service import Broker
 from icestream.frontends.native.calls import PUBLIC, Offered
 from icestream.frontends.native.connection import NativeConnection
 from icestream.frontends.native.send_budget import SendBudget
-from icestream.protocol import handshake
-from icestream.runtime import local_socket
+from icestream.rpc import handshake, local_socket
 from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen
 

@@ -31,8 +31,8 @@ from icestream.frontends.native.calls import Call, Document, arguments_of
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes, Resync
-from icestream.protocol import document, frame
-from icestream.protocol.frame import Kind
+from icestream.rpc import document, frame
+from icestream.rpc.frame import Kind
 
 if TYPE_CHECKING:
     from icestream.frontends.native.connection import NativeConnection

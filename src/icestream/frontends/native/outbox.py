@@ -13,8 +13,8 @@ from collections.abc import Callable
 from icestream import limits
 from icestream.frontends.native.pulse import Pulse
 from icestream.frontends.native.send_budget import SendBudget
-from icestream.protocol import handshake
-from icestream.protocol.frame import HEAD, encode_frame
+from icestream.rpc import handshake
+from icestream.rpc.frame import HEAD, encode_frame
 
 
 class Outbox:

@@ -19,8 +19,8 @@ import msgspec
 from icestream import errors
 from icestream.broker.lake_desk import LakeDesk
 from icestream.frontends.native.calls import Call, Document, arguments_of
-from icestream.protocol import document, frame
-from icestream.protocol.frame import Kind
+from icestream.rpc import document, frame
+from icestream.rpc.frame import Kind
 
 if TYPE_CHECKING:
     from icestream.frontends.native.connection import NativeConnection

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from icestream.warehouse import store_options
-from icestream.warehouse.store_options import StoreOptions
+from icestream.catalogs import store_options
+from icestream.catalogs.store_options import StoreOptions
 
 HEADER: Final = b"x-iceberg-access-delegation"
 _KEYS: Final = "vended-credentials"

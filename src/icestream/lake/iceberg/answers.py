@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from icestream import errors, said
+from icestream import error_codes, errors
 from icestream.catalog.calls.commits import Committed
 from icestream.catalog.calls.views import LoadedView
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table.table import Table
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.lake.iceberg.access import NO_TABLE_ACCESS, TableAccess
 
 Header = tuple[bytes, bytes]
@@ -109,7 +109,7 @@ def repeats(found: Mapping[Identifier, Committed]) -> Answer:
 
 
 def of_error(error: errors.IcestreamError) -> Answer:
-    status, kind = said.iceberg_error(error)
+    status, kind = error_codes.iceberg_error(error)
     more: Object = {"hint": error.hint, "retryable": error.retryable}
     if isinstance(error, errors.CommitConflict) and error.details:
         more["details"] = error.details

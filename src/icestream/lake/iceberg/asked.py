@@ -11,10 +11,10 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from icestream import errors
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object, shown
-from icestream.catalog.identifier import SEPARATOR, Identifier, Namespace, identifier, namespace_of
 from icestream.catalog.requests import RequestName
+from icestream.iceberg import values
+from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, identifier, namespace_of
+from icestream.iceberg.values import Object, shown
 from icestream.lake.iceberg import body
 from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access, TableAccess
 

@@ -12,8 +12,8 @@ import re
 from typing import Any, Final
 
 from icestream import errors
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object, shown
+from icestream.iceberg import values
+from icestream.iceberg.values import Object, shown
 
 _KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 

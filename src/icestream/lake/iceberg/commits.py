@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.topic.commit import Request
+from icestream.iceberg import values
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.values import Object
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.answers import Answer
 from icestream.lake.iceberg.asked import Asked, identifier_of

@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.tokens import Tokens
 from icestream.lake.guard import Guard, Manner
 from icestream.lake.iceberg import answers, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.answers import Answer
 from icestream.lake.iceberg.asked import Asked
 from icestream.lake.iceberg.compression import compressed
-from icestream.lake.iceberg.tokens import Tokens
 from icestream.lake.requests import Requests
 from icestream.observability.log import get_logger
 

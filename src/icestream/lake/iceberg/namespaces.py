@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document import values
-from icestream.catalog.identifier import namespace_of
+from icestream.iceberg import values
+from icestream.iceberg.identifier import namespace_of
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.answers import NOTHING, Answer
 from icestream.lake.iceberg.asked import Asked, levels_of

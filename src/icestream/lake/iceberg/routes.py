@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document.values import Object
+from icestream.iceberg.values import Object
 from icestream.lake.iceberg import commits, namespaces, tables, views
 from icestream.lake.iceberg.answers import Answer, document
 from icestream.lake.iceberg.asked import Asked

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document import values
-from icestream.catalog.document.values import shown
+from icestream.iceberg import values
+from icestream.iceberg.values import shown
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.answers import NOTHING, Answer
 from icestream.lake.iceberg.asked import Asked, identifier_of

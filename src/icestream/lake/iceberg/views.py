@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document import values
+from icestream.iceberg import values
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.answers import NOTHING, Answer
 from icestream.lake.iceberg.asked import Asked, identifier_of

@@ -13,10 +13,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from icestream import errors, limits
 from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.identifier import Identifier, identifier, namespace_of
 from icestream.catalog.records import PurgeRecord
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
-from icestream.lake import data_files
+from icestream.iceberg import snapshot_files
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.identifier import Identifier, identifier, namespace_of
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import (
     AdoptGiven,
@@ -33,7 +34,6 @@ from icestream.lake.lake_models import (
     TableName,
     TopicTable,
 )
-from icestream.lake.manifests import AvroManifests
 from icestream.lake.models import Listing
 from icestream.lake.operations import AskLog, Operations
 from icestream.lake.topic_log import decided, topic_log
@@ -123,7 +123,7 @@ async def list_files(
 ) -> Any:
     async with looking_for(catalog, table):
         found = (await catalog.tables.load(table)).table
-    return await data_files.page(found, manifests, snapshot, page["after"], page["limit"])
+    return await snapshot_files.page(found, manifests, snapshot, page["after"], page["limit"])
 
 
 @router.get("/topics", response_model=TopicTable, summary="Show the table of a topic")

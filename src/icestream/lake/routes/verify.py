@@ -9,16 +9,16 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import StreamingResponse
 
 from icestream import errors, limits
+from icestream.catalogs.mirror import NOT_AGAIN
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import BoundTopic, PartedTopic, VerifyReport
 from icestream.lake.models import Listing
-from icestream.lake.scan.opening import Scans
-from icestream.lake.verify.lines import lines, summary
-from icestream.lake.verify.shard_in_log import ShardInLog
-from icestream.warehouse.mirror import NOT_AGAIN
+from icestream.readers.opening import Scans
+from icestream.readers.verify.lines import lines, summary
+from icestream.readers.verify.shard_in_log import ShardInLog
 
 if TYPE_CHECKING:
-    from icestream.lake.verify.verifier import Verifier
+    from icestream.readers.verify.verifier import Verifier
 
 router = APIRouter(prefix=f"{PREFIX}/lake", tags=["lake"])
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 
 from icestream import errors
-from icestream.catalog.files import TableFiles
+from icestream.iceberg.file_io import TableFiles
 from icestream.model.written import WrittenFile
 
 

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from icestream.catalog.document.values import Object
 from icestream.catalog.topic.claim import TYPE
 from icestream.catalog.topic.consequence import ShardLog
+from icestream.iceberg.values import Object
 from icestream.model.backlog import TopicBacklog
 from icestream.model.written import WrittenFile
 from icestream.pipeline.judgement import Claim

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from itertools import islice
 
 from icestream import errors, limits
-from icestream.catalog.files import TableFiles
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic.standing import lineage
-from icestream.pipeline.commit.manifest_reader import ManifestReader
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.table_metadata import Table
 
 
 class CommittedFiles:

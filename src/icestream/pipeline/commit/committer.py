@@ -16,29 +16,27 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.document import values
-from icestream.catalog.document.values import Object
-from icestream.catalog.files import TableFiles
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table import commit as table_commit
-from icestream.catalog.table.snapshot import MAIN
-from icestream.catalog.table.table import Table
+from icestream.catalogs.catalog import Done, Outcome, TableCatalog, TableChange
+from icestream.iceberg import table_commit, values
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_entry import Entry
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.observability.log import get_logger
-from icestream.pipeline.commit import fit
+from icestream.pipeline.commit import fit, manifest_merge
 from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.commit.partition_check import check_partition
 from icestream.pipeline.commit.snapshot import Appended, NewSnapshot, new_snapshot
 from icestream.pipeline.commit.verdict import Verdict, verdict
-from icestream.pipeline.manifests import merge
-from icestream.pipeline.manifests.entry import Entry
 from icestream.pipeline.tables.topic_table import Stopped
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
-from icestream.warehouse.catalog import Done, Outcome, TableCatalog, TableChange
 
 _log = get_logger("pipeline.commit")
 
@@ -284,7 +282,7 @@ class Committer:
         layout = self._reader.layout(table, schema, spec)
         for file in written:
             check_partition(file, layout.partition)
-        return Appended(layout, written, merge.merged(brought.table.manifests or (), spec_id, len(written)))
+        return Appended(layout, written, manifest_merge.merged(brought.table.manifests or (), spec_id, len(written)))
 
     def new_snapshot_id(self) -> int:
         return int.from_bytes(self._randomness.token(8), "big") >> 1 or 1

@@ -23,9 +23,9 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from icestream import limits
-from icestream.catalog.document.values import Object
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic.standing import lineage
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 MAX_AGE: Final = "history.expire.max-snapshot-age-ms"
 MIN_KEPT: Final = "history.expire.min-snapshots-to-keep"

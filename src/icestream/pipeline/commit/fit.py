@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from icestream.catalog.document.values import Object
-from icestream.catalog.table.table import Table
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.model.written import WrittenFile
 
 # Types that Iceberg reads as a wider one.

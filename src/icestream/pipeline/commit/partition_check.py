@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from icestream import errors
+from icestream.iceberg.manifest_layout import PartitionField
 from icestream.model.written import WrittenFile
-from icestream.pipeline.manifests.layout import PartitionField
 
 _US: Final = 1_000_000
 

@@ -10,17 +10,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from icestream.catalog.document.values import Object
-from icestream.catalog.table.snapshot import MAIN
-from icestream.catalog.table.table import Table
+from icestream.iceberg import avro
+from icestream.iceberg.manifest_entry import Entry, new_entry
+from icestream.iceberg.manifest_file import ManifestFile, new_manifest_file
+from icestream.iceberg.manifest_layout import ManifestLayout, list_head
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.model.file_name import list_name, manifest_name
 from icestream.model.written import WrittenFile
 from icestream.pipeline.commit import expiry
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.manifests import avro
-from icestream.pipeline.manifests.entry import Entry, new_entry
-from icestream.pipeline.manifests.layout import ManifestLayout, list_head
-from icestream.pipeline.manifests.manifest_file import ManifestFile, new_manifest_file
 
 _TOTALS: Final = {
     "total-data-files": "added-data-files",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from icestream.warehouse.catalog import Conflict, Done, Outcome
+from icestream.catalogs.catalog import Conflict, Done, Outcome
 
 
 class Verdict(Enum):

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from icestream import errors, limits
 from icestream.model.backlog import Backlog, decode_backlog
-from icestream.protocol import document
-from icestream.runtime.link_keeper import LinkKeeper
+from icestream.rpc import document
+from icestream.rpc.link_keeper import LinkKeeper
 
 
 class Broker(Protocol):

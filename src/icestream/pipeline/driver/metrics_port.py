@@ -13,8 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from icestream.observability.http_listener import HttpListener, Response
 from icestream.observability.http_request import Request
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.instance import HEADER
-from icestream.runtime.link_keeper import LinkKeeper
 
 
 def metrics_listener(keeper: LinkKeeper) -> HttpListener:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from icestream import errors, limits
-from icestream.catalog.identifier import Identifier
+from icestream.iceberg.identifier import Identifier
 from icestream.model.backlog import Backlog
 from icestream.observability import metrics
 from icestream.observability.words import are, counted

@@ -13,9 +13,16 @@ from collections.abc import AsyncIterator, Callable
 
 from icestream import limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.files import TableFiles
-from icestream.lake.iceberg.tokens import first_token
-from icestream.lake.manifests import AvroManifests
+from icestream.catalog.tokens import first_token
+from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.factory import open_catalog, open_files
+from icestream.catalogs.fence_record import object_warehouse_of
+from icestream.catalogs.object_fence import guard_files
+from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.table_name import fixed_namespace
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
@@ -24,7 +31,6 @@ from icestream.pipeline.commit.arrival import Arrival
 from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.manifest_reader import ManifestReader
 from icestream.pipeline.driver.asked import follow_wishes
 from icestream.pipeline.driver.broker import BrokerLink
 from icestream.pipeline.driver.driver import Driver, RoundWriter
@@ -39,8 +45,8 @@ from icestream.pipeline.tables.foreign_books import ForeignBooks
 from icestream.pipeline.tables.own_books import OwnBooks
 from icestream.pipeline.upkeep.cleaner import Cleaner
 from icestream.pipeline.upkeep.named_files import NamedFiles
+from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.link_keeper import LinkKeeper
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.stop_signals import stopping_by_signal
@@ -48,12 +54,6 @@ from icestream.runtime.tasks import ThreadOffload
 from icestream.settings import Settings
 from icestream.settings.derive import lake_uri
 from icestream.settings.document import as_document
-from icestream.warehouse.catalog import TableCatalog
-from icestream.warehouse.factory import open_catalog, open_files
-from icestream.warehouse.fence_record import object_warehouse_of
-from icestream.warehouse.object_fence import guard_files
-from icestream.warehouse.store_options import StoreOptions
-from icestream.warehouse.table_name import fixed_namespace
 
 _log = get_logger("pipeline")
 

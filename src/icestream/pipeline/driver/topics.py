@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from icestream import errors, limits
+from icestream.catalogs.catalog import Done, TableCatalog, TableChange
 from icestream.model.backlog import Backlog, TopicBacklog
 from icestream.model.written import Trouble
 from icestream.observability import metrics
@@ -28,7 +29,6 @@ from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Stopped, TopicTable
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
-from icestream.warehouse.catalog import Done, TableCatalog, TableChange
 
 _log = get_logger("pipeline")
 

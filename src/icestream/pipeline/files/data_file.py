@@ -9,8 +9,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from icestream import limits
+from icestream.iceberg.single_value import lower_bound, upper_bound
 from icestream.pipeline.files.layout import Column, Layout, writer_options
-from icestream.pipeline.files.single_value import lower_bound, upper_bound
 
 # zstd's own is 3. Most of a file's time is compression, and payloads seldom get much smaller by more of it.
 _ZSTD_LEVEL: Final = 1

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from icestream import errors, limits
-from icestream.catalog.files import TableFiles, sync_disk
-from icestream.catalog.location import normal
+from icestream.iceberg.file_io import TableFiles, sync_disk
+from icestream.iceberg.location import normal
 
 Failures = dict[str, str]
 # Folders whose own names are on disk, as this process knows: one that it finds may come from a task that was killed

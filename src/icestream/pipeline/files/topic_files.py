@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from icestream.iceberg.partition_groups import Group, groups_of
 from icestream.model.file_name import data_name
 from icestream.model.written import Covered, WrittenFile
 from icestream.pipeline.files.data_file import Metrics, encoded
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.layout import layout_of
-from icestream.pipeline.files.partition import Group, groups_of
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.rows.rows import TopicRows
 

@@ -20,19 +20,23 @@ from typing import Any, Final
 import msgspec
 
 from icestream import errors, limits
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier
 from icestream.catalog.snapshot_map import SnapshotMap
-from icestream.catalog.table import table as tables
-from icestream.catalog.table.snapshot import MAIN
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
 from icestream.catalog.topic.consequence import ShardLog
 from icestream.catalog.topic.removal import Removals, added_summary, as_summary
 from icestream.catalog.topic.snapshot_mark import Mark, made_since
 from icestream.catalog.topic.standing import lacking, main_standing
-from icestream.lake.highest_offset import highest_offset
-from icestream.lake.manifests import AvroManifests
+from icestream.catalogs import table_name
+from icestream.catalogs.catalog import Done, TableCatalog, TableChange
+from icestream.catalogs.highest_offset import highest_offset
+from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
+from icestream.catalogs.mirror_anchor import anchor, rows_of
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import TopicBacklog
@@ -41,10 +45,6 @@ from icestream.pipeline.commit.bookkeeping import TopicRound
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
 from icestream.pipeline.tables.topic_table import Position, TopicTable
-from icestream.warehouse import table_name
-from icestream.warehouse.catalog import Done, TableCatalog, TableChange
-from icestream.warehouse.mirror import Mirror, decode_mirror, mirror_key
-from icestream.warehouse.mirror_anchor import anchor, rows_of
 
 ROUND: Final = "icestream.round"
 EPOCH: Final = "icestream.pipeline-epoch"

@@ -4,7 +4,7 @@ Nobody but us compares offsets there, so three things that say how far the table
 
     snapshots   the last round of this topic in the history of main says it (the summary of its snapshot), or the
                 snapshot about which an operator said it (`Mirror.base`). Where rewrites alone are left of the history,
-                they stand where the mirror does (warehouse/mirror_anchor.py)
+                they stand where the mirror does (catalogs/mirror_anchor.py)
     mirror      what we noted in our metadata store behind the last commit, or an operator's decision
     bounds      the highest offset in the files of main, by their manifests
 
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.warehouse.mirror import Mirror
+from icestream.catalogs.mirror import Mirror
 
 HINT: Final = (
     "look at the table's snapshots; then `icestream lake adopt` (it is right), `rewind` (the log has the rest) "

@@ -16,20 +16,20 @@ from icestream import errors
 from icestream.catalog import keys, records
 from icestream.catalog.calls.topics import NewTable
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier, Namespace, identifier, namespace_of
 from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
-from icestream.catalog.table import table as tables
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.catalogs import table_name
+from icestream.catalogs.catalog import TableCatalog
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.identifier import Identifier, Namespace, identifier, namespace_of
+from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import TopicBacklog
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.commit.bookkeeping import TopicRound, claim
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import Position, TopicTable
-from icestream.warehouse import table_name
-from icestream.warehouse.catalog import TableCatalog
 
 NOT_AGAIN = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
 

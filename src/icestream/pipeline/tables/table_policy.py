@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from icestream import limits
-from icestream.catalog.document.values import Object
-from icestream.catalog.table import partition_spec
-from icestream.catalog.table.table import Table
 from icestream.catalog.topic import envelope
+from icestream.iceberg import partitioning
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 from icestream.model import table_layout
 from icestream.pipeline.round_plan import TableTarget
 
@@ -70,7 +70,7 @@ def evolution(table: Table, policy: Mapping[str, str]) -> list[Object]:
     if wanted is not None:
         spec = partition(wanted, schema)
         current = default_spec(table)
-        if not partition_spec.same(spec, current):
+        if not partitioning.same(spec, current):
             updates += [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
     return updates + _properties(table.properties, policy)
 

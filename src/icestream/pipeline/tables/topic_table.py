@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.table.table import Table
-from icestream.pipeline.manifests.manifest_file import ManifestFile
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_file import ManifestFile
+from icestream.iceberg.table_metadata import Table
 
 
 class Position(NamedTuple):

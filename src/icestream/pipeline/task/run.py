@@ -30,8 +30,8 @@ OpenStore = Callable[[TableTarget], FileStore]
 def open_store(target: TableTarget) -> FileStore:
     if target.location.startswith("file:") or "://" not in target.location:
         return FolderStore()
-    from icestream.warehouse.factory import open_files
-    from icestream.warehouse.store_options import StoreOptions
+    from icestream.catalogs.factory import open_files
+    from icestream.catalogs.store_options import StoreOptions
 
     options = msgspec.convert(target.storage, StoreOptions)
     return BucketStore(lambda: open_files(options))

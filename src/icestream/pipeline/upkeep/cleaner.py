@@ -22,12 +22,13 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import keys, records
-from icestream.catalog.files import TableFiles
-from icestream.catalog.location import is_inside, normal, normal_or_none
 from icestream.catalog.records import TableRecord
-from icestream.catalog.table import table as tables
-from icestream.catalog.table.properties import as_flag
-from icestream.catalog.table.table import Table
+from icestream.catalogs.catalog import TableCatalog
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.location import is_inside, normal, normal_or_none
+from icestream.iceberg.properties import as_flag
+from icestream.iceberg.table_metadata import Table
 from icestream.metadata.store import MetadataStore
 from icestream.model.file_name import Kind, our_file
 from icestream.observability import metrics
@@ -39,7 +40,6 @@ from icestream.pipeline.tables.topic_table import TopicTable
 from icestream.pipeline.upkeep.named_files import NamedFiles
 from icestream.pipeline.upkeep.watched_table import Waiting, WatchedTable, statistics_of
 from icestream.runtime.clock import Clock
-from icestream.warehouse.catalog import TableCatalog
 
 GC_ENABLED: Final = "gc.enabled"
 _UNKNOWN_EPOCH: Final = 2**63

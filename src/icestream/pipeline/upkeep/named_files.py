@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.location import normal_or_none
-from icestream.lake.manifests import AvroManifests, Record
-from icestream.pipeline.manifests.layout import DELETED
+from icestream.iceberg.avro_manifests import AvroManifests, Record
+from icestream.iceberg.location import normal_or_none
+from icestream.iceberg.manifest_layout import DELETED
 
 
 class Named(NamedTuple):

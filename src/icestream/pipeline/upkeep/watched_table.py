@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream import limits
-from icestream.catalog.document.values import Object
-from icestream.catalog.identifier import Identifier
-from icestream.catalog.location import normal_or_none
-from icestream.catalog.table.table import Table
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.location import normal_or_none
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
 
 _APPEND = "append"
 

@@ -1,0 +1,230 @@
+"""Objects that are written once: a bucket of S3, GCS or Azure, or one in memory, through obstore.
+
+    put_new      the object is durable when this returns; AlreadyExists when one with other bytes has its name
+    get          its bytes; None when there is none. exists: whether there is one; size: in bytes, or None
+    names_below  the names below a prefix, in order. directly_in: last parts of names, and when each was written, in ms
+    remove       whether or not it is there
+
+A write whose answer was lost is sent again, by us or by a gateway on the way. If its name is taken, the bytes tell
+whether they are ours: who must be told apart from others writes something of his own into them. obstore's own repeats
+are off, so that deadline and circuit breaker count every request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+
+from icestream import errors
+from icestream.catalogs import store_options
+from icestream.catalogs.aws_role import AssumedRole
+from icestream.catalogs.caller import Caller
+from icestream.catalogs.object_reader import ObjectReader
+from icestream.catalogs.store_options import Kind, StoreOptions
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+Answer = TypeVar("Answer")
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+_CAUSE_CHARACTERS_MAX: Final = 120
+_NOT_IMPLEMENTED: Final = "501 Not Implemented"
+
+
+class Objects(Protocol):
+    def reader(self, name: str) -> ObjectReader: ...
+
+    async def put_new(self, name: str, data: bytes) -> None: ...
+
+    async def get(self, name: str, bytes_max: int) -> bytes | None: ...
+
+    async def exists(self, name: str) -> bool: ...
+
+    async def size(self, name: str) -> int | None: ...
+
+    async def names_below(self, prefix: str) -> Sequence[str]: ...
+
+    async def directly_in(self, folder: str) -> list[tuple[str, int]]: ...
+
+    async def remove(self, name: str) -> None: ...
+
+
+class Bucket:
+    def __init__(self, store: ObjectStore, caller: Caller, place: str) -> None:
+        """`place`: what messages call it, such as `s3://bucket/`."""
+        self._store = store
+        self._caller = caller
+        self._place = place
+
+    def reader(self, name: str) -> ObjectReader:
+        """A file to be read in pieces, beside the loop. Raises FileNotFoundError."""
+        return ObjectReader(self._store, name, self._explained)
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        import obstore
+
+        async def put() -> None:
+            try:
+                await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
+            except (FileExistsError, obstore.exceptions.AlreadyExistsError):
+                if not await self._is(name, data):
+                    raise errors.AlreadyExists(f"{self._place}{name} is there already") from None
+            except FileNotFoundError:
+                raise errors.UnexpectedAnswer(
+                    f"{self._place}: there is no such bucket",
+                    hint="make it, or name another in storage.iceberg_config.warehouse and object_store.bucket",
+                ) from None
+            except obstore.exceptions.BaseError as error:
+                if not _is_not_implemented(error):
+                    raise
+                raise errors.UnexpectedAnswer(
+                    f"{self._place} refuses conditional writes (If-None-Match: *): {_first_line(error)}",
+                    hint="a warehouse needs a store that knows them (docs/object-stores.md)",
+                ) from None
+
+        await self._call(f"write {name}", put)
+
+    async def _is(self, name: str, data: bytes) -> bool:
+        try:
+            return await self._read(name, len(data)) == data
+        except errors.UnexpectedAnswer:  # it is larger
+            return False
+
+    async def get(self, name: str, bytes_max: int) -> bytes | None:
+        return await self._call(f"read {name}", lambda: self._read(name, bytes_max))
+
+    async def _read(self, name: str, bytes_max: int) -> bytes | None:
+        import obstore
+
+        try:
+            found = await obstore.get_async(self._store, name)
+        except FileNotFoundError:
+            return None
+        if found.meta["size"] > bytes_max:
+            raise errors.UnexpectedAnswer(f"{self._place}{name} has {found.meta['size']} bytes, more than {bytes_max}")
+        return bytes(await found.bytes_async())
+
+    async def exists(self, name: str) -> bool:
+        return await self.size(name) is not None
+
+    async def size(self, name: str) -> int | None:
+        import obstore
+
+        async def look() -> int | None:
+            try:
+                return int((await obstore.head_async(self._store, name))["size"])
+            except FileNotFoundError:
+                return None
+
+        return await self._call(f"look for {name}", look)
+
+    async def names_below(self, prefix: str) -> Sequence[str]:
+        import obstore
+
+        async def look() -> list[str]:
+            found = []
+            async for chunk in obstore.list(self._store, prefix or None, chunk_size=1000):
+                found += [one["path"] for one in chunk]
+            return sorted(found)
+
+        return await self._call(f"list {prefix}", look)
+
+    async def directly_in(self, folder: str) -> list[tuple[str, int]]:
+        import obstore
+
+        async def look() -> list[tuple[str, int]]:
+            found = await obstore.list_with_delimiter_async(self._store, folder)
+            return [
+                (one["path"].rpartition("/")[2], int(one["last_modified"].timestamp() * 1000))
+                for one in found["objects"]
+            ]
+
+        return await self._call(f"list {folder}", look)
+
+    async def remove(self, name: str) -> None:
+        import obstore
+
+        async def delete() -> None:
+            try:
+                await obstore.delete_async(self._store, name)
+            except FileNotFoundError:
+                return
+
+        await self._call(f"remove {name}", delete)
+
+    async def _call(self, what: str, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        async def guarded() -> Answer:
+            import obstore
+
+            try:
+                return await attempt()
+            except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+                raise self._explained(what, error) from None
+
+        return await self._caller.read(what, guarded)
+
+    def _explained(self, what: str, error: Exception) -> errors.IcestreamError:
+        """A failure of the store in our words."""
+        import obstore
+
+        known = obstore.exceptions
+        if isinstance(error, PermissionError | known.PermissionDeniedError | known.UnauthenticatedError):
+            return errors.AccessDenied(
+                f"{self._place} refuses access: {what}",
+                hint="check the keys of storage.iceberg_config.object_store, and what they allow",
+            )
+        if isinstance(error, ValueError):
+            return errors.InvalidInput(f"{self._place}: {_first_line(error)}")
+        return errors.StorageUnavailable(
+            f"{self._place}: {cause_of(str(error))}{_first_line(error)}",
+            hint="is the object store running, and are `endpoint` and `region` right?",
+            is_ambiguous=True,
+        )
+
+
+def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) -> Bucket:
+    from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+
+    config = store_options.object_store(options, kind)
+    common: dict[str, Any] = {
+        "client_options": {
+            "allow_http": True,
+            "timeout": timedelta(seconds=options.request_seconds),
+            "connect_timeout": timedelta(seconds=options.request_seconds),
+        },
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.request_seconds)},
+    }
+    store: object
+    match kind:
+        case "s3":
+            role = cast("Any", AssumedRole(options)) if options.role_arn is not None else None
+            store = S3Store(name, config=cast("Any", config), credential_provider=role, **common)
+        case "gcs":
+            store = GCSStore(name, config=cast("Any", config), **common)
+        case "azure":
+            store = AzureStore(name, config=cast("Any", config), **common)
+        case "memory":
+            store = MemoryStore()
+        case _:
+            raise errors.InvalidInput(f"{kind} has no buckets", hint="use `s3`, `gcs`, `azure` or `memory`")
+    return Bucket(cast("ObjectStore", store), caller, f"{kind} {name}/")
+
+
+def cause_of(text: str) -> str:
+    """Why no connection could be made, such as `Connection refused: `; empty for any other failure. obstore names the
+    cause only in its page of debugging: the innermost words of what failed to connect."""
+    _, is_connect, details = text.partition("kind: Connect,")
+    words = _QUOTED.findall(details)
+    return f"{words[-1][:_CAUSE_CHARACTERS_MAX]}: " if is_connect and words else ""
+
+
+def _is_not_implemented(error: Exception) -> bool:
+    """The store does not know what a header of the request asks for. obstore has no error of its own for it."""
+    return _NOT_IMPLEMENTED in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    """obstore adds a page of debugging behind it."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,243 @@
+"""Pointers in AWS Glue. boto3 blocks, so its calls run in threads of their own; its repeats are off (caller.py).
+
+What Glue answers is definite; a request that it did not answer to the end may have been carried out.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from icestream import errors, limits
+from icestream.catalogs import glue_table
+from icestream.catalogs.glue_table import database_of
+from icestream.catalogs.pointers import Pointer
+from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
+from icestream.runtime.tasks import Offload
+
+_DENIED: Final = (
+    "AccessDeniedException",
+    "UnrecognizedClientException",
+    "InvalidSignatureException",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "MissingAuthenticationTokenException",
+)
+_LATER: Final = ("ThrottlingException", "ResourceNumberLimitExceededException", "ResourceNotReadyException")
+_making: Final = threading.Lock()
+_OVERTAKEN: Final = ("ConcurrentModificationException", "ConditionCheckFailureException", "VersionMismatchException")
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    region: str | None = None
+    endpoint: str | None = None
+    profile: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    request_seconds: float = limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT / 1000
+
+
+class GluePointers:
+    def __init__(self, options: GlueOptions, offload: Offload) -> None:
+        self._options = options
+        self._offload = offload
+
+    # --- namespaces: databases ---
+
+    async def list_namespaces(self, parent: Namespace) -> list[Namespace]:
+        if parent:
+            await self.load_namespace(parent)
+            return []
+        return [(one["Name"],) for one in await self._pages("get_databases", "DatabaseList", {})]
+
+    async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
+        try:
+            name = database_of(namespace)
+        except errors.InvalidInput:
+            raise _no_database(namespace) from None
+        found = (await self._call("get_database", {"Name": name}, _no_database(namespace)))["Database"]
+        more = {"location": found["LocationUri"]} if found.get("LocationUri") else {}
+        return {**(found.get("Parameters") or {}), **more}
+
+    async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
+        rest = {name: value for name, value in properties.items() if name != "location"}
+        asked: Object = {"Name": database_of(namespace), "Parameters": rest}
+        if "location" in properties:
+            asked["LocationUri"] = properties["location"]
+        await self._call("create_database", {"DatabaseInput": asked}, _no_database(namespace))
+
+    async def drop_namespace(self, namespace: Namespace) -> None:
+        """Glue would drop the tables with it, so they are looked for first; nobody can do both in one step."""
+        if await self._pages("get_tables", "TableList", {"DatabaseName": database_of(namespace)}, namespace):
+            raise errors.NotEmpty(f"Namespace is not empty: {'.'.join(namespace)}")
+        await self._call("delete_database", {"Name": database_of(namespace)}, _no_database(namespace))
+
+    # --- tables ---
+
+    async def list_tables(self, namespace: Namespace) -> list[Identifier]:
+        found = await self._pages("get_tables", "TableList", {"DatabaseName": database_of(namespace)}, namespace)
+        return [Identifier(namespace, one["Name"]) for one in found if glue_table.is_iceberg(one)]
+
+    async def find(self, identifier: Identifier) -> Pointer:
+        return glue_table.pointer_of(identifier, await self._table(identifier))
+
+    async def _table(self, identifier: Identifier) -> Object:
+        names = {"DatabaseName": database_of(identifier.namespace), "Name": identifier.name}
+        found: Object = (await self._call("get_table", names, _no_table(identifier)))["Table"]
+        return found
+
+    async def insert(self, identifier: Identifier, location: str, made: Table) -> None:
+        asked = glue_table.table_input(identifier, location, made, None)
+        database = database_of(identifier.namespace)
+        await self._call(
+            "create_table", {"DatabaseName": database, "TableInput": asked}, _no_database(identifier.namespace)
+        )
+
+    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> bool:
+        try:
+            before = await self._table(identifier)
+        except errors.StorageUnavailable as error:  # nothing was changed yet
+            raise errors.StorageUnavailable(error.message, hint=error.hint) from None
+        if glue_table.pointer_of(identifier, before) != expected:
+            return False
+        asked = {
+            "DatabaseName": database_of(identifier.namespace),
+            "TableInput": glue_table.table_input(identifier, location, made, before),
+            "SkipArchive": True,
+            "VersionId": expected.version,
+        }
+        try:
+            await self._call("update_table", asked, _no_table(identifier))
+        except errors.CommitConflict:
+            return False
+        return True
+
+    async def remove(self, identifier: Identifier) -> None:
+        names = {"DatabaseName": database_of(identifier.namespace), "Name": identifier.name}
+        await self._call("delete_table", names, _no_table(identifier))
+
+    async def rename(self, source: Identifier, target: Identifier) -> None:
+        """Glue has no such thing: the new name first, so that the table is never without one."""
+        found = await self._table(source)
+        asked = glue_table.renamed_input(target.name, found)
+        try:
+            await self._call(
+                "create_table",
+                {"DatabaseName": database_of(target.namespace), "TableInput": asked},
+                _no_database(target.namespace),
+            )
+        except errors.AlreadyExists:
+            if await self.find(target) != glue_table.pointer_of(source, found):  # not left behind by a lost answer
+                raise
+        await self.remove(source)
+
+    async def close(self) -> None:
+        self._offload.close()
+
+    # --- asking ---
+
+    async def _pages(
+        self, method: str, items: str, asked: Object, namespace: Namespace = ()
+    ) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        more: Object = {}
+        while True:
+            page = await self._call(method, {**asked, **more}, _no_database(namespace))
+            found += page.get(items) or []
+            if not page.get("NextToken"):
+                return found
+            more = {"NextToken": page["NextToken"]}
+
+    async def _call(self, method: str, asked: Object, missing: errors.IcestreamError) -> Any:
+        def ask() -> Any:
+            call: Callable[..., Any] = getattr(_client(self._options), method)
+            return call(**asked)
+
+        from botocore import exceptions
+
+        try:
+            return await self._offload.run(ask)
+        except exceptions.ClientError as error:
+            raise _refusal(method, error.response, missing) from None
+        except (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError) as error:
+            raise errors.StorageUnavailable(
+                f"Glue cannot be reached: {error}", hint="check `region` and `uri` of the catalog"
+            ) from None
+        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.ProfileNotFound) as error:
+            raise errors.AccessDenied(
+                f"there are no credentials for Glue: {error}",
+                hint="set `access_key_id` and `secret_access_key`, a `profile`, or give the machine a role",
+            ) from None
+        except exceptions.NoRegionError:
+            raise errors.ConfigurationError(
+                "a `glue` catalog needs a region", hint="set storage.iceberg_config.catalog.region"
+            ) from None
+        except exceptions.ParamValidationError as error:
+            raise errors.InvalidInput(f"Glue does not take this: {error}") from None
+        except (exceptions.BotoCoreError, exceptions.HTTPClientError) as error:
+            raise errors.StorageUnavailable(f"Glue did not answer to the end: {error}", is_ambiguous=True) from None
+
+
+@functools.lru_cache(maxsize=32)
+def _client(options: GlueOptions) -> Any:
+    """One for all who ask for the same: making it reads some megabytes of descriptions. Called in a thread."""
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": 1},
+        connect_timeout=options.request_seconds,
+        read_timeout=options.request_seconds,
+    )
+    with _making:  # sessions are not for several threads at once, clients are
+        return _session(options.profile).client(
+            "glue",
+            aws_access_key_id=options.access_key_id,
+            aws_secret_access_key=options.secret_access_key,
+            aws_session_token=options.session_token,
+            region_name=options.region,
+            endpoint_url=options.endpoint,
+            config=config,
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _session(profile: str | None) -> Any:
+    import boto3
+
+    return boto3.Session(profile_name=profile)
+
+
+def _no_database(namespace: Namespace) -> errors.UnknownNamespace:
+    return errors.UnknownNamespace(f"Namespace does not exist: {'.'.join(namespace)}")
+
+
+def _no_table(identifier: Identifier) -> errors.UnknownTable:
+    return errors.UnknownTable(f"Table does not exist: {identifier}")
+
+
+def _refusal(method: str, response: Mapping[str, Any], missing: errors.IcestreamError) -> errors.IcestreamError:
+    said = response.get("Error") or {}
+    code, words = str(said.get("Code", "")), str(said.get("Message", ""))[:300]
+    status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
+    message = f"Glue refuses {method}: {words or code}"
+    if code == "EntityNotFoundException":
+        return missing
+    if code == "AlreadyExistsException":
+        return errors.AlreadyExists(message)
+    if code in _OVERTAKEN:
+        return errors.CommitConflict(message)
+    if code in _DENIED or status == 403:
+        hint = "check the credentials of storage.iceberg_config.catalog, and what they allow"
+        return errors.AccessDenied(message, hint=hint)
+    if code in _LATER or status == 429:
+        return errors.StorageUnavailable(message)
+    if status >= 500 or code in ("InternalServiceException", "OperationTimeoutException"):
+        return errors.StorageUnavailable(message, is_ambiguous=True)
+    return errors.InvalidInput(message)

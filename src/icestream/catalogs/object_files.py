@@ -1,0 +1,166 @@
+"""The files of tables in object stores: the twin of the catalog's local files.
+
+A finished upload is durable, so there is nothing to sync. Each file has a name of its own and is written once, on the
+condition that there is none of its name. A node that was fenced off writes and removes none (object_fence.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from icestream import errors, limits
+from icestream.catalogs.bucket import Objects
+from icestream.catalogs.object_reader import ObjectReader
+from icestream.catalogs.store_options import SCHEMES, Kind
+from icestream.iceberg.file_io import TableFiles, created_apart
+from icestream.iceberg.location import normal
+
+
+class Place(NamedTuple):
+    kind: Kind
+    bucket: str
+    name: str
+
+
+def place_of(location: str) -> Place:
+    scheme, _, rest = normal(location).partition("://")
+    kind = SCHEMES.get(scheme)
+    if kind is None or kind == "local":
+        known = ", ".join(f"{one}://" for one in SCHEMES if one != "file")
+        raise errors.InvalidInput(f"Cannot reach {location}", hint=f"locations begin with file:/, {known}")
+    host, _, name = rest.partition("/")
+    return Place(kind, host.partition("@")[0], name)
+
+
+async def _admitted() -> None:
+    """Where nobody guards the files."""
+
+
+class ObjectFiles:
+    def __init__(self, open_objects: Callable[[Kind, str], Objects]) -> None:
+        """`open_objects(kind, bucket)`: once for each bucket."""
+        self._open = open_objects
+        self._buckets: dict[tuple[Kind, str], Objects] = {}
+        self.admit: Callable[[], Awaitable[None]] = _admitted  # raises where nothing may be written
+
+    def _bucket(self, place: Place) -> Objects:
+        key = place.kind, place.bucket
+        if key not in self._buckets:
+            self._buckets[key] = self._open(*key)
+        return self._buckets[key]
+
+    def objects_at(self, location: str) -> Objects:
+        """The bucket of a location."""
+        return self._bucket(place_of(location))
+
+    def reader(self, location: str) -> ObjectReader:
+        """A file of it for a library that reads pieces of it by itself; every read blocks. Raises FileNotFoundError."""
+        place = place_of(location)
+        return self._bucket(place).reader(place.name)
+
+    async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
+        place = place_of(location)
+        await self.admit()
+        await self._bucket(place).put_new(place.name, b"".join(pieces))
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
+        await created_apart(self, files)
+
+    async def read(self, location: str) -> bytes:
+        place = place_of(location)
+        try:
+            found = await self._bucket(place).get(place.name, limits.CATALOG_DOCUMENT_BYTES_MAX)
+        except errors.UnexpectedAnswer as error:
+            raise errors.MetadataFileDamaged(f"{error.message}: it is no metadata file") from None
+        if found is None:
+            raise errors.MetadataFileMissing(
+                f"Failed to open input stream for file: {location}", hint="restore the file, or register another one"
+            )
+        return found
+
+    async def exists(self, location: str) -> bool:
+        place = place_of(location)
+        return await self._bucket(place).exists(place.name)
+
+    async def size(self, location: str) -> int:
+        place = place_of(location)
+        return await self._bucket(place).size(place.name) or 0
+
+    async def remove(self, location: str) -> None:
+        """What cannot be removed now is left to whoever looks for orphans."""
+        try:
+            place = place_of(location)
+            await self.admit()
+            await self._bucket(place).remove(place.name)
+        except errors.IcestreamError:
+            return
+
+    async def names(self, location: str) -> list[tuple[str, int]]:
+        place = place_of(location)
+        return await self._bucket(place).directly_in(place.name)
+
+    async def remove_empty(self, location: str) -> None:
+        """There are no directories."""
+
+    async def make_durable(self, locations: Sequence[str]) -> None:
+        """What was uploaded is."""
+
+    async def make_folder(self, location: str) -> None:
+        """There are none."""
+
+
+class AnyFiles:
+    """Local files and objects side by side, told apart by their locations."""
+
+    def __init__(self, local: TableFiles, objects: ObjectFiles) -> None:
+        self._local = local
+        self._objects = objects
+
+    def reader(self, location: str) -> ObjectReader:
+        return self._objects.reader(location)
+
+    def objects_at(self, location: str) -> Objects:
+        return self._objects.objects_at(location)
+
+    def admit_by(self, admit: Callable[[], Awaitable[None]]) -> None:
+        """From now on `admit` is asked before an object is written or removed, and raises where it must not be."""
+        self._objects.admit = admit
+
+    def _of(self, location: str) -> TableFiles:
+        return self._local if normal(location).startswith("file:") else self._objects
+
+    async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
+        await self._of(location).create(location, pieces, is_synced=is_synced)
+
+    async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
+        if all(normal(location).startswith("file:") for location, _ in files):
+            await self._local.create_all(files)
+        else:
+            await created_apart(self, files)
+
+    async def read(self, location: str) -> bytes:
+        return await self._of(location).read(location)
+
+    async def exists(self, location: str) -> bool:
+        return await self._of(location).exists(location)
+
+    async def size(self, location: str) -> int:
+        return await self._of(location).size(location)
+
+    async def remove(self, location: str) -> None:
+        await self._of(location).remove(location)
+
+    async def names(self, location: str) -> list[tuple[str, int]]:
+        return await self._of(location).names(location)
+
+    async def remove_empty(self, location: str) -> None:
+        await self._of(location).remove_empty(location)
+
+    async def make_folder(self, location: str) -> None:
+        await self._of(location).make_folder(location)
+
+    async def make_durable(self, locations: Sequence[str]) -> None:
+        local = [one for one in locations if normal(one).startswith("file:")]
+        if local:
+            await self._local.make_durable(local)

@@ -1,0 +1,302 @@
+"""Pointers in PostgreSQL: the two tables of Iceberg's JDBC catalog, as Java and PyIceberg read and write them.
+
+    iceberg_tables                  catalog_name, table_namespace, table_name | metadata_location, iceberg_type, …
+    iceberg_namespace_properties    catalog_name, namespace, property_key | property_value
+
+`iceberg_type` came with the second version of the schema (V1); Java's catalog makes tables without it (V0) unless it is
+told otherwise. Both are used as they are found: without the column there are no views, and every row is a table.
+
+A namespace is its levels joined by dots, so a level has none. It exists when it has a property (`exists` at least), a
+table, or a namespace inside: others make tables without looking, and may do so while we drop their namespace. Each
+change is one statement, which commits by itself; one that got no answer may have been carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from icestream import errors, limits
+from icestream.catalogs.pointers import Pointer
+from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.iceberg.table_metadata import Table
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+_LOCK: Final = 0x1CE57_5EA  # of those who make the tables at the same time
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS iceberg_tables (
+    catalog_name VARCHAR(255) NOT NULL, table_namespace VARCHAR(255) NOT NULL, table_name VARCHAR(255) NOT NULL,
+    metadata_location VARCHAR(1000), previous_metadata_location VARCHAR(1000), iceberg_type VARCHAR(5),
+    PRIMARY KEY (catalog_name, table_namespace, table_name))
+"""
+_PROPERTIES: Final = """
+CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
+    catalog_name VARCHAR(255) NOT NULL, namespace VARCHAR(255) NOT NULL, property_key VARCHAR(255) NOT NULL,
+    property_value VARCHAR(1000) NOT NULL, PRIMARY KEY (catalog_name, namespace, property_key))
+"""
+_NAMESPACES: Final = (
+    "SELECT namespace AS name FROM iceberg_namespace_properties WHERE catalog_name = %s "
+    "UNION SELECT table_namespace FROM iceberg_tables WHERE catalog_name = %s"
+)
+# What stands in statements for `{is_table}` and so on: with the column, and without.
+_TYPED: Final = {
+    "is_table": "(iceberg_type = 'TABLE' OR iceberg_type IS NULL)",
+    "type_column": ", iceberg_type",
+    "type_value": ", 'TABLE'",
+}
+_UNTYPED: Final = {"is_table": "TRUE", "type_column": "", "type_value": ""}
+_NAME: Final = "catalog_name = %s AND table_namespace = %s AND table_name = %s"
+
+
+@dataclass(frozen=True)
+class SqlOptions:
+    host: str
+    port: int
+    database: str
+    catalog: str = "icestream"
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    request_seconds: float = limits.STORAGE_REQUEST_TIMEOUT_MS_DEFAULT / 1000
+
+
+class SqlPointers:
+    def __init__(self, options: SqlOptions) -> None:
+        self._options = options
+        self._connection: AsyncConnection[Any] | None = None
+        self._words = _TYPED
+        self._using = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    # --- namespaces ---
+
+    async def list_namespaces(self, parent: Namespace) -> list[Namespace]:
+        if parent:
+            await self.load_namespace(parent)
+        rows = await self._rows(f"SELECT name FROM ({_NAMESPACES}) AS found", [self._options.catalog] * 2)
+        levels = {tuple(str(row[0]).split("."))[: len(parent) + 1] for row in rows}
+        return sorted(one for one in levels if len(one) > len(parent) and one[: len(parent)] == parent)
+
+    async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
+        found = await self._rows(
+            "SELECT property_key, property_value FROM iceberg_namespace_properties "
+            "WHERE catalog_name = %s AND namespace = %s",
+            [self._options.catalog, joined(namespace)],
+        )
+        if not found and not await self._has_something(joined(namespace)):
+            raise errors.UnknownNamespace(f"Namespace does not exist: {joined(namespace)}")
+        return {str(name): str(value) for name, value in found if name != "exists"}
+
+    async def _has_something(self, name: str) -> bool:
+        rows = await self._rows(
+            f"SELECT 1 FROM ({_NAMESPACES}) AS found WHERE name = %s OR starts_with(name, %s) LIMIT 1",
+            [*[self._options.catalog] * 2, name, f"{name}."],
+        )
+        return bool(rows)
+
+    async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None:
+        """`exists` comes in the same statement as the others and cannot be there twice: two creators meet in it."""
+        given = {"exists": "true", **properties}
+        row = "(%s, %s, %s, %s)"
+        values = [
+            part for name, value in given.items() for part in (self._options.catalog, joined(namespace), name, value)
+        ]
+        columns = "catalog_name, namespace, property_key, property_value"
+        query = f"INSERT INTO iceberg_namespace_properties ({columns}) VALUES {', '.join([row] * len(given))}"
+        if not await self._changed(query, values, "Namespace", joined(namespace)):
+            raise errors.AlreadyExists(f"Namespace already exists: {joined(namespace)}")
+
+    async def drop_namespace(self, namespace: Namespace) -> None:
+        await self.load_namespace(namespace)
+        if await self.list_namespaces(namespace):
+            raise errors.NotEmpty(f"Namespace is not empty: {joined(namespace)}")
+        name = [self._options.catalog, joined(namespace)]
+        done = await self._changed(
+            "DELETE FROM iceberg_namespace_properties WHERE catalog_name = %s AND namespace = %s AND NOT EXISTS "
+            "(SELECT 1 FROM iceberg_tables WHERE catalog_name = %s AND table_namespace = %s)",
+            [*name, *name],
+        )
+        if not done:
+            raise errors.NotEmpty(f"Namespace is not empty: {joined(namespace)}")
+
+    # --- tables ---
+
+    async def list_tables(self, namespace: Namespace) -> list[Identifier]:
+        await self.load_namespace(namespace)
+        rows = await self._rows(
+            "SELECT table_name FROM iceberg_tables WHERE catalog_name = %s AND table_namespace = %s AND {is_table} "
+            "ORDER BY table_name",
+            [self._options.catalog, joined(namespace)],
+        )
+        return [Identifier(namespace, str(row[0])) for row in rows]
+
+    async def find(self, identifier: Identifier) -> Pointer:
+        rows = await self._rows(
+            f"SELECT metadata_location FROM iceberg_tables WHERE {_NAME} AND {{is_table}}", self._named(identifier)
+        )
+        if not rows or rows[0][0] is None:
+            raise errors.UnknownTable(f"Table does not exist: {identifier}")
+        return Pointer(str(rows[0][0]))
+
+    async def insert(self, identifier: Identifier, location: str, made: Table) -> None:
+        await self._changed(
+            "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location{type_column}) "
+            "VALUES (%s, %s, %s, %s{type_value})",
+            [*self._named(identifier), location],
+            "Table",
+            str(identifier),
+        )
+
+    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> bool:
+        return await self._changed(
+            "UPDATE iceberg_tables SET metadata_location = %s, previous_metadata_location = %s "
+            f"WHERE {_NAME} AND metadata_location = %s",
+            [location, expected.location, *self._named(identifier), expected.location],
+        )
+
+    async def remove(self, identifier: Identifier) -> None:
+        if not await self._changed(
+            f"DELETE FROM iceberg_tables WHERE {_NAME} AND {{is_table}}", self._named(identifier)
+        ):
+            raise errors.UnknownTable(f"Table does not exist: {identifier}")
+
+    async def rename(self, source: Identifier, target: Identifier) -> None:
+        done = await self._changed(
+            f"UPDATE iceberg_tables SET table_namespace = %s, table_name = %s WHERE {_NAME} AND {{is_table}}",
+            [joined(target.namespace), target.name, *self._named(source)],
+            "Table",
+            str(target),
+        )
+        if not done:
+            raise errors.UnknownTable(f"Table does not exist: {source}")
+
+    async def close(self) -> None:
+        async with self._using:
+            await self._leave()
+        for ending in list(self._ending):
+            ending.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _named(self, identifier: Identifier) -> list[str]:
+        return [self._options.catalog, joined(identifier.namespace), identifier.name]
+
+    # --- asking ---
+
+    async def _rows(self, query: str, values: Sequence[Any]) -> list[Any]:
+        rows, _ = await self._run(query, values)
+        return rows
+
+    async def _changed(self, query: str, values: Sequence[Any], noun: str = "", name: str = "") -> bool:
+        """Whether a row was. `noun` and `name`: what is there already when the database refuses a second one."""
+        import psycopg
+
+        try:
+            _, count = await self._run(query, values)
+        except psycopg.errors.UniqueViolation:
+            raise errors.AlreadyExists(f"{noun} already exists: {name}") from None
+        return count > 0
+
+    async def _run(self, query: str, values: Sequence[Any]) -> tuple[list[Any], int]:
+        """One statement at a time; after a failure the connection is made anew."""
+        import psycopg
+
+        async with self._using:
+            connection = await self._connected()
+            running = asyncio.create_task(_execute(connection, query.format(**self._words), values))
+            try:
+                return await asyncio.shield(running)
+            except psycopg.errors.UniqueViolation:
+                raise
+            except psycopg.Error as error:
+                await self._leave()
+                raise _failure(error, self._options) from None
+            except asyncio.CancelledError:
+                self._abandon(connection, running)
+                raise
+
+    async def _connected(self) -> AsyncConnection[Any]:
+        import psycopg
+
+        options = self._options
+        if self._connection is None or self._connection.closed:
+            try:
+                made = await psycopg.AsyncConnection.connect(
+                    host=options.host,
+                    port=options.port,
+                    dbname=options.database,
+                    user=options.user,
+                    password=options.password,
+                    autocommit=True,
+                    connect_timeout=max(2, int(options.request_seconds)),
+                    application_name="icestream",
+                )
+                async with made.transaction():
+                    await made.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+                    await made.execute(_TABLES)
+                    await made.execute(_PROPERTIES)
+                columns = (await made.execute("SELECT * FROM iceberg_tables LIMIT 0")).description or ()
+            except psycopg.Error as error:
+                found = _failure(error, options)
+                if isinstance(found, errors.StorageUnavailable):  # nothing was asked yet
+                    raise errors.StorageUnavailable(found.message, hint=found.hint) from None
+                raise found from None
+            self._connection = made
+            self._words = _TYPED if any(column.name == "iceberg_type" for column in columns) else _UNTYPED
+        return self._connection
+
+    def _abandon(self, connection: AsyncConnection[Any], running: asyncio.Task[Any]) -> None:
+        """In the middle of an answer. The library asks the server to stop, which may take seconds: not on our time."""
+
+        async def end() -> None:
+            running.cancel()
+            with contextlib.suppress(BaseException):
+                await running
+            with contextlib.suppress(Exception):
+                await connection.close()
+
+        self._connection = None
+        ending = asyncio.create_task(end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _leave(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.close()
+
+
+async def _execute(connection: AsyncConnection[Any], query: str, values: Sequence[Any]) -> tuple[list[Any], int]:
+    cursor = await connection.execute(query, values, prepare=False)
+    rows = await cursor.fetchall() if cursor.description is not None else []
+    return rows, cursor.rowcount
+
+
+def joined(namespace: Namespace) -> str:
+    if any("." in level for level in namespace):
+        raise errors.InvalidInput(
+            f"a level with a dot in a `sql` catalog: {namespace}", hint="levels are joined by dots there"
+        )
+    return ".".join(namespace)
+
+
+def _failure(error: Any, options: SqlOptions) -> errors.IcestreamError:
+    """`error`: of psycopg. One with an SQLSTATE is the server's word; the classes 08 and 57 say that it went away."""
+    words = (str(error).splitlines() or [type(error).__name__])[0][:300]
+    place = f"postgresql://{options.host}:{options.port}/{options.database}"
+    state = error.sqlstate or ""
+    if state.startswith(("28", "42501")) or "authentication failed" in words or "no password supplied" in words:
+        return errors.AccessDenied(
+            f"{place} refuses access: {words}", hint="check `user` and `password` of storage.iceberg_config.catalog"
+        )
+    if state.startswith("3D") or ('database "' in words and "does not exist" in words):
+        return errors.ConfigurationError(f"{place}: {words}", hint="create the database, or set another `uri`")
+    if state and not state.startswith(("08", "57", "53", "40")):
+        return errors.InvalidInput(f"{place}: {words}")
+    return errors.StorageUnavailable(
+        f"{place}: {words}", hint="is the database running, and is `uri` right?", is_ambiguous=True
+    )

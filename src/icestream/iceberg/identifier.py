@@ -1,0 +1,51 @@
+"""Names of the catalog: namespaces of several levels, and the tables and views in them.
+
+A level or name is any text but the empty one; it may hold dots and slashes, so the joined form is for people only and
+never a key. The unit separator is what the protocol puts between levels.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.iceberg.values import shown
+
+Namespace = tuple[str, ...]
+
+SEPARATOR: Final = "\x1f"
+
+
+class Identifier(NamedTuple):
+    namespace: Namespace
+    name: str
+
+    def __str__(self) -> str:
+        return joined((*self.namespace, self.name))
+
+
+def joined(levels: Namespace) -> str:
+    return ".".join(levels)
+
+
+def namespace_of(levels: list[str]) -> Namespace:
+    if not 0 < len(levels) <= limits.CATALOG_LEVELS_MAX:
+        raise errors.InvalidInput(f"a namespace of {len(levels)} levels", hint=f"1 to {limits.CATALOG_LEVELS_MAX} fit")
+    return tuple(_checked(level) for level in levels)
+
+
+def identifier(namespace: Namespace, name: str) -> Identifier:
+    return Identifier(namespace, _checked(name))
+
+
+def _checked(text: str) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= limits.CATALOG_NAME_BYTES_MAX or SEPARATOR in text or "\x00" in text:
+        raise errors.InvalidInput(
+            f"{shown(text)} is not a name",
+            hint=f"1 to {limits.CATALOG_NAME_BYTES_MAX} bytes of text, no 0x1F and no 0x00",
+        )
+    return text

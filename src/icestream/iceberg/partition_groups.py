@@ -1,0 +1,94 @@
+"""Rows by partition value: a file never spans two of them (hazard 12).
+
+Each value is a file, so there is a bound to them. Where rows have more values, the front of them is taken: of each
+shard the first ones, in turn, up to the row that would bring one value too many. The rest comes with another round.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from icestream import errors, limits
+from icestream.iceberg.column_transforms import transformed
+
+Ints = NDArray[np.int64]
+Value = int | bool | bytes | str | None
+
+
+class Group(NamedTuple):
+    values: list[Value]  # one for each field of the spec
+    rows: Any  # which rows, in their order; None: all
+
+
+class Grouped(NamedTuple):
+    groups: list[Group]
+    taken: Any  # which rows, rising: the front of each shard; None: all
+
+
+def groups_of(table: Any, spec: dict[str, Any], names: dict[int, str]) -> Grouped:
+    """`names`: of the columns, by field id. Raises InvalidInput for a spec that we cannot follow."""
+    if not spec["fields"]:
+        return Grouped([Group([], None)], None)
+    columns = [_values(table, field, names) for field in spec["fields"]]
+    codes = _codes(columns, table.num_rows)
+    count = int(codes.max(initial=0)) + 1
+    if count == 1:
+        return Grouped([Group([_plain(column[0]) for column in columns], None)], None)
+    taken = None
+    if count > limits.ROUND_PARTITIONS_MAX:
+        taken = _front(table, codes, limits.ROUND_PARTITIONS_MAX)
+        _, codes = np.unique(codes[taken], return_inverse=True)
+        count = limits.ROUND_PARTITIONS_MAX
+    order = np.argsort(codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(count + 1))
+    rows = order if taken is None else taken[order]
+    groups = [
+        Group([_plain(column[int(rows[low])]) for column in columns], rows[low:high]) for low, high in pairwise(bounds)
+    ]
+    return Grouped(groups, taken)
+
+
+def _codes(columns: list[Any], rows: int) -> Ints:
+    """A number for each row: the same for the same values, from 0 without a hole."""
+    codes: Ints = np.zeros(rows, np.int64)
+    for column in columns:
+        coded = column.dictionary_encode(null_encoding="encode")
+        codes = codes * len(coded.dictionary) + coded.indices.to_numpy()
+        _, codes = np.unique(codes, return_inverse=True)
+    return codes
+
+
+def _front(table: Any, codes: Ints, values_max: int) -> Ints:
+    """The rows with these many values. Shards take turns, so that none waits for all of another."""
+    shard, offset = (table.column(name).to_numpy() for name in ("shard", "offset"))
+    by_shard = np.lexsort((offset, shard))
+    first = np.searchsorted(shard[by_shard], shard[by_shard])  # where its shard begins
+    turn = np.empty(len(codes), np.int64)
+    turn[by_shard] = np.arange(len(codes)) - first
+    order = np.lexsort((shard, turn))
+    _, first_seen = np.unique(codes[order], return_index=True)
+    return np.sort(order[: np.sort(first_seen)[values_max]])
+
+
+def _values(table: Any, field: dict[str, Any], names: dict[int, str]) -> Any:
+    name = names.get(field["source-id"])
+    if name is None:
+        raise errors.InvalidInput(
+            f"the table is partitioned by {field['name']}, which no message has", hint="partition by another column"
+        )
+    if name not in table.schema.names:
+        return pa.nulls(table.num_rows, pa.int32())
+    return transformed(field["transform"], table.column(name))
+
+
+def _plain(value: Any) -> Value:
+    """As a manifest has it: times as numbers."""
+    if pa.types.is_timestamp(value.type):
+        return None if not value.is_valid else int(value.value)
+    found: Value = value.as_py()
+    return found

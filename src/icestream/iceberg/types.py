@@ -1,0 +1,71 @@
+"""The types of Iceberg's columns, as they stand in JSON.
+
+    "long", "decimal(9,2)", "fixed[16]", …              a primitive: text
+    {"type": "struct", "fields": […]}                   fields with id, name, required, type
+    {"type": "list", "element-id", "element", "element-required"}
+    {"type": "map", "key-id", "key", "value-id", "value", "value-required"}
+
+A name that is not known is refused: nobody could say whether a partition by it makes sense.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from icestream import errors
+from icestream.iceberg.values import shown
+
+# The first format version that has them; all others are as old as the format.
+SINCE_VERSION: Final[dict[str, int]] = {
+    "timestamp_ns": 3,
+    "timestamptz_ns": 3,
+    "variant": 3,
+    "unknown": 3,
+    "geometry": 3,
+    "geography": 3,
+}
+_ALWAYS: Final = "boolean int long float double date time timestamp timestamptz string uuid binary"
+_PLAIN: Final = frozenset((*_ALWAYS.split(), *SINCE_VERSION))
+_FIXED: Final = re.compile(r"fixed\[\s*(\d{1,9})\s*\]")
+_DECIMAL: Final = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
+_DECIMAL_PRECISION_MAX: Final = 38
+_GEOMETRY: Final = re.compile(r"geometry\s*\(\s*([^)]*?)\s*\)")
+_GEOGRAPHY: Final = re.compile(r"geography\s*\(\s*([^),]*?)\s*(?:,\s*(\w+)\s*)?\)")
+
+
+def primitive(name: str) -> str:
+    """The family of a primitive type (`decimal` for `decimal(9,2)`)."""
+    lower = name.lower()
+    if lower in _PLAIN:
+        return lower
+    if _FIXED.fullmatch(lower):
+        return "fixed"
+    if (decimal := _DECIMAL.fullmatch(lower)) is not None:
+        if not 0 < int(decimal[1]) <= _DECIMAL_PRECISION_MAX:
+            raise errors.InvalidInput(f"Decimals with precision larger than 38 are not supported: {decimal[1]}")
+        return "decimal"
+    if _GEOMETRY.fullmatch(lower):
+        return "geometry"
+    if _GEOGRAPHY.fullmatch(lower):
+        return "geography"
+    raise errors.InvalidInput(f"Cannot parse type string to primitive: {shown(name)}")
+
+
+def family(kind: Any) -> str:
+    """`struct`, `list`, `map`, or the family of a primitive."""
+    if isinstance(kind, str):
+        return primitive(kind)
+    nested = kind.get("type") if isinstance(kind, dict) else None
+    if nested not in ("struct", "list", "map"):
+        raise errors.InvalidInput(f"Cannot parse type from json: {shown(kind)}")
+    return str(nested)
+
+
+def is_nested(kind: Any) -> bool:
+    return not isinstance(kind, str)
+
+
+def canonical(name: str) -> str:
+    """The same text for the same type: engines differ in blanks and case."""
+    return re.sub(r"\s+", "", name).lower()

@@ -1,0 +1,20 @@
+"""Options of the row group cache, which the broker process passes on to the lake process: imports no reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from icestream import limits
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Bounds of the cache of decoded row groups (group_cache.py)."""
+
+    enabled: bool = True
+    max_bytes: int = limits.GROUP_CACHE_BYTES_DEFAULT
+    ttl_ms: int = limits.GROUP_CACHE_TTL_MS_DEFAULT
+
+    def arguments(self) -> Sequence[str]:
+        return ("--cache-bytes", str(self.max_bytes if self.enabled else 0), "--cache-ttl-ms", str(self.ttl_ms))

@@ -1,0 +1,223 @@
+"""The tables of topics in another catalog: REST, Glue, SQL.
+
+Such a catalog tells nobody of a change, so there are two sources of news (docs/adr/0029):
+
+    our commits      the pipeline notes each in our own metadata store (catalogs/mirror.py); a watch of it tells us
+    those of others  a view is believed for SCAN_FOREIGN_VIEW_SECONDS, then whoever asks next loads the table again.
+                     Nobody asks: nothing is loaded. A compaction that is seen late costs nothing: the files of the
+                     older snapshot are still there, or the table is planned again; rows that an engine deleted are
+                     handed out for as long
+
+How far a table has come is the further of what the mirror says and what main's own snapshots say: the mirror may lag,
+and main may have been rolled back. What main lacks follows from its history (catalog/topic/standing.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.catalog.records import TableRecord
+from icestream.catalog.snapshot_map import SnapshotMap
+from icestream.catalog.topic.binding import Base, Binding
+from icestream.catalog.topic.run import Run, Runs
+from icestream.catalog.topic.snapshot_mark import Mark
+from icestream.catalog.topic.standing import lacking, main_standing
+from icestream.catalogs.catalog import LoadedTable, TableCatalog
+from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
+from icestream.catalogs.mirror_anchor import anchor
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_metadata import Table
+from icestream.metadata.entry import Entry
+from icestream.metadata.store import MetadataStore
+from icestream.metadata.watch import Changes
+from icestream.observability.log import get_logger
+from icestream.readers.snapshot_reader import SnapshotReader
+from icestream.readers.table_view import TableView
+from icestream.readers.topic_views import BoundTopic, PartedTopic
+from icestream.runtime.clock import Clock
+
+_log = get_logger("scan")
+LONG_AGO_NS: Final = -(10**18)
+
+
+class _Known(NamedTuple):
+    view: TableView
+    read_ns: int
+
+
+class ForeignTables:
+    def __init__(self, store: MetadataStore, catalog: TableCatalog, snapshots: SnapshotReader, clock: Clock) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._snapshots = snapshots
+        self._marks = SnapshotMap(store)
+        self._clock = clock
+        self._known: dict[int, _Known] = {}  # by topic id
+        self._turns: dict[int, asyncio.Lock] = {}  # one load of a table at a time; only while somebody loads
+        self._moved: set[int] = set()  # told of by the watch while somebody loads them
+        self._wanted = asyncio.Event()
+        self._is_watched = False
+
+    # --- asking ---
+
+    async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
+        found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
+        items = [one for key, entry in found if isinstance(one := _listed(key, entry), BoundTopic)]
+        return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
+
+    async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
+        found = await self._store.list(MIRRORS, MIRRORS + after if after else "", limit)
+        items = [one for key, entry in found if isinstance(one := _listed(key, entry), PartedTopic)]
+        return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
+
+    async def parted_of(self, topic_id: int) -> PartedTopic | None:
+        key = mirror_key(topic_id)
+        entry = await self._store.get(key)
+        found = None if entry is None else _listed(key, entry)
+        return found if isinstance(found, PartedTopic) else None
+
+    async def view(self, topic_id: int) -> TableView | None:
+        self._wanted.set()
+        return self._believed(topic_id) or await self._in_turn(topic_id, self._clock.monotonic_ns())
+
+    async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
+        return await self._marks.find(topic_id, snapshot_id)
+
+    async def fresh(self, topic_id: int) -> TableView | None:
+        return await self._in_turn(topic_id, self._clock.monotonic_ns(), is_fresh=True)
+
+    def _believed(self, topic_id: int) -> TableView | None:
+        known = self._known.get(topic_id) if self._is_watched else None
+        if known is None:
+            return None
+        age_ns = self._clock.monotonic_ns() - known.read_ns
+        return known.view if age_ns < limits.SCAN_FOREIGN_VIEW_SECONDS * 1e9 else None
+
+    async def _in_turn(self, topic_id: int, asked_ns: int, *, is_fresh: bool = False) -> TableView | None:
+        """Who waited for somebody else's load that began after he asked takes what that one found."""
+        turn = self._turns.setdefault(topic_id, asyncio.Lock())
+        try:
+            async with turn:
+                known = self._known.get(topic_id)
+                if known is not None and known.read_ns > asked_ns and (is_fresh or self._is_watched):
+                    return known.view
+                return await self._load(topic_id)
+        finally:
+            if not turn.locked():
+                self._turns.pop(topic_id, None)
+                self._moved.discard(topic_id)
+
+    # --- loading ---
+
+    async def _load(self, topic_id: int) -> TableView | None:
+        began_ns = self._clock.monotonic_ns()
+        before = self._known.pop(topic_id, None)
+        self._moved.discard(topic_id)
+        key = mirror_key(topic_id)
+        entry = await self._store.get(key)
+        if entry is None:
+            return None
+        mirror = decode_mirror(key, entry)
+        if mirror.is_parted:
+            return None
+        identifier = Identifier(tuple(mirror.namespace), mirror.name)
+        table, record = await self._recorded(topic_id, mirror, identifier)
+        if before is not None and before.view.record == record:
+            view = before.view
+        else:
+            view = TableView(identifier, record, table, await self._snapshots.files_of_main(table), mirror.committed)
+        self._keep(topic_id, _Known(view, LONG_AGO_NS if topic_id in self._moved else began_ns))
+        return view
+
+    async def _recorded(self, topic_id: int, mirror: Mirror, identifier: Identifier) -> tuple[Table, TableRecord]:
+        try:
+            loaded = await self._catalog.load(identifier)
+        except (errors.UnknownTable, errors.UnknownNamespace):
+            raise _unreadable(identifier, "it is gone") from None
+        if loaded.uuid != mirror.uuid:
+            raise _unreadable(identifier, "it is another table than the one that was written before")
+        table = tables.load(loaded.metadata)
+        base = anchor(table, topic_id, mirror)
+        committed = _committed(table, topic_id, mirror, base)
+        runs: dict[int, Runs] = {shard: (Run(0, 0, end),) for shard, end in committed.items()}
+        binding = Binding(_topic(topic_id, mirror), topic_id, runs, base=base)
+        where = _version(loaded, table)
+        return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed, base))
+
+    def _keep(self, topic_id: int, known: _Known) -> None:
+        while len(self._known) >= limits.SCAN_VIEWS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[topic_id] = known
+
+    # --- the watch ---
+
+    async def run(self) -> None:
+        await self._wanted.wait()
+        while True:
+            try:
+                await self._watch()
+            except errors.IcestreamError as error:
+                _log.warning("tables are read anew: the watch was interrupted", error=str(error))
+            finally:
+                self._is_watched = False
+                self._known.clear()
+            await self._clock.sleep(limits.LINK_RETRY_SECONDS_MAX)
+
+    async def _watch(self) -> None:
+        changes = self._store.watch(MIRRORS, await self._store.revision())
+        self._known.clear()
+        self._is_watched = True
+        async for change in changes:
+            if not isinstance(change, Changes):
+                self._known.clear()
+                continue
+            for event in change.events:
+                self._outdated(event.key)
+
+    def _outdated(self, key: str) -> None:
+        """The view stays for comparison: most of what it holds is still so."""
+        number = key.removeprefix(MIRRORS)
+        topic_id = int(number) if number.isdigit() else -1
+        if topic_id in self._turns:
+            self._moved.add(topic_id)
+        known = self._known.get(topic_id)
+        if known is not None:
+            self._known[topic_id] = known._replace(read_ns=LONG_AGO_NS)
+
+
+def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
+    topic_id = int(key.removeprefix(MIRRORS))
+    try:
+        mirror = decode_mirror(key, entry)
+    except errors.MetadataDamaged as error:
+        return BoundTopic("?", topic_id, str(error))
+    if not mirror.is_parted:
+        return BoundTopic(_topic(topic_id, mirror), topic_id)
+    table = Identifier(tuple(mirror.namespace), mirror.name)
+    return PartedTopic(_topic(topic_id, mirror), topic_id, str(table), mirror.committed)
+
+
+def _topic(topic_id: int, mirror: Mirror) -> str:
+    return mirror.topic or f"/default/topic-{topic_id}"  # a note of a time when it had no name
+
+
+def _committed(table: Table, topic_id: int, mirror: Mirror, base: Base | None) -> dict[int, int]:
+    main = main_standing(table, topic_id, base).progress.committed
+    return {
+        shard: max(mirror.committed.get(shard, 0), main.get(shard, 0)) for shard in sorted({*mirror.committed, *main})
+    }
+
+
+def _version(loaded: LoadedTable, table: Table) -> str:
+    """What differs when the table does."""
+    return loaded.metadata_location or f"{table.current_snapshot_id}, {table.fields['last-updated-ms']}"
+
+
+def _unreadable(identifier: Identifier, why: str) -> errors.TableUnreadable:
+    return errors.TableUnreadable(
+        f"the table {identifier} cannot be read: {why}",
+        hint="`icestream lake adopt` or `recreate` settles which table the topic has",
+    )

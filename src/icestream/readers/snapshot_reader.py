@@ -1,0 +1,58 @@
+"""The files that a snapshot names, by its manifests. These never change, so each is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from cachebox import LRUCache
+
+from icestream import limits
+from icestream.iceberg.avro_manifests import AvroManifests, Record
+from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.values import Object
+from icestream.observability import metrics
+from icestream.readers.data_files import DataFile, DeleteFile, SnapshotFiles, field_ids, files_of
+
+Files = list[DataFile | DeleteFile]
+NO_FILES: Final = SnapshotFiles((), ())
+
+
+class SnapshotReader:
+    def __init__(self, manifests: AvroManifests) -> None:
+        self._manifests = manifests
+        self._read: LRUCache[str, Files] = LRUCache(limits.SCAN_MANIFESTS_MAX)
+
+    async def files_of_main(self, table: Table) -> SnapshotFiles:
+        metrics.SCAN_PLANS.inc()
+        at = table.current_snapshot_id
+        snapshot = table.snapshots.find(at) if at is not None else None
+        return await self._files(snapshot, field_ids(table.current_schema)) if snapshot else NO_FILES
+
+    async def _files(self, snapshot: Object, ids: Mapping[str, int]) -> SnapshotFiles:
+        found: Files = []
+        for path, sequence, spec_id in await self._named(snapshot):
+            read: Files | None = self._read.get(path)
+            if read is None:
+                read = await self._manifests.decoded(path, _taker(sequence, ids, spec_id))
+                self._read.insert(path, read)
+            found += read
+        return SnapshotFiles(
+            tuple(one for one in found if isinstance(one, DataFile)),
+            tuple(one for one in found if isinstance(one, DeleteFile)),
+        )
+
+    async def _named(self, snapshot: Object) -> list[tuple[str, int, int]]:
+        """The manifests, each with the sequence number that its new files have, and with its partition spec."""
+        where = snapshot.get("manifest-list")
+        if where is None:
+            return [(str(path), 0, 0) for path in snapshot.get("manifests") or ()]
+        listed: list[Record] = await self._manifests.records(str(where))
+        return [
+            (str(one["manifest_path"]), int(one.get("sequence_number") or 0), int(one.get("partition_spec_id") or 0))
+            for one in listed
+        ]
+
+
+def _taker(sequence: int, ids: Mapping[str, int], spec_id: int) -> Callable[[Iterator[Record]], Files]:
+    return lambda records: files_of(records, sequence, ids, spec_id)

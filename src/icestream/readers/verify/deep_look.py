@@ -1,0 +1,123 @@
+"""What a table holds, by all of its rows. It blocks.
+
+    values     every column of every row is decoded and converted as readers do it, some rows at a time: a damaged page
+               is found whichever column it belongs to
+    offsets    which offsets are there, a window of them at a time (scan/window.py)
+
+So it holds as much as a reader does, however large the table is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from icestream import errors, limits
+from icestream.observability.words import counted
+from icestream.readers.data_files import DataFile
+from icestream.readers.file_format import decoding
+from icestream.readers.file_reader import FileReader, Group
+from icestream.readers.group_units import GroupUnits
+from icestream.readers.sections import check_values
+from icestream.readers.table_view import TableView
+from icestream.readers.verify.offsets import NONE, Held, ranges_of, together, with_ranges, within
+from icestream.readers.verify.progress_count import ProgressCount
+from icestream.readers.verify.report import Finding, Told, Weight, red
+from icestream.readers.window import Unit, Units, Window
+
+_ROW_BYTES: Final = 24  # shard and offset of a row, and its place in the order
+
+
+class DeepLook:
+    def __init__(self, view: TableView, files: FileReader, progress: ProgressCount) -> None:
+        self._view = view
+        self._files = files
+        self._units = GroupUnits(files)
+        self._progress = progress
+        self._seen = 0  # rows of the topic's shards, those that are there twice, too
+        self._damaged: dict[str, str] = {}  # what is wrong with files that cannot be decoded, by their paths
+        self._told: set[str] = set()  # paths
+        self._is_counted = True  # the rows of every file could be counted
+
+    def values(self, files: Sequence[DataFile]) -> Iterator[Told]:
+        for file in files:
+            try:
+                for group in self._files.groups(file, self._view.columns):
+                    for rows in self._files.live_batches(group, self._view.columns):
+                        with decoding(file.path):
+                            check_values(rows)
+                        yield self._progress.further(len(rows))
+            except errors.TableDamaged as error:
+                self._note(file, error)
+                yield from self._check_damaged(None)
+            except FileNotFoundError as error:
+                yield red("files", f"{error} went while it was read")
+
+    def shard(self, shard: int, files: Sequence[DataFile], held: Held) -> Iterator[Told]:
+        mine = [file for file in files if file.shards.may_hold(shard)]
+        try:
+            units = Units(unit for file in mine for unit in self._units_of(file, shard))
+            position = 0
+            while (window := units.next_window(position, limits.SCAN_WINDOW_BYTES)) is not None:
+                there, twice = ranges_of(offsets := self._offsets(window, shard))
+                with_ranges(held.ranges, there)
+                for start, end in twice:
+                    yield red("unique", "there more than once", shard, start, end)
+                self._seen += len(offsets)
+                yield self._progress.further(len(offsets))
+                position = window.stop
+            yield from self._check_damaged(shard)
+        except errors.TableUnreadable as error:  # deletes that cannot be applied
+            yield red("files", f"consumers cannot read it: {error.message}; {error.hint}", shard)
+            yield Finding("dense", Weight.BOUNDS_ONLY, "its offsets were not looked at", shard)
+        except FileNotFoundError as error:
+            yield red("files", f"{error} went while it was read", shard)
+        else:
+            held.is_known = True
+
+    def strays(self, files: Sequence[DataFile]) -> Iterator[Finding]:
+        """Behind all shards, where each was read: rows that belong to none."""
+        view = self._view
+        if not self._is_counted:
+            return
+        there = sum(
+            self._files.live_rows(group, view.columns, view.files.deletes_of(file))
+            for file in files
+            for group in self._files.groups(file, view.columns)
+        )
+        if there > self._seen:
+            words = counted(there - self._seen, "row")
+            yield red("bounds", f"{words} without a place in this topic: of another shard, or without an offset")
+
+    def _note(self, file: DataFile, error: errors.TableDamaged) -> None:
+        self._damaged.setdefault(file.path, error.message)
+
+    def _check_damaged(self, shard: int | None) -> Iterator[Finding]:
+        """Each file once. Where its offsets cannot be decoded, its rows count as missing."""
+        for path in sorted(self._damaged.keys() - self._told):
+            self._told.add(path)
+            yield red("files", self._damaged[path], shard)
+
+    def _units_of(self, file: DataFile, shard: int) -> list[Unit[Group]]:
+        """Of each row two numbers are held."""
+        try:
+            found = self._units.of_file(self._view, file, shard, 0)
+        except errors.TableDamaged as error:
+            self._note(file, error)
+            self._is_counted = False
+            return []
+        return [unit._replace(bytes=_ROW_BYTES * unit.rows) for unit in found]
+
+    def _offsets(self, window: Window[Group], shard: int) -> Any:
+        return within(
+            together([self._offsets_of(unit.what, shard) for unit in window.units]), window.start, window.stop
+        )
+
+    def _offsets_of(self, group: Group, shard: int) -> Any:
+        view = self._view
+        try:
+            return self._files.offsets(group, view.columns, shard, view.files.deletes_of(group.file))
+        except errors.TableDamaged as error:
+            self._note(group.file, error)
+            self._is_counted = False
+            return NONE

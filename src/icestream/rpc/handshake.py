@@ -1,0 +1,193 @@
+"""The handshake of the native protocol: what each side says of itself, and what both keep to afterwards.
+
+    HELLO     version          the highest that the client speaks
+              version_min      the lowest; `version` when it is not said
+              client           a name for logs and metrics, may be empty
+              frame_bytes_max  the largest frame that the client takes (the size field of a frame, see frame.py)
+              compression      names in the order in which the client likes them; unknown ones are passed over
+    WELCOME   version          the one that counts: the highest that both speak
+              node             the name of the broker
+              frame_bytes_max  the largest frame that the broker takes
+              compression      the one that counts, empty for none
+              time_us          the broker's clock, microseconds since 1970
+              instance         the id of this life of the broker (runtime/instance.py); empty from one that has none
+
+`Agreed` is what follows from both. Each side may then send frames up to what the other takes; of a compressed body the
+size that it has when it is unpacked counts, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from icestream import errors, limits
+from icestream.rpc import document
+from icestream.rpc.compression import Compression
+from icestream.rpc.frame import COMPRESSED, MAGIC, SIZE_MIN, VERSION, VERSION_MIN, Frame, Kind, encode_frame
+
+ZSTD: Final = "zstd"
+_VERSION_MAX: Final = 2**16 - 1
+_BYTES_MAX: Final = 2**32 - 1
+_TIME_MAX: Final = 2**63 - 1
+
+
+class Hello(NamedTuple):
+    version: int = VERSION
+    version_min: int = VERSION_MIN
+    client: str = ""
+    frame_bytes_max: int = limits.FRAME_BYTES_MAX_DEFAULT
+    compression: tuple[str, ...] = ()
+
+
+class Welcome(NamedTuple):
+    version: int
+    node: str
+    frame_bytes_max: int
+    compression: str
+    time_us: int
+    instance: str = ""
+
+
+class Agreed(NamedTuple):
+    """What one side keeps to after the handshake."""
+
+    version: int
+    frame_bytes_max: int  # that this side takes
+    send_bytes_max: int  # that the other side takes
+    compression: Compression | None
+
+
+def encode_hello(hello: Hello, *, ends_text: bool = False) -> bytes:
+    """The body of a HELLO. `ends_text`: with a key that brokers ignore and that ends a request of HTTP/1, so that a
+    server of HTTP that was taken for a broker refuses it at once instead of waiting for more of it."""
+    end = {"end": "\r\n\r\n"} if ends_text else {}
+    return MAGIC + document.encode({**hello._asdict(), **end})
+
+
+def decode_hello(body: bytes) -> Hello:
+    if body[: len(MAGIC)] != MAGIC:
+        raise errors.DecodeError("a HELLO without its magic", hint="is the other side speaking the native protocol?")
+    found = document.decode(body[len(MAGIC) :])
+    version = document.number_of(found, "version", 1, _VERSION_MAX)
+    return Hello(
+        version,
+        document.number_of(found, "version_min", 1, version, version),
+        document.text_of(found, "client", limits.NAME_BYTES_MAX, ""),
+        document.number_of(found, "frame_bytes_max", 0, _BYTES_MAX, limits.FRAME_BYTES_MAX_DEFAULT),
+        document.texts_of(found, "compression", limits.COMPRESSIONS_MAX, limits.NAME_BYTES_MAX),
+    )
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    return document.encode(welcome._asdict())
+
+
+def decode_welcome(body: bytes) -> Welcome:
+    found = document.decode(body)
+    return Welcome(
+        document.number_of(found, "version", 1, _VERSION_MAX),
+        document.text_of(found, "node", limits.NAME_BYTES_MAX, ""),
+        document.number_of(found, "frame_bytes_max", 0, _BYTES_MAX),
+        document.text_of(found, "compression", limits.NAME_BYTES_MAX, ""),
+        document.number_of(found, "time_us", -_TIME_MAX, _TIME_MAX, 0),
+        document.text_of(found, "instance", limits.NAME_BYTES_MAX, ""),
+    )
+
+
+# --- the broker's part ------------------------------------------------------------------------------------------------
+
+
+def answer(
+    hello: Hello, node: str, frame_bytes_max: int, time_us: int, compressions: tuple[str, ...], instance: str = ""
+) -> Welcome:
+    """Raises UnknownVersion or InvalidInput, for the ERROR that closes the connection."""
+    version = min(hello.version, VERSION)
+    if version < max(hello.version_min, VERSION_MIN):
+        raise errors.UnknownVersion(
+            f"the client speaks versions {hello.version_min} to {hello.version} of the protocol",
+            hint=f"this broker speaks {VERSION_MIN} to {VERSION}; use a client or a broker of another version",
+        )
+    _check_bound(hello.frame_bytes_max, "the client")
+    compression = next((name for name in hello.compression if name in compressions), "")
+    return Welcome(version, node, frame_bytes_max, compression, time_us, instance)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a broker says to everybody who connects."""
+
+    node: str
+    now_us: Callable[[], int]
+    frame_bytes_max: int = limits.FRAME_BYTES_MAX_DEFAULT
+    compression: Compression | None = None
+    instance: str = ""
+
+    def agree(self, first: Frame) -> tuple[Agreed, bytes]:
+        """What counts from now on, and the body of the WELCOME."""
+        hello = decode_hello(_expected(first, Kind.HELLO))
+        compressions = (ZSTD,) if self.compression else ()
+        welcome = answer(hello, self.node, self.frame_bytes_max, self.now_us(), compressions, self.instance)
+        send_bytes_max = min(hello.frame_bytes_max, limits.FRAME_BYTES_MAX)
+        compression = self.compression if welcome.compression else None
+        agreed = Agreed(welcome.version, self.frame_bytes_max, send_bytes_max, compression)
+        return agreed, encode_welcome(welcome)
+
+
+# --- the client's part ------------------------------------------------------------------------------------------------
+
+
+def welcomed(hello: Hello, first: Frame, compression: Compression | None = None) -> tuple[Agreed, Welcome]:
+    """What follows from the broker's answer to `hello`. Raises its error, or why its answer is none."""
+    if first.kind == Kind.ERROR:
+        raise document.decode_error(_expected(first, Kind.ERROR))
+    welcome = decode_welcome(_expected(first, Kind.WELCOME))
+    if not hello.version_min <= welcome.version <= hello.version:
+        raise errors.UnknownVersion(
+            f"the broker chose version {welcome.version} of the protocol",
+            hint=f"this client speaks {hello.version_min} to {hello.version}",
+        )
+    if welcome.compression and (compression is None or welcome.compression not in hello.compression):
+        raise errors.DecodeError("the broker chose a compression that was not offered")
+    _check_bound(welcome.frame_bytes_max, "the broker")
+    send_bytes_max = min(welcome.frame_bytes_max, limits.FRAME_BYTES_MAX)
+    chosen = compression if welcome.compression else None
+    return Agreed(welcome.version, hello.frame_bytes_max, send_bytes_max, chosen), welcome
+
+
+def _expected(first: Frame, kind: Kind) -> bytes:
+    if first.kind != kind or first.flags:
+        raise errors.DecodeError(f"a frame of kind {first.kind} where {kind.name} was expected")
+    return first.body
+
+
+def _check_bound(frame_bytes_max: int, who: str) -> None:
+    if frame_bytes_max < limits.FRAME_BYTES_MIN:
+        raise errors.InvalidInput(
+            f"{who} takes frames of {frame_bytes_max} bytes",
+            hint=f"every side takes at least {limits.FRAME_BYTES_MIN}: the largest answers need it",
+        )
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------------
+
+
+def opened(frame: Frame, agreed: Agreed) -> Frame:
+    """A frame that came in, with its body unpacked. Raises DecodeError."""
+    if not frame.flags & COMPRESSED:
+        return frame
+    if agreed.compression is None:
+        raise errors.DecodeError("a compressed frame, and the handshake chose no compression")
+    body = agreed.compression.unpacked(frame.body, agreed.frame_bytes_max - SIZE_MIN)
+    return frame._replace(flags=frame.flags & ~COMPRESSED, body=body)
+
+
+def sealed(kind: int, number: int, body: bytes, agreed: Agreed) -> bytes:
+    """A frame that goes out, compressed where that was agreed and helps. Raises MessageTooLarge: nothing was sent."""
+    if SIZE_MIN + len(body) > agreed.send_bytes_max:
+        raise errors.MessageTooLarge(
+            f"a frame of {SIZE_MIN + len(body)} bytes", hint=f"the other side takes {agreed.send_bytes_max}"
+        )
+    flags, packed = (0, body) if agreed.compression is None else agreed.compression.packed(body)
+    return encode_frame(kind, number, packed, flags)

@@ -1,0 +1,170 @@
+"""Deadlines, repeats and the breaker around a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from icestream import errors
+from icestream.catalogs.breaker import Breaker, State
+from icestream.catalogs.caller import Caller, Patience
+from icestream.runtime.randomness import SeededRandomness
+from tests.support.eager_clock import EagerClock
+
+pytestmark = pytest.mark.asyncio
+
+AWAY = errors.StorageUnavailable("away")
+LOST = errors.StorageUnavailable("lost", is_ambiguous=True)
+
+
+def caller(clock: EagerClock | None = None, **more: float) -> Caller:
+    breaker = Breaker(failures_max=5)
+    return Caller("test", clock or EagerClock(), SeededRandomness(1), Patience(**more), breaker)  # type: ignore[arg-type]
+
+
+def answers(*planned: object) -> tuple[Callable[[], Awaitable[object]], list[object]]:
+    """An attempt that ends as planned, and the attempts that were made."""
+    made: list[object] = []
+
+    async def attempt() -> object:
+        one = planned[len(made)]
+        made.append(one)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    return attempt, made
+
+
+async def test_a_read_is_repeated_until_it_is_answered() -> None:
+    attempt, made = answers(AWAY, LOST, AWAY, "answer")
+    assert await caller().read("x", attempt) == "answer"
+    assert len(made) == 4
+
+
+async def test_a_change_is_repeated_only_while_it_was_never_sent() -> None:
+    attempt, made = answers(AWAY, AWAY, LOST, "never asked")
+    with pytest.raises(errors.StorageUnavailable) as caught:
+        await caller().change("x", attempt)
+    assert caught.value.is_ambiguous
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("error", [errors.UnknownTable("t"), errors.CommitConflict("c"), errors.AccessDenied("a")])
+async def test_an_answer_is_not_repeated_whatever_it_says(error: errors.IcestreamError) -> None:
+    attempt, made = answers(error)
+    subject = caller()
+    for _ in range(20):
+        made.clear()
+        with pytest.raises(type(error)):
+            await subject.read("x", attempt)
+        assert len(made) == 1
+    assert subject.state is State.CLOSED
+
+
+async def test_the_pauses_grow_and_have_chance_in_them() -> None:
+    clock = EagerClock()
+    subject = caller(clock, retry_seconds_min=1.0, retry_seconds_max=4.0, request_seconds=1000.0)
+    took = []
+    for number in (1, 2, 3, 4):
+        before = clock.monotonic_ns()
+        assert await subject.pause(number, 10**18)
+        took.append((clock.monotonic_ns() - before) / 1e9)
+    assert [1 / 2 <= took[0] <= 1, 1 <= took[1] <= 2, 2 <= took[2] <= 4, 2 <= took[3] <= 4] == [True] * 4
+    assert took[3] not in (2.0, 4.0)
+
+
+async def test_no_repeat_begins_behind_the_deadline() -> None:
+    clock = EagerClock()
+    attempt, made = answers(*[AWAY] * 99)
+    subject = caller(clock, retry_seconds_min=2.0, retry_seconds_max=2.0, request_seconds=1.0, attempts_max=99)
+    with pytest.raises(errors.StorageUnavailable):
+        await subject.read("x", attempt)
+    assert clock.monotonic_ns() <= 4 * 10**9, "four times the wait for one answer"
+    assert len(made) in (2, 3, 4)
+
+
+async def test_what_takes_too_long_is_cut_off_and_ambiguous() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(errors.StorageUnavailable, match="did not answer in time: x") as caught:
+        await caller(request_seconds=0.01).change("x", never)
+    assert caught.value.is_ambiguous
+
+
+async def test_what_fails_too_often_is_not_asked_any_more_and_then_probed() -> None:
+    clock = EagerClock()
+    subject = caller(clock, attempts_max=1)
+    attempt, made = answers(*[AWAY] * 5, "answer", "answer")
+    with capture_logs() as told:
+        for _ in range(5):
+            with pytest.raises(errors.StorageUnavailable):
+                await subject.read("x", attempt)
+    assert [(one["log_level"], one["now"], one["call"]) for one in told] == [("warning", "open", "x")]
+    assert subject.state is State.OPEN
+    with pytest.raises(errors.CircuitOpen, match=r"left alone for 1\.0 s; its last failure: .*away"):
+        await subject.read("x", attempt)
+    assert len(made) == 5
+    assert circuit() == {"closed": 0, "open": 1, "half-open": 0}
+    clock.advance(1.0)
+    with capture_logs() as told:
+        assert await subject.read("x", attempt) == "answer"
+    assert [(one["event"], one["before"], one["now"], one["target"]) for one in told] == [
+        ("circuit changed", "open", "half-open", "test"),
+        ("circuit changed", "half-open", "closed", "test"),
+    ]
+    assert subject.state is State.CLOSED
+    assert circuit() == {"closed": 1, "open": 0, "half-open": 0}
+
+
+async def test_a_cancelled_probe_leaves_its_place() -> None:
+    clock = EagerClock()
+    subject = caller(clock, attempts_max=1)
+    attempt, _ = answers(*[AWAY] * 5, "answer")
+    for _ in range(5):
+        with pytest.raises(errors.StorageUnavailable):
+            await subject.read("x", attempt)
+    clock.advance(1.0)
+
+    asked = asyncio.Event()
+
+    async def never() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    probe = asyncio.create_task(subject.read("x", never))
+    await asked.wait()
+    assert subject.state is State.HALF_OPEN
+    assert circuit() == {"closed": 0, "open": 0, "half-open": 1}
+    probe.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probe
+    assert circuit() == {"closed": 0, "open": 1, "half-open": 0}, "what is shown is what the next caller meets"
+    assert await subject.read("x", attempt) == "answer"
+
+
+async def test_calls_are_counted_by_how_they_ended() -> None:
+    before = {outcome: calls(outcome) for outcome in ("answered", "failed", "refused")}
+    attempt, _ = answers(AWAY, "answer")
+    await caller().read("x", attempt)
+    assert calls("answered") - before["answered"] == 1
+    assert calls("failed") - before["failed"] == 1
+    assert calls("refused") == before["refused"]
+
+
+def calls(outcome: str) -> float:
+    labels = {"target": "test", "outcome": outcome}
+    return REGISTRY.get_sample_value("icestream_storage_calls_total", labels) or 0.0
+
+
+def circuit() -> dict[str, float]:
+    return {
+        state.value: REGISTRY.get_sample_value("icestream_storage_circuit", {"target": "test", "state": state.value})
+        or 0
+        for state in State
+    }

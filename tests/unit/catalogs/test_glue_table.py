@@ -1,0 +1,65 @@
+"""Tables as Glue keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from icestream import errors
+from icestream.catalogs import glue_table
+from icestream.iceberg.identifier import Identifier
+from tests.support.tables import column, commit_to, schema, table
+
+NAME = Identifier(("db",), "t")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("long", "bigint"),
+        ("fixed[16]", "binary"),
+        ("decimal(9, 2)", "decimal(9,2)"),
+        ("timestamptz", "timestamp"),
+        ({"type": "list", "element-id": 1, "element": "int", "element-required": True}, "array<int>"),
+        ({"type": "map", "key-id": 1, "key": "string", "value-id": 2, "value": "uuid"}, "map<string,string>"),
+        (
+            schema(column(1, "a", "int"), column(2, "b", schema(column(3, "c", "time")))),
+            "struct<a:int,b:struct<c:string>>",
+        ),
+        ("variant", "variant"),
+    ],
+)
+def test_types(kind: Any, expected: str) -> None:
+    assert glue_table.glue_type(kind) == expected
+
+
+def test_columns_of_older_schemas_follow_the_current_ones() -> None:
+    base = table()
+    fewer = schema(*base.current_schema["fields"][:1], column(4, "new", "string", doc="why"))
+    made = commit_to(base, {"action": "add-schema", "schema": fewer}, {"action": "set-current-schema", "schema-id": -1})
+    columns = glue_table.table_input(NAME, "file:/m", made, None)["StorageDescriptor"]["Columns"]
+    assert [(one["Name"], one["Parameters"]["iceberg.field.current"]) for one in columns] == [
+        ("id", "true"),
+        ("new", "true"),
+        ("data", "false"),
+        ("at", "false"),
+    ]
+    assert columns[1]["Comment"] == "why"
+
+
+def test_the_place_before_and_what_others_wrote_stay() -> None:
+    before = {"Parameters": {"metadata_location": "file:/old", "classification": "x"}}
+    made = glue_table.table_input(NAME, "file:/new", table(), before)["Parameters"]
+    assert made["metadata_location"] == "file:/new"
+    assert made["previous_metadata_location"] == "file:/old"
+    assert made["classification"] == "x"
+    assert made["table_type"] == "ICEBERG"
+
+
+def test_a_table_of_hive_is_none_of_ours() -> None:
+    with pytest.raises(errors.UnknownTable, match="not of Iceberg"):
+        glue_table.pointer_of(NAME, {"Parameters": {"table_type": "HIVE", "metadata_location": "x"}})
+    assert not glue_table.is_iceberg({})
+    with pytest.raises(errors.InvalidInput, match="one level"):
+        glue_table.database_of(("a", "b"))

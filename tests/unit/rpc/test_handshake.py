@@ -1,0 +1,260 @@
+"""The handshake: both sides keep to the same terms, or the connection ends with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icestream import errors, limits
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.compression import Compression
+from icestream.rpc.frame import COMPRESSED, MAGIC, VERSION, Frame, Kind
+from icestream.rpc.handshake import Agreed, Hello, Server, Welcome
+from icestream.rpc.stream import FrameStream
+from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+VERSIONS = st.integers(1, 2**16 - 1)
+HELLOS = st.builds(
+    lambda versions, client, size, names: Hello(max(versions), min(versions), client, size, tuple(names)),
+    st.tuples(VERSIONS, VERSIONS), NAMES, st.integers(0, 2**32 - 1), st.lists(NAMES, max_size=4),
+)  # fmt: skip
+WELCOMES = st.builds(Welcome, VERSIONS, NAMES, st.integers(0, 2**32 - 1), NAMES, st.integers(0, 2**62), NAMES)
+NOW_US = 1_700_000_000_000_000
+
+
+def server(compression: Compression | None = None) -> Server:
+    return Server("node-1", lambda: NOW_US, limits.FRAME_BYTES_MAX_DEFAULT, compression)
+
+
+def hello_frame(hello: Hello) -> Frame:
+    return Frame(Kind.HELLO, 0, 9, handshake.encode_hello(hello))
+
+
+def said(**fields: Any) -> Frame:
+    """A HELLO with any fields."""
+    return Frame(Kind.HELLO, 0, 9, MAGIC + document.encode({"version": 1, **fields}))
+
+
+# --- both sides -------------------------------------------------------------------------------------------------------
+
+
+@given(HELLOS)
+def test_a_hello_comes_back(hello: Hello) -> None:
+    assert handshake.decode_hello(handshake.encode_hello(hello)) == hello
+
+
+@given(WELCOMES)
+def test_a_welcome_comes_back(welcome: Welcome) -> None:
+    assert handshake.decode_welcome(handshake.encode_welcome(welcome)) == welcome
+
+
+def test_both_sides_agree() -> None:
+    for offered, has in ((("zstd",), True), (("lz9", "zstd"), True), (("zstd",), False), ((), True)):
+        hello = Hello(client="me", frame_bytes_max=5_000_000, compression=offered)
+        at_broker, body = server(Compression() if has else None).agree(hello_frame(hello))
+        at_client, welcome = handshake.welcomed(hello, Frame(Kind.WELCOME, 0, 9, body), Compression())
+        chosen = "zstd" if has and offered else ""
+        assert welcome == Welcome(VERSION, "node-1", limits.FRAME_BYTES_MAX_DEFAULT, chosen, NOW_US)
+        assert (at_broker.frame_bytes_max, at_broker.send_bytes_max) == (limits.FRAME_BYTES_MAX_DEFAULT, 5_000_000)
+        assert (at_client.frame_bytes_max, at_client.send_bytes_max) == (5_000_000, limits.FRAME_BYTES_MAX_DEFAULT)
+        assert (at_broker.compression is None) is (at_client.compression is None) is (not chosen)
+        assert at_broker.version == at_client.version == VERSION
+
+
+@given(HELLOS)
+def test_every_hello_is_agreed_with_or_refused(hello: Hello) -> None:
+    try:
+        agreed, body = server(Compression()).agree(hello_frame(hello))
+    except (errors.UnknownVersion, errors.InvalidInput):
+        assert hello.version_min > VERSION or hello.frame_bytes_max < limits.FRAME_BYTES_MIN
+        return
+    client, welcome = handshake.welcomed(hello, Frame(Kind.WELCOME, 0, 9, body), Compression())
+    assert agreed.send_bytes_max <= client.frame_bytes_max
+    assert client.send_bytes_max <= agreed.frame_bytes_max
+    assert hello.version_min <= welcome.version <= min(hello.version, VERSION)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "version_min", "chosen"),
+    [(VERSION, VERSION, VERSION), (VERSION + 1, VERSION, VERSION), (99, 1, VERSION), (VERSION + 1, VERSION + 1, None)],
+)
+def test_the_highest_version_that_both_speak_is_chosen(version: int, version_min: int, chosen: int | None) -> None:
+    hello = Hello(version, version_min)
+    if chosen is not None:
+        assert server().agree(hello_frame(hello))[0].version == chosen
+        return
+    with pytest.raises(errors.UnknownVersion, match=f"{version_min} to {version}") as refused:
+        server().agree(hello_frame(hello))
+    assert str(VERSION) in refused.value.hint
+
+
+def test_who_says_one_version_speaks_no_other() -> None:
+    with pytest.raises(errors.UnknownVersion):
+        server().agree(said(version=VERSION + 1))
+
+
+def test_a_client_refuses_a_version_that_it_did_not_offer() -> None:
+    for version in (VERSION + 1, 9):
+        body = handshake.encode_welcome(Welcome(version, "n", limits.FRAME_BYTES_MIN, "", 0))
+        with pytest.raises(errors.UnknownVersion, match=f"version {version}"):
+            handshake.welcomed(Hello(), Frame(Kind.WELCOME, 0, 9, body))
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bound_that_cannot_be_kept_is_refused() -> None:
+    least = limits.FRAME_BYTES_MIN
+    assert server().agree(hello_frame(Hello(frame_bytes_max=least)))[0].send_bytes_max == least
+    with pytest.raises(errors.InvalidInput, match="the client takes"):
+        server().agree(hello_frame(Hello(frame_bytes_max=least - 1)))
+    for size in (least, least - 1):
+        answer = Frame(Kind.WELCOME, 0, 9, handshake.encode_welcome(Welcome(VERSION, "n", size, "", 0)))
+        if size == least:
+            assert handshake.welcomed(Hello(), answer)[0].send_bytes_max == least
+        else:
+            with pytest.raises(errors.InvalidInput, match="the broker takes"):
+                handshake.welcomed(Hello(), answer)
+
+
+def test_nobody_sends_more_than_any_frame_may_be() -> None:
+    agreed, _ = server().agree(hello_frame(Hello(frame_bytes_max=2**32 - 1)))
+    assert agreed.send_bytes_max == limits.FRAME_BYTES_MAX
+
+
+def test_keys_that_are_missing_have_defaults_and_unknown_ones_are_ignored() -> None:
+    agreed, _ = server(Compression()).agree(said(later={"a": [1]}, token="x"))
+    assert agreed == Agreed(VERSION, limits.FRAME_BYTES_MAX_DEFAULT, limits.FRAME_BYTES_MAX_DEFAULT, None)
+    welcome = handshake.decode_welcome(document.encode({"version": 1, "frame_bytes_max": 7, "later": 1}))
+    assert welcome == Welcome(1, "", 7, "", 0)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"version": 0},
+        {"version": -1},
+        {"version": 2**16},
+        {"version": "1"},
+        {"version": True},
+        {"version": None},
+        {"version_min": 2},
+        {"version_min": 0},
+        {"client": 7},
+        {"client": "x" * (limits.NAME_BYTES_MAX + 1)},
+        {"frame_bytes_max": -1},
+        {"frame_bytes_max": 2**32},
+        {"frame_bytes_max": 1.5e7},
+        {"compression": "zstd"},
+        {"compression": [1]},
+        {"compression": ["zstd"] * (limits.COMPRESSIONS_MAX + 1)},
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+def test_a_hello_of_wrong_values_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(errors.DecodeError):
+        server().agree(said(**fields))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Frame(Kind.PUBLISH, 0, 1, handshake.encode_hello(Hello())),
+        Frame(Kind.PING, 0, 1, b""),
+        Frame(Kind.WELCOME, 0, 1, b"\x80"),
+        Frame(Kind.HELLO, COMPRESSED, 1, handshake.encode_hello(Hello())),
+        Frame(Kind.HELLO, 0, 1, b""),
+        Frame(Kind.HELLO, 0, 1, b"ICESTRM"),
+        Frame(Kind.HELLO, 0, 1, b"ICESTRM2" + document.encode({"version": 1})),
+        Frame(Kind.HELLO, 0, 1, MAGIC),
+        Frame(Kind.HELLO, 0, 1, MAGIC + b"\x80"),
+    ],
+    ids=lambda first: f"{Kind(first.kind).name} {first.body[:12]!r}",
+)
+def test_a_first_frame_that_is_no_hello_is_refused(first: Frame) -> None:
+    with pytest.raises(errors.DecodeError):
+        server().agree(first)
+
+
+def test_a_client_gets_the_reason_of_the_broker() -> None:
+    reason = document.encode_error(errors.UnknownVersion("no", hint="so"))
+    with pytest.raises(errors.UnknownVersion, match="no"):
+        handshake.welcomed(Hello(), Frame(Kind.ERROR, 0, 9, reason))
+    with pytest.raises(errors.DecodeError, match="where WELCOME was expected"):
+        handshake.welcomed(Hello(), Frame(Kind.RESULT, 0, 9, b"\x80"))
+
+
+@pytest.mark.parametrize(("offered", "has"), [((), True), (("zstd",), False), (("lz9",), True)])
+def test_a_client_refuses_a_compression_that_it_did_not_offer(offered: tuple[str, ...], has: bool) -> None:
+    body = handshake.encode_welcome(Welcome(VERSION, "n", limits.FRAME_BYTES_MIN, "zstd", 0))
+    with pytest.raises(errors.DecodeError, match="not offered"):
+        handshake.welcomed(Hello(compression=offered), Frame(Kind.WELCOME, 0, 9, body), Compression() if has else None)
+
+
+HELLO_BODY = handshake.encode_hello(Hello(client="me", compression=("zstd",)))
+WELCOME_BODY = handshake.encode_welcome(Welcome(VERSION, "node", limits.FRAME_BYTES_MIN, "zstd", NOW_US))
+BODIES = [(handshake.decode_hello, HELLO_BODY), (handshake.decode_welcome, WELCOME_BODY)]
+
+
+@pytest.mark.parametrize(("decode", "body"), BODIES, ids=["hello", "welcome"])
+def test_every_truncation_is_refused_and_every_flip_read_or_refused(decode: Any, body: bytes) -> None:
+    for cut in truncations(body):
+        with pytest.raises(errors.DecodeError):
+            decode(cut)
+    for _, flipped in bit_flips(body):
+        found = decoded_or_refused(decode, flipped)
+        assert found is None or found.version >= 1
+
+
+@pytest.mark.parametrize(("decode", "body"), BODIES, ids=["hello", "welcome"])
+@given(data=st.data())
+def test_any_bytes_are_read_or_refused(decode: Any, body: bytes, data: st.DataObject) -> None:
+    given_ = data.draw(st.one_of(mutated(body), st.binary(max_size=60), st.binary(max_size=40).map(MAGIC.__add__)))
+    found = decoded_or_refused(decode, given_)
+    assert found is None or found.version >= 1
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------------
+
+
+def agreed(compression: Compression | None, size: int = limits.FRAME_BYTES_MIN) -> Agreed:
+    return Agreed(VERSION, size, size, compression)
+
+
+@given(st.binary(max_size=300).map(lambda data: data * 20))
+def test_what_is_sealed_can_be_opened(body: bytes) -> None:
+    for compression in (None, Compression()):
+        (one,) = FrameStream().feed(handshake.sealed(Kind.PUBLISH, 3, body, agreed(compression)))
+        assert handshake.opened(one, agreed(compression)) == Frame(Kind.PUBLISH, 0, 3, body)
+
+
+def test_a_frame_is_compressed_only_where_that_was_agreed() -> None:
+    body = bytes(10_000)
+    sealed = handshake.sealed(Kind.PUBLISH, 3, body, agreed(Compression()))
+    assert len(sealed) < 100
+    (one,) = FrameStream().feed(sealed)
+    assert one.flags == COMPRESSED
+    with pytest.raises(errors.DecodeError, match="chose no compression"):
+        handshake.opened(one, agreed(None))
+    assert len(handshake.sealed(Kind.PUBLISH, 3, body, agreed(None))) == frame.HEAD.size + len(body)
+
+
+def test_the_bound_counts_for_what_is_inside() -> None:
+    """hazard 35: a compressed frame may not become larger than a plain one may be."""
+    most = bytes(10_000 - frame.SIZE_MIN)
+    (one,) = FrameStream().feed(handshake.sealed(Kind.CALL, 3, most, agreed(Compression(), 10_000)))
+    assert handshake.opened(one, agreed(Compression(), 10_000)).body == most
+    with pytest.raises(errors.DecodeError, match="at most"):
+        handshake.opened(one, agreed(Compression(), 9_999))
+    with pytest.raises(errors.MessageTooLarge, match="10001 bytes"):
+        handshake.sealed(Kind.CALL, 3, most + b"x", agreed(Compression(), 10_000))
