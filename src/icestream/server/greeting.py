@@ -37,9 +37,8 @@ def greeting(node: Node) -> Iterator[str]:
         for line in recovery_lines(log.report):
             yield f"  {line}"
     yield f"  {_contents(node)}"
-    for check in (*health.disk(node), *health.certificates(node)):
-        if not check.ok:
-            yield f"  warning: {check.name}: {check.reason}"
+    for warning in warnings_of(node):
+        yield f"  warning: {warning}"
     host, around = settings.node.bind_host, node.around
     shown = f"[{host}]" if ":" in host else host
     yield f"Listening: native {shown}:{node.native.port}"
@@ -53,6 +52,12 @@ def greeting(node: Node) -> Iterator[str]:
     for command in commands(node):
         yield f"  {command}"
     yield "Stop with Ctrl-C."
+
+
+def warnings_of(node: Node) -> list[str]:
+    """What does not keep a broker from its work yet, and will."""
+    checks = (*health.disk(node), *health.certificates(node))
+    return [f"{check.name}: {check.reason}" for check in checks if not check.ok]
 
 
 def _of_the_lake(node: Node) -> Iterator[str]:
@@ -127,6 +132,7 @@ def announcement(node: Node) -> dict[str, object]:
         "topics": len(node.broker.topics),
         "clean_start": log.report.clean if log is not None else True,
         "new_gaps": len(log.report.gaps) if log is not None else 0,
+        "warnings": warnings_of(node),
     }
 
 

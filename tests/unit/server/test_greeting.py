@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from icestream.cluster.node_info import NodeInfo
 from icestream.runtime.clock import SystemClock
 from icestream.server import demo
 from icestream.server.children import Child
-from icestream.server.greeting import commands, greeting, members_text
+from icestream.server.greeting import announcement, commands, greeting, members_text
 from icestream.server.node import Node
 from icestream.server.reading import statements
 from tests.support.free_ports import free_ports
@@ -44,6 +45,7 @@ async def test_a_disk_that_is_full_before_its_quota_is_told_at_the_start(tmp_pat
         warnings = [line for line in greeting(node) if line.startswith("  warning: ")]
         assert len(warnings) == 1
         assert "warning: disk: it is full before the quota is reached" in warnings[0]
+        assert announcement(node)["warnings"] == [warnings[0].removeprefix("  warning: ")]
     finally:
         await node.stop()
 
@@ -147,3 +149,14 @@ async def test_metrics_tell_of_the_consensus(tmp_path: Path) -> None:
     named = re.findall(r"`(icestream_raft_\w+)`", PAGE.read_text(encoding="utf-8"))
     assert len(named) > 10
     assert [name for name in named if name not in told] == [], "docs/cluster.md"
+
+
+@pytest.mark.asyncio
+async def test_the_page_shows_all_that_a_program_is_told(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    (shown,) = re.findall(r"```json\n(\{\"ready\".*?\})\n```", page, re.DOTALL)
+    node = await Node.start(node_settings(tmp_path))
+    try:
+        assert list(json.loads(shown)) == list(announcement(node))
+    finally:
+        await node.stop()
