@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import icestream
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.model.shard import ShardKey
 from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
 from icestream.model.topic_name import TopicName
@@ -21,7 +21,7 @@ SOURCES = Path(icestream.__file__).parent
 DEEDS = {"submit", "append", "batch", "declare_topic", "advance_floor", "read", "follow", "offset_for_time"}
 LOG = {"log", "_log", "reader", "tail"}
 # The pipeline's desk tells the log what is in tables; it neither stores nor reads a message.
-OF_THE_PIPELINE = "broker/ingest.py: self.log.advance_floor"
+OF_THE_PIPELINE = "broker/pipeline_service.py: self.log.advance_floor"
 
 
 def deeds(path: Path) -> list[str]:
@@ -78,7 +78,7 @@ async def test_publishing_dead_letters_and_subscriptions_all_pass_the_facade(mon
     monkeypatch.setattr(broker.storage, "store_messages", store)
     monkeypatch.setattr(broker.storage, "create_subscription_stream", create)
     dead = TopicName("default", "dead")
-    await broker.create_topic(TOPIC, policies=Policies())
+    await broker.create_topic(TOPIC, policies=TopicPolicies())
     await publish(broker, await broker.open_producer(TOPIC, "p"), b"x")
     policy = FailurePolicy(0, poison=Poison.DEAD_LETTER, dead_letter_topic=str(dead))
     reader = await subscribe(broker, kind=SubscriptionType.SHARED, failure=policy)

@@ -141,7 +141,7 @@ async def test_a_subscription_starts_where_its_metadata_or_an_operator_says(door
 
 
 async def test_a_publish_rate_holds_over_the_wire(door: Door) -> None:
-    await door.danube.broker.set_topic_policies(TOPIC, records.Policies(max_publish_rate=10))
+    await door.danube.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_publish_rate=10))
     found = await asyncio.gather(*(door.send() for _ in range(30)))
     assert set(found) == {"OK", "UNAVAILABLE"}
     assert door.stored == found.count("OK")

@@ -69,7 +69,7 @@ async def test_backlog_of_any_size(danube: DanubeBroker) -> None:
 
 async def test_dispatch_rate_limit_loses_nothing(danube: DanubeBroker) -> None:
     producer = await danube.producer("/default/t")
-    await danube.broker.set_topic_policies(TOPIC, records.Policies(max_dispatch_rate=100))
+    await danube.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_dispatch_rate=100))
     received = await danube.consumer("/default/t")
     for number in range(40):
         await producer.send(b"%d" % number)

@@ -11,7 +11,7 @@ import pytest
 from icestream import errors
 from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
-from icestream.broker.neighbours import Neighbours
+from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog import keys
 from icestream.catalog import records as catalog_records
 from icestream.catalog.topic.binding import new_binding
@@ -58,7 +58,7 @@ async def test_hazard_05_tables_count_like_cursors() -> None:
     await bound(store, 3, s0=9)
     await bound(store, 4, s0=9)  # its topic was deleted
     await store.put(keys.relation_key(Identifier(("default",), "plain")), catalog_records.encode(_plain()))
-    found = await stored_positions(store, Neighbours("this node", "this node"))
+    found = await stored_positions(store, TopicOwners("this node", "this node"))
     assert found == ({ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}, {})
 
 
@@ -76,7 +76,7 @@ async def test_hazard_05_a_record_that_cannot_be_read_is_told_and_stops_no_start
     for key in damaged:
         await store.put(key, b"\xff no record")
     await bound(store, 4, s0=2)
-    found = await stored_positions(store, Neighbours())
+    found = await stored_positions(store, TopicOwners())
     assert found == ({ShardKey(1, 0): 7, ShardKey(2, 0): 5, ShardKey(4, 0): 2}, {damaged[1]: 3})
     assert [sum(key in one.getMessage() for one in caplog.records) for key in damaged] == [1, 1]
 
@@ -93,13 +93,13 @@ async def test_hazard_05_a_log_that_ends_before_its_table_does_not_start() -> No
     await bound(store, 1, s0=2)
     await noted(store, 2, s0=1)
     machine = Machine()
-    log = await machine.start((await stored_positions(store, Neighbours())).positions)
+    log = await machine.start((await stored_positions(store, TopicOwners())).positions)
     assert (log.shard(*A).assigned, log.shard(*B).assigned) == (2, 1), "a new log goes on behind its tables"
     await publish(log, A, b"2")
     await machine.kill()
     await bound(store, 1, s0=4)
     with pytest.raises(errors.LogDamaged, match="offset 4 is known to have been synced"):
-        await machine.start((await stored_positions(store, Neighbours())).positions)
+        await machine.start((await stored_positions(store, TopicOwners())).positions)
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from icestream import connect, errors, limits, testing
 from icestream.broker import records
-from icestream.broker.door import CLIENT_COLUMNS
+from icestream.broker.block_validation import CLIENT_COLUMNS
 from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import Constant, Numbering, encode_block
@@ -98,7 +98,7 @@ async def test_hazard_09_values_at_the_edge_survive_the_broker() -> None:
 
 async def opened(machine: BrokerMachine, **policies: int) -> Broker:
     broker = await machine.open_broker()
-    await broker.create_topic(TOPIC, policies=records.Policies(**policies))
+    await broker.create_topic(TOPIC, policies=records.TopicPolicies(**policies))
     return broker
 
 

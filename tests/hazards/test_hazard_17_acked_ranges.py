@@ -10,7 +10,7 @@ import random
 import pytest
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from icestream import limits
-from icestream.broker.ingest import Ingest, Place
+from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.model import ShardKey
 from icestream.wal.log import Log
 from icestream.wal.retention import Retention
@@ -169,7 +169,7 @@ async def test_hazard_21_a_word_from_before_a_floor_went_back_counts_for_nothing
     """A driver that committed before the table was moved tells it afterwards."""
     machine = Machine(**WARM)
     log = await committed(machine)
-    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     await publish(log, A, b"more")
     await publish(log, B, b"other")
     before = await ingest.backlog()
@@ -187,10 +187,10 @@ async def test_hazard_21_a_word_from_an_earlier_life_of_the_broker_counts_for_no
     machine = Machine(**WARM)
     log = await committed(machine)
     await publish(log, A, b"more")
-    earlier = await Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {}).backlog()
+    earlier = await PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {}).backlog()
     await log.floors.reopen({A: 20})
     machine.clock.step(seconds)
-    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     await ingest.committed([(1, 0, 61)], earlier.reopenings)
     assert log.shard(*A).floor == 20
     await ingest.committed([(1, 0, 61)], (await ingest.backlog()).reopenings)
@@ -200,7 +200,7 @@ async def test_hazard_21_a_word_from_an_earlier_life_of_the_broker_counts_for_no
 async def test_hazard_21_a_floor_goes_back_in_the_middle_of_many_that_go_up() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)
-    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     others = [ShardKey(2, number) for number in range(limits.FLOORS_SLICE)]
     await log.append([batch(log, key, b"other") for key in others])
     await publish(log, A, b"more")
@@ -217,7 +217,7 @@ async def test_hazard_21_a_floor_goes_back_in_the_middle_of_many_that_go_up() ->
 async def test_hazard_21_a_driver_that_waits_is_told() -> None:
     machine = Machine(**WARM)
     log = await committed(machine)
-    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     waiting = asyncio.create_task(ingest.backlog(60_000))
     await settle()
     assert not waiting.done()

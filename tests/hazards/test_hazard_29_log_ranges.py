@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.broker.ingest import Ingest, Place
+from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.model.backlog import Backlog, LogFile
 from icestream.runtime.tasks import InlineOffload
 from icestream.wal.format import RECORDS_START
@@ -159,7 +159,7 @@ async def test_hazard_29_a_lease_that_ends_during_a_read_gives_nothing() -> None
     machine.offload = lambda name, count: held if name == "wal-reads" else InlineOffload()
     log = await machine.start()
     await publish(log, A, bytes(3000))
-    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     (file,) = (await ingest.backlog()).files
     for newcomer in (False, True):
         ingest.lease("r", 1, [file.number], 1000)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.broker.storage import Found
+from icestream.broker.storage import ShardRead
 from icestream.model import envelope
 from icestream.model.block import Block, Numbering, blocks_of, encode_block
 from icestream.model.envelope import COLUMNS, Column
@@ -173,6 +173,6 @@ async def test_hazard_31_every_field_is_the_same_from_all_four_tiers(tmp_path: P
 
 async def until_six(stream: Any, found: list[Message]) -> list[Message]:
     while len(found) < 6:
-        read: Found = await stream.read(len(found), 1_000_000)
+        read: ShardRead = await stream.read(len(found), 1_000_000)
         found += messages(read.sections)
     return found

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from icestream import errors, limits
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
 from icestream.model import GapState, ShardKey, SyncMode
 from icestream.wal.log import Log
@@ -181,7 +181,7 @@ async def test_hazard_33_subscriptions_are_told_of_the_gap_and_go_on_behind_it()
     slow = await subscribe(broker, "slow", credit=1)
     await quiet()
     assert slow.sink.offsets == [0]
-    await broker.set_topic_policies(TOPIC, Policies(retention_bytes=100_000))
+    await broker.set_topic_policies(TOPIC, TopicPolicies(retention_bytes=100_000))
     await publish_many(broker, 60)
     assert machine.log is not None
     (gap,) = machine.log.gaps(ShardKey(1, 0))
@@ -206,7 +206,7 @@ async def test_hazard_33_who_comes_back_after_restarts_is_told_of_the_gap_too() 
     broker = await machine.open_broker()
     await publish_many(broker, 1)
     (await subscribe(broker, credit=0)).leave()
-    await broker.set_topic_policies(TOPIC, Policies(retention_bytes=100_000))
+    await broker.set_topic_policies(TOPIC, TopicPolicies(retention_bytes=100_000))
     await publish_many(broker, 60)
     for _ in range(2):
         await broker.shutdown()
@@ -223,7 +223,7 @@ async def test_hazard_33_who_comes_back_after_restarts_is_told_of_the_gap_too() 
 async def test_hazard_33_a_retention_is_a_policy_of_topic_or_namespace_and_survives_a_restart() -> None:
     machine = BrokerMachine()
     broker = await machine.open_broker()
-    await broker.set_namespace_policies("default", Policies(retention_bytes=100_000))
+    await broker.set_namespace_policies("default", TopicPolicies(retention_bytes=100_000))
     await publish_many(broker, 60)
     assert machine.log is not None
     (first,) = machine.log.gaps(ShardKey(1, 0))
@@ -233,7 +233,7 @@ async def test_hazard_33_a_retention_is_a_policy_of_topic_or_namespace_and_survi
     await publish_many(broker, 30)
     (second,) = machine.log.gaps(ShardKey(1, 0))
     assert (second.start, second.end > first.end) == (0, True)
-    await broker.set_topic_policies(TOPIC, Policies(retention_bytes=0))
+    await broker.set_topic_policies(TOPIC, TopicPolicies(retention_bytes=0))
     await publish_many(broker, 60)
     assert machine.log.gaps(ShardKey(1, 0)) == [second], "the topic's own word: no bound"
     await broker.delete_topic(TOPIC)

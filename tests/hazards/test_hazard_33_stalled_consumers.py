@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.model.shard import GapState, ShardKey
 from icestream.model.subscription import SubscriptionType
 from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, Reader, Recorder, publish, quiet
@@ -18,7 +18,7 @@ KEPT_BYTES = 150_000
 async def test_hazard_33_a_thousand_stalled_consumers_and_each_goes_on_behind_the_gap() -> None:
     machine = BrokerMachine(tail_bytes=50_000, quota_bytes=600_000, topic_quota_bytes=600_000)
     broker = await machine.open_broker()
-    await broker.create_topic(TOPIC, policies=Policies(retention_bytes=KEPT_BYTES))
+    await broker.create_topic(TOPIC, policies=TopicPolicies(retention_bytes=KEPT_BYTES))
     producer = await broker.open_producer(TOPIC, "p")
     await publish(broker, producer, b"0 " + bytes(6000))
     readers: list[Reader] = []

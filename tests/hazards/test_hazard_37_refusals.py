@@ -11,7 +11,7 @@ import pytest_asyncio
 
 import icestream
 from icestream import errors
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.client.batch import MessageId
 from icestream.model.block import Numbering
 from icestream.model.topic_name import TopicName
@@ -121,7 +121,7 @@ async def test_hazard_37_behind_a_refusal_everything_of_that_producer_and_shard_
 async def test_hazard_37_a_wrong_batch_in_the_middle_of_a_frame_holds_back_the_rest_of_it(
     client: RawClient, broker: TestBroker
 ) -> None:
-    await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), Policies(max_message_bytes=10))
+    await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=10))
     handle, _ = await opened(client)
     parts = [Part(handle, 0, block(payload)) for payload in (b"a", bytes(11), b"c")]
     await client.write(publish(10, *parts, Part(handle, 1, block(b"d"))))

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from icestream.broker import records
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.catalog import keys
 from icestream.catalog.topic.consequence import ShardLog, TopicLog
@@ -177,13 +177,13 @@ async def test_hazard_49_what_is_in_no_table_is_dropped_and_said_in_the_decision
             await publish(broker, producer, b"x", shard=shard)
     topic_id = broker.topics.get(A).record.id
     await machine.log.advance_floor({ShardKey(topic_id, 0): 3, ShardKey(topic_id, 1): 2})
-    decided: list[records.DeletedTopic] = []
+    decided: list[records.DeletedTopicRecord] = []
     txn = machine.store.txn
 
     async def seen(compare: Any, then: Sequence[Operation], *others: Any) -> Any:
         key = records.deleted_topic_key(topic_id)
         decided.extend(
-            records.decode(records.DeletedTopic, key, one.value)
+            records.decode(records.DeletedTopicRecord, key, one.value)
             for one in then
             if isinstance(one, Put) and one.key == key
         )

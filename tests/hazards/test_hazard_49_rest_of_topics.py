@@ -14,9 +14,9 @@ from pyiceberg.table import StaticTable
 
 from icestream import errors
 from icestream.broker import records
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.iceberg_storage import IcebergStorage
-from icestream.broker.ingest import Ingest, Place
-from icestream.broker.options import BrokerOptions
+from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.broker.service import Broker
 from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
@@ -71,8 +71,8 @@ class World:
         log = await open_log_on(directory, LogOptions(**SMALL), positions, self.clock, SystemRandomness(), InlineSink())
         self.broker = Broker(options, self.store, IcebergStorage(log, self.store, self.clock, 10_000), self.clock)
         await self.broker.start()
-        place = Place(str(self.folder / "log"), "", "")
-        self.ingest = Ingest(log, self.clock, place, self.broker.topics.table_policy)
+        place = LogLocation(str(self.folder / "log"), "", "")
+        self.ingest = PipelineService(log, self.clock, place, self.broker.topics.table_policy)
         self.ingest.on_committed = self.broker.tables_went_on
         return self.broker
 
@@ -132,7 +132,7 @@ class World:
 class IngestBroker:
     """The broker's side without a socket. Nobody waits here: who finds nothing to do is told so."""
 
-    def __init__(self, ingest: Ingest) -> None:
+    def __init__(self, ingest: PipelineService) -> None:
         self._ingest = ingest
         self.on_empty: Any = lambda: None
 
@@ -166,7 +166,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(world: World) -> None:
     """Although there was no table yet; it is laid out as the topic said."""
-    await world.broker.create_topic(TOPIC, policies=records.Policies(partitioning="day"))
+    await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(partitioning="day"))
     await world.publish(b"1", b"2")
     decided = await world.broker.delete_topic(TOPIC)
     assert decided == (None, TableEnd.KEEP, RestEnd.COMMIT, 2, "")
@@ -184,7 +184,7 @@ async def test_hazard_49_the_rest_is_committed_before_the_table_is_let_go_of(wor
 
 @pytest.mark.parametrize("end", [TableEnd.DROP, TableEnd.PURGE])
 async def test_hazard_49_a_table_is_dropped_or_purged_when_the_rest_is_in_it(world: World, end: TableEnd) -> None:
-    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table=str(end)))
+    await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(deleted_table=str(end)))
     await world.publish(b"1")
     await world.drain()
     await world.publish(b"2")
@@ -229,7 +229,7 @@ async def test_hazard_49_a_rest_that_nobody_commits_can_be_given_up(world: World
 
 
 async def test_hazard_49_a_broker_that_begins_anew_goes_on_with_it(world: World) -> None:
-    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
+    await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(deleted_table="drop"))
     await world.publish(b"1", b"2")
     await world.drain()
     await world.publish(b"3")
@@ -262,7 +262,7 @@ async def test_hazard_49_a_driver_that_is_killed_meanwhile(world: World, effect:
 
 async def test_hazard_49_a_topic_of_the_same_name_has_another_table_and_waits_for_the_name(world: World) -> None:
     """Its subscriptions are its own, over restarts too."""
-    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
+    await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(deleted_table="drop"))
     await world.publish(b"old")
     await world.drain()
     uuid = (await world.catalog.tables.load(TABLE)).table.uuid
@@ -306,16 +306,16 @@ async def test_hazard_49_what_cannot_be_carried_out_is_refused_before_anything_i
 
 async def test_hazard_49_who_says_what_becomes_of_it(world: World) -> None:
     """Whoever deletes, else the topic, else its namespace, else the settings."""
-    policies = records.Policies(deleted_table="purge", deleted_rest="discard")
+    policies = records.TopicPolicies(deleted_table="purge", deleted_rest="discard")
     await world.broker.set_namespace_policies("default", policies)
     await world.broker.create_topic(TOPIC)
     await world.publish(b"1")
     assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.PURGE, RestEnd.DISCARD, 1, "")
-    await world.broker.create_topic(TOPIC, policies=records.Policies(deleted_table="drop"))
+    await world.broker.create_topic(TOPIC, policies=records.TopicPolicies(deleted_table="drop"))
     assert (await world.broker.delete_topic(TOPIC))[1:] == (TableEnd.DROP, RestEnd.DISCARD, 0, "")
     await world.broker.create_topic(TOPIC)
     decided = await world.broker.delete_topic(TOPIC, TableEnd.KEEP, RestEnd.COMMIT)
     assert decided[1:] == (TableEnd.KEEP, RestEnd.COMMIT, 0, "")
     for wrong in ({"deleted_table": "burn"}, {"deleted_rest": "later"}):
         with pytest.raises(errors.InvalidInput):
-            records.Policies(**wrong)
+            records.TopicPolicies(**wrong)

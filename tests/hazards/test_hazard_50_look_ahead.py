@@ -8,11 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Pause
+from icestream.broker.dispatch.hash_ring import place_of
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.broker.dispatch.ring import place_of
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
 from icestream.observability import metrics

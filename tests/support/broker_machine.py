@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.consumer import Consumer
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.subscription import Subscription

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.frontends.danube.calls import Call, status_of
 from icestream.frontends.danube.service import DanubeOptions, DanubeService

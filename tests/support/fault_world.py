@@ -12,7 +12,7 @@ from typing import Any
 
 from pyiceberg.table import StaticTable
 
-from icestream.broker.ingest import Ingest, Place
+from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
 from icestream.catalogs.catalog import TableCatalog
@@ -136,8 +136,8 @@ class FaultWorld:
     def use(self, log: Log) -> None:
         """Another life of the log: for drivers that are made from now on."""
         self.log = log
-        place = Place(str(self.folder / "log"), "", "")
-        self.ingest = Ingest(log, self.clock, place, lambda name, topic_id: self.policies.get(topic_id, {}))
+        place = LogLocation(str(self.folder / "log"), "", "")
+        self.ingest = PipelineService(log, self.clock, place, lambda name, topic_id: self.policies.get(topic_id, {}))
 
     @classmethod
     async def open(cls, folder: Path, is_foreign: bool = False, **more: Any) -> FaultWorld:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from icestream import limits
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.frontends.native.calls import CALLS, Offered
 from icestream.frontends.native.connection import NativeConnection

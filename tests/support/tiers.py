@@ -11,7 +11,7 @@ import msgspec
 
 from icestream import errors
 from icestream.broker.iceberg_storage import IcebergStorage
-from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.storage import PersistentStorage
 from icestream.model import envelope
 from icestream.model.block import Block, blocks_of
@@ -27,7 +27,7 @@ from tests.support.topic_lake import Row, TopicLake
 class Attendant:
     """The lake process at the desk, without a socket."""
 
-    def __init__(self, desk: LakeDesk, lake: TopicLake) -> None:
+    def __init__(self, desk: ScanRequests, lake: TopicLake) -> None:
         self.desk = desk
         self.lake = lake
         self.asked: list[Asked] = []
@@ -58,14 +58,14 @@ class TieredMachine(BrokerMachine):
     def __init__(self, folder: Path, cache: CacheOptions | None = None, **options: Any) -> None:
         super().__init__(**({"tail_bytes": 0} | options))
         self.lake = TopicLake(folder, self.store, self.clock, cache, str(TOPIC), 1)
-        self.desk: LakeDesk | None = None
+        self.desk: ScanRequests | None = None
         self.attendant: Attendant | None = None
         self.committed: dict[int, int] = {}
 
     async def open_storage(self, sink: Sink | None = None) -> PersistentStorage:
         found = await super().open_storage(sink)
         assert isinstance(found, IcebergStorage)
-        self.desk = found.desk = LakeDesk()
+        self.desk = found.desk = ScanRequests()
         self.attendant = Attendant(self.desk, self.lake)
         return found
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.neighbours import Neighbours
-from icestream.broker.options import BrokerOptions
 from icestream.broker.service import Broker
+from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.members import NodeRecord, encode_record, node_key
 from icestream.frontends.native.listener import NativeListener
 from icestream.metadata.store import MemoryStore
@@ -39,7 +39,7 @@ def broker_of(store: MemoryStore, node_id: int) -> Broker:
         return entry.value if entry is not None else None
 
     clock = SystemClock()
-    neighbours = Neighbours(f"{node_id:016x}", f"{FIRST:016x}", peek)
+    neighbours = TopicOwners(f"{node_id:016x}", f"{FIRST:016x}", peek)
     options = BrokerOptions(node=f"node-{node_id:x}")
     return Broker(options, store, MemoryStorage(store, clock, 10_000), clock, neighbours)
 

@@ -25,9 +25,9 @@ from operator import attrgetter
 from typing import Protocol
 
 from icestream import errors, limits
-from icestream.broker.dispatch.consumers import Credit
-from icestream.broker.slow_read import SlowRead
-from icestream.broker.storage import Found, ShardStream
+from icestream.broker.dispatch.consumer_rotation import Credit
+from icestream.broker.slow_read_watch import SlowReadWatch
+from icestream.broker.storage import ShardRead, ShardStream
 from icestream.model.shard import Gap, GapState
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -139,7 +139,7 @@ class Consumer:
         self._is_full = False
         self._is_fresh = False  # all of the queue was decided in this moment
         self._is_reading = False
-        self._slow_read = SlowRead(clock, tasks)
+        self._slow_read = SlowReadWatch(clock, tasks)
         self._is_closed = False
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class Consumer:
             self._is_reading = False
         self._pump()
 
-    def _take(self, outgoing: Outgoing, found: Found) -> None:
+    def _take(self, outgoing: Outgoing, found: ShardRead) -> None:
         """What was read serves everything in the queue that it holds."""
         delivery = outgoing.delivery
         for gap in found.gaps:

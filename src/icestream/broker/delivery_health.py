@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from icestream import limits
-from icestream.broker.falling_behind import FallingBehind
-from icestream.broker.stall import Stalls
+from icestream.broker.lag_monitor import LagMonitor
+from icestream.broker.stall import DeliveryStalls
 from icestream.observability.health import Check
 from icestream.observability.words import counted
 
 
 class DeliveryHealth:
     def __init__(self) -> None:
-        self._deliveries: dict[str, tuple[Stalls, FallingBehind]] = {}  # by name; those that were reported
+        self._deliveries: dict[str, tuple[DeliveryStalls, LagMonitor]] = {}  # by name; those that were reported
 
-    def report(self, name: str, stalls: Stalls, behind: FallingBehind) -> None:
+    def report(self, name: str, stalls: DeliveryStalls, behind: LagMonitor) -> None:
         """Something may be wrong with this delivery; it is looked at until it is well again."""
         self._deliveries[name] = (stalls, behind)
 

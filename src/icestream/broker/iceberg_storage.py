@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from icestream import errors
-from icestream.broker.cursors import CursorBook, read_stream
-from icestream.broker.lake_desk import LakeDesk
-from icestream.broker.near_answers import NearAnswers
+from icestream.broker.cursor_store import CursorStore, open_subscription_stream
 from icestream.broker.read_ahead import ReadAhead
-from icestream.broker.storage import CursorSource, Found, SubscriptionStream
+from icestream.broker.scan_requests import ScanRequests
+from icestream.broker.storage import CursorSource, ShardRead, SubscriptionStream
+from icestream.broker.table_prefetch import TablePrefetch
 from icestream.broker.table_tier import TableTier
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
@@ -33,16 +33,16 @@ TAIL, LOG = "tail", "log"  # tiers in the metrics, beside those of table_tier.py
 
 class IcebergStorage:
     def __init__(
-        self, log: Log, store: MetadataStore, clock: Clock, cursor_flush_ms: int, desk: LakeDesk | None = None
+        self, log: Log, store: MetadataStore, clock: Clock, cursor_flush_ms: int, desk: ScanRequests | None = None
     ) -> None:
         """`desk`: where to ask for what the log does not hold any more; None: nowhere."""
         self.log = log
         self.desk = desk
-        self._near = NearAnswers()
+        self._near = TablePrefetch()
         self._ahead = ReadAhead(asyncio.get_running_loop())
         self._clock = clock
         self._store = store
-        self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
+        self.cursors = CursorStore(store, clock, cursor_flush_ms, self.settle)
         self._streams: dict[ShardKey, LogShardStream] = {}  # of the topics that are there
         self.closed: dict[int, errors.StorageUnavailable] = {}  # topics that take no message for now, and why
         self._tasks = Tasks(self._task_failed)
@@ -129,7 +129,7 @@ class IcebergStorage:
 
     async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream:
         name = TopicName(namespace, topic)
-        return await read_stream(self._store, self.cursors, self.stream, name, subscription)
+        return await open_subscription_stream(self._store, self.cursors, self.stream, name, subscription)
 
     def shard_stream(self, shard: ShardKey) -> LogShardStream:
         return self.stream(shard)
@@ -243,13 +243,13 @@ class LogShardStream:
             return found
         return self._ahead.find(self.shard.key, offset)
 
-    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> Found:
+    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> ShardRead:
         found = await self._read(offset, bytes_max)
         if keep:
             self._ahead.keep(self.shard.key, found.sections)
         return found
 
-    async def _read(self, offset: int, bytes_max: int) -> Found:
+    async def _read(self, offset: int, bytes_max: int) -> ShardRead:
         try:
             result = await self._log.reader.read(self.shard.key, offset, bytes_max)
         except errors.PositionGone:
@@ -257,17 +257,17 @@ class LogShardStream:
                 raise
         else:
             self._count(LOG)
-            return Found(result.sections, result.gaps, result.next_offset)
+            return ShardRead(result.sections, result.gaps, result.next_offset)
         found = await self._table.read(offset, bytes_max)
         if found is None:
             return await self._read_again(offset, bytes_max)
         self._count(found[1])
         return found[0]
 
-    async def _read_again(self, offset: int, bytes_max: int) -> Found:
+    async def _read_again(self, offset: int, bytes_max: int) -> ShardRead:
         """The table does not have it: a table that was rewound, whose rows came into the log again, or nobody has."""
         result = await self._log.reader.read(self.shard.key, offset, bytes_max)
-        return Found(result.sections, result.gaps, result.next_offset)
+        return ShardRead(result.sections, result.gaps, result.next_offset)
 
     def _count(self, tier: str) -> None:
         now_ns = self._clock.monotonic_ns()

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from icestream import errors
-from icestream.broker.cursors import CursorBook, read_stream
-from icestream.broker.storage import CursorSource, Found, SubscriptionStream
+from icestream.broker.cursor_store import CursorStore, open_subscription_stream
+from icestream.broker.storage import CursorSource, ShardRead, SubscriptionStream
 from icestream.metadata.command import Compare, Operation
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead, block_head
@@ -46,7 +46,7 @@ class MemoryStorage:
         self._shards: dict[ShardKey, MemoryShard] = {}
         self._producers = Producers()
         self._batches = 0
-        self.cursors = CursorBook(store, clock, cursor_flush_ms, self.settle)
+        self.cursors = CursorStore(store, clock, cursor_flush_ms, self.settle)
         self._tasks = Tasks(self._task_failed)
         self._tasks.start(self.cursors.run(), "cursors")
         self._is_closed = False
@@ -145,7 +145,7 @@ class MemoryStorage:
 
     async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream:
         name = TopicName(namespace, topic)
-        return await read_stream(self._store, self.cursors, self._shard, name, subscription)
+        return await open_subscription_stream(self._store, self.cursors, self._shard, name, subscription)
 
     def update_subscription_cursor(self, source: CursorSource) -> None:
         self.cursors.mark(source)
@@ -212,9 +212,9 @@ class MemoryShard:
             at += 1
         return found
 
-    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> Found:
+    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> ShardRead:
         sections = self.read_hot(offset, bytes_max)
-        return Found(sections, [], sections[-1].base_offset + sections[-1].rows if sections else offset)
+        return ShardRead(sections, [], sections[-1].base_offset + sections[-1].rows if sections else offset)
 
     async def offset_for_time(self, time_us: int) -> int:
         later = (section.base_offset for section in self._sections if section.append_time_us >= time_us)

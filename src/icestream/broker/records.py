@@ -36,7 +36,7 @@ from icestream.model.topic_name import TopicName
 NAMESPACES = "/namespaces/"
 TOPICS = "/topics/"
 SUBSCRIPTIONS = "/subscriptions/"
-PLANNED_SUBSCRIPTIONS = "/planned_subscriptions/"
+PENDING_SUBSCRIPTIONS = "/planned_subscriptions/"
 PRODUCERS = "/producers/"
 CONSUMERS = "/consumers/"
 CURSORS = "/persistent_storage/iceberg/subscriptions/"
@@ -44,13 +44,13 @@ DELETED_TOPICS = "/deleted_topics/"
 NODE_LOGS = "/node_logs/"
 
 
-class NodeLog(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeLogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node has had a log (server/log_record.py)."""
 
     log: str = ""  # its id, in hex digits; empty where an older version wrote the record
 
 
-class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
+class TopicPolicies(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bounds of a topic, or of every topic of a namespace. None: the namespace's, else none; 0: no bound.
 
     Three say how its table is laid out (model/table_layout.py). None: the namespace's, else the table's own. The last
@@ -88,16 +88,16 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.deleted_rest is not None:
             topic_end.rest_end(self.deleted_rest)
 
-    def over(self, other: Policies) -> Policies:
+    def over(self, other: TopicPolicies) -> TopicPolicies:
         """These, and the other's where these say nothing."""
         mine = {name: getattr(self, name) for name in self.__struct_fields__}
-        return Policies(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
+        return TopicPolicies(**{name: getattr(other, name) if value is None else value for name, value in mine.items()})
 
-    def changed(self, changes: Mapping[str, object]) -> Policies:
+    def changed(self, changes: Mapping[str, object]) -> TopicPolicies:
         """With other values; None takes one back. Raises InvalidInput."""
         mine = {name: getattr(self, name) for name in self.__struct_fields__}
         try:
-            return msgspec.convert({**mine, **changes}, Policies)
+            return msgspec.convert({**mine, **changes}, TopicPolicies)
         except msgspec.ValidationError as error:
             raise errors.InvalidInput(f"the policies do not fit: {error}", hint="docs/protocol.md has them") from None
 
@@ -108,8 +108,8 @@ class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: str(value) for name, value in said.items() if value is not None}
 
 
-class Namespace(msgspec.Struct, frozen=True, omit_defaults=True):
-    policies: Policies = Policies()
+class NamespaceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    policies: TopicPolicies = TopicPolicies()
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     dispatch: Dispatch
     created_ms: int
     node: str
-    policies: Policies = Policies()
+    policies: TopicPolicies = TopicPolicies()
     is_partitioned: bool = False  # made by naming partitions, as Danube's clients do: it grows when more are named
     owner: str = ""  # the id of the node that serves it (neighbours.py); `node` is its name at that time
     takeover_end: int = 0  # the highest offset at which a shard went on after a takeover (takeover.py); 0 without one
@@ -161,7 +161,7 @@ class SubscriptionRecord(msgspec.Struct, frozen=True):
     max_unacked_messages: int | None = None  # in each shard; None: what the broker's settings say
 
 
-class PlannedSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
+class PendingSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one that does not exist yet will begin with. None: as every other."""
 
     failure: FailurePolicyRecord | None = None
@@ -237,7 +237,7 @@ def as_steps(offset: int, ranges: Iterable[Sequence[int]]) -> list[int]:
     return steps
 
 
-class DeletedTopic(msgspec.Struct, frozen=True):
+class DeletedTopicRecord(msgspec.Struct, frozen=True):
     """A topic whose deletion was decided and is not finished: a start goes on with it (hazard 49)."""
 
     id: int
@@ -285,8 +285,8 @@ def subscription_key(topic: TopicName, subscription: str) -> str:
     return f"{SUBSCRIPTIONS}{topic.namespace}/{topic.name}/{subscription}"
 
 
-def planned_key(topic: TopicName, subscription: str) -> str:
-    return f"{PLANNED_SUBSCRIPTIONS}{topic.namespace}/{topic.name}/{subscription}"
+def pending_subscription_key(topic: TopicName, subscription: str) -> str:
+    return f"{PENDING_SUBSCRIPTIONS}{topic.namespace}/{topic.name}/{subscription}"
 
 
 def producer_key(topic: TopicName, producer: str) -> str:

@@ -13,22 +13,22 @@ from collections.abc import Mapping, Sequence
 
 from icestream import errors
 from icestream.broker import records
-from icestream.broker.changes import Changes
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.consumer import Consumer, ConsumerSink
+from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
-from icestream.broker.neighbours import Neighbours
-from icestream.broker.options import BrokerOptions
-from icestream.broker.parts import Part, Parts
-from icestream.broker.publishing import Publishing
-from icestream.broker.registry import Registry
-from icestream.broker.roster import Roster
+from icestream.broker.name_registry import NameRegistry
+from icestream.broker.publisher import Publisher
+from icestream.broker.schema_registry import SchemaRegistry
 from icestream.broker.storage import PersistentStorage
-from icestream.broker.subscribing import Subscribing
+from icestream.broker.structural_changes import StructuralChanges
 from icestream.broker.subscription import Subscription, unknown_subscription
-from icestream.broker.takeover import Takeover
+from icestream.broker.subscription_manager import SubscriptionManager
 from icestream.broker.topic import Producer, Topic
 from icestream.broker.topic_deletion import Deletion
-from icestream.broker.topics import Topics
+from icestream.broker.topic_owners import TopicOwners
+from icestream.broker.topic_registry import TopicRegistry
+from icestream.broker.topic_takeover import Takeover
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
 from icestream.model.subscription import Dispatch, FailurePolicy, Start, SubscriptionType
@@ -46,21 +46,21 @@ class Broker:
         store: MetadataStore,
         storage: PersistentStorage,
         clock: Clock,
-        neighbours: Neighbours | None = None,
+        neighbours: TopicOwners | None = None,
     ) -> None:
         self.options = options
         self.store = store
         self.storage = storage
         self._clock = clock
         self._tasks = Tasks(self._task_failed)
-        self._changes = Changes()
-        self.topics = Topics(options, store, storage, clock, neighbours)
-        self.registry = Registry(store, self.topics, clock)
-        self._publishing = Publishing(store, storage, clock, self.registry)
-        self._roster = Roster(store, clock, self._changes, self.topics)
-        self._subscribing = Subscribing(options, store, storage, clock, self._tasks, self)
+        self._changes = StructuralChanges()
+        self.topics = TopicRegistry(options, store, storage, clock, neighbours)
+        self.registry = SchemaRegistry(store, self.topics, clock)
+        self._publishing = Publisher(store, storage, clock, self.registry)
+        self._roster = NameRegistry(store, clock, self._changes, self.topics)
+        self._subscribing = SubscriptionManager(options, store, storage, clock, self._tasks, self)
         self.stalled_readers = self._subscribing.stalled_readers
-        self._parts = Parts(self.topics, self._subscribing)
+        self._parts = DanubePartitions(self.topics, self._subscribing)
         self.is_ready = False
         self.is_closing = False
 
@@ -107,13 +107,13 @@ class Broker:
 
     # --- namespaces and topics ---
 
-    async def create_namespace(self, name: str, policies: records.Policies | None = None) -> None:
-        await self._changes.make(lambda: self.topics.create_namespace(name, policies or records.Policies()))
+    async def create_namespace(self, name: str, policies: records.TopicPolicies | None = None) -> None:
+        await self._changes.make(lambda: self.topics.create_namespace(name, policies or records.TopicPolicies()))
 
     async def delete_namespace(self, name: str) -> None:
         await self._changes.make(lambda: self.topics.delete_namespace(name))
 
-    async def set_namespace_policies(self, name: str, policies: records.Policies) -> None:
+    async def set_namespace_policies(self, name: str, policies: records.TopicPolicies) -> None:
         await self._changes.make(lambda: self.topics.set_namespace_policies(name, policies))
 
     async def create_topic(
@@ -121,16 +121,16 @@ class Broker:
         name: TopicName,
         shards: int = 1,
         dispatch: Dispatch = Dispatch.RELIABLE,
-        policies: records.Policies | None = None,
+        policies: records.TopicPolicies | None = None,
     ) -> Topic:
-        given = policies or records.Policies()
+        given = policies or records.TopicPolicies()
         return await self._changes.make(lambda: self.topics.create(name, shards, dispatch, given))
 
     async def create_partitioned_topic(
         self, name: TopicName, partitions: int, dispatch: Dispatch = Dispatch.RELIABLE
     ) -> Topic:
         """One whose shards are called `name-part-N` outside, however few they are; it grows when more are named."""
-        create, given = self.topics.create, records.Policies()
+        create, given = self.topics.create, records.TopicPolicies()
         return await self._changes.make(lambda: create(name, partitions, dispatch, given, is_partitioned=True))
 
     async def delete_topic(
@@ -165,7 +165,7 @@ class Broker:
         with contextlib.suppress(errors.IcestreamError):
             await self._changes.make(self.topics.finish_drained)
 
-    async def set_topic_policies(self, name: TopicName, policies: records.Policies) -> None:
+    async def set_topic_policies(self, name: TopicName, policies: records.TopicPolicies) -> None:
         await self._changes.make(lambda: self.topics.set_policies(name, policies))
 
     async def change_topic_policies(self, name: TopicName, changes: Mapping[str, object]) -> Topic:
@@ -189,7 +189,7 @@ class Broker:
         shards: int = 1,
         instance: str = "",
         resumes: bool = False,
-        part: Part | None = None,
+        part: PartitionRequest | None = None,
     ) -> Producer:
         """A new epoch of the producer of this name: an older one is fenced from now on (hazard 7).
 
@@ -227,7 +227,7 @@ class Broker:
 
     async def _topic(self, name: TopicName, shards: int, *, create: bool) -> Topic:
         if create and self.topics.find(name) is None:
-            return await self.topics.create(name, shards, Dispatch.RELIABLE, records.Policies())
+            return await self.topics.create(name, shards, Dispatch.RELIABLE, records.TopicPolicies())
         return await self.topics.locate(name)
 
     def last_sequence(self, producer: Producer, shard: int) -> int | None:
@@ -356,7 +356,7 @@ class Broker:
         change = self._subscribing.set_unacked_max
         await self._changes.make(lambda: change(self.topics.get(name), subscription, messages, is_ahead=is_ahead))
 
-    async def planned_subscription(self, name: TopicName, subscription: str) -> records.PlannedSubscription | None:
+    async def planned_subscription(self, name: TopicName, subscription: str) -> records.PendingSubscription | None:
         """What was settled for one that is not there."""
         return await self._subscribing.planned.get(name, subscription)
 

@@ -20,17 +20,17 @@ from icestream.broker.alarm import Alarm
 from icestream.broker.consumer import Consumer, Outgoing
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
+from icestream.broker.dispatch.delivery_ledger import NACK
 from icestream.broker.dispatch.dispatcher import Dispatcher
+from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.broker.dispatch.ledger import NACK
-from icestream.broker.dispatch.ring import KeyFilter
-from icestream.broker.falling_behind import FallingBehind
-from icestream.broker.key_sight import KeySight
+from icestream.broker.key_lookahead import KeyLookahead
+from icestream.broker.lag_monitor import LagMonitor
 from icestream.broker.records import CursorRecord, as_steps
-from icestream.broker.stall import Stall, StallKind, Stalls
+from icestream.broker.stall import DeliveryStall, DeliveryStalls, StallKind
+from icestream.broker.stall_detector import StallDetector
 from icestream.broker.stalled_readers import StalledReaders
-from icestream.broker.standstill import Standstill
 from icestream.broker.storage import PersistentStorage, ShardStream
 from icestream.model.shard import Gap, GapState
 from icestream.model.subscription import FailurePolicy, SubscriptionType
@@ -92,10 +92,12 @@ class ShardDelivery:
         self._consumers: dict[int, Consumer] = {}
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(clock, tasks, self.go_on)
-        self._sight = KeySight(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
-        self._standstill = Standstill(self.name, stream, dispatcher, clock, tasks)
-        self._stalls = Stalls(stream.key.shard, clock.wall_us, lambda: [one.sink for one in self._consumers.values()])
-        self._falling_behind = FallingBehind(self.name, dispatcher, clock, tasks, self._report_health)
+        self._sight = KeyLookahead(self, clock, tasks) if isinstance(dispatcher, KeySharedDispatcher) else None
+        self._standstill = StallDetector(self.name, stream, dispatcher, clock, tasks)
+        self._stalls = DeliveryStalls(
+            stream.key.shard, clock.wall_us, lambda: [one.sink for one in self._consumers.values()]
+        )
+        self._falling_behind = LagMonitor(self.name, dispatcher, clock, tasks, self._report_health)
         self._health = health
         self._failures = dispatcher.failures  # that the cursor to be written knows
         self._letters: deque[tuple[DeadLetter, int]] = deque()  # with the generation that they are of
@@ -289,7 +291,7 @@ class ShardDelivery:
     # --- stalls ---
 
     @property
-    def stalls(self) -> list[Stall]:
+    def stalls(self) -> list[DeliveryStall]:
         """The lasting reasons for which messages of this shard are not delivered."""
         return list(self._stalls)
 

@@ -25,7 +25,7 @@ class StallKind(Enum):
     UNREADABLE = "unreadable"
 
 
-class Stall(NamedTuple):
+class DeliveryStall(NamedTuple):
     """`offset`: the first message that is not delivered. `hint`: what ends the stall; may be empty."""
 
     kind: StallKind
@@ -52,7 +52,7 @@ class EventSink(Protocol):
     def event(self, event: str, details: dict[str, object]) -> None: ...
 
 
-class Stalls:
+class DeliveryStalls:
     """The stalls of one shard of a subscription: at most one of each kind."""
 
     def __init__(self, shard: int, now_us: Callable[[], int], sinks: Callable[[], list[EventSink]]) -> None:
@@ -60,15 +60,15 @@ class Stalls:
         self._shard = shard
         self._now_us = now_us
         self._sinks = sinks
-        self._by_kind: dict[StallKind, Stall] = {}
+        self._by_kind: dict[StallKind, DeliveryStall] = {}
 
-    def __iter__(self) -> Iterator[Stall]:
+    def __iter__(self) -> Iterator[DeliveryStall]:
         return iter(list(self._by_kind.values()))
 
     def __len__(self) -> int:
         return len(self._by_kind)
 
-    def get(self, kind: StallKind) -> Stall | None:
+    def get(self, kind: StallKind) -> DeliveryStall | None:
         return self._by_kind.get(kind)
 
     def begin(self, kind: StallKind, offset: int, reason: str, hint: str = "") -> None:
@@ -78,7 +78,7 @@ class Stalls:
         hint = cut_text(hint, limits.ERROR_HINT_BYTES_MAX)
         before = self._by_kind.get(kind)
         since_us = self._now_us() if before is None else before.since_us
-        stall = self._by_kind[kind] = Stall(kind, self._shard, offset, reason, hint, since_us)
+        stall = self._by_kind[kind] = DeliveryStall(kind, self._shard, offset, reason, hint, since_us)
         if before is None or offset > before.offset or (offset == before.offset and reason != before.reason):
             for sink in self._sinks():
                 sink.event(STALLED, stall.as_event())

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.records import CursorRecord
+from icestream.broker.scan_requests import ScanRequests
 from icestream.metadata.command import Compare, Operation
 from icestream.model.block import BlockHead
 from icestream.model.shard import Gap, ShardKey, Topic
@@ -28,7 +28,7 @@ from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 
 
-class Found(NamedTuple):
+class ShardRead(NamedTuple):
     """What a read found: sections in order, the first perhaps from before the offset; gaps that were stepped over."""
 
     sections: list[SectionRead]
@@ -64,7 +64,7 @@ class ShardStream(Protocol):
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
         """Sections from memory, at once; none when they are not there."""
 
-    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> Found:
+    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> ShardRead:
         """From wherever it is: memory, the log, the table. Raises PositionGone where none of them has it, LakeAway
         while nobody can tell what the table has, TableUnreadable when nobody can read it. `keep`: `read_hot` finds
         what was read for a moment, because its messages are handed out one by one (read_ahead.py)."""
@@ -107,7 +107,7 @@ class SubscriptionStream(NamedTuple):
 
 class PersistentStorage(Protocol):
     @property
-    def desk(self) -> LakeDesk | None:
+    def desk(self) -> ScanRequests | None:
         """Where the lake process is asked about tables; None where there are none."""
 
     def declare_topic(self, topic: Topic, shards: int) -> None:

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from icestream import limits
-from icestream.broker.lake_desk import LakeDesk
-from icestream.broker.near_answers import NearAnswers, Piece
-from icestream.broker.storage import Found
+from icestream.broker.scan_requests import ScanRequests
+from icestream.broker.storage import ShardRead
+from icestream.broker.table_prefetch import Piece, TablePrefetch
 from icestream.model.scan import Missing, Question, Scanned
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.observability import metrics
@@ -24,7 +24,7 @@ CACHE, TABLE = "cache", "table"
 
 class TableTier:
     def __init__(
-        self, desk: LakeDesk, near: NearAnswers, topic: str, key: ShardKey, declared: Callable[[], Sequence[Gap]]
+        self, desk: ScanRequests, near: TablePrefetch, topic: str, key: ShardKey, declared: Callable[[], Sequence[Gap]]
     ) -> None:
         self._desk = desk
         self._near = near
@@ -33,7 +33,7 @@ class TableTier:
         self._declared = declared
         self._ends: deque[int] = deque(maxlen=limits.SCANS_NEAR_MAX)  # of the last answers: their readers go on there
 
-    async def read(self, offset: int, bytes_max: int) -> tuple[Found, str] | None:
+    async def read(self, offset: int, bytes_max: int) -> tuple[ShardRead, str] | None:
         """And which tier it came from. None: the table has nothing there, or there is none. Raises LakeAway,
         TableUnreadable."""
         pieces = self._near.take_left(self._key, offset)
@@ -109,7 +109,7 @@ class TableTier:
     def _gap(self, start: int, end: int, missing: Missing) -> Gap:
         return Gap(self._key, start, end, 0, missing.reason, GapState(missing.state))
 
-    def _front(self, offset: int, pieces: list[Piece]) -> Found:
+    def _front(self, offset: int, pieces: list[Piece]) -> ShardRead:
         gaps: list[Gap] = []
         sections: list[SectionRead] = []
         for piece in pieces:
@@ -125,7 +125,7 @@ class TableTier:
             self._near.leave(self._key, next_offset, pieces[taken:])
         metrics.READ_GAPS.value += len(gaps)
         metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
-        found = Found(sections, gaps, next_offset)
+        found = ShardRead(sections, gaps, next_offset)
         self._near.keep(self._key, offset, found)
         return found
 

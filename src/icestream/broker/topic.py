@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from icestream import errors
-from icestream.broker.pipe import Pipe
-from icestream.broker.rate import TokenBucket
-from icestream.broker.records import Policies, TopicRecord
+from icestream.broker.producer_window import ProducerWindow
+from icestream.broker.rate_limit import TokenBucket
+from icestream.broker.records import TopicPolicies, TopicRecord
 from icestream.broker.subscription import Subscription
 from icestream.model import shard as shards
 from icestream.model.topic_name import TopicName
@@ -26,13 +26,13 @@ class Producer:
     closed: errors.IcestreamError | None = None  # why it may not send any more
     is_numbered: bool | None = None  # None: it has sent nothing yet
     columns: int = 0  # bits of those that its front end may set beside a client's own
-    _pipes: dict[int, Pipe] = field(default_factory=dict)
+    _pipes: dict[int, ProducerWindow] = field(default_factory=dict)
 
-    def pipe(self, shard: int) -> Pipe:
+    def pipe(self, shard: int) -> ProducerWindow:
         """What it has under way in a shard. Raises InvalidInput where the topic has no such shard."""
         found = self._pipes.get(shard)
         if found is None:
-            found = self._pipes[shard] = Pipe(self.topic.shard_key(shard))
+            found = self._pipes[shard] = ProducerWindow(self.topic.shard_key(shard))
         return found
 
     def is_full(self, shard: int) -> bool:
@@ -46,7 +46,7 @@ class Producer:
 
 
 class Topic:
-    def __init__(self, name: TopicName, record: TopicRecord, policies: Policies) -> None:
+    def __init__(self, name: TopicName, record: TopicRecord, policies: TopicPolicies) -> None:
         self.name = name
         self.record = record
         self.policies = policies  # its own over its namespace's
@@ -68,7 +68,7 @@ class Topic:
             )
         return shards.ShardKey(self.record.id, shard)
 
-    def set_policies(self, record: TopicRecord, policies: Policies) -> None:
+    def set_policies(self, record: TopicRecord, policies: TopicPolicies) -> None:
         """In force from now on; nobody who is connected is sent away."""
         self.record, self.policies = record, policies
         self.publish_rate.set_rate(policies.max_publish_rate or 0)

@@ -20,9 +20,9 @@ import msgspec
 
 from icestream import errors
 from icestream.broker import records
-from icestream.broker.neighbours import Neighbours
-from icestream.broker.schema_records import topic_schema_key
+from icestream.broker.schema_registry_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
+from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog import keys as catalog_keys
 from icestream.catalog import records as catalog_records
 from icestream.catalog.records import LetGoRecord, TopicRecord
@@ -49,17 +49,22 @@ class Deletion(NamedTuple):
 
 
 class TopicDeletion:
-    def __init__(self, store: MetadataStore, storage: PersistentStorage, neighbours: Neighbours) -> None:
+    def __init__(self, store: MetadataStore, storage: PersistentStorage, neighbours: TopicOwners) -> None:
         self._store = store
         self._neighbours = neighbours
         self._storage = storage
-        self._unfinished: dict[TopicName, records.DeletedTopic] = {}  # their names are not gone yet
-        self._waiting: dict[int, records.DeletedTopic] = {}  # for the pipeline, by topic id
+        self._unfinished: dict[TopicName, records.DeletedTopicRecord] = {}  # their names are not gone yet
+        self._waiting: dict[int, records.DeletedTopicRecord] = {}  # for the pipeline, by topic id
 
     # --- the decision ---
 
     async def decide(
-        self, name: TopicName, record: records.TopicRecord, policies: records.Policies, end: TableEnd, rest: RestEnd
+        self,
+        name: TopicName,
+        record: records.TopicRecord,
+        policies: records.TopicPolicies,
+        end: TableEnd,
+        rest: RestEnd,
     ) -> Deletion:
         """`policies`: those in force. Raises TopicTable where the rest cannot be committed: an operator took the table
         away."""
@@ -70,7 +75,7 @@ class TopicDeletion:
                 f"topic {name} has no table any more, and {counted(messages, 'message')} in none",
                 hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
             )
-        deleted = records.DeletedTopic(
+        deleted = records.DeletedTopicRecord(
             record.id,
             name.namespace,
             name.name,
@@ -93,12 +98,12 @@ class TopicDeletion:
         self._unfinished[name] = deleted
         return Deletion(await self._table_name(record.id), end, rest, messages)
 
-    def waiting_of(self, name: TopicName) -> records.DeletedTopic | None:
+    def waiting_of(self, name: TopicName) -> records.DeletedTopicRecord | None:
         """A topic that is gone, and whose rest is on its way into its table."""
         found = (one for one in self._waiting.values() if (one.namespace, one.name) == (name.namespace, name.name))
         return next(found, None)
 
-    async def discard(self, waiting: records.DeletedTopic) -> Deletion:
+    async def discard(self, waiting: records.DeletedTopicRecord) -> Deletion:
         """Nobody commits the rest: it goes after all."""
         uncommitted = self._storage.uncommitted(waiting.id, waiting.shards)
         decided = msgspec.structs.replace(waiting, rest=RestEnd.DISCARD, dropped=uncommitted)
@@ -124,7 +129,7 @@ class TopicDeletion:
     async def check_finished(self, name: TopicName) -> None:
         """Raises NotReady while another node deletes a topic of that name: what it does would reach a new one."""
         for key, entry in await self._store.list_all(records.DELETED_TOPICS):
-            deleted = records.decode(records.DeletedTopic, key, entry.value)
+            deleted = records.decode(records.DeletedTopicRecord, key, entry.value)
             if (deleted.namespace, deleted.name) == (name.namespace, name.name) and not deleted.has_no_names:
                 raise errors.NotReady(
                     f"topic {name} is still being deleted by the node that served it", hint="try again in a moment"
@@ -133,7 +138,7 @@ class TopicDeletion:
     async def finish_all(self) -> None:
         """At a start: what was decided before."""
         for key, entry in await self._store.list_all(records.DELETED_TOPICS):
-            deleted = records.decode(records.DeletedTopic, key, entry.value)
+            deleted = records.decode(records.DeletedTopicRecord, key, entry.value)
             if self._neighbours.is_own(deleted.owner):
                 await self._finish(TopicName(deleted.namespace, deleted.name), deleted)
 
@@ -148,7 +153,7 @@ class TopicDeletion:
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
-    async def _finish(self, name: TopicName, deleted: records.DeletedTopic) -> None:
+    async def _finish(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
         if not deleted.has_no_names:
             await self._delete_names(name, deleted)
         await self._storage.settle()
@@ -161,7 +166,7 @@ class TopicDeletion:
         self._storage.declare_topic(shards.Topic(deleted.id, str(name), deleted.id), deleted.shards)
         self._waiting[deleted.id] = waiting
 
-    async def _delete_names(self, name: TopicName, deleted: records.DeletedTopic) -> None:
+    async def _delete_names(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
         below = f"{name.namespace}/{name.name}/"
         prefix = records.SUBSCRIPTIONS + below
         await self._storage.delete_cursors(
@@ -173,10 +178,10 @@ class TopicDeletion:
                 for shard in range(deleted.shards)
             ]
         )
-        for kind in (records.SUBSCRIPTIONS, records.PLANNED_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
+        for kind in (records.SUBSCRIPTIONS, records.PENDING_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
             await self._store.delete_prefix(kind + below)
 
-    async def _let_go(self, deleted: records.DeletedTopic) -> None:
+    async def _let_go(self, deleted: records.DeletedTopicRecord) -> None:
         """What is left in the log goes, then the table is let go of, also one that is made at this moment."""
         await self._storage.forget_topic(deleted.id, deleted.shards)
         key = catalog_keys.topic_key(deleted.id)

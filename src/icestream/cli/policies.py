@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors
-from icestream.broker.records import FailurePolicyRecord, Policies
+from icestream.broker.records import FailurePolicyRecord, TopicPolicies
 from icestream.cli.output import Cell
 
 Document = dict[str, Any]
-TOPIC_KEYS: tuple[str, ...] = Policies.__struct_fields__
+TOPIC_KEYS: tuple[str, ...] = TopicPolicies.__struct_fields__
 FAILURE_KEYS: tuple[str, ...] = FailurePolicyRecord.__struct_fields__
 DISPATCH_RATE = "max_dispatch_rate"
 PARTITIONING = "partitioning"

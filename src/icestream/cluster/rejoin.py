@@ -5,7 +5,7 @@
     2  at its next start it has a new id, and asks to join with the id of its predecessor, or with its name where no
        file says the id any more
     3  the leader writes down that the predecessor was removed and who succeeds it, removes it, and lets the new node in
-    4  whatever belongs to the predecessor belongs to its successor (broker/neighbours.py); the note goes
+    4  whatever belongs to the predecessor belongs to its successor (broker/topic_owners.py); the note goes
 
 The message log of the node is not touched: the topics are served from it as before.
 """

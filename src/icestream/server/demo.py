@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from icestream.broker.ingest import Ingest
+from icestream.broker.pipeline_service import PipelineService
 from icestream.model import envelope
 from icestream.model.block import Constant, encode_block
 from icestream.model.topic_name import TopicName
@@ -58,7 +58,7 @@ async def publish(node: Node) -> None:
         node.broker.close_producer(producer)
 
 
-async def _committed(ingest: Ingest) -> FirstSnapshot:
+async def _committed(ingest: PipelineService) -> FirstSnapshot:
     """The driver tells after each round."""
     told = asyncio.Event()
     ingest.on_told = told.set

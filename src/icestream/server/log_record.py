@@ -24,8 +24,8 @@ import msgspec
 
 from icestream import errors
 from icestream.broker import records
-from icestream.broker.neighbours import Neighbours
-from icestream.broker.records import NODE_LOGS, NodeLog
+from icestream.broker.records import NODE_LOGS, NodeLogRecord
+from icestream.broker.topic_owners import TopicOwners
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.files import open_directory
 from icestream.wal.lost_log import replaces_lost_log
@@ -53,7 +53,7 @@ class LogRecords(NamedTuple):
         return next((node for node, log in self.others.items() if log == log_id), None)
 
 
-async def check_log(store: MetadataStore, neighbours: Neighbours, path: Path, *, has_topics: bool) -> bool:
+async def check_log(store: MetadataStore, neighbours: TopicOwners, path: Path, *, has_topics: bool) -> bool:
     """Whether there must be a log in `path`. Raises ForeignLog where there is the log of another node. `has_topics`:
     this node owns some."""
     logs = await _log_records(store, neighbours)
@@ -65,7 +65,7 @@ async def check_log(store: MetadataStore, neighbours: Neighbours, path: Path, *,
     return bool(logs.own) or has_topics
 
 
-async def record_log(store: MetadataStore, neighbours: Neighbours, log_id: bytes) -> None:
+async def record_log(store: MetadataStore, neighbours: TopicOwners, log_id: bytes) -> None:
     """Called with the log open. Costs writes of the metadata store only where the record does not say it yet."""
     await _write(store, neighbours, log_id.hex())
     for node in (await _all_records(store)).keys() - {neighbours.own}:
@@ -73,21 +73,21 @@ async def record_log(store: MetadataStore, neighbours: Neighbours, log_id: bytes
             await store.delete(NODE_LOGS + node)  # its log is the one that is recorded now, or was given up
 
 
-async def _write(store: MetadataStore, neighbours: Neighbours, log_id: str) -> None:
+async def _write(store: MetadataStore, neighbours: TopicOwners, log_id: str) -> None:
     key = NODE_LOGS + neighbours.own
     entry = await store.get(key)
-    if entry is None or records.decode(NodeLog, key, entry.value).log != log_id:
-        await store.put(key, msgspec.json.encode(NodeLog(log_id)))
+    if entry is None or records.decode(NodeLogRecord, key, entry.value).log != log_id:
+        await store.put(key, msgspec.json.encode(NodeLogRecord(log_id)))
 
 
 async def _all_records(store: MetadataStore) -> dict[str, str]:
     return {
-        key.removeprefix(NODE_LOGS): records.decode(NodeLog, key, entry.value).log
+        key.removeprefix(NODE_LOGS): records.decode(NodeLogRecord, key, entry.value).log
         for key, entry in await store.list_all(NODE_LOGS)
     }
 
 
-async def _log_records(store: MetadataStore, neighbours: Neighbours) -> LogRecords:
+async def _log_records(store: MetadataStore, neighbours: TopicOwners) -> LogRecords:
     logs = await _all_records(store)
     own = {node: log for node, log in logs.items() if neighbours.is_own(node)}
     others = {node: log for node, log in logs.items() if node not in own}
@@ -115,7 +115,7 @@ def _replaces_lost_log(path: Path) -> bool:
         directory.close()
 
 
-def _foreign_log(path: Path, log_id: str, logs: LogRecords, neighbours: Neighbours) -> errors.ForeignLog:
+def _foreign_log(path: Path, log_id: str, logs: LogRecords, neighbours: TopicOwners) -> errors.ForeignLog:
     owner = logs.owner_of(log_id)
     expected = ", ".join(sorted(logs.own.values()))
     if owner is not None:

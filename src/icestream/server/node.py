@@ -22,12 +22,12 @@ from pathlib import Path
 
 from icestream import errors, limits
 from icestream.broker.iceberg_storage import IcebergStorage
-from icestream.broker.ingest import Ingest, Place
-from icestream.broker.lake_desk import LakeDesk
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.neighbours import Neighbours
+from icestream.broker.pipeline_service import LogLocation, PipelineService
+from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
+from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.frontends.native.calls import CALLS, PORTS, Offered
 from icestream.frontends.native.listener import NativeListener
@@ -71,9 +71,9 @@ async def open_configured_log(
     return await open_log(Path(settings.wal.base_path), options, positions, must_exist=must_exist)
 
 
-def neighbours_of(store: MetadataStore, cluster: ClusterNode | None = None) -> Neighbours:
+def neighbours_of(store: MetadataStore, cluster: ClusterNode | None = None) -> TopicOwners:
     if not isinstance(store, NodeStore):
-        return Neighbours()
+        return TopicOwners()
     founders = eraftpb.decode_conf(store.identity.conf).voters
 
     def peek(key: str) -> bytes | None:
@@ -83,7 +83,7 @@ def neighbours_of(store: MetadataStore, cluster: ClusterNode | None = None) -> N
     def is_reached(node_id: int) -> bool:
         return cluster is None or cluster.peers.is_reached(node_id)
 
-    return Neighbours(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek, is_reached)
+    return TopicOwners(f"{store.identity.node_id:016x}", f"{founders[0]:016x}", peek, is_reached)
 
 
 def _check_not_running(settings: Settings) -> None:
@@ -116,7 +116,7 @@ class Node:
         self.log = log
         self.broker = Broker(broker_options(settings), store, storage, clock, neighbours_of(store, cluster))
         policy = self.broker.topics.table_policy
-        self.ingest = Ingest(log, clock, self._place(), policy) if log is not None else None
+        self.ingest = PipelineService(log, clock, self._place(), policy) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.tables_went_on
         welcome = handshake.Server(
@@ -135,10 +135,10 @@ class Node:
         if isinstance(store, NodeStore):
             store.node.on_stop = self._fail
 
-    def _place(self) -> Place:
+    def _place(self) -> LogLocation:
         """Where tasks of the pipeline find the log. The token is made anew by each start."""
         address = advertised_address(self.settings, self.around.http.port)
-        return Place(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
+        return LogLocation(str(self.settings.wal.base_path), address, SystemRandomness().token(32).hex())
 
     def _fail(self, error: errors.IcestreamError) -> None:
         if not self.failed.done():
@@ -211,7 +211,7 @@ class Node:
             await log.close()
             await store.close()
             raise
-        storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, LakeDesk())
+        storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, ScanRequests())
         node = cls(settings, store, storage, log, around, opened.cluster)
         node.late_tables = LateTables(store, storage, stored.unread)
         return node

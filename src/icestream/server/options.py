@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from icestream import limits
-from icestream.broker.options import BrokerOptions
+from icestream.broker.broker_options import BrokerOptions
 from icestream.model.sync_mode import SyncMode
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.settings import Settings

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from icestream import errors
 from icestream.broker import records
-from icestream.broker.neighbours import Neighbours
+from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog import keys
 from icestream.catalog import records as catalog_records
 from icestream.catalog.records import TableRecord, decode_relation
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
     unread: dict[str, int]  # records that could not be read, of tables of these topics
 
 
-async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Stored:
+async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> Stored:
     """The highest of each shard of the topics that this node serves."""
     found, unread = Positions(), list[str]()
     own, others = await _topics(store, neighbours)
@@ -59,7 +59,7 @@ async def stored_positions(store: MetadataStore, neighbours: Neighbours) -> Stor
     return Stored(found, {key: owners[key] for key in unread if owners.get(key) in own})
 
 
-async def own_shards(store: MetadataStore, neighbours: Neighbours) -> list[ShardKey]:
+async def own_shards(store: MetadataStore, neighbours: TopicOwners) -> list[ShardKey]:
     """Every shard of the topics that this node serves, whether any of its offsets is stored or not: a repaired log that
     lost its end must not give out the offsets of a shard anew that it does not know (wal/recovery.py)."""
     topics = [
@@ -112,13 +112,13 @@ def _raise(found: Positions, topic_id: int, ends: Mapping[int, int]) -> None:
         found[place] = max(found.get(place, 0), end)
 
 
-async def _topics(store: MetadataStore, neighbours: Neighbours) -> tuple[Container[int], Container[int]]:
+async def _topics(store: MetadataStore, neighbours: TopicOwners) -> tuple[Container[int], Container[int]]:
     """Ids of topics that this node serves; and of those that its log knows nothing of, deleted ones too."""
     topics = [
         records.decode(records.TopicRecord, key, entry.value) for key, entry in await store.list_all(records.TOPICS)
     ]
     deleted = [
-        records.decode(records.DeletedTopic, key, entry.value)
+        records.decode(records.DeletedTopicRecord, key, entry.value)
         for key, entry in await store.list_all(records.DELETED_TOPICS)
     ]
     owners = [(one.id, one.owner) for one in topics] + [(one.id, one.owner) for one in deleted]

@@ -1,6 +1,6 @@
 """A lake process that somebody else runs (`lake.managed: false`), as far as the broker can tell.
 
-connected      it came to the broker's local socket, and takes questions about tables (broker/lake_desk.py)
+connected      it came to the broker's local socket, and takes questions about tables (broker/scan_requests.py)
 missed         it is not, and was in this life of the broker; or something here needs one: a pipeline that is a
                child of this broker, or messages that are in tables
 not expected   nobody runs one, and nothing here needs it: there is nothing to say, and no port is asked
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.scan_requests import ScanRequests
 from icestream.observability.health import Check
 
 
 class UnmanagedLake:
-    def __init__(self, desk: LakeDesk, port: int, is_needed: Callable[[], bool]) -> None:
+    def __init__(self, desk: ScanRequests, port: int, is_needed: Callable[[], bool]) -> None:
         """`port`: where it should listen; 0 where only the process knows. `is_needed`: something here needs one."""
         self._desk = desk
         self._port = port

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from icestream import errors
 from icestream.broker import records
-from icestream.broker.options import BrokerOptions
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.model import SyncMode, envelope

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from icestream import limits
-from icestream.broker import dead_letters
+from icestream.broker import dead_letter_format
 from icestream.broker.service import Broker
 from icestream.model import envelope
 from icestream.model.block import Block, Constant, Numbering, blocks_of, encode_block
@@ -137,9 +137,9 @@ async def test_of_a_very_large_batch_no_more_is_looked_at_than_is_buried(monkeyp
             looked.append(one.rows)
             yield one
 
-    monkeypatch.setattr(dead_letters, "blocks_of", counted)
+    monkeypatch.setattr(dead_letter_format, "blocks_of", counted)
     (stream,) = (await broker.storage.create_subscription_stream("default", "a", "s")).shards
-    found = await dead_letters.read_rows(stream, 150_000, rows)
+    found = await dead_letter_format.read_rows(stream, 150_000, rows)
     assert [row.offset for row in found] == [*range(150_000, 150_000 + len(found))]
     assert len(found) > 100
     assert sum(looked) < len(found) + 10

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.broker.options import BrokerOptions
+from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
 from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType

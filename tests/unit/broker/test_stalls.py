@@ -7,8 +7,8 @@ import pytest
 from icestream import limits
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.dispatcher import Dispatcher
-from icestream.broker.falling_behind import FallingBehind
-from icestream.broker.stall import StallKind, Stalls
+from icestream.broker.lag_monitor import LagMonitor
+from icestream.broker.stall import DeliveryStalls, StallKind
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, Poison, Start, StartAt, SubscriptionType
 from icestream.runtime.clock import SimulatedClock
@@ -134,9 +134,9 @@ def test_readiness_names_a_few_subscriptions_and_counts_the_others() -> None:
     health, clock = DeliveryHealth(), SimulatedClock()
     dispatcher = Dispatcher(SHARED, FailurePolicy(), Acked())
     for number in range(limits.HEALTH_SUBSCRIPTIONS_MAX + 2):
-        stalls = Stalls(0, clock.wall_us, list)
+        stalls = DeliveryStalls(0, clock.wall_us, list)
         stalls.begin(StallKind.BLOCKED, number, "poison")
-        health.report(f"s{number}", stalls, FallingBehind("s", dispatcher, clock, Tasks(raise_it), lambda: None))
+        health.report(f"s{number}", stalls, LagMonitor("s", dispatcher, clock, Tasks(raise_it), lambda: None))
     (check,) = health.checks()
     assert check.reason.startswith("s0: blocked at offset 0: poison; s1: ")
     assert check.reason.endswith("s4: blocked at offset 4: poison; and 2 more")
@@ -148,7 +148,7 @@ def raise_it(error: BaseException) -> None:
 
 def test_kinds_are_apart_and_texts_fit_a_frame() -> None:
     sink, now_us = Recorder(), iter(range(10))
-    stalls = Stalls(3, lambda: next(now_us), lambda: [sink])
+    stalls = DeliveryStalls(3, lambda: next(now_us), lambda: [sink])
     stalls.begin(StallKind.BLOCKED, 5, "poison")
     stalls.begin(StallKind.UNREADABLE, 9, "ü" * 5_000, "h" * 5_000)
     stalls.begin(StallKind.UNREADABLE, 9, "another reason")

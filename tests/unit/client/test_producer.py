@@ -14,7 +14,7 @@ import pytest_asyncio
 import icestream
 from icestream import errors, limits
 from icestream.broker.memory_storage import MemoryStorage
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.client.batch import MessageId
 from icestream.model.topic_name import TopicName
 from icestream.observability import metrics
@@ -136,7 +136,7 @@ async def test_the_bound_of_a_topic_counts_what_was_sent_and_at_once_when_it_cha
         assert (await producer.send(b"x" * 900, key=b"k" * 100)).offset == 0
         with pytest.raises(errors.MessageTooLarge, match="1000"):
             await producer.send(b"x" * 1001)
-        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), Policies(max_message_bytes=2000))
+        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=2000))
         assert (await producer.send(b"x" * 1001)).offset == 1
 
 
@@ -207,7 +207,7 @@ async def test_a_wrong_message_fails_alone_and_its_neighbours_are_stored_in_orde
     client: icestream.Client, broker: TestBroker
 ) -> None:
     async with client.producer(TOPIC) as producer:
-        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), Policies(max_message_bytes=1000))
+        await broker.node.broker.set_topic_policies(TopicName.parse(TOPIC), TopicPolicies(max_message_bytes=1000))
         large = {1, 2, 5}
         sent = [producer.send(b"%d" % n + bytes(9_000 if n in large else 0)) for n in range(8)]
         found = await asyncio.gather(*sent, return_exceptions=True)

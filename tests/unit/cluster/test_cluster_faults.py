@@ -11,7 +11,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.broker.neighbours import Neighbours
+from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
 from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.cluster.members import NODES, NodeRecord, encode_record
@@ -100,7 +100,7 @@ async def test_a_topic_of_a_node_that_is_down_is_said_to_be_and_http_is_not_sent
     node = encode_record(NodeRecord("node-2", "h:1", "h:2", "http://h:3", "http://h:4"))
     record = records.TopicRecord(1, 1, Dispatch.RELIABLE, 0, "node-2", owner=owner)
     for is_up in (True, False):
-        neighbours = Neighbours("01", "01", {NODES + owner: node}.get, lambda _, is_up=is_up: is_up)  # type: ignore[misc]
+        neighbours = TopicOwners("01", "01", {NODES + owner: node}.get, lambda _, is_up=is_up: is_up)  # type: ignore[misc]
         error = neighbours.elsewhere(TOPIC, record)
         assert ("which is down" in error.message) is not is_up
         assert ("http" in error.details) is is_up

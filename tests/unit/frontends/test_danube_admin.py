@@ -66,7 +66,7 @@ async def test_namespace_lifecycle(operator: Operator) -> None:
     assert await operator.refused("NamespaceAdmin/CreateNamespace", asked) == "ALREADY_EXISTS"
     listed = await operator.call("BrokerAdmin/ListNamespaces", pb.Empty(), pb.NamespaceListResponse)
     assert list(listed.namespaces) == ["default", "shop", "system"]
-    await operator.broker.set_namespace_policies("shop", records.Policies(max_producers=3, max_message_bytes=9))
+    await operator.broker.set_namespace_policies("shop", records.TopicPolicies(max_producers=3, max_message_bytes=9))
     found = json.loads((await operator.call("NamespaceAdmin/GetNamespacePolicies", asked, pb.PolicyResponse)).policies)
     assert (found["max_producers_per_topic"], found["max_message_size"], found["max_publish_rate"]) == (3, 9, 0)
     await operator.call("TopicAdmin/CreateTopic", pb.NewTopicRequest(name="/shop/t"))

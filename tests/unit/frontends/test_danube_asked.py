@@ -184,7 +184,7 @@ async def test_a_publish_rate_delays_answers_and_then_refuses() -> None:
     clock = NotedClock()
     async with danube_table(clock=clock) as table:
         mine = await table.producer()
-        await table.broker.set_topic_policies(TOPIC, records.Policies(max_publish_rate=10))
+        await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_publish_rate=10))
         clock.slept.clear()
         calls = [asyncio.ensure_future(table.send(mine)) for _ in range(20)]
         found = await asyncio.gather(*calls, return_exceptions=True)

@@ -95,7 +95,7 @@ async def test_a_producer_of_another_topic_is_refused(table: DanubeTable) -> Non
 
 async def test_the_limit_of_producers_is_resource_exhausted_and_a_silent_one_makes_room(table: DanubeTable) -> None:
     await table.producer()
-    await table.broker.set_topic_policies(TOPIC, records.Policies(max_producers=1))
+    await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_producers=1))
     assert await refused(table.producer(name="q")) == "RESOURCE_EXHAUSTED"
     for one in table.service.producers._here.values():
         one.heard_ms -= limits.DANUBE_PRODUCER_IDLE_MS + 1
@@ -106,18 +106,18 @@ async def test_the_limit_of_producers_is_resource_exhausted_and_a_silent_one_mak
 async def test_limits_of_subscriptions_and_consumers_are_resource_exhausted(table: DanubeTable) -> None:
     await table.producer()
     await table.subscribe()
-    policies = records.Policies(max_subscriptions=1, max_consumers_per_subscription=1)
+    policies = records.TopicPolicies(max_subscriptions=1, max_consumers_per_subscription=1)
     await table.broker.set_topic_policies(TOPIC, policies)
     assert await refused(table.subscribe(subscription="other")) == "RESOURCE_EXHAUSTED"
     assert await refused(table.subscribe(name="other")) == "RESOURCE_EXHAUSTED"
     await table.subscribe()
-    await table.broker.set_topic_policies(TOPIC, records.Policies(max_consumers_per_topic=1))
+    await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_consumers_per_topic=1))
     assert await refused(table.subscribe(subscription="other")) == "RESOURCE_EXHAUSTED"
 
 
 async def test_the_largest_message_of_a_topic_is_its_policy(table: DanubeTable) -> None:
     mine = await table.producer()
-    await table.broker.set_topic_policies(TOPIC, records.Policies(max_message_bytes=1000))
+    await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_message_bytes=1000))
     await table.send(mine, bytes(900))
     assert await refused(table.send(mine, bytes(1001))) == "INVALID_ARGUMENT"
 
@@ -171,14 +171,14 @@ async def test_a_message_that_is_too_large_is_an_invalid_argument(table: DanubeT
     """RESOURCE_EXHAUSTED would be tried again for ever."""
     mine = await table.producer()
     assert await refused(table.send(mine, bytes(100_001))) == "INVALID_ARGUMENT"
-    await table.broker.set_topic_policies(TOPIC, records.Policies(max_message_bytes=1000))
+    await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_message_bytes=1000))
     assert await refused(table.send(mine, bytes(1001))) == "INVALID_ARGUMENT"
     await table.send(mine, bytes(900))
 
 
 async def test_one_bad_message_of_a_turn_harms_no_other(table: DanubeTable) -> None:
     mine = await table.producer()
-    await table.broker.set_topic_policies(TOPIC, records.Policies(max_message_bytes=1000))
+    await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_message_bytes=1000))
     calls = [table.send(mine, bytes(size)) for size in (10, 5000, 20, 5000, 30)]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert [getattr(one, "status", one) for one in found] == [7, "INVALID_ARGUMENT", 7, "INVALID_ARGUMENT", 7]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from icestream import errors, limits
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 
 MIN, MAX = limits.TARGET_FILE_BYTES_MIN, limits.TARGET_FILE_BYTES_MAX
 
 
 @pytest.mark.parametrize("text", ["none", "hour", "day", "month", "key", "bucket[1]", "bucket[16]", "bucket[999999]"])
 def test_partitions(text: str) -> None:
-    assert Policies(partitioning=text).of_table == {"partitioning": text}
+    assert TopicPolicies(partitioning=text).of_table == {"partitioning": text}
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,14 @@ def test_partitions(text: str) -> None:
 )
 def test_partitions_that_there_are_not(text: str) -> None:
     with pytest.raises(errors.InvalidInput) as found:
-        Policies(partitioning=text)
+        TopicPolicies(partitioning=text)
     assert found.value.hint == "partitioning is one of none, hour, day, month, key, bucket[16]"
     assert len(found.value.message) < 100
 
 
 @pytest.mark.parametrize("text", ["zstd", "zstd:1", "zstd:22", "gzip", "gzip:9", "snappy", "lz4", "uncompressed"])
 def test_compression(text: str) -> None:
-    assert Policies(compression=text).of_table == {"compression": text}
+    assert TopicPolicies(compression=text).of_table == {"compression": text}
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,21 @@ def test_compression(text: str) -> None:
 )
 def test_compression_that_there_is_not(text: str) -> None:
     with pytest.raises(errors.InvalidInput, match="is no compression") as found:
-        Policies(compression=text)
+        TopicPolicies(compression=text)
     assert "gzip, snappy, lz4, uncompressed; zstd:1 to zstd:22" in (found.value.hint or "")
 
 
 def test_size_of_files() -> None:
-    assert Policies(target_file_bytes=MIN).of_table == {"target_file_bytes": str(MIN)}
+    assert TopicPolicies(target_file_bytes=MIN).of_table == {"target_file_bytes": str(MIN)}
     for size in (0, MIN - 1, MAX + 1):
         with pytest.raises(errors.InvalidInput) as found:
-            Policies(target_file_bytes=size)
+            TopicPolicies(target_file_bytes=size)
         assert found.value.hint == f"{MIN} to {MAX} are allowed"
 
 
 def test_a_topic_goes_before_its_namespace() -> None:
-    namespace = Policies(partitioning="day", compression="gzip", max_producers=3)
-    assert Policies(partitioning="none").over(namespace).of_table == {"partitioning": "none", "compression": "gzip"}
+    namespace = TopicPolicies(partitioning="day", compression="gzip", max_producers=3)
+    assert TopicPolicies(partitioning="none").over(namespace).of_table == {
+        "partitioning": "none",
+        "compression": "gzip",
+    }

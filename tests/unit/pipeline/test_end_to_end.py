@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.client.connect import connect
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
@@ -99,7 +99,7 @@ async def test_a_table_is_laid_out_as_its_topic_says_now(tmp_path: Path) -> None
         producer = await client.producer("/default/orders")
         for number, (policies, transform, codec, files) in enumerate(layouts):
             if number:
-                await node.broker.set_topic_policies(TopicName.parse("/default/orders"), Policies(**policies))  # type: ignore[arg-type]
+                await node.broker.set_topic_policies(TopicName.parse("/default/orders"), TopicPolicies(**policies))  # type: ignore[arg-type]
             for key in (b"a", b"d"):
                 await producer.send(b"payload %d" % number, key=key)
             await pipeline.round()

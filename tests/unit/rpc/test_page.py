@@ -150,7 +150,7 @@ def test_every_method_is_listed() -> None:
 
 
 def test_the_columns_that_a_client_may_set_are_named() -> None:
-    door = pytest.importorskip("icestream.broker.door", reason="there is no door yet")
+    door = pytest.importorskip("icestream.broker.block_validation", reason="there is no door yet")
     sentence = re.search(r"may set the columns\s(.*?)\. ", PAGE, flags=re.DOTALL)
     assert sentence is not None
     shown = set(re.findall(r"\w+", sentence[1])) - {"and"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.scan_requests import ScanRequests
 from icestream.observability.health import Check
 from icestream.runtime.http_probe import ProbeAnswer
 from icestream.server.lake_probe import lake_check
@@ -47,7 +47,7 @@ def test_another_broker_at_the_port_of_a_process_that_others_run_is_shown_only()
 
 @pytest.mark.asyncio
 async def test_an_unmanaged_lake_process_is_missed_where_something_needs_it_or_it_was_there() -> None:
-    desk, is_needed = LakeDesk(), [False]
+    desk, is_needed = ScanRequests(), [False]
     lake = UnmanagedLake(desk, 8181, lambda: is_needed[0])
     assert (lake.check(), lake.port) == (None, 0), "nobody runs one, and nobody misses it"
     is_needed[0] = True

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from icestream import errors
-from icestream.broker.neighbours import Neighbours
 from icestream.broker.records import NODE_LOGS
+from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.members import NODES, REMOVED_NODES, NodeRecord, encode_record, encode_removed
 from icestream.metadata.store import MemoryStore
 from icestream.server.log_record import LogRecords, check_log, record_log
@@ -29,9 +29,9 @@ class Cluster:
             NODES + OTHER: encode_record(NodeRecord("node-3", "127.0.0.1:7650")),
         }
 
-    def neighbours(self, own: str = NEW) -> Neighbours:
+    def neighbours(self, own: str = NEW) -> TopicOwners:
         peek: Callable[[str], bytes | None] = self.entries.get
-        return Neighbours(own, OLD, peek)
+        return TopicOwners(own, OLD, peek)
 
     async def logs(self) -> dict[str, bytes]:
         return {key.removeprefix(NODE_LOGS): entry.value for key, entry in await self.store.list_all(NODE_LOGS)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from icestream import limits
-from icestream.broker.ingest import Ingest, Place
+from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.model import ShardKey, SyncMode, Topic
 from icestream.model.backlog import LogFile, PassedOver, ShardBacklog
 from icestream.wal import format as wire
@@ -330,7 +330,7 @@ async def test_who_waits_for_news_is_not_told_those_of_topics_that_stand_still(m
     monkeypatch.setattr(limits, "BACKLOG_LOOK_SECONDS", 0.2)
     machine = Machine()
     log = await machine.start()
-    ingest = Ingest(log, machine.clock, Place("", "", ""), lambda name, topic_id: {})
+    ingest = PipelineService(log, machine.clock, LogLocation("", "", ""), lambda name, topic_id: {})
     await publish(log, A, b"x")
     looks: list[object] = []
     take = log.backlog.take

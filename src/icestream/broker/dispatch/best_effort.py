@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Member
+from icestream.broker.dispatch.consumer_rotation import Member
 from icestream.broker.dispatch.dispatcher import Dispatcher
+from icestream.broker.dispatch.hash_ring import place_of
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
-from icestream.broker.dispatch.ring import place_of
-from icestream.broker.rate import TokenBucket
+from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 

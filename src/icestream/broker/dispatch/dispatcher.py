@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from enum import Enum
 
 from icestream import errors, limits
-from icestream.broker.dispatch.consumers import Consumers, Credit, InTurn, Member, OneAtATime
+from icestream.broker.dispatch.consumer_rotation import ConsumerRotation, Credit, Member, RoundRobin, SingleActive
+from icestream.broker.dispatch.delivery_ledger import FAILED_BEFORE, NACK, DeliveryFailure, DeliveryLedger
 from icestream.broker.dispatch.instruction import Deliver, Instruction
-from icestream.broker.dispatch.ledger import FAILED_BEFORE, NACK, Failure, Ledger
-from icestream.broker.dispatch.timed_runs import Delivery
-from icestream.broker.rate import Throttle, TokenBucket
+from icestream.broker.dispatch.timed_runs import InFlightDelivery
+from icestream.broker.rate_limit import Throttle, TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
@@ -37,7 +37,7 @@ class Pause(Enum):
     RATE_REACHED = "the dispatch rate is reached"
 
 
-class Dispatcher(Ledger):
+class Dispatcher(DeliveryLedger):
     def __init__(
         self,
         kind: SubscriptionType,
@@ -56,8 +56,8 @@ class Dispatcher(Ledger):
         self.throttle = Throttle(rate if rate is not None else TokenBucket())
         self.consumers = self._consumers_for(kind)
 
-    def _consumers_for(self, kind: SubscriptionType) -> Consumers:
-        return InTurn() if kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) else OneAtATime()
+    def _consumers_for(self, kind: SubscriptionType) -> ConsumerRotation:
+        return RoundRobin() if kind in (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED) else SingleActive()
 
     # --- events: consumers ---
 
@@ -76,7 +76,7 @@ class Dispatcher(Ledger):
         member = self.consumers.leave(consumer_id)
         for delivery in member.deliveries if member is not None else ():
             for run in self.in_flight.take_rest(delivery):
-                self._bring_back(run.start, run.end, Failure(delivery.attempt, FAILED_BEFORE))
+                self._bring_back(run.start, run.end, DeliveryFailure(delivery.attempt, FAILED_BEFORE))
         return member
 
     def give_credit(self, consumer_id: int, count: int, now_ms: int) -> list[Instruction]:
@@ -117,7 +117,9 @@ class Dispatcher(Ledger):
                 for held in self.in_flight.within(start, end):
                     if consumer_id in (None, held.value.consumer):
                         self.in_flight.take(held.start, held.end)
-                        self._fail(held.start, held.end, Failure(held.value.attempt + 1, reason), now_ms, delay_ms)
+                        self._fail(
+                            held.start, held.end, DeliveryFailure(held.value.attempt + 1, reason), now_ms, delay_ms
+                        )
         return self._go_on(now_ms)
 
     # --- events: the log, the clock, the dead letters ---
@@ -229,7 +231,7 @@ class Dispatcher(Ledger):
             end, attempt = self._with_failures(start, end) if self._failed.size else (end, 0)
             if attempt > self.policy.max_redelivery_count:
                 self._pass(end)
-                self._give_up(start, end, Failure(attempt, FAILED_BEFORE))
+                self._give_up(start, end, DeliveryFailure(attempt, FAILED_BEFORE))
                 continue
             stop = self._hand_out(start, end, attempt, now_ms, room)
             self._pass(stop)
@@ -254,7 +256,7 @@ class Dispatcher(Ledger):
     def _deliver(self, member: Member, start: int, end: int, attempt: int, now_ms: int) -> None:
         self.consumers.took(member, end - start)
         self.throttle.spend(end - start)
-        delivery = Delivery(start, end, now_ms + self.policy.ack_timeout_ms, member, attempt, now_ms)
+        delivery = InFlightDelivery(start, end, now_ms + self.policy.ack_timeout_ms, member, attempt, now_ms)
         member.held += end - start
         member.keep(delivery)
         self.in_flight.put(delivery)

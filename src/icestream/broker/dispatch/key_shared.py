@@ -27,14 +27,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Consumers, Credit, Member
+from icestream.broker.dispatch.consumer_rotation import ConsumerRotation, Credit, Member
+from icestream.broker.dispatch.delivery_ledger import FAILED_BEFORE, DeliveryFailure
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
+from icestream.broker.dispatch.hash_ring import DepartedFilters, HashRing, KeyFilter, distance
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
-from icestream.broker.dispatch.lanes import Lane, Lanes, LaneTurns
-from icestream.broker.dispatch.ledger import FAILED_BEFORE, Failure
-from icestream.broker.dispatch.ring import Absent, KeyFilter, Ring, distance
-from icestream.broker.dispatch.timed_runs import Delivery
-from icestream.broker.rate import TokenBucket
+from icestream.broker.dispatch.key_lanes import KeyLane, KeyLanes, LaneRoundRobin
+from icestream.broker.dispatch.timed_runs import InFlightDelivery
+from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 
@@ -52,19 +52,19 @@ class KeySharedDispatcher(Dispatcher):
         rate: TokenBucket | None = None,
         generation: int = 0,
     ) -> None:
-        self.turns = LaneTurns()
+        self.turns = LaneRoundRobin()
         super().__init__(SubscriptionType.KEY_SHARED, policy, acked, attempts, unacked_max, rate, generation)
         self.look_ahead = look_ahead
-        self.ring = Ring()
-        self.lanes = Lanes()
-        self._absent = Absent(limits.KEY_UNWANTED_GRACE_MS)
-        self._changed: dict[Lane, None] = {}  # lanes that ask anew where they belong
-        self._unowned: dict[Lane, int] = {}  # lanes that nobody takes, and until when they are kept
+        self.ring = HashRing()
+        self.lanes = KeyLanes()
+        self._absent = DepartedFilters(limits.KEY_UNWANTED_GRACE_MS)
+        self._changed: dict[KeyLane, None] = {}  # lanes that ask anew where they belong
+        self._unowned: dict[KeyLane, int] = {}  # lanes that nobody takes, and until when they are kept
         self._skip_ms = 0  # the earliest of those times
         self._failures: dict[int, int] = {}  # of waiting messages that failed
         self._returned: set[int] = set()  # waiting messages that were delivered before
 
-    def _consumers_for(self, kind: SubscriptionType) -> Consumers:
+    def _consumers_for(self, kind: SubscriptionType) -> ConsumerRotation:
         return self.turns
 
     # --- events ---
@@ -221,17 +221,17 @@ class KeySharedDispatcher(Dispatcher):
         self._skip_unwanted(now_ms)
         self._deliver_in_turn(now_ms)
 
-    def _withdraw(self, lane: Lane) -> None:
+    def _withdraw(self, lane: KeyLane) -> None:
         self.turns.withdraw(lane)
         self._unowned.pop(lane, None)
 
-    def _place(self, lane: Lane, now_ms: int) -> None:
+    def _place(self, lane: KeyLane, now_ms: int) -> None:
         """Gives a free lane to the consumer that has its key, or its first message up."""
         failures = self._failures.get(lane.waiting[0], 0) if self._failures else 0
         if failures > self.policy.max_redelivery_count:
             offset = self._start(lane)
             lane.held.add(offset)
-            self._give_up(offset, offset + 1, Failure(failures, FAILED_BEFORE))
+            self._give_up(offset, offset + 1, DeliveryFailure(failures, FAILED_BEFORE))
             return
         owner = lane.owner_in(self.ring)
         member = self.consumers.get(owner.consumer_id) if owner is not None else None
@@ -243,7 +243,7 @@ class KeySharedDispatcher(Dispatcher):
         self._skip_ms = min(self._skip_ms, until_ms) if self._unowned else until_ms
         self._unowned[lane] = until_ms
 
-    def _prolong(self, lane: Lane) -> None:
+    def _prolong(self, lane: KeyLane) -> None:
         """Lets the consumer that has messages of the lane have more of them, unless the key belongs to another one by
         now or the next message failed before: then it waits until those are settled."""
         if self._failures and lane.waiting[0] in self._failures:
@@ -300,7 +300,7 @@ class KeySharedDispatcher(Dispatcher):
         for member, picked in waves.items():
             self._deliver_wave(member, picked, now_ms)
 
-    def _start_run(self, lane: Lane, room: int) -> list[int]:
+    def _start_run(self, lane: KeyLane, room: int) -> list[int]:
         """The next message of the lane; at most `room` of them where the consumer takes several of a key."""
         offsets = [self._start(lane)]
         if room > 1 and (more := lane.run_room) > 0:
@@ -314,12 +314,12 @@ class KeySharedDispatcher(Dispatcher):
         offsets.sort()
         ranges = list(_runs(offsets))
         due_ms = now_ms + self.policy.ack_timeout_ms
-        delivery = Delivery(offsets[0], offsets[-1] + 1, due_ms, member, 0, now_ms, picked=len(offsets))
+        delivery = InFlightDelivery(offsets[0], offsets[-1] + 1, due_ms, member, 0, now_ms, picked=len(offsets))
         member.keep(delivery)
         self.in_flight.put_picked(delivery, ranges)
         self._out += [Deliver(member.id, start, end, 0) for start, end in ranges]
 
-    def _start(self, lane: Lane) -> int:
+    def _start(self, lane: KeyLane) -> int:
         offset = self.lanes.start(lane)
         if self._failures:
             self._failures.pop(offset, None)
@@ -338,7 +338,7 @@ class KeySharedDispatcher(Dispatcher):
                 self._failures[offset] = attempt
             self._changed[lane] = None
 
-    def _fail(self, start: int, end: int, failure: Failure, now_ms: int, asked_ms: int = 0) -> None:
+    def _fail(self, start: int, end: int, failure: DeliveryFailure, now_ms: int, asked_ms: int = 0) -> None:
         for offset in range(start, end):
             lane = self.lanes.get(offset)
             assert lane is not None, "what is under way is in sight"

@@ -18,7 +18,7 @@ from icestream.model.run_set import Run, RunSet
 
 
 @dataclass(slots=True, eq=False)
-class Timed:
+class TimedRange:
     """Offsets in [start, end) to which something happens at `due_ms`: all of them, or `picked` of them."""
 
     start: int
@@ -49,7 +49,7 @@ class Holder(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Delivery(Timed):
+class InFlightDelivery(TimedRange):
     holder: Holder
     attempt: int
     since_ms: int
@@ -64,7 +64,7 @@ class Delivery(Timed):
 
 
 @dataclass(slots=True, eq=False)
-class Wait(Timed):
+class RedeliveryDelay(TimedRange):
     attempt: int
     reason: str
     since_ms: int
@@ -72,7 +72,7 @@ class Wait(Timed):
     least_ms: int = 0  # whatever the policy says
 
 
-Value = TypeVar("Value", bound=Timed)
+Value = TypeVar("Value", bound=TimedRange)
 
 
 class TimedRuns(RunSet[Value]):

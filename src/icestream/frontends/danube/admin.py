@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from icestream import errors
-from icestream.broker.records import Policies
+from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
 from icestream.broker.topic import Topic
 from icestream.frontends.danube.calls import Call, CallFailed, Table, decode
@@ -271,7 +271,7 @@ def _dispatch(strategy: pb.DispatchStrategy) -> Dispatch:
     return found
 
 
-def _policies(found: Policies) -> dict[str, int]:
+def _policies(found: TopicPolicies) -> dict[str, int]:
     """In Danube's words; 0: no bound."""
     named = {
         "max_producers_per_topic": found.max_producers,

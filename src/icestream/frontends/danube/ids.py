@@ -4,8 +4,8 @@ restarts of the broker, and a client that comes back after hours finds what it l
     /danube/producers/{id}     ProducerPlace
     /danube/consumers/{id}     ConsumerPlace
 
-Clients make names of chance, so these keys have the time to live of the names themselves (broker/roster.py): it begins
-anew when somebody is heard of whose key is old.
+Clients make names of chance, so these keys have the time to live of the names themselves (broker/name_registry.py): it
+begins anew when somebody is heard of whose key is old.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from icestream import limits
 from icestream.broker import records
-from icestream.broker.roster import put_name
+from icestream.broker.name_registry import put_name
 from icestream.metadata.store import MetadataStore
 from icestream.model.subscription import SubscriptionType
 from icestream.runtime.clock import Clock

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from icestream.broker.parts import check_part, unknown_part
+from icestream.broker.danube_partitions import check_partition, unknown_partition
 from icestream.broker.topic import Topic
-from icestream.broker.topics import Topics
+from icestream.broker.topic_registry import TopicRegistry
 from icestream.model.topic_name import TopicName, parse_shard
 
 parse_place = lru_cache(4096)(parse_shard)  # every message and ack has such a name
@@ -24,13 +24,13 @@ class Place(NamedTuple):
         return self.part or 0
 
 
-def find_place(topics: Topics, name: str) -> Place:
+def find_place(topics: TopicRegistry, name: str) -> Place:
     """Raises UnknownTopic for what is not there."""
     found, part = parse_place(name)
     topic = topics.get(found)
-    check_part(topic, part)
+    check_partition(topic, part)
     if part is not None and part >= topic.record.shards:
-        raise unknown_part(topic, part)
+        raise unknown_partition(topic, part)
     return Place(topic, part)
 
 
@@ -39,7 +39,7 @@ def wire_name(topic: Topic, shard: int) -> str:
     return topic.name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned)
 
 
-def wire_names(topics: Topics, name: str) -> list[str]:
+def wire_names(topics: TopicRegistry, name: str) -> list[str]:
     """All shards of a topic, of whichever node, or the one that is named. None where there is no such topic: names
     match exactly."""
     found, part = parse_place(name)

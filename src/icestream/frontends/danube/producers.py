@@ -25,8 +25,8 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.broker.parts import Part
-from icestream.broker.roster import put_name
+from icestream.broker.danube_partitions import PartitionRequest
+from icestream.broker.name_registry import put_name
 from icestream.broker.service import Broker
 from icestream.broker.topic import Producer
 from icestream.frontends.danube.calls import Call, decode
@@ -81,7 +81,7 @@ class Producers:
         if has_schema:
             await check_reference(self._broker, asked.schema_ref)
             self._check_subject(name, asked.schema_ref.subject)
-        opened = await self._broker.open_producer(name, asked.producer_name, part=Part(part, dispatch))
+        opened = await self._broker.open_producer(name, asked.producer_name, part=PartitionRequest(part, dispatch))
         opened.peer = call.peer
         if has_schema:
             await self._broker.registry.bind(name, asked.schema_ref.subject)

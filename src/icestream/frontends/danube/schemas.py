@@ -1,10 +1,10 @@
-"""Danube's schema registry, as a table of handlers. The rules are the broker's (broker/registry.py)."""
+"""Danube's schema registry, as a table of handlers. The rules are the broker's (broker/schema_registry.py)."""
 
 from __future__ import annotations
 
 from icestream import errors
-from icestream.broker.registry import Registered
-from icestream.broker.schema_records import Version
+from icestream.broker.schema_registry import RegisteredSchema
+from icestream.broker.schema_registry_records import SchemaVersion
 from icestream.broker.service import Broker
 from icestream.frontends.danube.calls import Call, Table, decode
 from icestream.frontends.danube.places import base_name
@@ -62,7 +62,7 @@ class Schemas:
         asked = decode(pb.GetLatestSchemaRequest, raw)
         return await self._described(await self._registry.latest(asked.subject))
 
-    async def _described(self, found: Registered) -> bytes:
+    async def _described(self, found: RegisteredSchema) -> bytes:
         version = found.version
         return pb.GetSchemaResponse(
             schema_id=found.subject.id,
@@ -162,7 +162,7 @@ class Schemas:
         ).SerializeToString()
 
 
-def _fingerprint(version: Version) -> str:
+def _fingerprint(version: SchemaVersion) -> str:
     """As Danube writes it."""
     return f"sha256:{version.fingerprint}"
 

@@ -17,14 +17,14 @@ import hmac
 from http import HTTPStatus
 
 from icestream import error_codes, errors, limits
-from icestream.broker.ingest import Ingest
+from icestream.broker.pipeline_service import PipelineService
 from icestream.observability.http_listener import Response
 from icestream.observability.http_request import Request
 
 CONTENT_TYPE = "application/octet-stream"
 
 
-async def log_range(ingest: Ingest | None, request: Request) -> Response:
+async def log_range(ingest: PipelineService | None, request: Request) -> Response:
     """`ingest` is None while the broker starts, and for one in memory."""
     if ingest is None:
         return _said(HTTPStatus.SERVICE_UNAVAILABLE, "there is no log that could be read")

@@ -17,7 +17,7 @@ from icestream.broker import records
 from icestream.broker.history_start import history_starts
 from icestream.broker.online_settings import OnlineSettings, setting
 from icestream.broker.service import Broker
-from icestream.broker.standstill import age_of
+from icestream.broker.stall_detector import message_age_ms
 from icestream.broker.subscription import Subscription
 from icestream.broker.topic import Topic
 from icestream.frontends.native import descriptions
@@ -57,12 +57,12 @@ class NamespaceOnly(msgspec.Struct):
 
 class NamespacePolicies(msgspec.Struct):
     namespace: str
-    policies: records.Policies = records.Policies()
+    policies: records.TopicPolicies = records.TopicPolicies()
 
 
 class TopicPolicies(msgspec.Struct):
     topic: str
-    policies: records.Policies
+    policies: records.TopicPolicies
 
 
 class PageTopics(Page):
@@ -257,7 +257,7 @@ class Administration:
     async def _details(self, topic: Topic, found: Subscription) -> Document:
         places = [(one.stream, one.dispatcher.acked.position) for one in found.deliveries]
         now_us = self._clock.wall_us()
-        ages_ms = [await age_of(stream, position, now_us) for stream, position in places]
+        ages_ms = [await message_age_ms(stream, position, now_us) for stream, position in places]
         return descriptions.subscription_details(topic, found, ages_ms)
 
     async def create_subscription(self, connection: NativeConnection, given: Document) -> Document:

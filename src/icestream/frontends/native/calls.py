@@ -67,7 +67,7 @@ class CreateTopic(msgspec.Struct):
     topic: str
     shards: int = 1
     dispatch: Dispatch = Dispatch.RELIABLE
-    policies: records.Policies = records.Policies()
+    policies: records.TopicPolicies = records.TopicPolicies()
 
 
 class TopicPolicies(msgspec.Struct):
@@ -98,7 +98,7 @@ class TopicAndSubscription(msgspec.Struct):
 
 # A policy that is not in force because its name is misspelt is worse than an error.
 _STRICT: Final[dict[str, type[msgspec.Struct]]] = {
-    "policies": records.Policies,
+    "policies": records.TopicPolicies,
     "failure": records.FailurePolicyRecord,
 }
 

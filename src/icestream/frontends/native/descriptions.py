@@ -15,7 +15,7 @@ from icestream.broker import records
 from icestream.broker.consumer import Consumer
 from icestream.broker.online_settings import OnlineSettings
 from icestream.broker.shard_delivery import ShardDelivery
-from icestream.broker.stall import Stall
+from icestream.broker.stall import DeliveryStall
 from icestream.broker.stalled_readers import StalledReader
 from icestream.broker.storage import ShardStream
 from icestream.broker.subscription import Subscription
@@ -30,11 +30,11 @@ from icestream.wal.summary import FileSummary
 Document = dict[str, Any]
 
 
-def policies(found: records.Policies) -> Document:
+def policies(found: records.TopicPolicies) -> Document:
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
-def namespace(name: str, record: records.Namespace) -> Document:
+def namespace(name: str, record: records.NamespaceRecord) -> Document:
     return {"namespace": name, "policies": policies(record.policies)}
 
 
@@ -177,7 +177,7 @@ def position(delivery: ShardDelivery, age_ms: int | None, shown: int) -> Documen
     }
 
 
-def stall_details(found: Stall) -> Document:
+def stall_details(found: DeliveryStall) -> Document:
     """Why messages of a shard are not delivered, from which offset on, and since when."""
     return {
         "kind": found.kind.value,

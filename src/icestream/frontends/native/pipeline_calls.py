@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from icestream import errors, limits
-from icestream.broker.ingest import Ingest
 from icestream.broker.online_settings import OnlineSettings
+from icestream.broker.pipeline_service import PipelineService
 from icestream.frontends.native.calls import Call, Document, arguments_of
 from icestream.model.backlog import encode_backlog
 
@@ -70,7 +70,7 @@ class Told(msgspec.Struct):
 class PipelineCalls:
     """`ingest` is None for a broker in memory. Its methods have the names of PIPELINE_METHODS."""
 
-    def __init__(self, ingest: Ingest | None, online: OnlineSettings | None = None, name: str = "") -> None:
+    def __init__(self, ingest: PipelineService | None, online: OnlineSettings | None = None, name: str = "") -> None:
         """`name`: of the lease of this node's driver (ADR 32)."""
         self._found = ingest
         self._name = name
@@ -80,7 +80,7 @@ class PipelineCalls:
         return {name: getattr(self, name) for name in PIPELINE_METHODS}
 
     @property
-    def _ingest(self) -> Ingest:
+    def _ingest(self) -> PipelineService:
         if self._found is None:
             raise errors.InvalidInput(
                 "this broker keeps its messages in memory: none of them becomes a row",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from icestream import errors
-from icestream.broker.lake_desk import LakeDesk
+from icestream.broker.scan_requests import ScanRequests
 from icestream.frontends.native.calls import Call, Document, arguments_of
 from icestream.rpc import document, frame
 from icestream.rpc.frame import Kind
@@ -39,7 +39,7 @@ class Failed(msgspec.Struct):
     hint: str = ""
 
 
-def _desk(connection: NativeConnection) -> LakeDesk:
+def _desk(connection: NativeConnection) -> ScanRequests:
     found = connection.broker.storage.desk
     if found is None:
         raise errors.InvalidInput("this broker has no tables", hint="its storage is in memory")
@@ -53,7 +53,7 @@ async def scan_serve(connection: NativeConnection, given: Document) -> Document:
     return {"handle": handle}
 
 
-async def _attend(connection: NativeConnection, handle: int, desk: LakeDesk) -> None:
+async def _attend(connection: NativeConnection, handle: int, desk: ScanRequests) -> None:
     """Begins in the next turn of the loop, so the answer with the handle goes first."""
 
     def tell(event: dict[str, Any]) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from icestream.broker.dispatch.best_effort import BestEffortDispatcher, KeySharedBestEffortDispatcher
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher
+from icestream.broker.dispatch.hash_ring import KeyFilter, place_of
 from icestream.broker.dispatch.instruction import Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.broker.dispatch.ring import KeyFilter, place_of
-from icestream.broker.rate import TokenBucket
+from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 

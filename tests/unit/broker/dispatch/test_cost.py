@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher
+from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.broker.dispatch.ring import KeyFilter
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
-from icestream.broker.rate import TokenBucket
+from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, Poison, SubscriptionType
 

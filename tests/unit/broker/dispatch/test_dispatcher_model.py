@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Credit, InTurn
+from icestream.broker.dispatch.consumer_rotation import Credit, RoundRobin
 from icestream.broker.dispatch.dispatcher import Dispatcher
 from icestream.broker.dispatch.instruction import Instruction
 from icestream.model.cursor import Acked
@@ -269,7 +269,7 @@ class DispatcherModel(RuleBasedStateMachine):
             assert member is not None
             assert len(member.deliveries) <= 2 * bound + 17
             assert len(member.credit._waiting) <= 1
-        if isinstance(dispatcher.consumers, InTurn):
+        if isinstance(dispatcher.consumers, RoundRobin):
             assert len(dispatcher.consumers.queue) <= len(self.credits)
 
     @invariant()

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
+from icestream.broker.dispatch.hash_ring import place_of
 from icestream.broker.dispatch.instruction import Deliver, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.broker.dispatch.ring import place_of
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy
 

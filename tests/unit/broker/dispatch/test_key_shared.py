@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Pause
+from icestream.broker.dispatch.hash_ring import KeyFilter
 from icestream.broker.dispatch.instruction import DeadLetter, Deliver, Dropped, Instruction
 from icestream.broker.dispatch.key_shared import KeySharedDispatcher
-from icestream.broker.dispatch.ring import KeyFilter
-from icestream.broker.rate import TokenBucket
+from icestream.broker.rate_limit import TokenBucket
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, Poison
 

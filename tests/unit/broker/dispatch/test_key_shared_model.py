@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from icestream import limits
-from icestream.broker.dispatch.consumers import Credit
+from icestream.broker.dispatch.consumer_rotation import Credit
 from icestream.broker.dispatch.dispatcher import Dispatcher, Pause
+from icestream.broker.dispatch.hash_ring import KeyFilter, place_of
 from icestream.broker.dispatch.instruction import Dropped, Instruction
 from icestream.broker.dispatch.key_shared import UNWANTED, KeySharedDispatcher
-from icestream.broker.dispatch.ring import KeyFilter, place_of
 from icestream.model.cursor import Acked
 from icestream.model.subscription import FailurePolicy, SubscriptionType
 from tests.support.dispatch_oracle import Oracle

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.broker.rate import Throttle, TokenBucket
+from icestream.broker.rate_limit import Throttle, TokenBucket
 
 RATES = st.integers(1, 100_000)
 

@@ -11,19 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.broker.dispatch.ring import Absent, KeyFilter, Ring, distance, place_of
+from icestream.broker.dispatch.hash_ring import DepartedFilters, HashRing, KeyFilter, distance, place_of
 
 KEYS = [b"key-%d" % number for number in range(3_000)]
 
 
-def ring_of(*consumers: int) -> Ring:
-    ring = Ring()
+def ring_of(*consumers: int) -> HashRing:
+    ring = HashRing()
     for consumer in consumers:
         ring.join(consumer, KeyFilter())
     return ring
 
 
-def owners(ring: Ring) -> dict[bytes, int]:
+def owners(ring: HashRing) -> dict[bytes, int]:
     found = {key: ring.owner(key, place_of(key)) for key in KEYS}
     return {key: owner.consumer_id for key, owner in found.items() if owner is not None}
 
@@ -32,7 +32,7 @@ def owners(ring: Ring) -> dict[bytes, int]:
 
 
 def test_nobody_has_a_key_where_nobody_is() -> None:
-    assert Ring().owner(b"a", place_of(b"a")) is None
+    assert HashRing().owner(b"a", place_of(b"a")) is None
 
 
 def test_a_consumer_that_comes_takes_its_share_and_moves_nothing_else() -> None:
@@ -139,7 +139,7 @@ def test_filters_are_bounded(patterns: list[str]) -> None:
 
 
 def test_what_one_took_is_kept_for_it_for_a_while() -> None:
-    absent = Absent(100)
+    absent = DepartedFilters(100)
     absent.left(KeyFilter(["a*"]), 0)
     absent.left(KeyFilter(["*b"]), 50)
     assert absent.until_ms(b"a", 60) == 100
@@ -150,7 +150,7 @@ def test_what_one_took_is_kept_for_it_for_a_while() -> None:
 
 
 def test_one_that_left_twice_is_missed_from_the_second_time() -> None:
-    absent = Absent(100)
+    absent = DepartedFilters(100)
     absent.left(KeyFilter(["a"]), 0)
     absent.left(KeyFilter(["b"]), 1)
     absent.left(KeyFilter(["a"]), 50)
@@ -158,7 +158,7 @@ def test_one_that_left_twice_is_missed_from_the_second_time() -> None:
 
 
 def test_no_more_are_missed_than_can_be_tried() -> None:
-    absent = Absent(100)
+    absent = DepartedFilters(100)
     for number in range(limits.KEY_ABSENT_FILTERS_MAX + 1):
         absent.left(KeyFilter([str(number)]), 0)
     assert absent.until_ms(b"0", 50) == 50

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.broker.dispatch.timed_runs import Timed, TimedRuns
+from icestream.broker.dispatch.timed_runs import TimedRange, TimedRuns
 
 STEPS = st.lists(
     st.one_of(
@@ -20,13 +20,13 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_each_offset_rings_once_and_at_its_time(steps: list[tuple[str, int, int, int]]) -> None:
-    runs: TimedRuns[Timed] = TimedRuns()
+    runs: TimedRuns[TimedRange] = TimedRuns()
     due: dict[int, int] = {}
     for name, first, count, at in steps:
         if name == "put":
             end = next((offset for offset in range(first, first + count) if offset in due), first + count)
             if first < end:
-                runs.put(Timed(first, end, at))
+                runs.put(TimedRange(first, end, at))
                 due.update(dict.fromkeys(range(first, end), at))
         elif name == "take":
             taken = {offset for run in runs.take(first, first + count) for offset in range(run.start, run.end)}
@@ -48,9 +48,9 @@ def test_each_offset_rings_once_and_at_its_time(steps: list[tuple[str, int, int,
 
 
 def test_alarms_of_what_is_gone_do_not_pile_up() -> None:
-    runs: TimedRuns[Timed] = TimedRuns()
+    runs: TimedRuns[TimedRange] = TimedRuns()
     for offset in range(10_000):
-        runs.put(Timed(offset, offset + 1, 10**9 - offset))
+        runs.put(TimedRange(offset, offset + 1, 10**9 - offset))
         runs.take(offset, offset + 1)
         assert len(runs._alarms) <= 70
     assert runs.wake_ms is None
@@ -58,8 +58,8 @@ def test_alarms_of_what_is_gone_do_not_pile_up() -> None:
 
 def test_only_the_rest_of_one_is_taken() -> None:
     """Part of it went out again and belongs to another one by now."""
-    runs: TimedRuns[Timed] = TimedRuns()
-    first, second = Timed(0, 10, 5), Timed(3, 4, 5)
+    runs: TimedRuns[TimedRange] = TimedRuns()
+    first, second = TimedRange(0, 10, 5), TimedRange(3, 4, 5)
     runs.put(first)
     runs.take(2, 6)
     runs.put(second)
@@ -70,8 +70,8 @@ def test_only_the_rest_of_one_is_taken() -> None:
 
 
 def test_nothing_of_a_cleared_set_is_left() -> None:
-    runs: TimedRuns[Timed] = TimedRuns()
-    timed = Timed(0, 10, 5)
+    runs: TimedRuns[TimedRange] = TimedRuns()
+    timed = TimedRange(0, 10, 5)
     runs.put(timed)
     runs.clear()
     assert timed.is_over

@@ -1,0 +1,57 @@
+"""Notices reads for consumers that get no answer for long: the consumer is told although nothing has failed yet.
+
+A question to the lake process may take up to a minute before it fails. One read is watched at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from icestream import errors, limits
+from icestream.broker.alarm import Alarm
+from icestream.broker.storage import ShardRead, ShardStream
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+
+OnSlow = Callable[[errors.IcestreamError], None]
+
+
+class SlowReadWatch:
+    def __init__(self, clock: Clock, tasks: Tasks) -> None:
+        self._clock = clock
+        self._alarm = Alarm(clock, tasks, self._look)
+        self._since_ms = 0
+        self._on_slow: OnSlow | None = None
+
+    async def read(self, stream: ShardStream, start: int, on_slow: OnSlow, *, keep: bool) -> ShardRead:
+        """Raises what the read raises. `on_slow` is called once, when there is no answer after READ_STALLED_MS."""
+        self._since_ms, self._on_slow = self._now_ms(), on_slow
+        self._alarm.set(self._since_ms + limits.READ_STALLED_MS)
+        try:
+            return await stream.read(start, limits.READ_BYTES_DEFAULT, keep=keep)
+        finally:
+            if self._on_slow is on_slow:  # else another read is watched by now
+                self._on_slow = None
+
+    def close(self) -> None:
+        self._on_slow = None
+        self._alarm.close()
+
+    def _look(self) -> None:
+        """The alarm may be that of an earlier read, which is over."""
+        if self._on_slow is None:
+            return
+        due_ms = self._since_ms + limits.READ_STALLED_MS
+        if self._now_ms() < due_ms:
+            self._alarm.set(due_ms)
+            return
+        on_slow, self._on_slow = self._on_slow, None
+        on_slow(
+            errors.StorageUnavailable(
+                f"a read of stored messages has no answer after {limits.READ_STALLED_MS / 1000:g} s",
+                hint="the lake process, a disk or an object store is slow or away; `icestream doctor` looks at them",
+            )
+        )
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000

@@ -1,0 +1,419 @@
+"""Topics and namespaces through the broker: names, policies that are enforced, incarnations, and crashes in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from icestream import errors, limits
+from icestream.broker import records
+from icestream.broker.broker_options import BrokerOptions
+from icestream.broker.records import TopicPolicies
+from icestream.broker.service import Broker
+from icestream.broker.topic import Producer
+from icestream.model.shard import ShardKey
+from icestream.model.subscription import Dispatch, SubscriptionType
+from icestream.model.topic_end import RestEnd
+from icestream.model.topic_name import TopicName
+from icestream.wal.appender import Placed
+from tests.support.broker_machine import TOPIC, BrokerMachine, block, publish, quiet, stored_rows, subscribe
+from tests.support.halting_store import HaltingStore
+from tests.support.machine import HANGS_SECONDS
+
+pytestmark = pytest.mark.asyncio
+
+SHARED = SubscriptionType.SHARED
+
+
+async def opened(machine: BrokerMachine | None = None, shards: int = 1, **policies: int) -> Broker:
+    broker = await (machine or BrokerMachine()).open_broker()
+    await broker.create_topic(TOPIC, shards, policies=TopicPolicies(**policies))
+    return broker
+
+
+async def kept(machine: BrokerMachine) -> list[str]:
+    """Every key of the metadata store but the counters."""
+    return [key for key, _ in await machine.store.list_all("/") if not key.startswith("/counters/")]
+
+
+# --- names ---
+
+
+async def test_a_name_is_looked_up_exactly() -> None:
+    """Danube finds `foobar` when it is asked for `foo`."""
+    machine = BrokerMachine()
+    broker = await machine.open_broker()
+    longer = TopicName("default", "foobar")
+    await broker.create_topic(longer)
+    await subscribe(broker, "sub", topic=longer)
+    for name in ("foo", "fooba", "foobarr", "FOOBAR"):
+        with pytest.raises(errors.UnknownTopic):
+            broker.topics.get(TopicName("default", name))
+    short = await broker.create_topic(TopicName("default", "foo"))
+    with pytest.raises(errors.UnknownSubscription):
+        broker.subscription(short.name, "sub")
+    await subscribe(broker, "su", topic=short.name)
+    before = {key for key in await kept(machine) if "foobar" in key}
+    await broker.delete_topic(short.name)
+    assert {key for key in await kept(machine) if "foo" in key} == before, "nothing of the longer name is gone"
+    await broker.delete_subscription(longer, "sub")
+    with pytest.raises(errors.AlreadyExists):
+        await broker.create_topic(longer)
+
+
+async def test_a_topic_that_an_earlier_life_asked_for_and_got_late_is_found() -> None:
+    """Its record came into the store after this life had read them all."""
+    machine = BrokerMachine()
+    broker = await machine.open_broker()
+    record = records.TopicRecord(
+        await machine.store.allocate_id("topic"),
+        1,
+        Dispatch.RELIABLE,
+        0,
+        (await broker.create_topic(TOPIC)).record.node,
+    )
+    late = TopicName("default", "late")
+    await machine.store.put(records.topic_key(late), records.encode(record))
+    with pytest.raises(errors.AlreadyExists):
+        await broker.create_topic(late)
+    assert broker.topics.get(late).record == record
+    producer = await broker.open_producer(late, "p")
+    assert await publish(broker, producer, b"m") == 0
+
+
+async def test_a_topic_of_an_absent_namespace_is_refused() -> None:
+    broker = await BrokerMachine().open_broker()
+    absent = TopicName("absent", "a")
+    for make in (broker.create_topic(absent), broker.open_producer(absent, "p")):
+        with pytest.raises(errors.UnknownNamespace):
+            await make
+    await broker.create_namespace("absent")
+    await broker.create_topic(absent)
+    with pytest.raises(errors.NotEmpty):
+        await broker.delete_namespace("absent")
+    await broker.delete_topic(absent)
+    await broker.delete_namespace("absent")
+    for name in ("default", "system"):
+        with pytest.raises(errors.InvalidInput):
+            await broker.delete_namespace(name)
+
+
+@pytest.mark.parametrize("shards", [0, -1, limits.SHARDS_PER_TOPIC_MAX + 1])
+async def test_a_topic_has_as_many_shards_as_there_can_be(shards: int) -> None:
+    broker = await BrokerMachine().open_broker()
+    with pytest.raises(errors.InvalidInput):
+        await broker.create_topic(TOPIC, shards)
+    assert broker.topics.find(TOPIC) is None
+    producer = await open_one(await opened(shards=2))
+    with pytest.raises(errors.InvalidInput, match="no shard 2"):
+        producer.topic.shard_key(2)
+
+
+async def open_one(broker: Broker, name: str = "p") -> Producer:
+    return await broker.open_producer(TOPIC, name)
+
+
+async def test_producers_make_topics_only_where_they_may() -> None:
+    broker = await BrokerMachine().open_broker()
+    with pytest.raises(errors.UnknownTopic):
+        await broker.open_producer(TOPIC, "p", create=False)
+    assert (await broker.open_producer(TOPIC, "p", shards=3)).topic.record.shards == 3
+
+
+# --- policies: who comes in ---
+
+
+async def test_producers_are_bounded_and_one_that_comes_again_is_not_one_more() -> None:
+    broker = await opened(max_producers=2)
+    first, _ = await open_one(broker, "a"), await open_one(broker, "b")
+    with pytest.raises(errors.PolicyReached):
+        await open_one(broker, "c")
+    again = await open_one(broker, "a")
+    assert first.closed is not None
+    broker.close_producer(again)
+    await open_one(broker, "c")
+
+
+async def test_subscriptions_are_bounded() -> None:
+    broker = await opened(max_subscriptions=1)
+    await subscribe(broker, "a", SHARED)
+    await subscribe(broker, "a", SHARED, "another")
+    for make in (subscribe(broker, "b"), broker.create_subscription(TOPIC, "b", SHARED)):
+        with pytest.raises(errors.PolicyReached):
+            await make
+    await broker.delete_subscription(TOPIC, "a")
+    await subscribe(broker, "b")
+
+
+async def test_consumers_are_bounded_by_subscription_and_by_topic() -> None:
+    broker = await opened(max_consumers_per_subscription=2, max_consumers_per_topic=3)
+    one, _ = await subscribe(broker, "s", SHARED, "1"), await subscribe(broker, "s", SHARED, "2")
+    with pytest.raises(errors.PolicyReached, match="consumers of subscription s"):
+        await subscribe(broker, "s", SHARED, "3")
+    await subscribe(broker, "s", SHARED, "2")
+    await subscribe(broker, "t", SHARED, "3")
+    with pytest.raises(errors.PolicyReached, match="has 3 consumers"):
+        await subscribe(broker, "t", SHARED, "4")
+    one.leave()
+    await subscribe(broker, "t", SHARED, "4")
+
+
+async def test_a_topic_s_own_word_beats_its_namespace_s_and_both_count_at_once_and_after_a_restart() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine)
+    await broker.set_namespace_policies("default", TopicPolicies(max_producers=1, max_subscriptions=1))
+    await open_one(broker, "a")
+    with pytest.raises(errors.PolicyReached):
+        await open_one(broker, "b")
+    await broker.set_topic_policies(TOPIC, TopicPolicies(max_producers=0))
+    await open_one(broker, "b")
+    await machine.kill()
+    broker = await machine.open_broker()
+    for name in "abc":
+        await open_one(broker, name)
+    await subscribe(broker, "s")
+    with pytest.raises(errors.PolicyReached):
+        await subscribe(broker, "t")
+    with pytest.raises(errors.InvalidInput):
+        await broker.set_topic_policies(TOPIC, TopicPolicies(max_publish_rate=-1))
+
+
+async def test_a_lower_bound_sends_nobody_away_and_lets_nobody_in() -> None:
+    broker = await opened()
+    producers = [await open_one(broker, name) for name in "abc"]
+    await broker.set_topic_policies(TOPIC, TopicPolicies(max_producers=1, max_message_bytes=10))
+    assert isinstance((await broker.publish(producers[2], 0, block(b"small")))[0], Placed)
+    with pytest.raises(errors.MessageTooLarge):
+        broker.publish(producers[1], 0, block(bytes(11)))
+    with pytest.raises(errors.PolicyReached):
+        await open_one(broker, "d")
+
+
+# --- policies: rates slow down and discard nothing ---
+
+
+async def test_a_publish_rate_slows_all_producers_of_the_topic_together_and_stores_everything() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, max_publish_rate=100)
+    producers = [await open_one(broker, name) for name in "ab"]
+    started_ms = machine.clock.monotonic_ns() // 1_000_000
+    for number in range(40):
+        receipt = broker.publish(producers[number % 2], 0, block(*[b"x"] * 10))
+        await receipt
+        machine.clock.advance(receipt.pause_ms / 1000)  # whoever waits for the answer, waits so long
+    took_ms = machine.clock.monotonic_ns() // 1_000_000 - started_ms
+    assert 3_800 <= took_ms <= 4_000, "400 messages at 100 in a second, less one burst"
+    assert len(await stored_rows(broker)) == 400
+    await broker.set_topic_policies(TOPIC, TopicPolicies(max_publish_rate=0))
+    assert broker.publish(producers[0], 0, block(*[b"x"] * 1000)).pause_ms == 0
+
+
+async def test_retries_and_refusals_do_not_count_for_the_publish_rate() -> None:
+    """Whoever is answered late sends again: if that counted, he would wait longer and longer."""
+    machine = BrokerMachine()
+    broker = await opened(machine, max_publish_rate=100)
+    producer = await open_one(broker)
+    first = block(*[b"x"] * 20, producer=producer)
+    waits = []
+    for _ in range(4):
+        receipt = broker.publish(producer, 0, first)
+        await receipt
+        waits.append(receipt.pause_ms)
+    jump = broker.publish(producer, 0, block(*[b"x"] * 20, producer=producer, first=1_000))
+    assert isinstance((await jump)[0], errors.OutOfOrderSequence)
+    broker.reset_producer(producer, 0)
+    receipt = broker.publish(producer, 0, block(b"next", producer=producer, first=20))
+    assert (waits[0], receipt.pause_ms) == (100, 110), "20 messages at 100 in a second, less ten; and one more"
+
+
+async def test_a_publish_rate_takes_no_more_than_a_moment_ahead_so_that_answers_come_in_time() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, max_publish_rate=100)
+    producers = [await open_one(broker, name) for name in "ab"]
+    with pytest.raises(errors.MessageTooLarge, match=r"takes 100 in a second.*at most 25 of them together"):
+        broker.publish(producers[0], 0, block(*[b"x"] * 26))
+    broker.reset_producer(producers[0], 0)
+    lates = [broker.publish(producers[0], 0, block(*[b"x"] * 25)).pause_ms for _ in range(2)]
+    assert lates == [150, 400], "whoever comes last waits twice the moment at most"
+    for producer in producers:
+        with pytest.raises(errors.RateReached, match="again in 150 ms") as refused:
+            broker.publish(producer, 0, block(b"x"))
+        assert refused.value.retryable
+        broker.reset_producer(producer, 0)
+    machine.clock.advance(0.15)
+    await broker.publish(producers[1], 0, block(b"y"))
+    assert len(await stored_rows(broker)) == 51
+
+
+async def test_a_single_message_passes_however_small_the_rate() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, max_publish_rate=1)
+    producer = await open_one(broker)
+    assert [broker.publish(producer, 0, block(b"x")).pause_ms for _ in range(2)] == [0, 1_000]
+    with pytest.raises(errors.RateReached):
+        broker.publish(producer, 0, block(b"x"))
+    broker.reset_producer(producer, 0)
+    machine.clock.advance(0.75)
+    assert broker.publish(producer, 0, block(b"x")).pause_ms == 1_250
+
+
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_dispatch_rate_slows_a_subscription_over_all_shards_and_skips_nothing(kind: SubscriptionType) -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, 2, max_dispatch_rate=50)
+    producer = await open_one(broker)
+    for shard in (0, 1):
+        await publish(broker, producer, *[b"x"] * 100, shard=shard, keys=[b"%d" % number for number in range(100)])
+    reader = await subscribe(broker, kind=kind)
+    other = await subscribe(broker, "other")
+    await broker.set_dispatch_rate(TOPIC, "other", 1_000)
+    counts = []
+    for step in range(40):
+        machine.clock.advance(0.1)
+        await quiet()
+        counts.append(len(reader.sink.got))
+        assert step < 3 or len(other.sink.got) == 200, "its own rate, and not the topic's"
+    assert all(count <= 5 * (number + 1) + 7 for number, count in enumerate(counts)), counts
+    assert counts[-1] >= 190
+    machine.clock.advance(1)
+    await quiet()
+    assert sorted(reader.sink.places) == [(shard, 0, offset) for shard in (0, 1) for offset in range(100)]
+
+
+async def test_a_dispatch_rate_that_changes_counts_at_once_for_whoever_is_subscribed() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, max_dispatch_rate=1)
+    await publish(broker, await open_one(broker), *[b"x"] * 100)
+    reader = await subscribe(broker)
+    await quiet()
+    assert len(reader.sink.got) == 1
+    await broker.set_topic_policies(TOPIC, TopicPolicies(max_dispatch_rate=40))
+    for _ in range(20):
+        machine.clock.advance(0.05)
+        await quiet()
+    assert 30 < len(reader.sink.got) < 50
+    await broker.set_namespace_policies("default", TopicPolicies(max_dispatch_rate=1))
+    await broker.set_topic_policies(TOPIC, TopicPolicies(max_dispatch_rate=0))
+    await quiet()
+    assert len(reader.sink.got) == 100, "the topic's own word: no bound"
+
+
+# --- incarnations ---
+
+
+async def test_a_topic_that_is_created_again_has_other_offsets_ids_and_readers() -> None:
+    machine = BrokerMachine()
+    broker = await opened(machine, 2)
+    old_id = broker.topics.get(TOPIC).record.id
+    producer = await open_one(broker)
+    await publish(broker, producer, b"old", b"old", shard=1)
+    reader = await subscribe(broker)
+    await quiet()
+    await broker.delete_topic(TOPIC)
+    topic = await broker.create_topic(TOPIC, 3)
+    assert topic.record.incarnation > old_id
+    assert reader.sink.events == ["closed"]
+    with pytest.raises(errors.UnknownTopic):
+        broker.publish(producer, 1, block(b"late"))
+    delivery = reader.subscription.delivery(1)
+    delivery.ack([(0, 2)], delivery.generation)
+    assert await publish(broker, await open_one(broker), b"new", shard=1) == 0
+    new = await subscribe(broker)
+    await machine.pass_time(30)
+    assert new.sink.payloads == [b"new"]
+    await machine.power_loss()
+    broker = await machine.open_broker()
+    assert broker.topics.get(TOPIC).record.id == topic.record.id
+    assert [row["payload"] for row in (await stored_rows(broker, shard=1)).values()] == [b"new"]
+
+
+async def test_a_crash_at_any_write_of_a_deletion_leaves_the_topic_or_nothing() -> None:
+    seen, write, is_over = set[bool](), 0, False
+    while not is_over:
+        for carried_out in (False, True):
+            machine = BrokerMachine()
+            store = machine.store = HaltingStore(machine.clock)
+            broker = await opened(machine, 2)
+            await publish(broker, await open_one(broker), b"x", shard=1)
+            await subscribe(broker)
+            await subscribe(broker, "t")
+            before = {key for key in await kept(machine) if "/a" in key}
+            store.halt_at(write, carried_out=carried_out)
+            deleting = asyncio.ensure_future(broker.delete_topic(TOPIC))
+            halted = asyncio.ensure_future(store.halted.wait())
+            await asyncio.wait({deleting, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            is_over = deleting.done()
+            await machine.kill()
+            store.go_on()
+            broker = await machine.open_broker()
+            is_there = broker.topics.find(TOPIC) is not None
+            assert not (is_there and is_over)
+            left = {key for key in await kept(machine) if "/a" in key}
+            assert left == (before if is_there else set())
+            assert not [key for key in await kept(machine) if key.startswith(records.DELETED_TOPICS)]
+            if not is_there:
+                await broker.create_topic(TOPIC)
+                assert await publish(broker, await open_one(broker), b"new") == 0
+                assert (await subscribe(broker)).subscription.lag == 1
+            seen.add(is_there)
+            await machine.kill()
+        write += 1
+    assert seen == {False, True}
+    assert write > 4
+
+
+async def test_a_crash_at_any_write_of_a_deletion_that_commits_first_loses_no_message() -> None:
+    """Either the topic is there, or its rest waits for the pipeline; and a topic of its name is another one."""
+    options = BrokerOptions(deleted_rest=RestEnd.COMMIT)
+    seen, write, is_over = set[bool](), 0, False
+    while not is_over:
+        for carried_out in (False, True):
+            machine = BrokerMachine(broker=options)
+            store = machine.store = HaltingStore(machine.clock)
+            broker = await opened(machine, 2)
+            key = ShardKey(broker.topics.get(TOPIC).record.id, 1)
+            await publish(broker, await open_one(broker), b"x", shard=1)
+            await subscribe(broker)
+            store.halt_at(write, carried_out=carried_out)
+            is_over = await _is_deleted(broker, store)
+            await machine.kill()
+            store.go_on()
+            broker = await machine.open_broker()
+            assert machine.log is not None
+            assert machine.log.backlog.waiting(key) == 1
+            is_there = broker.topics.find(TOPIC) is not None
+            assert broker.topics.has_waiting is not is_there
+            seen.add(is_there)
+            if not is_there:
+                await _check_another(machine, broker, key)
+            await machine.kill()
+        write += 1
+    assert seen == {False, True}
+    assert write > 3
+
+
+async def _is_deleted(broker: Broker, store: HaltingStore) -> bool:
+    """Else the store stands still in the middle of it."""
+    deleting = asyncio.ensure_future(broker.delete_topic(TOPIC))
+    halted = asyncio.ensure_future(store.halted.wait())
+    await asyncio.wait({deleting, halted}, timeout=HANGS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    return deleting.done()
+
+
+async def _check_another(machine: BrokerMachine, broker: Broker, old: ShardKey) -> None:
+    """A topic of the same name keeps its subscriptions when the deletion ends, and over another start."""
+    await broker.create_topic(TOPIC)
+    assert await publish(broker, await open_one(broker), b"new") == 0
+    await subscribe(broker)
+    await machine.kill()
+    broker = await machine.open_broker()
+    assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]
+    assert machine.log is not None
+    assert machine.log.backlog.waiting(old) == 1
+    await machine.log.advance_floor({old: 1})  # as the pipeline tells
+    broker.tables_went_on()
+    await quiet()
+    assert not broker.topics.has_waiting
+    assert not [key for key in await kept(machine) if key.startswith(records.DELETED_TOPICS)]
+    assert list(broker.topics.get(TOPIC).subscriptions) == ["s"]
