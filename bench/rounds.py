@@ -20,14 +20,14 @@ from icestream.catalog.topic.envelope import new_schema
 from icestream.model import envelope
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.block import Constant, encode_block
-from icestream.pipeline.engine import Machine, set_up
-from icestream.pipeline.judgement import judge
 from icestream.pipeline.planner import plan_round
-from icestream.pipeline.round_plan import Budget, RoundPlan, TableTarget
-from icestream.pipeline.spark.options import SparkOptions
+from icestream.pipeline.round_judgement import judge_round
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
+from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.spark.writer import SparkWriter
+from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
 from icestream.pipeline.task import job
-from icestream.pipeline.task.run import read_bundle
+from icestream.pipeline.task.task_run import read_bundle
 from icestream.settings import load
 from icestream.wal.format import RECORDS_START, RecordKind, Section, SectionKind, encode_record
 from icestream.wal.log_file import FileHeader, encode_first_page, log_name
@@ -71,7 +71,7 @@ def plan_of(backlog: Backlog, tables: Path, tasks: int) -> RoundPlan:
     ids = [topic.topic_id for topic in backlog.topics]
     schema, spec = {"schema-id": 0, **new_schema()}, {"spec-id": 0, "fields": []}
     targets = {one: TableTarget(f"file:{tables}/{one}/data", schema, spec) for one in ids}
-    budget = Budget(age_due_ms=0, tasks_max=tasks, task_bytes_max=2**40)
+    budget = RoundBudget(age_due_ms=0, tasks_max=tasks, task_bytes_max=2**40)
     return plan_round(backlog, {one: {0: 0} for one in ids}, targets, budget, 1)
 
 
@@ -91,14 +91,14 @@ def timed(run: Callable[[], object]) -> dict[str, float]:
 
 def main(folder: Path, rows: int, repeats: int, *names: str) -> None:
     """`names`: of those logs alone; else of all, and bare."""
-    engine = set_up(Machine.of(load(None, {}, ()).settings, os.environ), say=lambda _: None)
+    engine = install_spark(SetupPaths.of(load(None, {}, ()).settings, os.environ), say=lambda _: None)
     writer = SparkWriter(engine, SparkOptions("local[2]", scratch=folder / "scratch"))
     sizes = {"small": (1, 1000, 1000), "topics": (200, 500, 50), "one": (1, 100_000, 50), "large": (1, rows, 1000)}
     logs = {name: make_log(folder / name, *size) for name, size in sizes.items() if not names or name in names}
     found: dict[str, Any] = {name: [] for name in (*logs, "bare")}
 
     def write(plan: RoundPlan) -> None:
-        assert all(one.is_whole for one in judge(plan, writer.write(plan)))
+        assert all(one.is_whole for one in judge_round(plan, writer.write(plan)))
 
     for number in range(repeats + 1):
         for name, backlog in logs.items():

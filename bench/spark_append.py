@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.rounds import timed
-from icestream.pipeline import pins
-from icestream.pipeline.engine import Machine, set_up
+from icestream.pipeline.spark_setup import pinned_versions
+from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
 from icestream.settings import load
 
 
 def session(folder: Path) -> Any:
-    machine = Machine.of(load(None, {}, ()).settings, os.environ)
-    engine = set_up(machine, pins.ICEBERG_SPARK, say=lambda _: None)
+    machine = SetupPaths.of(load(None, {}, ()).settings, os.environ)
+    engine = install_spark(machine, pinned_versions.ICEBERG_SPARK, say=lambda _: None)
     os.environ.update(JAVA_HOME=str(engine.java_home), SPARK_HOME=str(engine.spark_home), PYSPARK_PYTHON=sys.executable)
     from pyspark.sql import SparkSession
 
@@ -30,7 +30,7 @@ def session(folder: Path) -> Any:
         "spark.master": "local[2]",
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraClassPath": str(engine.jars[pins.ICEBERG_SPARK]),
+        "spark.driver.extraClassPath": str(engine.jars[pinned_versions.ICEBERG_SPARK]),
         "spark.ui.enabled": "false",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalog.peer": "org.apache.iceberg.spark.SparkCatalog",

@@ -15,12 +15,12 @@ from pyiceberg.catalog.rest import RestCatalog
 from icestream import limits
 from icestream.client.connect import connect
 from icestream.model.written import Trouble
-from icestream.pipeline.driver.broker import BrokerLink
-from icestream.pipeline.judgement import judge
-from icestream.pipeline.log_bytes.places import LogOwner
+from icestream.pipeline.driver.broker_api import BrokerLink
+from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.planner import plan_round
-from icestream.pipeline.round_plan import Budget, RoundPlan
-from icestream.pipeline.task.run import read_range
+from icestream.pipeline.round_judgement import judge_round
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan
+from icestream.pipeline.task.task_run import read_range
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.server.node import Node
@@ -97,14 +97,14 @@ async def leased_plan(broker: BrokerLink, folder: Path) -> RoundPlan:
     backlog = msgspec.structs.replace(await broker.backlog(0, 0), directory="")
     (topic,) = backlog.topics
     target = target_in(folder / "tables")
-    plan = plan_round(backlog, {topic.topic_id: {0: 0}}, {topic.topic_id: target}, Budget(age_due_ms=0), NOW_US)
+    plan = plan_round(backlog, {topic.topic_id: {0: 0}}, {topic.topic_id: target}, RoundBudget(age_due_ms=0), NOW_US)
     await broker.hold("a-round", 1, plan.files, limits.LEASE_TTL_MS_MAX)  # nobody renews it here
     return plan.leased("a-round", 1)
 
 
 def check_on_cluster(plan: RoundPlan, master: str, folder: Path) -> None:
     with round_process(folder, master, *CONF) as rounds:
-        (judged,) = judge(plan, rounds.write(plan))
+        (judged,) = judge_round(plan, rounds.write(plan))
     assert judged.is_whole
     assert [(claim.shard, claim.start, claim.end) for claim in judged.claims] == [(0, 0, len(PAYLOADS))]
     assert [row["payload"] for row in all_rows(judged.files)] == PAYLOADS

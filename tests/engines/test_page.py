@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline import pins
+from icestream.pipeline.spark_setup import pinned_versions
 from icestream.server.reading import statements
 from tests.support.driver import Driver
 from tests.support.lakehouse import Lakehouse
@@ -53,7 +53,7 @@ def spark_of_the_page(spark: Spark, lakehouse: Lakehouse) -> Spark:
     """With the settings of the page, for whichever test comes first."""
     (lines,) = blocks("properties")
     settings = dict(line.split(maxsplit=1) for line in lines.splitlines())
-    assert settings.pop("spark.jars.packages") == pins.ICEBERG_SPARK.coordinates
+    assert settings.pop("spark.jars.packages") == pinned_versions.ICEBERG_SPARK.coordinates
     assert settings.pop("spark.sql.extensions") == SMALL["spark.sql.extensions"]
     for key, value in settings.items():
         spark.set(key, value.replace(USUAL, lakehouse.uri))

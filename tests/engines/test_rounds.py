@@ -12,7 +12,7 @@ from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.written import Trouble
-from icestream.pipeline.judgement import judge
+from icestream.pipeline.round_judgement import judge_round
 from tests.support.pipeline_round import LogInFolder, all_rows
 from tests.support.round_process import round_process
 from tests.support.spark import Spark
@@ -42,7 +42,7 @@ def test_one_job_brings_every_row_into_its_table(spark: Spark, log: LogInFolder,
     plan = log.plan(tmp_path / "tables", tasks)
     assert (plan.bundles, plan.writers) == ((1, 0) if tasks == 1 else (2, 2))
     written = spark.round(plan)
-    for judged in judge(plan, written):
+    for judged in judge_round(plan, written):
         assert judged.is_whole
         assert len(judged.files) == 1
         assert all_rows(judged.files) == log.expected(judged.topic.topic_id)
@@ -51,7 +51,7 @@ def test_one_job_brings_every_row_into_its_table(spark: Spark, log: LogInFolder,
 def test_what_went_wrong_comes_back_as_data(spark: Spark, log: LogInFolder, tmp_path: Path) -> None:
     plan = log.plan(tmp_path / "tables")
     log.path(log.files[2]).unlink()
-    for judged in judge(plan, spark.round(plan)):
+    for judged in judge_round(plan, spark.round(plan)):
         assert judged.errors[0].trouble is Trouble.STALE
         assert judged.claims[0].end in (18, 21)  # of 30: the first two files
         assert all_rows(judged.files) == log.expected(judged.topic.topic_id)[: judged.claims[0].end]
@@ -61,11 +61,11 @@ def test_a_session_that_dies_is_told_and_made_anew(log: LogInFolder, tmp_path: P
     """Java is killed between two rounds; the classes of the session that ended well are kept for the next."""
     with round_process(tmp_path, "local[1]") as rounds:
         plan = log.plan(tmp_path / "tables")
-        assert all(judged.is_whole for judged in judge(plan, rounds.write(plan)))
+        assert all(judged.is_whole for judged in judge_round(plan, rounds.write(plan)))
         os.kill(rounds.java(), signal.SIGKILL)
         with pytest.raises(errors.EngineFailed, match="did not finish the round"):
             rounds.write(plan)
         written = rounds.write(plan)
-        assert all(judged.is_whole for judged in judge(plan, written))
+        assert all(judged.is_whole for judged in judge_round(plan, written))
         rounds.close()
         assert [path.suffix for path in (tmp_path / "cache" / "classes").iterdir()] == [".jsa"]

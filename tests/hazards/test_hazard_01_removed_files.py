@@ -18,7 +18,7 @@ from icestream import limits
 from icestream.catalogs.catalog import Done, TableCatalog, TableChange
 from icestream.model.file_name import Kind, our_file
 from icestream.observability import metrics
-from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
 from tests.support.driver_life import DriverLife, Struck
 from tests.support.fault_world import FaultWorld, name_of
@@ -80,7 +80,7 @@ async def test_hazard_01_files_of_expired_snapshots_go_and_nothing_else_does(wor
 
 async def test_hazard_01_data_that_others_replaced_goes_with_the_last_snapshot_that_names_it(world: FaultWorld) -> None:
     """A tag leads to it for two hours; then its snapshot goes with the tag."""
-    world.history = History(2 * 3_600_000, 0)
+    world.history = TagRetention(2 * 3_600_000, 0)
     one = world.driver()
     await rounds(world, one, 3)
     data = {path for path in await world.present(1) if path.endswith(".parquet")}

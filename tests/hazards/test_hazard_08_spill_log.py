@@ -16,10 +16,10 @@ from icestream.frontends.http.readings import log_families
 from icestream.model import ShardKey, SyncMode, envelope
 from icestream.model.block import encode_block
 from icestream.observability import metrics
-from icestream.pipeline.log_bytes.places import LogOwner
+from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.planner import plan_round
-from icestream.pipeline.round_plan import Budget
-from icestream.pipeline.task.run import read_range
+from icestream.pipeline.round_plan import RoundBudget
+from icestream.pipeline.task.task_run import read_range
 from icestream.runtime.simulated_disk import SimulatedDisk, SimulatedFile
 from icestream.wal.damage import plan_repair
 from icestream.wal.inspect import SPILL, view_log
@@ -454,7 +454,7 @@ async def test_hazard_08_tasks_of_the_pipeline_read_a_spill_file_here_and_elsewh
         assert await log.spiller.step()
         backlog = await backlog_of(ask)
         assert backlog.files[0].spill
-        plan = plan_round(backlog, {1: {0: 0}}, {1: target_in(tmp_path)}, Budget(age_due_ms=0), NOW_US)
+        plan = plan_round(backlog, {1: {0: 0}}, {1: target_in(tmp_path)}, RoundBudget(age_due_ms=0), NOW_US)
         await ask("pipeline_lease", lease="r1", epoch=1, files=plan.files, ttl_ms=60_000)
         for source in (
             msgspec.structs.replace(plan.source, address=""),

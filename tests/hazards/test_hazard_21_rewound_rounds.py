@@ -21,7 +21,7 @@ from icestream.lake.operations import AskLog, Operations, OwnOperations
 from icestream.lake.topic_log import decided, topic_log
 from icestream.model import ShardKey
 from icestream.model.backlog import Backlog, ShardBacklog, TopicBacklog
-from icestream.pipeline.driver.floors import astray
+from icestream.pipeline.driver.offset_sync import find_divergence
 from tests.support.driver_life import Stop
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld, name_of
 
@@ -261,7 +261,7 @@ def test_hazard_21_floors_and_tables_are_compared_by_what_holds_messages() -> No
         ShardBacklog(7, 0, 12, 20, [(10, 15)]),
     ]
     backlog = Backlog("", "", "", "", [TopicBacklog(7, TOPIC, 1, shards, 0, 0, 0)], [])
-    found = astray(backlog, {7: {0: 10, 1: 15, 2: 30, 3: 4, 4: 5, 6: 10, 7: 10}})
+    found = find_divergence(backlog, {7: {0: 10, 1: 15, 2: 30, 3: 4, 4: 5, 6: 10, 7: 10}})
     assert found.behind == [(7, 1, 15), (7, 2, 20)], "as far as it is synced, and no gap beyond the table"
     assert found.ahead == [(7, 4, 5)], "a gap that ends at the floor is what a retention left"
-    assert astray(backlog, {}) == ([], [])
+    assert find_divergence(backlog, {}) == ([], [])

@@ -29,9 +29,9 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import Backlog
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
-from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import open_directory
 from icestream.runtime.randomness import SystemRandomness
@@ -91,12 +91,12 @@ class World:
         outside = Outside(
             self.store,
             IngestBroker(self.ingest),
-            lambda catalog: OwnBooks(self.store, catalog, self.catalog, None),
+            lambda catalog: EmbeddedLedger(self.store, catalog, self.catalog, None),
             self.files,
             lambda: ManifestReader(self.avro),
             self.clock,
             None,
-            History(0, 0),
+            TagRetention(0, 0),
         )
         found = DriverLife(outside, EmbeddedCatalog(self.catalog), fault)
         self._lives.append(found)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from icestream.pipeline import pins
+from icestream.pipeline.spark_setup import pinned_versions
 from tests.support.lake_run import LakeRun, get, until
 from tests.support.lakehouse import extension
 from tests.support.pipeline_process import PipelineRun
@@ -44,7 +44,7 @@ def test_a_first_start_shows_its_first_snapshot(run: PipelineRun) -> None:
     assert (
         printed(with_duckdb(by_duckdb.removeprefix("  DuckDB:"))) == "[(0, b'hello'), (1, b'from'), (2, b'icestream')]"
     )
-    assert pins.ICEBERG_SPARK.coordinates in shlex.split(by_spark.removeprefix("  Spark:"))
+    assert pinned_versions.ICEBERG_SPARK.coordinates in shlex.split(by_spark.removeprefix("  Spark:"))
 
 
 def printed(program: str) -> str:

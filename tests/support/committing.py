@@ -22,14 +22,14 @@ from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.backlog import ShardBacklog, TopicBacklog
 from icestream.model.written import Covered, WrittenFile
-from icestream.pipeline.commit.arrival import Arrival
-from icestream.pipeline.commit.bookkeeping import Books, TopicRound
 from icestream.pipeline.commit.committer import Committer, Result
-from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.judgement import Claim
+from icestream.pipeline.commit.file_presence import FilePresenceCheck
+from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.round_judgement import OffsetClaim
 from icestream.pipeline.tables import table_policy
-from icestream.pipeline.tables.foreign_books import ForeignBooks
-from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
+from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.pipeline.tables.topic_table import TopicTable
 from icestream.readers.foreign_tables import ForeignTables
 from icestream.readers.snapshot_reader import SnapshotReader
@@ -55,7 +55,7 @@ class Committing:
         folder: Path,
         store: MetadataStore | None = None,
         clock: Clock | None = None,
-        history: History | None = None,
+        history: TagRetention | None = None,
         fixed: tuple[str, ...] | None = None,
         wrap: Any = None,
         is_foreign: bool = False,
@@ -72,9 +72,9 @@ class Committing:
         embedded: TableCatalog = EmbeddedCatalog(self.making)
         self.catalog: TableCatalog = wrap(embedded) if wrap else embedded
         avro = AvroManifests(self.files, InlineOffload())
-        self.books: Books = OwnBooks(self.store, embedded, self.making, fixed, lease)
+        self.books: OffsetLedger = EmbeddedLedger(self.store, embedded, self.making, fixed, lease)
         if is_foreign:
-            self.books = ForeignBooks(self.store, self.catalog, avro, fixed)
+            self.books = ForeignLedger(self.store, self.catalog, avro, fixed)
         self.reader = ManifestReader(avro)
         self.committer = Committer(
             self.catalog,
@@ -83,8 +83,8 @@ class Committing:
             self.reader,
             self.clock,
             SystemRandomness(),
-            history or History(),
-            Arrival(self.files) if is_cluster else None,
+            history or TagRetention(),
+            FilePresenceCheck(self.files) if is_cluster else None,
         )
         self.epoch = 1
         self._lease = lease
@@ -103,19 +103,19 @@ class Committing:
     async def open(self, backlog: TopicBacklog) -> TopicTable:
         return await self.books.open(backlog)
 
-    def brought(self, table: TopicTable, rows: int, shard: int = 0, files: int = 1, hour: int = 0) -> TopicRound:
+    def brought(self, table: TopicTable, rows: int, shard: int = 0, files: int = 1, hour: int = 0) -> TopicCommit:
         """The next so many offsets of a shard, in so many files."""
         start = table.positions[shard].next
         bounds = [start + rows * number // files for number in range(files + 1)]
         written = [self.write(table, shard, low, high, hour) for low, high in pairwise(bounds) if low < high]
-        claims = [Claim(shard, table.positions[shard].epoch, start, start + rows)]
+        claims = [OffsetClaim(shard, table.positions[shard].epoch, start, start + rows)]
         return self.round(table, claims, written)
 
-    def round(self, table: TopicTable, claims: Sequence[Claim], written: Sequence[WrittenFile]) -> TopicRound:
+    def round(self, table: TopicTable, claims: Sequence[OffsetClaim], written: Sequence[WrittenFile]) -> TopicCommit:
         committer = self.committer
-        return TopicRound(table, committer.new_round_id(), self.epoch, claims, written, committer.new_snapshot_id())
+        return TopicCommit(table, committer.new_round_id(), self.epoch, claims, written, committer.new_snapshot_id())
 
-    async def commit(self, *rounds: TopicRound) -> dict[int, Result]:
+    async def commit(self, *rounds: TopicCommit) -> dict[int, Result]:
         found: dict[int, Result] = {}
         await self.committer.commit(rounds, found)
         return found

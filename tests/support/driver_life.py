@@ -18,19 +18,19 @@ from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.table_manifests import ManifestReader
 from icestream.metadata.store import MetadataStore
 from icestream.model.written import TopicWritten
-from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
-from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.driver.broker import Broker
+from icestream.pipeline.commit.offset_ledger import OffsetLedger
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.driver import Driver
+from icestream.pipeline.driver.driver_options import DriverOptions
+from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects, Fault
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.driver.report import Report
-from icestream.pipeline.driver.topics import Topics
-from icestream.pipeline.round_plan import Budget, RoundPlan
-from icestream.pipeline.upkeep.cleaner import Cleaner
-from icestream.pipeline.upkeep.named_files import NamedFiles
+from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
@@ -125,13 +125,13 @@ class Outside(NamedTuple):
     """What all drivers of a world share."""
 
     store: MetadataStore
-    broker: Broker
-    books: Callable[[TableCatalog], Books]
+    broker: BrokerApi
+    books: Callable[[TableCatalog], OffsetLedger]
     files: Any
     reader: Callable[[], ManifestReader]
     clock: Clock
     clean_up_delay_ms: int | None  # None: nobody removes files
-    history: History
+    history: TagRetention
 
 
 class DriverLife:
@@ -156,15 +156,15 @@ class DriverLife:
         offload: Any = Watched(InlineOffload(), life)
         self.broker: Any = outside.broker
         self.effects = effects
-        self.topics = Topics(books, watched, effects, clock, SystemRandomness(), {})
+        self.topics = TopicTables(books, watched, effects, clock, SystemRandomness(), {})
         committer = Committer(watched, books, files, outside.reader(), clock, SystemRandomness(), outside.history)
         self.lease = DriverLease(store, clock, owner, LEASE_MS)
-        options = DriverOptions(Budget(age_due_ms=age_due_ms), wait_ms=0)
-        report = Report("here", 1, 1)
-        self.cleaner: Cleaner | None = None
+        options = DriverOptions(RoundBudget(age_due_ms=age_due_ms), wait_ms=0)
+        report = DriverReport("here", 1, 1)
+        self.cleaner: FileCleaner | None = None
         if outside.clean_up_delay_ms is not None:
-            named = NamedFiles(AvroManifests(files, InlineOffload()))
-            self.cleaner = Cleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
+            named = ReferencedFiles(AvroManifests(files, InlineOffload()))
+            self.cleaner = FileCleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
         self.driver = Driver(
             broker,
             self.lease,

@@ -26,12 +26,12 @@ from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, Topic, envelope
 from icestream.model.backlog import Backlog
 from icestream.model.block import encode_block
-from icestream.pipeline.commit.bookkeeping import Books
-from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.offset_ledger import OffsetLedger
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Fault
-from icestream.pipeline.driver.topics import Cause
-from icestream.pipeline.tables.foreign_books import ForeignBooks
-from icestream.pipeline.tables.own_books import OwnBooks
+from icestream.pipeline.driver.topic_tables import HaltCause
+from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
+from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.readers.cache_options import CacheOptions
 from icestream.readers.foreign_tables import ForeignTables
 from icestream.readers.opening import Scans
@@ -129,7 +129,7 @@ class FaultWorld:
         self.names: dict[int, Identifier] = {}  # of tables that have another one than their topic
         self.forgone: dict[ShardKey, set[int]] = {}  # offsets that somebody took out of a table
         self.clean_up_delay_ms: int | None = None if is_foreign else 0
-        self.history = History(0, 0)  # without tags: they come by the hour of the day
+        self.history = TagRetention(0, 0)  # without tags: they come by the hour of the day
         self._lives: list[DriverLife] = []
         self._count = 0
 
@@ -201,17 +201,17 @@ class FaultWorld:
         """It was not renewed in time."""
         await self.store.delete(keys.LEASE)
 
-    def _books(self, catalog: TableCatalog) -> Books:
+    def _books(self, catalog: TableCatalog) -> OffsetLedger:
         if self.is_foreign:
-            return ForeignBooks(self.store, catalog, self.avro, None)
-        return OwnBooks(self.store, catalog, self.making, None)
+            return ForeignLedger(self.store, catalog, self.avro, None)
+        return EmbeddedLedger(self.store, catalog, self.making, None)
 
     async def drain(self, one: DriverLife, may_stop: AbstractSet[int] = frozenset()) -> None:
         """Runs it until nothing is in the log that is in no table, but for topics for which somebody must decide."""
         stop = asyncio.Event()
         one.broker.on_empty = stop.set
         halted = one.topics.halted
-        one.broker.is_stopped = lambda topic_id: topic_id in halted and halted[topic_id].cause is Cause.DECISION
+        one.broker.is_stopped = lambda topic_id: topic_id in halted and halted[topic_id].cause is HaltCause.DECISION
         async with asyncio.timeout(HANGS_SECONDS):
             await one.driver.run(stop)
         assert {topic.topic_id for topic in (await self.ingest.backlog()).topics} <= may_stop

@@ -23,8 +23,8 @@ from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
 from icestream.model import ShardKey
 from icestream.model.written import WrittenFile
-from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.snapshot import Appended, new_snapshot
+from icestream.pipeline.commit.snapshot_builder import Appended, new_snapshot
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.tables import table_policy
 from icestream.runtime.clock import SystemClock
 from tests.support.fault_world import FaultWorld, name_of
@@ -177,7 +177,7 @@ class Meddler:
                 summary = {"operation": "delete", **gone}  # all files went, and one came
         now_ms = SystemClock().wall_us() // 1000
         token, number = uuid.uuid4().bytes, uuid.uuid4().int >> 66
-        made = new_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, History(), summary)
+        made = new_snapshot(table, manifests, appended, {}, number, 0, token, now_ms, TagRetention(), summary)
         for file in made.files:
             await self._world.files.create(file.location, file.pieces)
         return made.updates

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import Covered, TopicWritten, WrittenFile
-from icestream.pipeline.round_plan import Range, RoundPlan, TableTarget
+from icestream.pipeline.round_plan import LogRange, RoundPlan, TableTarget
 
 ROW_BYTES = 100
 NOW_US = 1_000_000_000_000_000
@@ -85,7 +85,7 @@ class PaperLog:
             )
         return Backlog("log", "/nowhere", "http://127.0.0.1:1", "token", topics, files)
 
-    def read(self, one: Range) -> dict[int, list[tuple[int, int, int]]]:
+    def read(self, one: LogRange) -> dict[int, list[tuple[int, int, int]]]:
         """What a task finds in a range: per topic shard, start, end."""
         found: dict[int, list[tuple[int, int, int]]] = {}
         for record in self.files[one.file - 1]:

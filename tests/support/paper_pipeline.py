@@ -12,14 +12,14 @@ from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
 from icestream.pipeline.driver.driver import Driver
+from icestream.pipeline.driver.driver_options import DriverOptions
+from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.driver.report import Report
-from icestream.pipeline.driver.topics import Topics
+from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.round_plan import RoundPlan
-from icestream.pipeline.upkeep.cleaner import Cleaner
-from icestream.pipeline.upkeep.named_files import NamedFiles
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.committing import Committing
@@ -100,7 +100,7 @@ class PaperBroker:
 
 
 class PaperWriter:
-    def __init__(self, world: Committing, topics: Topics) -> None:
+    def __init__(self, world: Committing, topics: TopicTables) -> None:
         self._world = world
         self._topics = topics
         self.rounds = 0
@@ -139,7 +139,9 @@ class PaperPipeline:
         self.broker = broker or PaperBroker()
         self.world = Committing(folder, **world)
         effects = effects or Effects()
-        self.topics = Topics(self.world.books, self.world.catalog, effects, self.world.clock, SeededRandomness(1), {})
+        self.topics = TopicTables(
+            self.world.books, self.world.catalog, effects, self.world.clock, SeededRandomness(1), {}
+        )
         self.writer = PaperWriter(self.world, self.topics)
         self.lease = DriverLease(self.world.store, self.world.clock, owner)
         self.driver = Driver(
@@ -153,12 +155,12 @@ class PaperPipeline:
             effects,
             self.world.clock,
             options or DriverOptions(),
-            Report("paper", 1, 1),
-            Cleaner(
+            DriverReport("paper", 1, 1),
+            FileCleaner(
                 self.world.store,
                 self.world.catalog,
                 self.world.files,
-                NamedFiles(AvroManifests(self.world.files, InlineOffload())),
+                ReferencedFiles(AvroManifests(self.world.files, InlineOffload())),
                 self.world.clock,
                 0,
             )

@@ -13,9 +13,9 @@ from icestream.catalog.topic.envelope import new_schema
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import TopicWritten, WrittenFile
 from icestream.pipeline.planner import plan_round
-from icestream.pipeline.round_plan import Budget, RoundPlan, TableTarget
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan, TableTarget
 from icestream.pipeline.task import job
-from icestream.pipeline.task.run import WRITTEN, read_bundle, write_handed
+from icestream.pipeline.task.task_run import WRITTEN, read_bundle, write_handed
 from icestream.wal.format import RECORDS_START
 from icestream.wal.log_file import FileHeader, encode_first_page, log_name
 from tests.support.log_bytes import LogBytes
@@ -82,7 +82,9 @@ class LogInFolder:
         for topic, shard in self.ends:
             positions.setdefault(topic, {})[shard] = (next_offsets or {}).get((topic, shard), 0)
         found = {topic: target_in(tables / f"t{topic}") for topic in positions} | (targets or {})
-        return plan_round(self.backlog(marks_every), positions, found, Budget(age_due_ms=0, tasks_max=tasks), NOW_US)
+        return plan_round(
+            self.backlog(marks_every), positions, found, RoundBudget(age_due_ms=0, tasks_max=tasks), NOW_US
+        )
 
 
 def _stretches(file: LogBytes) -> list[Stretch]:

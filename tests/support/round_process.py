@@ -22,7 +22,7 @@ from icestream import errors
 from icestream.model.written import TopicWritten
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.pipeline.spark.class_archive import ClassArchive
-from icestream.pipeline.spark.options import SparkOptions
+from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.spark.writer import SparkWriter
 from icestream.pipeline.task.job import decode_written
 from tests.support.spark import engine, environment

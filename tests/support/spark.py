@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from icestream.model.written import TopicWritten
-from icestream.pipeline import pins
-from icestream.pipeline.engine import Engine, Machine, set_up
 from icestream.pipeline.round_plan import RoundPlan
+from icestream.pipeline.spark_setup import pinned_versions
+from icestream.pipeline.spark_setup.spark_install import SetupPaths, SparkInstall, install_spark
 from icestream.pipeline.task.job import decode_written
 from icestream.settings import load
 from tests.tidy.tree import ROOT
@@ -59,7 +59,7 @@ class Spark:
     def __init__(self, folder: Path, warehouse: Path) -> None:
         """`warehouse`: where its own tables lie, those that are not Iceberg's."""
         settings = SMALL | {
-            "spark.driver.extraClassPath": str(engine().jars[pins.ICEBERG_SPARK]),
+            "spark.driver.extraClassPath": str(engine().jars[pinned_versions.ICEBERG_SPARK]),
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.local.dir": str(folder / "spark-local"),
         }
@@ -140,11 +140,11 @@ class Spark:
 
 
 @cache
-def engine() -> Engine:
+def engine() -> SparkInstall:
     """What `make test` has set up. Nothing is fetched here that is there already."""
     given = {name: value for name, value in os.environ.items() if name.startswith(("ICESTREAM_JARS", "ICESTREAM_PIPE"))}
-    machine = Machine.of(load(None, given, ()).settings, os.environ)
-    return set_up(machine, pins.ICEBERG_SPARK, say=print)
+    machine = SetupPaths.of(load(None, given, ()).settings, os.environ)
+    return install_spark(machine, pinned_versions.ICEBERG_SPARK, say=print)
 
 
 def environment() -> dict[str, str]:

@@ -5,7 +5,7 @@
 
 A snapshot that is in the table says by itself what it holds. So a mark is written when one goes, in the transaction of
 the commit that lets it go: there is no moment at which neither knows. In another catalog anybody may expire snapshots
-and we hear nothing of it: there marks are written with the note of each commit (pipeline/tables/foreign_books.py).
+and we hear nothing of it: there marks are written with the note of each commit (pipeline/tables/foreign_ledger.py).
 
 A transaction compares the open block. Ours is remembered from the last one, so that a commit asks for nothing; it is
 forgotten when it is used, and remembered again when the transaction is known to be done: who comes second reads.

@@ -9,7 +9,7 @@ row, so main still stands where the mirror says. That is believed when
     or       main says that it has as many rows as that snapshot had, whatever rewrites were expired in between
 
 A rollback behind our last round has fewer rows, rows of others are more, deletes and appends are no rewrites, a fresh
-table has another uuid: all of these still stop the topic (pipeline/tables/foreign_standing.py).
+table has another uuid: all of these still stop the topic (pipeline/tables/foreign_position.py).
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ from icestream.cli.output import Output, OutputFormat
 from icestream.cli.storage_check import storage
 from icestream.cli.told_settings import told_settings
 from icestream.observability.words import counted
-from icestream.pipeline import pins
-from icestream.pipeline.engine import Machine
-from icestream.pipeline.engine import examine as examine_engine
+from icestream.pipeline.spark_setup import pinned_versions
+from icestream.pipeline.spark_setup.spark_install import SetupPaths
+from icestream.pipeline.spark_setup.spark_install import examine as examine_engine
 from icestream.runtime.files import open_directory
 from icestream.runtime.native import native
 from icestream.settings import Settings
@@ -128,10 +128,10 @@ def _native() -> Finding:
 
 
 def _engine(settings: Settings) -> Iterator[Finding]:
-    found = examine_engine(Machine.of(settings, os.environ), pins.ICEBERG_SPARK)
+    found = examine_engine(SetupPaths.of(settings, os.environ), pinned_versions.ICEBERG_SPARK)
     yield findings.java(found.java)
     yield findings.pyspark(found.pyspark)
-    yield findings.iceberg_jar(pins.ICEBERG_SPARK, found.jars[pins.ICEBERG_SPARK])
+    yield findings.iceberg_jar(pinned_versions.ICEBERG_SPARK, found.jars[pinned_versions.ICEBERG_SPARK])
 
 
 def _tokens(settings: Settings) -> Iterator[Finding]:

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.observability.words import size_text
-from icestream.pipeline import packages
-from icestream.pipeline.jar import JarChoice
-from icestream.pipeline.java import Choice
-from icestream.pipeline.pins import Jar
+from icestream.pipeline.spark_setup import python_packages
+from icestream.pipeline.spark_setup.jar_choice import JarChoice
+from icestream.pipeline.spark_setup.java_choice import JavaChoice
+from icestream.pipeline.spark_setup.pinned_versions import PinnedJar
 
 # A disk that takes longer than this for a sync makes every ack of mode `always` as slow.
 SYNC_SLOW_SECONDS: Final = 0.02
@@ -118,7 +118,7 @@ def log_share(used_bytes: int, quota_bytes: int) -> Finding:
 SET_UP: Final = "icestream pipeline setup"
 
 
-def java(choice: Choice) -> Finding:
+def java(choice: JavaChoice) -> Finding:
     if choice.java is not None:
         return Finding("java", State.OK, f"{choice.java.version}, {choice.java.home} ({choice.java.origin})")
     if not choice.refused:
@@ -127,13 +127,13 @@ def java(choice: Choice) -> Finding:
 
 
 def pyspark(version: str) -> Finding:
-    fault = packages.pyspark_fault(version)
+    fault = python_packages.pyspark_fault(version)
     if not fault:
         return Finding("pyspark", State.OK, version)
-    return Finding("pyspark", State.PROBLEM if version else State.WARNING, fault, packages.INSTALL_PYSPARK)
+    return Finding("pyspark", State.PROBLEM if version else State.WARNING, fault, python_packages.INSTALL_PYSPARK)
 
 
-def iceberg_jar(jar: Jar, choice: JarChoice) -> Finding:
+def iceberg_jar(jar: PinnedJar, choice: JarChoice) -> Finding:
     if choice.copy is not None:
         return Finding("iceberg jar", State.OK, f"{jar.version}, {choice.copy.path}; size and SHA-256 are right")
     if choice.is_final:

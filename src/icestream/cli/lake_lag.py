@@ -136,7 +136,7 @@ class Wanted:
 
 async def _wish(broker: BrokerCalls) -> None:
     from icestream.metadata import command as cmd
-    from icestream.pipeline.driver.asked import KEY, TTL_MS
+    from icestream.pipeline.driver.commit_now import KEY, TTL_MS
 
     wish = cmd.Envelope(cmd.VERSION, b"", 0, 0, cmd.PutWithTtl(KEY, b"", TTL_MS))
     await broker.call("metadata_submit", envelope=cmd.encode_envelope(wish))

@@ -129,13 +129,13 @@ def setup(
     Example: icestream pipeline setup
     Example: ICESTREAM_JARS=folder icestream pipeline setup --output json
     """
-    from icestream.pipeline import pins
-    from icestream.pipeline.engine import Machine, set_up
     from icestream.pipeline.spark.first_session import archive_classes
+    from icestream.pipeline.spark_setup import pinned_versions
+    from icestream.pipeline.spark_setup.spark_install import SetupPaths, install_spark
 
-    machine = Machine.of(load_settings(config, sets).settings, os.environ)
-    jars = (pins.ICEBERG_SPARK, pins.ICEBERG_AWS) if s3 else (pins.ICEBERG_SPARK,)
-    engine = set_up(machine, *jars, say=say_aside)
+    machine = SetupPaths.of(load_settings(config, sets).settings, os.environ)
+    jars = (pinned_versions.ICEBERG_SPARK, pinned_versions.ICEBERG_AWS) if s3 else (pinned_versions.ICEBERG_SPARK,)
+    engine = install_spark(machine, *jars, say=say_aside)
     archive_classes(engine, machine.cache, say_aside)
     rows = [
         ("java", engine.java.version, str(engine.java_home)),

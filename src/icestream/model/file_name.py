@@ -4,9 +4,9 @@
     metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
     metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
 
-So the name of a file in a folder says whether a commit can still bring it into the table (pipeline/commit/clean_up.py),
-no file of another engine is taken for one of ours, and readers tell rows of the pipeline from inserted ones
-(readers/scanner.py).
+So the name of a file in a folder says whether a commit can still bring it into the table
+(pipeline/file_cleanup/removal_rule.py), a file of another engine is never taken for one of ours, and readers tell rows
+of the pipeline from inserted ones (readers/scanner.py).
 """
 
 from __future__ import annotations

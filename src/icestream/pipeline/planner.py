@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from icestream import limits
 from icestream.model.backlog import Backlog, TopicBacklog
-from icestream.pipeline.round_plan import Budget, Due, LeftOut, LogSource, RoundPlan, TableTarget, TopicPlan
+from icestream.pipeline.round_plan import Due, LeftOut, LogSource, RoundBudget, RoundPlan, TableTarget, TopicPlan
 from icestream.pipeline.task_split import split
 from icestream.pipeline.topic_share import Piece, Share, by_shard, in_order, shard_plans, share_of
 
@@ -34,7 +34,7 @@ class _Waiting(NamedTuple):
 
 
 def plan_round(
-    backlog: Backlog, positions: Positions, targets: Mapping[int, TableTarget], budget: Budget, now_us: int
+    backlog: Backlog, positions: Positions, targets: Mapping[int, TableTarget], budget: RoundBudget, now_us: int
 ) -> RoundPlan:
     """`positions`: per topic and shard the next offset by the catalog; a topic without one, or without a target, waits.
     `now_us`: the wall clock, in microseconds."""
@@ -69,13 +69,13 @@ def plan_round(
     )
 
 
-def age_limit_us(budget: Budget, active_topics: int) -> int:
+def age_limit_us(budget: RoundBudget, active_topics: int) -> int:
     """How long a message may wait when so many topics have some (hazard 24)."""
     fresh = limits.ROUND_FRESH_TOPICS
     return budget.age_due_ms * 1000 * max(active_topics, fresh) // fresh
 
 
-def _due(waiting: Sequence[_Waiting], budget: Budget, limit_us: int) -> list[tuple[_Waiting, Due]]:
+def _due(waiting: Sequence[_Waiting], budget: RoundBudget, limit_us: int) -> list[tuple[_Waiting, Due]]:
     """The longest waiting first. Without one that is due there is no company."""
     found = [(one, why) for one in waiting if (why := _reason(one, budget, limit_us)) is not None]
     if all(why is Due.COMPANY for _, why in found):
@@ -83,7 +83,7 @@ def _due(waiting: Sequence[_Waiting], budget: Budget, limit_us: int) -> list[tup
     return sorted(found, key=lambda one: (one[1] is Due.COMPANY, one[0].topic.oldest_us, one[0].topic.topic_id))
 
 
-def _reason(one: _Waiting, budget: Budget, limit_us: int) -> Due | None:
+def _reason(one: _Waiting, budget: RoundBudget, limit_us: int) -> Due | None:
     if one.rows >= budget.rows_due:
         return Due.ROWS
     if one.bytes >= budget.bytes_due:
@@ -96,7 +96,9 @@ def _reason(one: _Waiting, budget: Budget, limit_us: int) -> Due | None:
 _Chosen = tuple[_Waiting, Due, list[Piece]]
 
 
-def _within(due: Sequence[tuple[_Waiting, Due]], targets: Mapping[int, TableTarget], budget: Budget) -> list[_Chosen]:
+def _within(
+    due: Sequence[tuple[_Waiting, Due]], targets: Mapping[int, TableTarget], budget: RoundBudget
+) -> list[_Chosen]:
     """What the budget allows: whole topics while it lasts, the front of the one where it ends."""
     chosen: list[_Chosen] = []
     bytes_left, files_left = budget.bytes_max, budget.files_max

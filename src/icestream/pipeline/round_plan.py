@@ -28,7 +28,7 @@ class Due(StrEnum):
     COMPANY = "company"  # nearly: another one is due
 
 
-class Budget(msgspec.Struct, frozen=True):
+class RoundBudget(msgspec.Struct, frozen=True):
     """When a topic is due, and what one round may take."""
 
     rows_due: int = limits.WRITER_BATCH_SIZE_DEFAULT
@@ -67,7 +67,7 @@ class LogSource(msgspec.Struct, frozen=True):
     lease: str = ""
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
+class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     """Offsets [start, end) of one shard under one epoch."""
 
     topic_id: int
@@ -77,7 +77,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
-class Range(msgspec.Struct, frozen=True):
+class LogRange(msgspec.Struct, frozen=True):
     """`wanted` is what the whole file has for this round: a part of the file holds a part of it."""
 
     number: int
@@ -86,7 +86,7 @@ class Range(msgspec.Struct, frozen=True):
     lsn: int  # of the record at `start`
     start: int
     end: int
-    wanted: list[Wanted]
+    wanted: list[OffsetRange]
 
 
 class ShardPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -120,7 +120,7 @@ class RoundPlan(msgspec.Struct, frozen=True):
     source: LogSource
     topics: list[TopicPlan]
     targets: dict[int, TableTarget]  # by topic id, of these topics
-    ranges: list[Range]
+    ranges: list[LogRange]
     bundles: int
     writers: int  # tasks of the second stage; 0 when nothing is gathered
     age_limit_ms: int  # the effective freshness: how long a message may wait at present (hazard 24)

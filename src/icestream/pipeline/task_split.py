@@ -15,13 +15,13 @@ import msgspec
 
 from icestream import limits
 from icestream.model.backlog import LogFile
-from icestream.pipeline.round_plan import Range, TopicPlan, Wanted
+from icestream.pipeline.round_plan import LogRange, OffsetRange, TopicPlan
 from icestream.pipeline.topic_share import Piece
 
 
 class Split(NamedTuple):
     topics: list[TopicPlan]
-    ranges: list[Range]
+    ranges: list[LogRange]
     bundles: int
     writers: int
 
@@ -39,7 +39,7 @@ def split(files: Sequence[LogFile], pieces: Sequence[Piece], topics: Sequence[To
     cuts = _cuts(files, pieces)
     read_bytes = sum(cut.end - cut.start for cut in cuts)
     tasks = _tasks(read_bytes + limits.ROUND_FILE_COST_BYTES * len(topics), tasks_max)
-    wanted: dict[int, list[Wanted]] = {}
+    wanted: dict[int, list[OffsetRange]] = {}
     for piece in pieces:
         wanted.setdefault(piece.file, []).append(piece.wanted)
     ranges = _ranges(files, cuts, read_bytes, tasks, wanted)
@@ -68,10 +68,10 @@ def _cuts(files: Sequence[LogFile], pieces: Sequence[Piece]) -> list[_Cut]:
 
 
 def _ranges(
-    files: Sequence[LogFile], cuts: Sequence[_Cut], read_bytes: int, tasks: int, wanted: dict[int, list[Wanted]]
-) -> list[Range]:
+    files: Sequence[LogFile], cuts: Sequence[_Cut], read_bytes: int, tasks: int, wanted: dict[int, list[OffsetRange]]
+) -> list[LogRange]:
     """Goes to the next bundle where the middle of a cut lies behind the present one's share of all bytes."""
-    ranges: list[Range] = []
+    ranges: list[LogRange] = []
     before = bundle = share = 0
     for cut in cuts:
         size = cut.end - cut.start
@@ -83,11 +83,11 @@ def _ranges(
             ranges[-1] = msgspec.structs.replace(last, end=cut.end)
         else:
             number = files[cut.place].number
-            ranges.append(Range(len(ranges), bundle, number, cut.lsn, cut.start, cut.end, wanted[cut.place]))
+            ranges.append(LogRange(len(ranges), bundle, number, cut.lsn, cut.start, cut.end, wanted[cut.place]))
     return ranges
 
 
-def _gather(topics: Sequence[TopicPlan], ranges: Sequence[Range], bundles: int, tasks: int) -> list[TopicPlan]:
+def _gather(topics: Sequence[TopicPlan], ranges: Sequence[LogRange], bundles: int, tasks: int) -> list[TopicPlan]:
     seen: dict[int, set[int]] = {}
     for one in ranges:
         for wanted in one.wanted:

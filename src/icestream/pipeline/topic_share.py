@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from icestream.model.backlog import LogFile, ShardBacklog, Stretch, TopicBacklog
-from icestream.pipeline import gaps
-from icestream.pipeline.round_plan import ShardPlan, Wanted
+from icestream.pipeline import offset_gaps
+from icestream.pipeline.round_plan import OffsetRange, ShardPlan
 
 # A place in the order of files, and the stretch.
 Held = tuple[int, Stretch]
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
     place: int  # of the first file that may hold what follows it, too
     file: int  # which of the files
     position: int
-    wanted: Wanted
+    wanted: OffsetRange
     bytes: int
 
 
@@ -61,7 +61,7 @@ def share_of(topic: TopicBacklog, positions: Mapping[int, int], held: Mapping[tu
 
 def _of_shard(topic_id: int, shard: ShardBacklog, start: int, held: list[Held]) -> tuple[list[Piece], str]:
     pieces: list[Piece] = []
-    next_offset = gaps.past(shard.gaps, start)
+    next_offset = offset_gaps.past(shard.gaps, start)
     place = epoch = -1
     for at, stretch in held:
         end = min(stretch.end, shard.synced)
@@ -73,15 +73,15 @@ def _of_shard(topic_id: int, shard: ShardBacklog, start: int, held: list[Held]) 
             fault = f"shard {shard.shard}: the table ends at {start}, the log goes on at {stretch.start}"
             return pieces, "" if pieces else fault
         place, epoch = max(place, at), stretch.epoch
-        wanted = Wanted(topic_id, shard.shard, epoch, next_offset, end)
+        wanted = OffsetRange(topic_id, shard.shard, epoch, next_offset, end)
         size = stretch.bytes * (end - next_offset) // (stretch.end - stretch.start)
         pieces.append(Piece(place, at, stretch.position, wanted, size))
-        next_offset = gaps.past(shard.gaps, end)
+        next_offset = offset_gaps.past(shard.gaps, end)
     return pieces, ""
 
 
 def shard_plans(topic: TopicBacklog, positions: Mapping[int, int], taken: Sequence[Piece]) -> list[ShardPlan]:
-    ends: dict[int, Wanted] = {}
+    ends: dict[int, OffsetRange] = {}
     for piece in taken:
         last = ends.get(piece.wanted.shard)
         if last is None or last.end < piece.wanted.end:
@@ -91,7 +91,7 @@ def shard_plans(topic: TopicBacklog, positions: Mapping[int, int], taken: Sequen
             one.shard,
             ends[one.shard].epoch,
             positions[one.shard],
-            min(gaps.past(one.gaps, ends[one.shard].end), max(one.synced, ends[one.shard].end)),
+            min(offset_gaps.past(one.gaps, ends[one.shard].end), max(one.synced, ends[one.shard].end)),
             one.gaps,
         )
         for one in topic.shards

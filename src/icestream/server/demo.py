@@ -14,7 +14,7 @@ from icestream.broker.pipeline_service import PipelineService
 from icestream.model import envelope
 from icestream.model.block import Constant, encode_block
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.driver.asked import wish
+from icestream.pipeline.driver.commit_now import request_commit
 from icestream.runtime.clock import SystemClock
 from icestream.server.greeting import catalog_url
 from icestream.server.node import Node
@@ -39,7 +39,7 @@ async def show(node: Node, say: Callable[[str], None]) -> None:
     assert ingest is not None
     await publish(node)
     say(f"Demo: {len(MESSAGES)} messages are in the log, in {TOPIC}. Spark is being started; soon they are rows.")
-    await wish(node.store)
+    await request_commit(node.store)
     found = await _committed(ingest)
     for line in lines(node, found):
         say(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from icestream.pipeline import pins
+from icestream.pipeline.spark_setup import pinned_versions
 from icestream.server.program import program
 from icestream.settings.derive import LAKE_PORT_DEFAULT
 
@@ -41,7 +41,7 @@ def _duckdb(table: Sequence[str], url: str) -> str:
 def _spark(table: Sequence[str], url: str) -> list[str]:
     name = ".".join(f"`{level}`" for level in table)
     catalog = "spark.sql.catalog.ice"
-    words = ["spark-sql", "--packages", pins.ICEBERG_SPARK.coordinates]
+    words = ["spark-sql", "--packages", pinned_versions.ICEBERG_SPARK.coordinates]
     for one in (f"{catalog}=org.apache.iceberg.spark.SparkCatalog", f"{catalog}.type=rest", f"{catalog}.uri={url}"):
         words += ["--conf", one]
     return [*words, "-e", f"SELECT `offset`, CAST(payload AS STRING) FROM ice.{name}"]

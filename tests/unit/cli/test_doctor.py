@@ -18,16 +18,16 @@ import trustme
 from icestream import limits, testing
 from icestream.cli import findings
 from icestream.cli.findings import State
-from icestream.pipeline.jar import Copy, JarChoice, JarOrigin
-from icestream.pipeline.java import Choice, Java, Origin
-from icestream.pipeline.pins import ICEBERG_SPARK as JAR
+from icestream.pipeline.spark_setup.jar_choice import JarChoice, JarCopy, JarOrigin
+from icestream.pipeline.spark_setup.java_choice import JavaChoice, JavaInstall, JavaOrigin
+from icestream.pipeline.spark_setup.pinned_versions import ICEBERG_SPARK as JAR
 from icestream.server.node import Node
 from tests.support.command_line import Ran, icestream
 from tests.support.node_settings import node_settings
 from tests.support.pictures import picture
 
 MIB = limits.MIB
-JAVA = Java(Path("/usr/lib/jvm/java-17"), Origin.PATH, "17.0.15")
+JAVA = JavaInstall(Path("/usr/lib/jvm/java-17"), JavaOrigin.PATH, "17.0.15")
 
 
 def doctor(data_dir: Path, *sets: str) -> Ran:
@@ -280,13 +280,16 @@ def test_a_file_in_the_place_of_the_data_is_a_problem(tmp_path: Path) -> None:
         (findings.log_share(79, 100), State.OK),
         (findings.log_share(80, 100), State.WARNING),
         (findings.log_share(100, 100), State.PROBLEM),
-        (findings.java(Choice(JAVA, ("JAVA_HOME is unfit",))), State.OK),
-        (findings.java(Choice(None)), State.WARNING),
-        (findings.java(Choice(None, ("it is Java 25",))), State.WARNING),
+        (findings.java(JavaChoice(JAVA, ("JAVA_HOME is unfit",))), State.OK),
+        (findings.java(JavaChoice(None)), State.WARNING),
+        (findings.java(JavaChoice(None, ("it is Java 25",))), State.WARNING),
         (findings.pyspark("4.1.4"), State.OK),
         (findings.pyspark(""), State.WARNING),
         (findings.pyspark("4.2.0"), State.PROBLEM),
-        (findings.iceberg_jar(JAR, JarChoice(Copy(Path("/x.jar"), JarOrigin.CACHE, JAR.bytes, JAR.sha256))), State.OK),
+        (
+            findings.iceberg_jar(JAR, JarChoice(JarCopy(Path("/x.jar"), JarOrigin.CACHE, JAR.bytes, JAR.sha256))),
+            State.OK,
+        ),
         (findings.iceberg_jar(JAR, JarChoice(None)), State.WARNING),
         (findings.iceberg_jar(JAR, JarChoice(None, ("too short",))), State.WARNING),
         (findings.iceberg_jar(JAR, JarChoice(None, ("too short",), is_final=True)), State.PROBLEM),

@@ -21,8 +21,8 @@ from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_manifests import ManifestReader
 from icestream.model.scan import Asked, Question, Scanned
-from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.commit.snapshot import new_snapshot
+from icestream.pipeline.commit.snapshot_builder import new_snapshot
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.readers.cache_options import CacheOptions
 from icestream.readers.file_reader import FileReader
 from icestream.readers.foreign_tables import ForeignTables
@@ -89,7 +89,7 @@ class ForeignWorld:
         manifests = (await ManifestReader(self.avro).manifests(table))[:-1]
         told = {"operation": "delete", "deleted-records": "4"}
         made = new_snapshot(
-            table, manifests, [], {}, uuid.uuid4().int >> 66, 0, uuid.uuid4().bytes, 1, History(), told
+            table, manifests, [], {}, uuid.uuid4().int >> 66, 0, uuid.uuid4().bytes, 1, TagRetention(), told
         )  # fmt: skip
         for file in made.files:
             await self.files.create(file.location, file.pieces)

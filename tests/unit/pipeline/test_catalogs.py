@@ -14,7 +14,7 @@ from icestream import errors
 from icestream.catalogs.catalog import Conflict, Outcome, TableCatalog, TableChange, Unknown
 from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
 from icestream.iceberg.identifier import Identifier
-from icestream.pipeline.tables.foreign_standing import Standing, goes_on_at
+from icestream.pipeline.tables.foreign_position import TableProgress, next_offsets_of
 from tests.support.paper_pipeline import PaperPipeline
 
 NAME = Identifier(("default",), "t1")
@@ -200,28 +200,28 @@ MIRROR = Mirror(["default"], "t1", "u", {0: 5})
 @pytest.mark.parametrize(
     ("standing", "mirror", "expected"),
     [
-        (Standing("u", None, None), None, {0: 3}),
-        (Standing("u", {0: 5}, 4), MIRROR, {0: 5}),
-        (Standing("u", {0: 5}, None), None, {0: 5}),
-        (Standing("u", {0: 9}, 8), MIRROR, {0: 9}),
-        (Standing("u", {0: 9, 1: 2}, 8), MIRROR, {0: 9, 1: 2}),
-        (Standing("u", {0: 5}, 2), MIRROR, {0: 5}),
+        (TableProgress("u", None, None), None, {0: 3}),
+        (TableProgress("u", {0: 5}, 4), MIRROR, {0: 5}),
+        (TableProgress("u", {0: 5}, None), None, {0: 5}),
+        (TableProgress("u", {0: 9}, 8), MIRROR, {0: 9}),
+        (TableProgress("u", {0: 9, 1: 2}, 8), MIRROR, {0: 9, 1: 2}),
+        (TableProgress("u", {0: 5}, 2), MIRROR, {0: 5}),
     ],
 )
-def test_where_a_topic_goes_on(standing: Standing, mirror: Mirror | None, expected: dict[int, int]) -> None:
-    assert goes_on_at("/default/t1", standing, mirror, {0: 3}) == expected
+def test_where_a_topic_goes_on(standing: TableProgress, mirror: Mirror | None, expected: dict[int, int]) -> None:
+    assert next_offsets_of("/default/t1", standing, mirror, {0: 3}) == expected
 
 
 @pytest.mark.parametrize(
     ("standing", "mirror", "words"),
     [
-        (Standing("other", {0: 5}, 4), MIRROR, "another table"),
-        (Standing("u", None, None), MIRROR, "no snapshot in the history"),
-        (Standing("u", None, 7), None, "no snapshot says whose"),
-        (Standing("u", {0: 4}, 3), MIRROR, "5 was committed"),
-        (Standing("u", {0: 5}, 5), MIRROR, "a row of offset 5"),
+        (TableProgress("other", {0: 5}, 4), MIRROR, "another table"),
+        (TableProgress("u", None, None), MIRROR, "no snapshot in the history"),
+        (TableProgress("u", None, 7), None, "no snapshot says whose"),
+        (TableProgress("u", {0: 4}, 3), MIRROR, "5 was committed"),
+        (TableProgress("u", {0: 5}, 5), MIRROR, "a row of offset 5"),
     ],
 )
-def test_when_it_stops(standing: Standing, mirror: Mirror | None, words: str) -> None:
+def test_when_it_stops(standing: TableProgress, mirror: Mirror | None, words: str) -> None:
     with pytest.raises(errors.TopicTable, match=words):
-        goes_on_at("/default/t1", standing, mirror, {0: 3})
+        next_offsets_of("/default/t1", standing, mirror, {0: 3})

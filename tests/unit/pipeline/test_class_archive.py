@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 from icestream import limits
-from icestream.pipeline.engine import Engine
-from icestream.pipeline.java import Java, Origin
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
+from icestream.pipeline.spark_setup.java_choice import JavaInstall, JavaOrigin
+from icestream.pipeline.spark_setup.spark_install import SparkInstall
 
 HOME = Path("java")
 
 
-def engine(spark: str = "spark", *, is_whole: bool = True) -> Engine:
-    return Engine(Java(HOME, next(iter(Origin)), "17", is_whole), HOME, "4.1.4", Path(spark), {})
+def engine(spark: str = "spark", *, is_whole: bool = True) -> SparkInstall:
+    return SparkInstall(JavaInstall(HOME, next(iter(JavaOrigin)), "17", is_whole), HOME, "4.1.4", Path(spark), {})
 
 
 def made(cache: Path, spark: str = "spark") -> ClassArchive:

@@ -17,10 +17,10 @@ from icestream import errors
 from icestream.catalog.topic.binding import Binding, new_binding
 from icestream.catalog.topic.claim import Claim, Range
 from icestream.catalog.topic.judgement import Repeated, judge
-from icestream.pipeline.commit.clean_up import Candidate, Seen, may_go
+from icestream.pipeline.file_cleanup.removal_rule import Candidate, TableState, may_remove
 
 END = 2  # offsets of the only shard; each round brings one
-Rule = Callable[[Candidate, Seen, bool], bool]
+Rule = Callable[[Candidate, TableState, bool], bool]
 
 
 class Request(NamedTuple):
@@ -110,8 +110,8 @@ def _moves(world: World, number: int, driver: Driver, is_own: bool, rule: Rule) 
             yield _with(world, number, driver._replace(request=None, is_sent=False, has_committed=done))
     if driver.has_committed and world.holder == number and not driver.may_clean:
         yield _with(world, number, driver._replace(may_clean=True))
-    if driver.has_committed or rule is not may_go:
-        seen = Seen(is_own, world.table_epoch, {0: len(world.rows)}, world.version, frozenset(world.rows))
+    if driver.has_committed or rule is not may_remove:
+        seen = TableState(is_own, world.table_epoch, {0: len(world.rows)}, world.version, frozenset(world.rows))
         for candidate in world.written:
             plain = candidate._replace(ends=dict(candidate.ends or ()), has_landed=candidate.location in world.landed)
             if candidate.location in world.files and rule(plain, seen, world.holder == number):
@@ -166,22 +166,22 @@ def search(is_own: bool, rule: Rule) -> tuple[int, str]:
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["our own catalog", "another catalog"])
 def test_no_order_of_events_removes_a_file_that_a_table_names(is_own: bool) -> None:
-    count, wrong = search(is_own, may_go)
+    count, wrong = search(is_own, may_remove)
     assert not wrong
     assert count > 1_000
 
 
-def not_named(one: Candidate, seen: Seen, is_holder: bool) -> bool:
+def not_named(one: Candidate, seen: TableState, is_holder: bool) -> bool:
     return one.location not in seen.named
 
 
-def holders_only(one: Candidate, seen: Seen, is_holder: bool) -> bool:
+def holders_only(one: Candidate, seen: TableState, is_holder: bool) -> bool:
     return is_holder and one.location not in seen.named
 
 
-def sent_is_landed(one: Candidate, seen: Seen, is_holder: bool) -> bool:
+def sent_is_landed(one: Candidate, seen: TableState, is_holder: bool) -> bool:
     """Who takes what it sent, and what the catalog may have taken, for what was in the table."""
-    return may_go(one._replace(has_landed=True), seen, is_holder)
+    return may_remove(one._replace(has_landed=True), seen, is_holder)
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["our own catalog", "another catalog"])
@@ -193,16 +193,16 @@ def test_a_weaker_rule_is_found_out(rule: Rule, is_own: bool) -> None:
 def test_clean_up_does_happen() -> None:
     """The rule is no rule if it never lets anything go."""
     lost = Candidate("a", 1, {0: 1}, 0)
-    assert may_go(lost, Seen(True, 2, {0: 1}, 1, ()), True)
-    assert may_go(lost, Seen(False, 2, {0: 1}, 1, ()), True)
-    assert not may_go(lost, Seen(True, 1, {0: 1}, 1, ()), True)
-    assert not may_go(lost, Seen(False, 2, {0: 1}, 0, ()), True)
-    assert not may_go(lost, Seen(False, 2, {0: 0}, 1, ()), True)
-    assert not may_go(lost, Seen(True, 2, {0: 1}, 1, ("a",)), True)
-    assert not may_go(lost, Seen(True, 2, {0: 1}, 1, ()), False)
-    assert not may_go(lost._replace(ends=None), Seen(False, 2, {0: 1}, 1, ()), True)
+    assert may_remove(lost, TableState(True, 2, {0: 1}, 1, ()), True)
+    assert may_remove(lost, TableState(False, 2, {0: 1}, 1, ()), True)
+    assert not may_remove(lost, TableState(True, 1, {0: 1}, 1, ()), True)
+    assert not may_remove(lost, TableState(False, 2, {0: 1}, 0, ()), True)
+    assert not may_remove(lost, TableState(False, 2, {0: 0}, 1, ()), True)
+    assert not may_remove(lost, TableState(True, 2, {0: 1}, 1, ("a",)), True)
+    assert not may_remove(lost, TableState(True, 2, {0: 1}, 1, ()), False)
+    assert not may_remove(lost._replace(ends=None), TableState(False, 2, {0: 1}, 1, ()), True)
     landed = lost._replace(has_landed=True)
     for is_own in (True, False):
-        assert may_go(landed, Seen(is_own, 1, {0: 1}, 1, ()), True)
-        assert not may_go(landed, Seen(is_own, 1, {0: 1}, 1, ("a",)), True)
-        assert not may_go(landed, Seen(is_own, 1, {0: 1}, 1, ()), False)
+        assert may_remove(landed, TableState(is_own, 1, {0: 1}, 1, ()), True)
+        assert not may_remove(landed, TableState(is_own, 1, {0: 1}, 1, ("a",)), True)
+        assert not may_remove(landed, TableState(is_own, 1, {0: 1}, 1, ()), False)

@@ -16,10 +16,10 @@ from icestream.iceberg.manifest_file import ManifestFile
 from icestream.iceberg.manifest_layout import PartitionField
 from icestream.iceberg.table_metadata import Table
 from icestream.model.written import WrittenFile
-from icestream.pipeline.commit import expiry, fit, manifest_merge
-from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit import manifest_merge, schema_compat, snapshot_expiry
 from icestream.pipeline.commit.partition_check import check_partition
-from icestream.pipeline.commit.verdict import Verdict, verdict
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.commit.verdict import OutcomeVerdict, verdict
 from icestream.pipeline.tables import table_policy
 from tests.support.tables import NOW_MS, commit_to, point, table, with_snapshots
 from tests.support.topic_tables import ENVELOPE, bound
@@ -98,60 +98,64 @@ NOW = NOW_MS + 100 * HOUR
 
 
 def test_what_is_old_goes_and_the_last_stays() -> None:
-    assert expiry.expired(aged(HOUR, 40 * MINUTE, 31 * MINUTE, 29 * MINUTE, 0, now_ms=NOW), NOW) == [1, 2]
-    assert expiry.expired(aged(9 * HOUR, now_ms=NOW), NOW) == []
+    assert snapshot_expiry.expired(aged(HOUR, 40 * MINUTE, 31 * MINUTE, 29 * MINUTE, 0, now_ms=NOW), NOW) == [1, 2]
+    assert snapshot_expiry.expired(aged(9 * HOUR, now_ms=NOW), NOW) == []
 
 
 def test_hazard_23_what_was_main_until_a_moment_ago_is_young_however_old_it_is() -> None:
     """An idle table: queries and rewrites that run began with it, and go on for minutes."""
-    assert expiry.expired(aged(40 * MINUTE, 5_000, now_ms=NOW), NOW) == []
-    assert expiry.expired(aged(9 * HOUR, 29 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == []
-    assert expiry.expired(aged(9 * HOUR, 31 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == [1]
+    assert snapshot_expiry.expired(aged(40 * MINUTE, 5_000, now_ms=NOW), NOW) == []
+    assert snapshot_expiry.expired(aged(9 * HOUR, 29 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == []
+    assert snapshot_expiry.expired(aged(9 * HOUR, 31 * MINUTE, 28 * MINUTE, now_ms=NOW), NOW) == [1]
     many = [20 * MINUTE] * limits.SNAPSHOTS_MAX
-    assert expiry.expired(aged(*many, 9 * MINUTE, 9 * MINUTE, now_ms=NOW), NOW) == [1, 2, 3]
-    assert expiry.expired(aged(20 * MINUTE, *[9 * MINUTE] * len(many), now_ms=NOW), NOW) == []
+    assert snapshot_expiry.expired(aged(*many, 9 * MINUTE, 9 * MINUTE, now_ms=NOW), NOW) == [1, 2, 3]
+    assert snapshot_expiry.expired(aged(20 * MINUTE, *[9 * MINUTE] * len(many), now_ms=NOW), NOW) == []
 
 
 def test_many_young_ones_go_only_when_older_than_ten_minutes() -> None:
     count = limits.SNAPSHOTS_MAX + 3
-    assert expiry.expired(aged(*[20 * MINUTE] * count, now_ms=NOW), NOW) == [1, 2, 3, 4]
-    assert expiry.expired(aged(*[9 * MINUTE] * count, now_ms=NOW), NOW) == []
+    assert snapshot_expiry.expired(aged(*[20 * MINUTE] * count, now_ms=NOW), NOW) == [1, 2, 3, 4]
+    assert snapshot_expiry.expired(aged(*[9 * MINUTE] * count, now_ms=NOW), NOW) == []
 
 
 def test_what_a_branch_or_tag_names_stays() -> None:
     made = commit_to(aged(HOUR, HOUR, HOUR, 0, now_ms=NOW), point("kept", 1, "tag"), now_ms=NOW)
-    assert expiry.expired(made, NOW) == [2]
+    assert snapshot_expiry.expired(made, NOW) == [2]
 
 
 def test_what_the_table_says_itself_counts() -> None:
-    age = {expiry.MAX_AGE: str(55 * MINUTE)}
-    kept = {expiry.MIN_KEPT: "5"}
+    age = {snapshot_expiry.MAX_AGE: str(55 * MINUTE)}
+    kept = {snapshot_expiry.MIN_KEPT: "5"}
     base = aged(2 * HOUR, HOUR, 50 * MINUTE, 0, now_ms=NOW)
-    assert expiry.expired(commit_to(base, {"action": "set-properties", "updates": age}, now_ms=NOW), NOW) == [1]
+    assert snapshot_expiry.expired(commit_to(base, {"action": "set-properties", "updates": age}, now_ms=NOW), NOW) == [
+        1
+    ]
     all_kept = commit_to(base, {"action": "set-properties", "updates": kept}, point("t", 1, "tag"), now_ms=NOW)
-    assert expiry.expired(all_kept, NOW) == []
-    assert expiry.expired(all_kept, NOW, ["t"]) == [], "also one that loses its tag"
+    assert snapshot_expiry.expired(all_kept, NOW) == []
+    assert snapshot_expiry.expired(all_kept, NOW, ["t"]) == [], "also one that loses its tag"
 
 
 def test_the_last_snapshot_of_an_hour_and_of_a_day_gets_a_tag() -> None:
     midnight = NOW - NOW % (24 * HOUR)
     made = aged(2_000, now_ms=midnight)
-    names = {one["ref-name"]: one["snapshot-id"] for one in expiry.tag_updates(made, History(), midnight + 1)}
+    names = {
+        one["ref-name"]: one["snapshot-id"] for one in snapshot_expiry.tag_updates(made, TagRetention(), midnight + 1)
+    }
     assert [*names.values()] == [1, 1]
     assert sorted(name.rpartition("-")[0] for name in names) == ["icestream-day-2023-11", "icestream-hour-2023-11"]
-    assert expiry.tag_updates(made, History(), midnight - 1_000) == []
-    assert expiry.tag_updates(made, History(0, 0), midnight + 1) == []
-    tagged = commit_to(made, *expiry.tag_updates(made, History(), midnight + 1), now_ms=midnight + 1)
-    assert expiry.tag_updates(tagged, History(), midnight + 2) == []
+    assert snapshot_expiry.tag_updates(made, TagRetention(), midnight - 1_000) == []
+    assert snapshot_expiry.tag_updates(made, TagRetention(0, 0), midnight + 1) == []
+    tagged = commit_to(made, *snapshot_expiry.tag_updates(made, TagRetention(), midnight + 1), now_ms=midnight + 1)
+    assert snapshot_expiry.tag_updates(tagged, TagRetention(), midnight + 2) == []
 
 
 def test_a_tag_goes_when_its_time_is_over() -> None:
     made = aged(2 * HOUR, now_ms=NOW)
-    name = expiry.tag_name(expiry.HOUR_TAG, NOW - 2 * HOUR)
+    name = snapshot_expiry.tag_name(snapshot_expiry.HOUR_TAG, NOW - 2 * HOUR)
     tagged = commit_to(made, point(name, 1, "tag"), now_ms=NOW)
     gone = {"action": "remove-snapshot-ref", "ref-name": name}
-    assert gone in expiry.tag_updates(tagged, History(HOUR, 0), NOW)
-    assert gone not in expiry.tag_updates(tagged, History(3 * HOUR, 0), NOW)
+    assert gone in snapshot_expiry.tag_updates(tagged, TagRetention(HOUR, 0), NOW)
+    assert gone not in snapshot_expiry.tag_updates(tagged, TagRetention(3 * HOUR, 0), NOW)
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
@@ -233,16 +237,16 @@ def with_schema(fields: list[dict[str, Any]]) -> Table:
 def test_hazard_30_files_enter_a_table_that_others_changed_harmlessly() -> None:
     fields = bound().table.current_schema["fields"]
     more = {"id": 100, "name": "extra", "type": "string", "required": False}
-    assert fit.why_not(with_schema([*fields, more]), [file_of()]) == ""
+    assert schema_compat.incompatibility(with_schema([*fields, more]), [file_of()]) == ""
     wider = [{**one, "type": "long"} if one["type"] == "int" else one for one in fields]
-    assert fit.why_not(with_schema(wider), [file_of()]) == ""
+    assert schema_compat.incompatibility(with_schema(wider), [file_of()]) == ""
 
 
 def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
     made = bound().table
     fields = made.current_schema["fields"]
-    assert "spec 7" in fit.why_not(made, [file_of(spec_id=7)])
-    assert "schema 7" in fit.why_not(made, [file_of(schema_id=7)])
+    assert "spec 7" in schema_compat.incompatibility(made, [file_of(spec_id=7)])
+    assert "schema 7" in schema_compat.incompatibility(made, [file_of(schema_id=7)])
     required = {"id": 100, "name": "extra", "type": "string", "required": True, "initial-default": None}
     unreadable = Table(
         {
@@ -257,7 +261,7 @@ def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
         made.snapshot_log,
         made.metadata_log,
     )
-    assert "extra is required" in fit.why_not(unreadable, [file_of()])
+    assert "extra is required" in schema_compat.incompatibility(unreadable, [file_of()])
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -266,17 +270,17 @@ def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
 @pytest.mark.parametrize(
     ("outcome", "meaning"),
     [
-        (Done(None), Verdict.DONE),
-        (Done(None, repeated=7), Verdict.DONE),
-        (Unknown("?"), Verdict.OPEN),
-        (Conflict("main moved"), Verdict.ALONE),
-        (Conflict("other", is_bystander=True), Verdict.TOGETHER),
-        (Conflict("x", details={"reason": "not_next"}), Verdict.TAKEN),
-        (Conflict("x", details={"reason": "not_bound"}), Verdict.TAKEN),
-        (Conflict("x", details={"reason": "stale_pipeline"}), Verdict.LEASE_LOST),
+        (Done(None), OutcomeVerdict.DONE),
+        (Done(None, repeated=7), OutcomeVerdict.DONE),
+        (Unknown("?"), OutcomeVerdict.OPEN),
+        (Conflict("main moved"), OutcomeVerdict.ALONE),
+        (Conflict("other", is_bystander=True), OutcomeVerdict.TOGETHER),
+        (Conflict("x", details={"reason": "not_next"}), OutcomeVerdict.TAKEN),
+        (Conflict("x", details={"reason": "not_bound"}), OutcomeVerdict.TAKEN),
+        (Conflict("x", details={"reason": "stale_pipeline"}), OutcomeVerdict.LEASE_LOST),
     ],
 )
-def test_what_an_answer_means(outcome: Done | Conflict | Unknown, meaning: Verdict) -> None:
+def test_what_an_answer_means(outcome: Done | Conflict | Unknown, meaning: OutcomeVerdict) -> None:
     assert verdict(outcome) is meaning
 
 

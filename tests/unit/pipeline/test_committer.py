@@ -10,7 +10,7 @@ from pyiceberg.table import StaticTable
 
 from icestream import errors
 from icestream.catalog import keys
-from icestream.pipeline.commit.committer import Committed
+from icestream.pipeline.commit.committer import CommittedSnapshot
 from icestream.pipeline.tables.topic_table import TopicTable
 from tests.support.committing import Committing, topic
 
@@ -36,7 +36,7 @@ async def test_rows_are_there_for_others(world: Committing) -> None:
     table = await world.open(topic())
     brought = world.brought(table, 10)
     found = await world.commit(brought)
-    assert found == {1: Committed(brought.snapshot_id)}
+    assert found == {1: CommittedSnapshot(brought.snapshot_id)}
     assert await rows(world, table) == [(0, offset) for offset in range(10)]
     assert table.positions[0].next == 10
     assert (await world.books.look(table)).positions[0].next == 10
@@ -70,7 +70,7 @@ async def test_all_tables_of_a_round_go_together(world: Committing) -> None:
     tables = [await world.open(topic(number, f"/shop/t{number}")) for number in range(1, 6)]
     before = await world.store.revision()
     found = await world.commit(*(world.brought(one, 3) for one in tables))
-    assert all(isinstance(one, Committed) for one in found.values())
+    assert all(isinstance(one, CommittedSnapshot) for one in found.values())
     assert await world.store.revision() == before + 1
     assert await world.store.get(keys.topic_key(3)) is not None
 
@@ -81,10 +81,10 @@ async def test_the_pipeline_of_each_node_commits_under_a_lease_of_its_own(world:
     await other.lease(2)
     mine, theirs = await world.open(topic(1, "/default/a")), await other.open(topic(2, "/default/b"))
     for _ in range(2):
-        assert isinstance((await world.commit(world.brought(mine, 5)))[1], Committed)
-        assert isinstance((await other.commit(other.brought(theirs, 5)))[2], Committed)
+        assert isinstance((await world.commit(world.brought(mine, 5)))[1], CommittedSnapshot)
+        assert isinstance((await other.commit(other.brought(theirs, 5)))[2], CommittedSnapshot)
     await world.store.delete(keys.lease_key("00000000000000bb"))
     with pytest.raises(errors.LeaseLost):
         await other.commit(other.brought(theirs, 5))
-    assert isinstance((await world.commit(world.brought(mine, 5)))[1], Committed), "the other's is not"
+    assert isinstance((await world.commit(world.brought(mine, 5)))[1], CommittedSnapshot), "the other's is not"
     assert len(await rows(world, theirs)) == 10

@@ -14,9 +14,9 @@ from pyiceberg.table import StaticTable
 from icestream import errors, limits
 from icestream.iceberg.identifier import Identifier
 from icestream.model.written import TopicWritten
+from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.effects import Effect, Effects
-from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.round_plan import Budget, RoundPlan
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.runtime.clock import SimulatedClock
 from tests.support.paper_pipeline import PaperPipeline
 
@@ -230,7 +230,7 @@ async def test_hazard_24_who_cannot_wait_waits_for_no_second_interval_however_ma
     tmp_path: Path,
 ) -> None:
     """Rounds follow each other until what was there is written; what has come since waits as usual."""
-    found = PaperPipeline(tmp_path / "w", options=DriverOptions(Budget(age_due_ms=1_000_000, commits_max=2)))
+    found = PaperPipeline(tmp_path / "w", options=DriverOptions(RoundBudget(age_due_ms=1_000_000, commits_max=2)))
     broker = found.broker
 
     def publish(*topics: int) -> None:

@@ -17,9 +17,9 @@ from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.topic_name import TopicName
 from icestream.model.written import TopicWritten
-from icestream.pipeline.driver.broker import BrokerLink
-from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.round_plan import Budget, RoundPlan
+from icestream.pipeline.driver.broker_api import BrokerLink
+from icestream.pipeline.driver.driver_options import DriverOptions
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -134,7 +134,7 @@ async def test_a_driver_follows_the_settings_while_it_runs(tmp_path: Path) -> No
 
 
 def test_what_the_broker_says_goes_before_what_the_driver_started_with() -> None:
-    own = DriverOptions(Budget(rows_due=1, bytes_due=2, age_due_ms=3, tasks_max=4))
+    own = DriverOptions(RoundBudget(rows_due=1, bytes_due=2, age_due_ms=3, tasks_max=4))
     assert own.budget_now({}) == own.budget
     changed = {"writer_batch_size": 10, "writer_max_memory_bytes": 20, "writer_flush_interval_ms": 30, "of_later": 5}
-    assert own.budget_now(changed) == Budget(rows_due=10, bytes_due=20, age_due_ms=30, tasks_max=4)
+    assert own.budget_now(changed) == RoundBudget(rows_due=10, bytes_due=20, age_due_ms=30, tasks_max=4)

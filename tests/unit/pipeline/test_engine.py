@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from icestream.errors import MissingPart
-from icestream.pipeline import packages, pins
-from icestream.pipeline.engine import Machine, cache_of, examine, set_up
-from icestream.pipeline.jar import JarOrigin
-from icestream.pipeline.java import Origin
+from icestream.pipeline.spark_setup import pinned_versions, python_packages
+from icestream.pipeline.spark_setup.jar_choice import JarOrigin
+from icestream.pipeline.spark_setup.java_choice import JavaOrigin
+from icestream.pipeline.spark_setup.spark_install import SetupPaths, cache_of, examine, install_spark
 from icestream.settings import load
 from tests.support.command_line import icestream
 from tests.tidy.tree import read
@@ -31,9 +31,9 @@ class Place:
         self.folder = folder
         self.said: list[str] = []
 
-    def machine(self, environment: Mapping[str, str] | None = None) -> Machine:
+    def machine(self, environment: Mapping[str, str] | None = None) -> SetupPaths:
         given = {"HOME": str(self.folder), "PATH": ""} if environment is None else environment
-        return Machine(self.java, (self.jars,), self.folder / "cache", given)
+        return SetupPaths(self.java, (self.jars,), self.folder / "cache", given)
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def test_looking_changes_nothing(place: Place) -> None:
     found = examine(place.machine(), JAR)
     assert sorted(place.folder.rglob("*")) == before
     assert found.java.java is not None
-    assert found.java.java.origin is Origin.SETTING
+    assert found.java.java.origin is JavaOrigin.SETTING
     assert found.jars[JAR].copy is not None
 
 
 def test_given_jars_are_used_where_they_lie_and_nothing_is_said(place: Place) -> None:
     (place.jars / JAR.file_name).write_bytes(CONTENT)
-    engine = set_up(place.machine(), JAR, say=place.said.append)
+    engine = install_spark(place.machine(), JAR, say=place.said.append)
     assert (engine.jars[JAR], engine.java_home) == (place.jars / JAR.file_name, place.java)
     assert (place.said, (place.folder / "cache").exists()) == ([], False)
 
@@ -64,7 +64,7 @@ def test_a_wrong_given_jar_is_refused_although_a_right_one_is_cached(place: Plac
     right.parent.mkdir(parents=True)
     right.write_bytes(CONTENT)
     with pytest.raises(MissingPart, match="SHA-256") as refused:
-        set_up(place.machine(), JAR, say=place.said.append)
+        install_spark(place.machine(), JAR, say=place.said.append)
     assert "ICESTREAM_JARS" in refused.value.hint
 
 
@@ -72,7 +72,7 @@ def test_a_jar_of_maven_is_copied_into_the_cache(place: Place) -> None:
     folder = place.folder / ".m2" / "repository" / "org" / "example" / JAR.artifact / JAR.version
     folder.mkdir(parents=True)
     (folder / JAR.file_name).write_bytes(CONTENT)
-    engine = set_up(place.machine(), JAR, say=place.said.append)
+    engine = install_spark(place.machine(), JAR, say=place.said.append)
     assert engine.jars[JAR] == place.folder / "cache" / "jars" / JAR.file_name
     found = examine(place.machine(), JAR).jars[JAR].copy
     assert found is not None
@@ -82,7 +82,7 @@ def test_a_jar_of_maven_is_copied_into_the_cache(place: Place) -> None:
 def test_an_unfit_java_that_was_asked_for_is_refused(tmp_path: Path) -> None:
     place = Place(tmp_path, "25.0.3")
     with pytest.raises(MissingPart, match=r"25\.0\.3, which does not start Spark") as refused:
-        set_up(place.machine(), JAR, say=place.said.append)
+        install_spark(place.machine(), JAR, say=place.said.append)
     assert "pipeline.java_home" in refused.value.hint
     assert place.said == []
 
@@ -91,7 +91,7 @@ def test_an_unfit_java_that_was_asked_for_is_refused(tmp_path: Path) -> None:
     ("version", "says"), [("4.1.4", ""), ("4.1.9", ""), ("", "not installed"), ("4.2.0", "4.2.0"), ("4.10.0", "4.10")]
 )
 def test_the_line_of_pyspark_is_checked(version: str, says: str) -> None:
-    found = packages.pyspark_fault(version)
+    found = python_packages.pyspark_fault(version)
     assert (says in found, bool(found)) == (True, bool(says))
 
 
@@ -112,14 +112,14 @@ def test_the_variable_and_the_settings_name_the_same_places() -> None:
     assert given.pipeline.jars == (Path("/a"), Path("/b/c.jar"))
     both = load(None, {"ICESTREAM_JARS": "/a", "ICESTREAM_PIPELINE__JARS": "/own"}, ()).settings
     assert both.pipeline.jars == (Path("/own"),)
-    machine = Machine.of(load(None, {}, ["pipeline.cache_dir=/mine", "pipeline.java_home=/j"]).settings, {})
+    machine = SetupPaths.of(load(None, {}, ["pipeline.cache_dir=/mine", "pipeline.java_home=/j"]).settings, {})
     assert (machine.cache, machine.java_home, machine.jars) == (Path("/mine"), Path("/j"), ())
 
 
 def test_the_pins_of_the_code_and_of_the_files_agree() -> None:
-    assert f"pyspark=={pins.PYSPARK}" in read("requirements/spark.txt").splitlines()
+    assert f"pyspark=={pinned_versions.PYSPARK}" in read("requirements/spark.txt").splitlines()
     (wanted,) = re.findall(r'^spark = \["pyspark>=(.*?),', read("pyproject.toml"), flags=re.MULTILINE)
-    assert wanted == pins.SPARK_LINE
+    assert wanted == pinned_versions.SPARK_LINE
 
 
 def test_the_command_says_where_everything_is() -> None:
@@ -127,9 +127,12 @@ def test_the_command_says_where_everything_is() -> None:
     ran = icestream("pipeline", "setup", "--output", "json")
     assert (ran.code, ran.err) == (0, "")
     parts = {one["part"]: one for one in ran.document}
-    assert parts["pyspark"]["version"] == packages.installed_pyspark()
+    assert parts["pyspark"]["version"] == python_packages.installed_pyspark()
     assert os.access(Path(parts["java"]["path"]) / "bin" / "java", os.X_OK)
-    assert Path(parts[pins.ICEBERG_SPARK.artifact]["path"]).stat().st_size == pins.ICEBERG_SPARK.bytes
+    assert (
+        Path(parts[pinned_versions.ICEBERG_SPARK.artifact]["path"]).stat().st_size
+        == pinned_versions.ICEBERG_SPARK.bytes
+    )
 
 
 def test_the_command_refuses_with_the_fix(tmp_path: Path) -> None:

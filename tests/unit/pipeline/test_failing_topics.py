@@ -17,8 +17,8 @@ from icestream import limits
 from icestream.catalogs.catalog import Unknown
 from icestream.iceberg.identifier import Identifier
 from icestream.model.written import TaskError, TopicWritten, Trouble
-from icestream.pipeline.driver.backoff import pause_seconds
-from icestream.pipeline.driver.open_rounds import OpenRound
+from icestream.pipeline.driver.retry_pause import retry_pause_seconds
+from icestream.pipeline.driver.unresolved_commits import UnresolvedCommit
 from icestream.runtime.clock import SimulatedClock
 from tests.support.committing import Committing, topic
 from tests.support.paper_pipeline import PaperPipeline
@@ -281,7 +281,7 @@ async def test_a_topic_whose_table_is_taken_away_meanwhile_stops(pipeline: Paper
 async def test_files_are_brought_to_the_table_that_they_were_written_for_as_it_was(tmp_path: Path) -> None:
     world = Committing(tmp_path / "warehouse")
     table = await world.open(topic())
-    kept = OpenRound(world.brought(table, 3), table.table.uuid)
+    kept = UnresolvedCommit(world.brought(table, 3), table.table.uuid)
     assert kept.why_not(table) == ""
     assert "another table" in kept._replace(table_uuid="another").why_not(table)
     table.positions = table.advanced({0: 2})
@@ -292,5 +292,5 @@ async def test_files_are_brought_to_the_table_that_they_were_written_for_as_it_w
 
 
 async def test_a_pause_has_a_bound_however_long_it_lasts() -> None:
-    found = [pause_seconds(failures, 0.2, 30.0) for failures in (1, 2, 3, 8, 9, 10, 100_000)]
+    found = [retry_pause_seconds(failures, 0.2, 30.0) for failures in (1, 2, 3, 8, 9, 10, 100_000)]
     assert found == [0.2, 0.4, 0.8, 25.6, 30.0, 30.0, 30.0]

@@ -20,7 +20,7 @@ from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
 from icestream.catalogs.catalog import Done, Outcome, TableCatalog, TableChange, Unknown
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Fault
-from icestream.pipeline.driver.topics import Halt
+from icestream.pipeline.driver.topic_tables import Halt
 from tests.support.driver_life import DriverLife, Stop, Struck
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.meddler import FOREIGN, OWN, Answer, Meddler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from icestream.model.file_name import Kind, data_name, list_name, manifest_name, our_file
-from icestream.pipeline.task.run import fresh_name
+from icestream.pipeline.task.task_run import fresh_name
 
 UUID, CHANCE = "785a77d4-bcc1-47dd-898a-d046df2e754e", "9c7352772086810f15dfab74034cef7b"
 

@@ -15,18 +15,18 @@ import pytest
 
 from icestream import limits
 from icestream.errors import MissingPart
-from icestream.pipeline import jar_files, pins
-from icestream.pipeline.jar import Copy, JarOrigin, cached, choose_copy, fault, places
-from icestream.pipeline.pins import Jar
+from icestream.pipeline.spark_setup import jar_files, pinned_versions
+from icestream.pipeline.spark_setup.jar_choice import JarCopy, JarOrigin, cached, choose_copy, fault, jar_locations
+from icestream.pipeline.spark_setup.pinned_versions import PinnedJar
 from tests.support.lake_run import until
 
 CONTENT = b"PK\x03\x04 a jar"
-JAR = Jar("org.example", "some-runtime_2.13", "1.0.0", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+JAR = PinnedJar("org.example", "some-runtime_2.13", "1.0.0", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 RIGHT = (JAR.bytes, JAR.sha256)
 
 
-def copy(origin: JarOrigin, size: int = JAR.bytes, digest: str = JAR.sha256) -> Copy:
-    return Copy(Path("/somewhere") / JAR.file_name, origin, size, digest)
+def copy(origin: JarOrigin, size: int = JAR.bytes, digest: str = JAR.sha256) -> JarCopy:
+    return JarCopy(Path("/somewhere") / JAR.file_name, origin, size, digest)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,9 @@ def copy(origin: JarOrigin, size: int = JAR.bytes, digest: str = JAR.sha256) -> 
         ([copy(JarOrigin.CACHE, 3, "")], None, False, 1),
     ],
 )
-def test_the_first_right_copy_is_used(found: list[Copy], used: JarOrigin | None, is_final: bool, refused: int) -> None:
+def test_the_first_right_copy_is_used(
+    found: list[JarCopy], used: JarOrigin | None, is_final: bool, refused: int
+) -> None:
     choice = choose_copy(JAR, found)
     assert (choice.copy.origin if choice.copy else None, choice.is_final, len(choice.refused)) == (
         used,
@@ -59,7 +61,7 @@ def test_what_is_wrong_is_said_with_both_digests() -> None:
 
 def test_it_is_looked_for_in_this_order() -> None:
     given = [Path("/folder"), Path("/x") / JAR.file_name, Path("/x/other.jar")]
-    found = places(JAR, given, Path("/cache"), Path("/home/me"))
+    found = jar_locations(JAR, given, Path("/cache"), Path("/home/me"))
     assert [(origin.name, str(path)) for origin, path in found] == [
         ("SETTING", f"/folder/{JAR.file_name}"),
         ("SETTING", f"/x/{JAR.file_name}"),
@@ -70,7 +72,7 @@ def test_it_is_looked_for_in_this_order() -> None:
         ("IVY", f"/home/me/.ivy2.5.2/cache/org.example/some-runtime_2.13/jars/{JAR.file_name}"),
         ("MAVEN", f"/home/me/.m2/repository/org/example/some-runtime_2.13/1.0.0/{JAR.file_name}"),
     ]
-    assert len(places(JAR, (), Path("/cache"), None)) == 1
+    assert len(jar_locations(JAR, (), Path("/cache"), None)) == 1
 
 
 def test_only_files_that_are_there_count_and_only_right_sizes_are_read(tmp_path: Path) -> None:
@@ -180,15 +182,16 @@ def test_a_set_up_that_is_killed_leaves_nothing_that_counts(resolver: Resolver) 
         f'mkdir -p "$ivy/jars"; printf PK > "$ivy/jars/org.example_{JAR.file_name}"; echo half; exec sleep 100\n'
     )
     program = (
-        "import os, sys; from pathlib import Path; from icestream.pipeline import jar_files, pins\n"
-        f"jar_files.fetch(pins.{JAR!r}, Path(sys.argv[1]), Path(sys.argv[2]), os.environ)"
+        "import os, sys; from pathlib import Path\n"
+        "from icestream.pipeline.spark_setup import jar_files, pinned_versions\n"
+        f"jar_files.fetch(pinned_versions.{JAR!r}, Path(sys.argv[1]), Path(sys.argv[2]), os.environ)"
     )
     command = [sys.executable, "-c", program, str(resolver.cache), str(resolver.home)]
     killed = subprocess.Popen(command, start_new_session=True)
     until(lambda: [path for path in resolver.files() if path.endswith(".jar")])
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    assert choose_copy(JAR, jar_files.copies(JAR, places(JAR, (), resolver.cache, None))).copy is None
+    assert choose_copy(JAR, jar_files.copies(JAR, jar_locations(JAR, (), resolver.cache, None))).copy is None
     resolver.brings(CONTENT)
     assert resolver.fetch().read_bytes() == CONTENT
 
@@ -200,6 +203,6 @@ def test_a_copy_of_maven_is_kept_in_the_cache(resolver: Resolver, tmp_path: Path
 
 
 def test_the_pins_are_those_of_the_published_files() -> None:
-    assert pins.ICEBERG_SPARK.coordinates == "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"
-    assert pins.ICEBERG_SPARK.artifact.split("-")[-1].split("_")[0] == pins.SPARK_LINE
-    assert [len(jar.sha256) for jar in (pins.ICEBERG_SPARK, pins.ICEBERG_AWS)] == [64, 64]
+    assert pinned_versions.ICEBERG_SPARK.coordinates == "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"
+    assert pinned_versions.ICEBERG_SPARK.artifact.split("-")[-1].split("_")[0] == pinned_versions.SPARK_LINE
+    assert [len(jar.sha256) for jar in (pinned_versions.ICEBERG_SPARK, pinned_versions.ICEBERG_AWS)] == [64, 64]

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.java import Java, Origin, choose, major, read_release, read_spoken, refusal, shim
-from icestream.pipeline.java_search import installed_java, look, spark_home_of
+from icestream.pipeline.spark_setup.java_choice import (
+    JavaInstall,
+    JavaOrigin,
+    choose_java,
+    major,
+    read_release,
+    read_spoken,
+    refusal,
+    shim,
+)
+from icestream.pipeline.spark_setup.java_search import installed_java, look, spark_home_of
 
 FAKE_JAVA = """#!/bin/sh
 echo 'openjdk version "{version}" 2025-04-15' >&2
@@ -20,8 +29,8 @@ for one; do echo "<$one>"; done
 """
 
 
-def java(version: str, origin: Origin = Origin.PATH) -> Java:
-    return Java(Path("/j") / version, origin, version)
+def java(version: str, origin: JavaOrigin = JavaOrigin.PATH) -> JavaInstall:
+    return JavaInstall(Path("/j") / version, origin, version)
 
 
 @pytest.mark.parametrize(
@@ -60,20 +69,20 @@ def test_an_unfit_java_is_refused_with_the_reason(version: str, says: str) -> No
 
 
 def test_the_first_fit_one_is_used_and_the_unfit_before_it_are_named() -> None:
-    choice = choose([java("25.0.3", Origin.VARIABLE), java("21.0.1"), java("17.0.1", Origin.USUAL)])
+    choice = choose_java([java("25.0.3", JavaOrigin.VARIABLE), java("21.0.1"), java("17.0.1", JavaOrigin.USUAL)])
     assert choice.java == java("21.0.1")
     assert [text.split(" is ")[0] for text in choice.refused] == ["/j/25.0.3 (JAVA_HOME)"]
 
 
 def test_nothing_takes_the_place_of_an_unfit_one_that_was_asked_for() -> None:
-    choice = choose([java("25.0.3", Origin.SETTING), java("17.0.1")])
+    choice = choose_java([java("25.0.3", JavaOrigin.SETTING), java("17.0.1")])
     assert choice.java is None
     assert "pipeline.java_home" in choice.refused[0]
 
 
 def test_with_nothing_found_nothing_is_refused() -> None:
-    assert choose([]) == choose(())
-    assert (choose([]).java, choose([]).refused) == (None, ())
+    assert choose_java([]) == choose_java(())
+    assert (choose_java([]).java, choose_java([]).refused) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -121,25 +130,25 @@ def test_they_are_found_in_the_order_of_the_table_and_each_once(tmp_path: Path) 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(on_path / "bin" / "java")
     environment = {"JAVA_HOME": str(variable), "PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)}
-    found = [one for one in installed_java(set_one, environment, ("~/usual",)) if one.origin is not Origin.PACKAGE]
+    found = [one for one in installed_java(set_one, environment, ("~/usual",)) if one.origin is not JavaOrigin.PACKAGE]
     assert found == [
-        Java(set_one, Origin.SETTING, "17.0.1"),
-        Java(variable, Origin.VARIABLE, "25.0.1"),
-        Java(on_path, Origin.PATH, "21.0.1"),
-        Java(other, Origin.USUAL, "17.0.2"),
+        JavaInstall(set_one, JavaOrigin.SETTING, "17.0.1"),
+        JavaInstall(variable, JavaOrigin.VARIABLE, "25.0.1"),
+        JavaInstall(on_path, JavaOrigin.PATH, "21.0.1"),
+        JavaInstall(other, JavaOrigin.USUAL, "17.0.2"),
     ]
 
 
 def test_a_place_without_java_that_somebody_named_is_told(tmp_path: Path) -> None:
     found = list(installed_java(None, {"JAVA_HOME": str(tmp_path / "gone")}, ()))
-    assert found[0] == Java(tmp_path / "gone", Origin.VARIABLE, "")
-    assert "does not say its version" in choose(found[:1]).refused[0]
+    assert found[0] == JavaInstall(tmp_path / "gone", JavaOrigin.VARIABLE, "")
+    assert "does not say its version" in choose_java(found[:1]).refused[0]
 
 
 def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path) -> None:
     home = install(tmp_path / "it's here", "21.0.8", modules='MODULES="java.base"\n')
     (home / "bin" / "java").write_text(SHOWS_ARGUMENTS)
-    given = look(home, Origin.PACKAGE)
+    given = look(home, JavaOrigin.PACKAGE)
     for _ in range(2):  # the second time it is there
         shimmed = spark_home_of(given, tmp_path / "cache")
     command = [shimmed / "bin" / "java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
@@ -153,7 +162,7 @@ def test_a_java_without_the_module_gets_a_shim_that_leaves_it_out(tmp_path: Path
 
 def test_a_whole_java_is_used_as_it_is(tmp_path: Path) -> None:
     home = install(tmp_path / "j", "17.0.1")
-    assert spark_home_of(look(home, Origin.USUAL), tmp_path / "cache") == home
+    assert spark_home_of(look(home, JavaOrigin.USUAL), tmp_path / "cache") == home
     assert not (tmp_path / "cache").exists()
 
 
@@ -163,4 +172,4 @@ def test_a_real_java_says_the_same_in_its_file_and_when_started(tmp_path: Path) 
         pytest.skip("there is no java on the path")
     home = Path(found).resolve().parent.parent
     (tmp_path / "bin").symlink_to(home / "bin")  # the same one, without its file
-    assert major(look(tmp_path, Origin.PATH).version) == major(look(home, Origin.PATH).version) is not None
+    assert major(look(tmp_path, JavaOrigin.PATH).version) == major(look(home, JavaOrigin.PATH).version) is not None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
-from icestream.pipeline.judgement import Claim, Judged, judge
+from icestream.pipeline.round_judgement import OffsetClaim, TopicVerdict, judge_round
 from icestream.pipeline.round_plan import Due, LogSource, RoundPlan, ShardPlan, TopicPlan
 from tests.support.paper_log import written_file
 
@@ -31,8 +31,8 @@ def failed(number: int) -> TopicWritten:
     return TopicWritten(1, number, [], [], BAD)
 
 
-def judged(plan: RoundPlan, *written: TopicWritten) -> Judged:
-    (found,) = judge(plan, written)
+def judged(plan: RoundPlan, *written: TopicWritten) -> TopicVerdict:
+    (found,) = judge_round(plan, written)
     return found
 
 
@@ -44,7 +44,7 @@ def test_of_five_ranges_those_before_the_first_failure_are_committed(bad: set[in
     ]
     found = judged(plan_of(ShardPlan(0, 3, 0, 50)), *written)
     good = min(bad, default=5)
-    assert found.claims == ([Claim(0, 3, 0, 10 * good)] if good else [])
+    assert found.claims == ([OffsetClaim(0, 3, 0, 10 * good)] if good else [])
     assert sorted(file.location for file in found.files) == [f"file-{number}" for number in range(good)]
     assert len(found.left_over) == 5 - len(bad) - good
     assert found.is_whole == (not bad)
@@ -55,7 +55,7 @@ def test_shards_of_one_result_go_together_or_not_at_all() -> None:
     first = result(0, Covered(0, 0, 10))
     second = result(1, Covered(0, 10, 20), Covered(1, 10, 20))
     found = judged(plan, first, second)
-    assert found.claims == [Claim(0, 1, 0, 10)]
+    assert found.claims == [OffsetClaim(0, 1, 0, 10)]
     assert [file.location for file in found.left_over] == ["file-1"]
     assert found.errors[0].trouble is Trouble.STALE
     assert "shard 1 ends at 0 instead of 20" in found.errors[0].message
@@ -64,10 +64,10 @@ def test_shards_of_one_result_go_together_or_not_at_all() -> None:
 def test_declared_gaps_are_stepped_over_and_one_at_the_end_goes_with_the_rows() -> None:
     plan = plan_of(ShardPlan(0, 1, 5, 33, [(5, 8), (20, 25), (30, 33)]))
     found = judged(plan, result(1, Covered(0, 25, 30)), result(0, Covered(0, 8, 20)))
-    assert found.claims == [Claim(0, 1, 5, 33)]
+    assert found.claims == [OffsetClaim(0, 1, 5, 33)]
     assert found.is_whole
     inside = judged(plan, result(0, Covered(0, 8, 30), rows=17))
-    assert inside.claims == [Claim(0, 1, 5, 33)]
+    assert inside.claims == [OffsetClaim(0, 1, 5, 33)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_result_with_an_error_and_rows_counts_with_its_rows() -> None:
     """A gathered topic tells the good front and what ended it."""
     part = msgspec.structs.replace(result(-1, Covered(0, 0, 4)), error=BAD)
     found = judged(plan_of(ShardPlan(0, 1, 0, 10)), part)
-    assert found.claims == [Claim(0, 1, 0, 4)]
+    assert found.claims == [OffsetClaim(0, 1, 0, 4)]
     assert found.errors == [BAD]
 
 

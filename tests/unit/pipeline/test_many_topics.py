@@ -12,7 +12,7 @@ import pytest
 from icestream import limits
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.pipeline.planner import age_limit_us, plan_round
-from icestream.pipeline.round_plan import Budget, Due, RoundPlan
+from icestream.pipeline.round_plan import Due, RoundBudget, RoundPlan
 from tests.support.paper_log import target
 
 TOPICS = 10_000
@@ -49,7 +49,7 @@ class ManyTopics:
         marks = [(at, 1 + at) for at in range(0, bytes_in_all, limits.MARK_STRIDE_BYTES)]
         return Backlog("log", "/nowhere", "", "", told, [LogFile(1, bytes_in_all, marks, stretches)], is_cut=True)
 
-    def plan(self, topics: list[int], budget: Budget) -> RoundPlan:
+    def plan(self, topics: list[int], budget: RoundBudget) -> RoundPlan:
         positions = {topic: {0: self.committed[topic]} for topic in topics}
         return plan_round(self.backlog(topics), positions, dict.fromkeys(topics, TARGET), budget, self.now_us)
 
@@ -69,8 +69,8 @@ class ManyTopics:
 @pytest.fixture(scope="module")
 def all_at_once() -> RoundPlan:
     many = ManyTopics()
-    many.now_us += age_limit_us(Budget(), TOPICS)
-    return many.plan(list(range(TOPICS)), Budget())
+    many.now_us += age_limit_us(RoundBudget(), TOPICS)
+    return many.plan(list(range(TOPICS)), RoundBudget())
 
 
 def test_hazard_24_a_round_is_bounded_however_many_topics_are_due(all_at_once: RoundPlan) -> None:
@@ -78,19 +78,19 @@ def test_hazard_24_a_round_is_bounded_however_many_topics_are_due(all_at_once: R
     assert len(plan.topics) == limits.ROUND_COMMITS_MAX
     assert plan.targets.keys() == {topic.topic_id for topic in plan.topics}
     assert sum(len(one.wanted) for one in plan.ranges) <= plan.bundles * limits.ROUND_COMMITS_MAX
-    assert plan.bundles <= Budget().tasks_max
+    assert plan.bundles <= RoundBudget().tasks_max
     assert limits.ROUND_COMMITS_MAX <= limits.BACKLOG_TOPICS_MAX, "what is told at once fills a round"
 
 
 def test_hazard_24_files_and_their_writers_are_shared_out(all_at_once: RoundPlan) -> None:
     writers = Counter(topic.writer for topic in all_at_once.topics)
-    assert len(writers) == Budget().tasks_max
+    assert len(writers) == RoundBudget().tasks_max
     assert max(writers.values()) - min(writers.values()) <= 1
 
 
 def test_hazard_24_nobody_is_forgotten_by_a_budget_that_is_too_small() -> None:
     """More messages come than a round takes, for ever: who waited longest comes first, so each has its turn."""
-    many, budget = ManyTopics(), Budget(age_due_ms=0, commits_max=500)
+    many, budget = ManyTopics(), RoundBudget(age_due_ms=0, commits_max=500)
     seen: Counter[int] = Counter()
     for _ in range(2 * TOPICS // 500):
         plan = many.plan(many.oldest(), budget)
@@ -103,7 +103,7 @@ def test_hazard_24_nobody_is_forgotten_by_a_budget_that_is_too_small() -> None:
 
 def test_hazard_24_all_wait_as_long_as_the_plan_says() -> None:
     """The age limit is that of as many topics as the broker tells at once, and it is kept but for the rounds before."""
-    many, budget = ManyTopics(), Budget()
+    many, budget = ManyTopics(), RoundBudget()
     waited_ms: dict[int, list[int]] = {topic: [] for topic in range(TOPICS)}
     limit_ms, rounds = age_limit_us(budget, limits.BACKLOG_TOPICS_MAX) // 1000, 0
     while many.now_us < BEGIN_US + 4 * limit_ms * 1000:

@@ -10,7 +10,7 @@ import yaml
 from icestream.catalog.topic.envelope import new_schema
 from icestream.catalogs.table_name import name_in_one
 from icestream.model.topic_name import TopicName
-from icestream.pipeline.spark.options import SparkOptions
+from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.settings import Settings
 from tests.tidy.tree import ROOT, read
 

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from icestream import limits
 from icestream.model.backlog import Backlog
-from icestream.pipeline import gaps
-from icestream.pipeline.judgement import judge
+from icestream.pipeline import offset_gaps
 from icestream.pipeline.planner import plan_round
-from icestream.pipeline.round_plan import Budget, Due, RoundPlan
+from icestream.pipeline.round_judgement import judge_round
+from icestream.pipeline.round_plan import Due, RoundBudget, RoundPlan
 from tests.support.effort import HALF
 from tests.support.paper_log import NOW_US, ROW_BYTES, PaperLog, logs, target
 
-AT_ONCE = Budget(age_due_ms=0)
+AT_ONCE = RoundBudget(age_due_ms=0)
 
 
 def positions_of(log: PaperLog, floors: dict[tuple[int, int], int]) -> dict[int, dict[int, int]]:
@@ -26,7 +26,7 @@ def positions_of(log: PaperLog, floors: dict[tuple[int, int], int]) -> dict[int,
 
 def planned(
     log: PaperLog,
-    budget: Budget = AT_ONCE,
+    budget: RoundBudget = AT_ONCE,
     floors: dict[tuple[int, int], int] | None = None,
     oldest_us: dict[int, int] | None = None,
     marks_every: int = 1,
@@ -40,7 +40,7 @@ def planned(
 def rows_left(log: PaperLog, floors: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     """The rows of each shard that are in no table: those that have any."""
     found = {
-        key: gaps.rows_between(log.gaps.get(key, []), min(floors.get(key, 0), end), end)
+        key: offset_gaps.rows_between(log.gaps.get(key, []), min(floors.get(key, 0), end), end)
         for key, end in log.ends.items()
     }
     return {key: rows for key, rows in found.items() if rows}
@@ -58,21 +58,21 @@ def test_rounds_bring_every_row_over_once_whatever_the_budget(
     log_and_floors: tuple[PaperLog, dict[tuple[int, int], int]], tasks: int, marks_every: int, task_bytes: int
 ) -> None:
     log, floors = log_and_floors
-    budget = Budget(age_due_ms=0, tasks_max=tasks, task_bytes_max=task_bytes, commits_max=2)
+    budget = RoundBudget(age_due_ms=0, tasks_max=tasks, task_bytes_max=task_bytes, commits_max=2)
     rows = dict.fromkeys(log.ends, 0)
     wanted = rows_left(log, floors)
     for _ in range(100):
         plan = planned(log, budget, floors, marks_every=marks_every)
         if not plan.topics:
             break
-        for judged in judge(plan, log.written(plan)):
+        for judged in judge_round(plan, log.written(plan)):
             assert judged.is_whole
             assert judged.claims
             assert not judged.left_over
             for claim in judged.claims:
                 key = judged.topic.topic_id, claim.shard
                 assert claim.start == floors[key]
-                rows[key] += gaps.rows_between(log.gaps.get(key, []), claim.start, claim.end)
+                rows[key] += offset_gaps.rows_between(log.gaps.get(key, []), claim.start, claim.end)
                 floors[key] = claim.end
     assert {key: count for key, count in rows.items() if count} == wanted
     assert rows_left(log, floors) == {}
@@ -84,7 +84,7 @@ def test_ranges_lie_between_marks_and_share_no_byte(
     log_and_floors: tuple[PaperLog, dict[tuple[int, int], int]], tasks: int, marks_every: int
 ) -> None:
     log, floors = log_and_floors
-    plan = planned(log, Budget(age_due_ms=0, tasks_max=tasks), floors, marks_every=marks_every)
+    plan = planned(log, RoundBudget(age_due_ms=0, tasks_max=tasks), floors, marks_every=marks_every)
     files = {file.number: file for file in log.backlog({}, floors, marks_every).files}
     ends: dict[int, int] = {}
     for number, one in enumerate(plan.ranges):
@@ -110,26 +110,26 @@ def even_log(records: int, topics: int, rows: int = 100, per_file: int = 1000) -
 
 def test_large_rounds_are_shared_out_evenly() -> None:
     log = even_log(records=600, topics=1, rows=1000)  # 60 MB
-    plan = planned(log, Budget(age_due_ms=0, tasks_max=4))
+    plan = planned(log, RoundBudget(age_due_ms=0, tasks_max=4))
     sizes = [sum(one.end - one.start for one in plan.ranges if one.bundle == bundle) for bundle in range(4)]
     assert plan.bundles == 4
     assert max(sizes) - min(sizes) <= 2 * 1000 * ROW_BYTES + 128
 
 
 def test_a_small_round_is_one_task() -> None:
-    plan = planned(even_log(records=10, topics=1), Budget(age_due_ms=0, tasks_max=4))
+    plan = planned(even_log(records=10, topics=1), RoundBudget(age_due_ms=0, tasks_max=4))
     assert (plan.bundles, plan.writers) == (1, 0)
 
 
 def test_small_topics_all_over_the_log_are_gathered_and_shared_out() -> None:
-    plan = planned(even_log(records=800, topics=200), Budget(age_due_ms=0, tasks_max=2))
+    plan = planned(even_log(records=800, topics=200), RoundBudget(age_due_ms=0, tasks_max=2))
     assert (plan.bundles, plan.writers) == (2, 2)
     writers = [topic.writer for topic in plan.topics]
     assert writers.count(0) == writers.count(1) == 100
 
 
 def test_a_large_topic_is_written_where_it_is_read() -> None:
-    plan = planned(even_log(records=400, topics=1, rows=1000), Budget(age_due_ms=0, tasks_max=2))
+    plan = planned(even_log(records=400, topics=1, rows=1000), RoundBudget(age_due_ms=0, tasks_max=2))
     assert plan.bundles == 2
     assert [topic.writer for topic in plan.topics] == [None]
 
@@ -143,7 +143,7 @@ def test_reading_begins_at_the_mark_before_what_is_wanted() -> None:
     assert one.start == log.files[0][84].position
 
 
-def due(log: PaperLog, budget: Budget, oldest_us: dict[int, int]) -> dict[int, Due]:
+def due(log: PaperLog, budget: RoundBudget, oldest_us: dict[int, int]) -> dict[int, Due]:
     return {topic.topic_id: topic.due for topic in planned(log, budget, oldest_us=oldest_us).topics}
 
 
@@ -152,18 +152,18 @@ def test_a_topic_is_due_by_rows_bytes_or_age_and_others_come_along_when_they_nea
     log.append([(1, 0, 10), (2, 0, 9), (3, 0, 9), (4, 0, 9)], new_file=True)
     never = NOW_US
     aged = {1: never, 2: NOW_US - 5_000_000, 3: NOW_US - 4_000_000, 4: NOW_US - 3_000_000}
-    assert due(log, Budget(rows_due=10), dict.fromkeys(aged, never)) == {1: Due.ROWS}
-    assert due(log, Budget(bytes_due=1000), dict.fromkeys(aged, never)) == {1: Due.BYTES}
-    assert due(log, Budget(), aged) == {2: Due.AGE, 3: Due.COMPANY}
-    assert due(log, Budget(), aged | {2: never}) == {}
+    assert due(log, RoundBudget(rows_due=10), dict.fromkeys(aged, never)) == {1: Due.ROWS}
+    assert due(log, RoundBudget(bytes_due=1000), dict.fromkeys(aged, never)) == {1: Due.BYTES}
+    assert due(log, RoundBudget(), aged) == {2: Due.AGE, 3: Due.COMPANY}
+    assert due(log, RoundBudget(), aged | {2: never}) == {}
 
 
 def test_it_says_when_to_look_again() -> None:
     log = PaperLog()
     log.append([(1, 0, 10), (2, 0, 9)], new_file=True)
     oldest = {1: NOW_US - 1_000_000, 2: NOW_US - 2_000_000}
-    assert planned(log, Budget(), oldest_us=oldest).next_due_us == NOW_US + 3_000_000
-    both = planned(log, Budget(age_due_ms=0, commits_max=1), oldest_us=oldest)
+    assert planned(log, RoundBudget(), oldest_us=oldest).next_due_us == NOW_US + 3_000_000
+    both = planned(log, RoundBudget(age_due_ms=0, commits_max=1), oldest_us=oldest)
     assert [topic.topic_id for topic in both.topics] == [2]
     assert both.next_due_us == NOW_US
     assert planned(log).next_due_us is None
@@ -173,7 +173,7 @@ def test_hazard_24_many_topics_wait_longer_and_the_plan_says_how_long() -> None:
     log = PaperLog()
     log.append([(topic, 0, 1) for topic in range(200)], new_file=True)
     oldest = dict.fromkeys(range(200), NOW_US - 19_000_000) | {7: NOW_US - 20_000_000}
-    plan = planned(log, Budget(), oldest_us=oldest)
+    plan = planned(log, RoundBudget(), oldest_us=oldest)
     assert plan.age_limit_ms == 20_000
     assert plan.topics[0].topic_id == 7
     assert {topic.due for topic in plan.topics[1:]} == {Due.COMPANY}
@@ -182,15 +182,15 @@ def test_hazard_24_many_topics_wait_longer_and_the_plan_says_how_long() -> None:
 def test_who_waited_longest_comes_first_and_the_first_always_comes() -> None:
     log = even_log(records=30, topics=3, rows=1000)
     oldest = {1: NOW_US - 6_000_000, 2: NOW_US - 8_000_000, 3: NOW_US - 7_000_000}
-    plan = planned(log, Budget(tasks_max=1, task_bytes_max=1), oldest_us=oldest)
+    plan = planned(log, RoundBudget(tasks_max=1, task_bytes_max=1), oldest_us=oldest)
     assert [topic.topic_id for topic in plan.topics] == [2]
-    plan = planned(log, Budget(files_max=2), oldest_us=oldest)
+    plan = planned(log, RoundBudget(files_max=2), oldest_us=oldest)
     assert [topic.topic_id for topic in plan.topics] == [2, 3]
 
 
 def test_a_large_backlog_comes_in_several_rounds() -> None:
     log = even_log(records=40, topics=1, rows=1000, per_file=10)
-    plan = planned(log, Budget(age_due_ms=0, tasks_max=1, task_bytes_max=2_500_000))
+    plan = planned(log, RoundBudget(age_due_ms=0, tasks_max=1, task_bytes_max=2_500_000))
     assert plan.files == [1, 2]
     assert plan.topics[0].shards[0].end == 20_000
     assert plan.next_due_us == NOW_US
@@ -233,4 +233,4 @@ def test_a_lease_is_kept_in_the_plan() -> None:
 
 def test_hazard_24_the_stretched_age_is_in_proportion() -> None:
     assert limits.ROUND_FRESH_TOPICS == 50
-    assert planned(even_log(records=60, topics=60, rows=1), Budget()).age_limit_ms == 6_000
+    assert planned(even_log(records=60, topics=60, rows=1), RoundBudget()).age_limit_ms == 6_000

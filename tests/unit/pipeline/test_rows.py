@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import Constant, encode_block
-from icestream.pipeline.round_plan import Wanted
-from icestream.pipeline.rows.rows import Span, TopicRows, topic_rows
-from icestream.pipeline.rows.sections import Sections, packed, sections_of, unpacked, wanted_of
+from icestream.pipeline.round_plan import OffsetRange
+from icestream.pipeline.rows.log_sections import Sections, packed, sections_of, unpacked, wanted_of
+from icestream.pipeline.rows.topic_rows import Span, TopicRows, topic_rows
 from icestream.wal.format import Section, SectionKind
 from icestream.wal.scan import scan_records
 from tests.support.blocks import bodies, forged_blocks
@@ -87,7 +87,7 @@ def test_only_wanted_offsets_become_rows(records: list[list[tuple[int, int, byte
         start = data.draw(st.integers(0, span.end - 1))
         spans.append(span._replace(start=start, end=data.draw(st.integers(start + 1, span.end))))
     spans = data.draw(st.lists(st.sampled_from(spans), min_size=1, unique=True).map(sorted))
-    wanted = [Wanted(one.topic_id, one.shard, 1, one.start, one.end) for one in spans]
+    wanted = [OffsetRange(one.topic_id, one.shard, 1, one.start, one.end) for one in spans]
     found = {one.topic_id: as_rows(one) for one in topic_rows(wanted_of(found_in(log), wanted), spans)}
     bounds = {(one.topic_id, one.shard): range(one.start, one.end) for one in spans}
     assert found == {
@@ -101,7 +101,7 @@ def test_sections_of_another_epoch_are_not_wanted() -> None:
     body = encode_block(2, {envelope.PAYLOAD: [b"a", b"b"]})
     log.append((1, 0, body), epoch=1)
     log.append((1, 0, body), epoch=2)
-    assert len(wanted_of(found_in(log), [Wanted(1, 0, 1, 0, 4)])) == 1
+    assert len(wanted_of(found_in(log), [OffsetRange(1, 0, 1, 0, 4)])) == 1
     assert len(wanted_of(found_in(log), [])) == 0
 
 

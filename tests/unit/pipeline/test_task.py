@@ -17,7 +17,7 @@ from icestream.model import envelope
 from icestream.model.block import Constant, Numbering, encode_block
 from icestream.model.written import Covered, TopicWritten, Trouble
 from icestream.pipeline.files import file_store
-from icestream.pipeline.judgement import Claim, judge
+from icestream.pipeline.round_judgement import OffsetClaim, judge_round
 from icestream.pipeline.round_plan import RoundPlan
 from icestream.wal.format import Section, SectionKind
 from tests.support.pipeline_round import (
@@ -66,7 +66,7 @@ def filled(log: LogInFolder, records: int = 12, topics: int = 3, per_file: int =
 
 def checked(log: LogInFolder, plan: RoundPlan, written: list[TopicWritten]) -> None:
     """Everything is there, once."""
-    for judged in judge(plan, written):
+    for judged in judge_round(plan, written):
         assert judged.errors == []
         assert [(claim.shard, claim.start, claim.end) for claim in judged.claims] == [
             (shard, 0, end) for (topic, shard), end in sorted(log.ends.items()) if topic == judged.topic.topic_id
@@ -217,13 +217,13 @@ def test_of_too_many_partition_values_the_front_is_written_and_the_rest_comes_ne
     log.save()
     targets = {1: target_in(tables, spec_of(("key", "identity")))}
     plan = log.plan(tables, targets=targets)
-    one, two = judge(plan, write_here(plan))
-    assert (one.claims, one.errors, one.is_cut) == ([Claim(0, 1, 0, 1000)], [], True)
+    one, two = judge_round(plan, write_here(plan))
+    assert (one.claims, one.errors, one.is_cut) == ([OffsetClaim(0, 1, 0, 1000)], [], True)
     assert sorted(row["offset"] for file in one.files for row in rows_in(file)) == list(range(1000))
     assert (two.errors, two.is_cut) == ([], False)
     plan = log.plan(tables, targets=targets, next_offsets={(1, 0): 1000, (2, 0): 1})
-    (rest,) = judge(plan, write_here(plan))
-    assert (rest.claims, rest.errors, rest.is_cut) == ([Claim(0, 1, 1000, 1001)], [], False)
+    (rest,) = judge_round(plan, write_here(plan))
+    assert (rest.claims, rest.errors, rest.is_cut) == ([OffsetClaim(0, 1, 1000, 1001)], [], False)
 
 
 def test_shards_take_turns_when_there_are_too_many_partition_values(
@@ -241,7 +241,7 @@ def test_shards_take_turns_when_there_are_too_many_partition_values(
     next_offsets: dict[tuple[int, int], int] = {}
     for end in (10, 20, 30, 40):
         plan = log.plan(tables, targets=targets, next_offsets=next_offsets)
-        (found,) = judge(plan, write_here(plan))
+        (found,) = judge_round(plan, write_here(plan))
         next_offsets = {(1, claim.shard): claim.end for claim in found.claims}
         assert next_offsets == {(1, 0): end, (1, 1): end}
         assert found.is_cut == (end < 40)
@@ -274,10 +274,10 @@ def test_a_damaged_section_costs_its_topic_and_no_other(log: LogInFolder, tables
     position, _ = log.files[0].marks[2]
     damage(log, 0, position + 64 + 2 * 64 + 40)  # the body of the first section
     plan = log.plan(tables)
-    first, second = judge(plan, write_here(plan))
+    first, second = judge_round(plan, write_here(plan))
     assert second.is_whole
     assert first.errors[0].trouble is Trouble.DAMAGED
-    assert first.claims == [Claim(0, 1, 0, 4), Claim(1, 1, 0, 8)]
+    assert first.claims == [OffsetClaim(0, 1, 0, 4), OffsetClaim(1, 1, 0, 8)]
     assert all_rows(first.files) == [row for row in log.expected(1) if row["offset"] < 4 or row["shard"] == 1]
 
 
@@ -285,8 +285,8 @@ def test_a_damaged_header_ends_a_range_for_all(log: LogInFolder, tables: Path) -
     filled(log, records=4, topics=2)
     damage(log, 0, log.files[0].marks[1][0] + 20)
     plan = log.plan(tables)
-    for judged in judge(plan, write_here(plan)):
-        assert judged.claims == [Claim(0, 1, 0, 4)]
+    for judged in judge_round(plan, write_here(plan)):
+        assert judged.claims == [OffsetClaim(0, 1, 0, 4)]
         assert judged.errors[0].trouble is Trouble.DAMAGED
 
 
@@ -296,7 +296,7 @@ def test_a_file_that_was_used_again_is_stale_not_damaged(log: LogInFolder, table
     log.files[0].generation = 99
     log.save()
     path.write_bytes((log.folder / "log-0000000000000099.wal").read_bytes())
-    for judged in judge(plan, write_here(plan)):
+    for judged in judge_round(plan, write_here(plan)):
         assert not judged.claims
         assert judged.errors[0].trouble is Trouble.STALE
 
@@ -305,7 +305,7 @@ def test_a_file_that_was_used_again_is_stale_not_damaged(log: LogInFolder, table
 def test_a_file_that_is_gone_or_short_is_stale(log: LogInFolder, tables: Path, break_it: Any) -> None:
     plan = filled(log, records=12, topics=1).plan(tables)
     break_it(log.path(log.files[1]))
-    (judged,) = judge(plan, write_here(plan))
+    (judged,) = judge_round(plan, write_here(plan))
     assert judged.errors[0].trouble in (Trouble.STALE, Trouble.UNREACHABLE)
     assert all_rows(judged.files) == [row for row in log.expected(1) if row["append_time"] < 5000]
 
@@ -320,7 +320,7 @@ def test_blocks_that_cannot_be_read_cost_their_topic_alone(log: LogInFolder, tab
     log.ends[1, 0] = 4
     log.save()
     plan = log.plan(tables)
-    first, second = judge(plan, write_here(plan))
+    first, second = judge_round(plan, write_here(plan))
     assert second.is_whole
     assert not first.claims
     assert first.errors[0].trouble is Trouble.FAILED
@@ -332,14 +332,14 @@ def test_a_hole_ends_a_topic(log: LogInFolder, tables: Path) -> None:
     log.append((1, 0, body(b"behind the hole")))
     log.save()
     plan = log.plan(tables)
-    (judged,) = judge(plan, write_here(plan))
-    assert judged.claims == [Claim(0, 1, 0, 4), Claim(1, 1, 0, 4)]
+    (judged,) = judge_round(plan, write_here(plan))
+    assert judged.claims == [OffsetClaim(0, 1, 0, 4), OffsetClaim(1, 1, 0, 4)]
     assert "do not follow" in judged.errors[0].message
     log.gaps[1, 0] = [(4, 14)]
     plan = log.plan(tables)
-    (judged,) = judge(plan, write_here(plan))
+    (judged,) = judge_round(plan, write_here(plan))
     assert judged.is_whole
-    assert judged.claims == [Claim(0, 1, 0, 15), Claim(1, 1, 0, 4)]
+    assert judged.claims == [OffsetClaim(0, 1, 0, 15), OffsetClaim(1, 1, 0, 4)]
 
 
 def test_a_table_that_cannot_be_written_costs_its_topic_alone(log: LogInFolder, tables: Path) -> None:

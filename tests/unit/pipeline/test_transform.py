@@ -26,7 +26,7 @@ from icestream import errors
 from icestream.iceberg import murmur
 from icestream.iceberg.column_transforms import transformed
 from icestream.iceberg.single_value import lower_bound, upper_bound
-from icestream.pipeline.files.layout import ARROW
+from icestream.pipeline.files.parquet_layout import ARROW
 from tests.support.effort import QUARTER
 
 TYPES: dict[str, PrimitiveType] = {

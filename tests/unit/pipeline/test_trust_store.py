@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.trust_store import PASSWORD, trust_store
+from icestream.pipeline.spark_setup.trust_store import PASSWORD, trust_store
 
 
 def test_the_bytes_are_those_of_the_format() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from icestream.model.written import TaskError
-from icestream.pipeline.log_bytes.places import LogOwner
+from icestream.pipeline.log_bytes.log_sources import LogOwner
 from icestream.pipeline.round_plan import LogSource
 from icestream.server.advertised import advertised_address
 from tests.support.node_settings import node_settings

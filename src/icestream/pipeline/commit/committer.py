@@ -5,7 +5,7 @@ out and tried by itself, on the table as it is then; the data files stay the sam
 is removed here (hazard 1).
 
     catalog away         StorageUnavailable: nothing was changed, the caller keeps the round and comes again with it
-    a table's own fault  that table's topic alone: `Stopped`
+    a table's own fault  that table's topic alone: `StopReason`
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from icestream.iceberg.table_manifests import ManifestReader
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
 from icestream.observability.log import get_logger
-from icestream.pipeline.commit import fit, manifest_merge
-from icestream.pipeline.commit.arrival import Arrival
-from icestream.pipeline.commit.bookkeeping import Books, TopicRound
+from icestream.pipeline.commit import manifest_merge, schema_compat
 from icestream.pipeline.commit.committed_files import CommittedFiles
-from icestream.pipeline.commit.expiry import History
+from icestream.pipeline.commit.file_presence import FilePresenceCheck
+from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
 from icestream.pipeline.commit.partition_check import check_partition
-from icestream.pipeline.commit.snapshot import Appended, NewSnapshot, new_snapshot
-from icestream.pipeline.commit.verdict import Verdict, verdict
-from icestream.pipeline.tables.topic_table import Stopped
+from icestream.pipeline.commit.snapshot_builder import Appended, NewSnapshot, new_snapshot
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.commit.verdict import OutcomeVerdict, verdict
+from icestream.pipeline.tables.topic_table import StopReason
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 
 _log = get_logger("pipeline.commit")
 
 
-class Committed(NamedTuple):
+class CommittedSnapshot(NamedTuple):
     snapshot_id: int
     is_repeat: bool = False
 
@@ -53,11 +53,11 @@ class NotCommitted(NamedTuple):
     is_open: bool = False
 
 
-Result = Committed | NotCommitted | Stopped
+Result = CommittedSnapshot | NotCommitted | StopReason
 
 
-class Draft(NamedTuple):
-    brought: TopicRound
+class CommitDraft(NamedTuple):
+    brought: TopicCommit
     made: NewSnapshot
     change: TableChange
     gone: list[str]  # manifests that were merged
@@ -67,13 +67,13 @@ class Committer:
     def __init__(
         self,
         catalog: TableCatalog,
-        books: Books,
+        books: OffsetLedger,
         files: TableFiles,
         reader: ManifestReader,
         clock: Clock,
         randomness: Randomness,
-        history: History,
-        arrival: Arrival | None = None,
+        history: TagRetention,
+        arrival: FilePresenceCheck | None = None,
     ) -> None:
         """`arrival`: looks at the files that executors of a cluster wrote. None: tasks write where we see it."""
         self._catalog = catalog
@@ -89,21 +89,21 @@ class Committer:
         self._away: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
 
-    async def commit(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> None:
+    async def commit(self, rounds: Sequence[TopicCommit], found: dict[int, Result]) -> None:
         """`found`: what became of each, by topic id; those that are there are not asked again. Raises
         StorageUnavailable when some have no answer and nothing was changed for them; LeaseLost when another driver took
         over."""
-        alone: list[TopicRound] = []
+        alone: list[TopicCommit] = []
         for begin in range(0, len(rounds), limits.COMMIT_TABLES_MAX):
             some = rounds[begin : begin + limits.COMMIT_TABLES_MAX]
             together = [one for one in some if one.table.topic_id not in found]
             while together:
-                again: list[TopicRound] = []
+                again: list[TopicCommit] = []
                 for one, outcome in await self._sent(together, found):
                     match self._settled(one, outcome, found):
-                        case Verdict.TOGETHER:
+                        case OutcomeVerdict.TOGETHER:
                             again.append(one.brought)
-                        case Verdict.ALONE:
+                        case OutcomeVerdict.ALONE:
                             alone.append(one.brought)
                 self.retries += bool(again)
                 if len(again) == len(together):  # everybody stood by and nobody was in the way
@@ -117,7 +117,7 @@ class Committer:
             error, self._away = self._away, None
             raise error
 
-    async def gone(self, done: Sequence[TopicRound]) -> dict[int, list[str] | errors.IcestreamError]:
+    async def gone(self, done: Sequence[TopicCommit]) -> dict[int, list[str] | errors.IcestreamError]:
         """By topic the files of these rounds that are not there any more, with the manifests that name them; or what
         keeps its storage from being asked. Raises StorageUnavailable: then none can be asked."""
         wanted = {
@@ -140,7 +140,7 @@ class Committer:
         """The same of what is in a table already, by snapshot (committed_files.py)."""
         return await self._committed_files.gone_of_newest(table)
 
-    async def _alone(self, brought: TopicRound) -> Result | None:
+    async def _alone(self, brought: TopicCommit) -> Result | None:
         """A table that others changed: on it as it is now. None: the catalog is away."""
         for _ in range(limits.COMMIT_ATTEMPTS_MAX):
             self.retries += 1
@@ -149,11 +149,11 @@ class Committer:
             except errors.StorageUnavailable:
                 raise
             except errors.IcestreamError as error:
-                return Stopped(error.message, error.hint or "")
+                return StopReason(error.message, error.hint or "")
             brought = brought._replace(table=table)
             if any(table.positions.get(one.shard, (-1, -1))[1] != one.start for one in brought.claims):
                 return NotCommitted("the table has gone on without it")
-            if reason := fit.why_not(table.table, brought.files):
+            if reason := schema_compat.incompatibility(table.table, brought.files):
                 return NotCommitted(f"the files do not fit the table any more: {reason}")
             found: dict[int, Result] = {}
             for one, outcome in await self._sent([brought], found):
@@ -166,16 +166,16 @@ class Committer:
 
     # --- one request ---
 
-    async def _sent(self, rounds: Sequence[TopicRound], found: dict[int, Result]) -> list[tuple[Draft, Outcome]]:
+    async def _sent(self, rounds: Sequence[TopicCommit], found: dict[int, Result]) -> list[tuple[CommitDraft, Outcome]]:
         """Those that could be built, with their answers; what went wrong with others is in `found`."""
-        drafts: dict[Identifier, Draft] = {}
+        drafts: dict[Identifier, CommitDraft] = {}
         for brought in rounds:
             try:
                 drafts[brought.table.identifier] = await self._draft(brought)
             except errors.StorageUnavailable:
                 raise
             except errors.IcestreamError as error:
-                found[brought.table.topic_id] = Stopped(error.message, error.hint or "")
+                found[brought.table.topic_id] = StopReason(error.message, error.hint or "")
         if not drafts:
             return []
         await self._files.create_all(
@@ -192,9 +192,11 @@ class Committer:
             return await self._one_by_one(drafts.values(), found)
         return [(drafts[name], outcome) for name, outcome in answers.items()]
 
-    async def _one_by_one(self, drafts: Iterable[Draft], found: dict[int, Result]) -> list[tuple[Draft, Outcome]]:
+    async def _one_by_one(
+        self, drafts: Iterable[CommitDraft], found: dict[int, Result]
+    ) -> list[tuple[CommitDraft, Outcome]]:
         """One of them is refused for what it is, and the others shall not suffer; or the catalog knows no other way."""
-        answers: list[tuple[Draft, Outcome]] = []
+        answers: list[tuple[CommitDraft, Outcome]] = []
         for one in drafts:
             try:
                 answers.append((one, await self._catalog.commit(one.brought.table.identifier, one.change)))
@@ -205,46 +207,46 @@ class Committer:
                 one.brought.table.is_stale = True
                 found[one.brought.table.topic_id] = NotCommitted(error.message)
             except errors.IcestreamError as error:
-                found[one.brought.table.topic_id] = Stopped(error.message, error.hint or "")
+                found[one.brought.table.topic_id] = StopReason(error.message, error.hint or "")
         return answers
 
-    def _settled(self, one: Draft, outcome: Outcome, found: dict[int, Result]) -> Verdict:
+    def _settled(self, one: CommitDraft, outcome: Outcome, found: dict[int, Result]) -> OutcomeVerdict:
         table, judged = one.brought.table, verdict(outcome)
         match judged:
-            case Verdict.DONE:
+            case OutcomeVerdict.DONE:
                 assert isinstance(outcome, Done)
                 found[table.topic_id] = self._done(one, outcome)
-            case Verdict.OPEN:
+            case OutcomeVerdict.OPEN:
                 table.is_stale = True
                 found[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""), is_open=True)
-            case Verdict.TAKEN:
+            case OutcomeVerdict.TAKEN:
                 table.is_stale = True
                 found[table.topic_id] = NotCommitted(getattr(outcome, "reason", ""))
-            case Verdict.LEASE_LOST:
+            case OutcomeVerdict.LEASE_LOST:
                 raise errors.LeaseLost(
                     "another pipeline has taken over", hint="nothing is lost: it goes on where this one ended"
                 )
         return judged
 
-    def _done(self, one: Draft, outcome: Done) -> Committed:
+    def _done(self, one: CommitDraft, outcome: Done) -> CommittedSnapshot:
         """The table as it is now: our own commit is applied to what we know, nothing is asked."""
         table = one.brought.table
         table.positions = table.advanced(one.brought.ends)
         self._made[table.topic_id] = [file.location for file in one.made.files]
         if outcome.repeated is not None or outcome.was_read_back:
             table.is_stale = True
-            return Committed(outcome.repeated or one.made.snapshot_id, is_repeat=outcome.repeated is not None)
+            return CommittedSnapshot(outcome.repeated or one.made.snapshot_id, is_repeat=outcome.repeated is not None)
         table.table = _applied(table.table, one.made.updates, self._now_ms())
         table.manifests = one.made.manifests
         self._reader.remember(one.made.entries, one.gone)
-        return Committed(one.made.snapshot_id)
+        return CommittedSnapshot(one.made.snapshot_id)
 
     # --- a snapshot ---
 
     def _now_ms(self) -> int:
         return self._clock.wall_us() // 1000
 
-    async def _draft(self, brought: TopicRound) -> Draft:
+    async def _draft(self, brought: TopicCommit) -> CommitDraft:
         table = brought.table
         if self._arrival is not None:
             await self._arrival.check(brought.files)
@@ -270,9 +272,9 @@ class Committer:
             self._books.summary(brought),
         )
         change = TableChange([*_requirements(table.table), *self._books.requirements(brought)], made.updates)
-        return Draft(brought, made, change, [one.path for one in merged])
+        return CommitDraft(brought, made, change, [one.path for one in merged])
 
-    async def _appended(self, brought: TopicRound, spec_id: int) -> Appended:
+    async def _appended(self, brought: TopicCommit, spec_id: int) -> Appended:
         table = brought.table.table
         written = [file for file in brought.files if file.spec_id == spec_id]
         spec = values.find(table.fields["partition-specs"], "spec-id", spec_id)

@@ -16,7 +16,7 @@ from typing import Final
 from icestream.catalogs.catalog import Conflict, Done, Outcome
 
 
-class Verdict(Enum):
+class OutcomeVerdict(Enum):
     DONE = auto()
     TOGETHER = auto()
     ALONE = auto()
@@ -29,14 +29,14 @@ class Verdict(Enum):
 _TAKEN: Final = frozenset(("not_next", "other_epoch", "unknown_shard", "other_topic", "round_reused", "not_bound"))
 
 
-def verdict(outcome: Outcome) -> Verdict:
+def verdict(outcome: Outcome) -> OutcomeVerdict:
     if isinstance(outcome, Done):
-        return Verdict.DONE
+        return OutcomeVerdict.DONE
     if not isinstance(outcome, Conflict):
-        return Verdict.OPEN
+        return OutcomeVerdict.OPEN
     if outcome.is_bystander:
-        return Verdict.TOGETHER
+        return OutcomeVerdict.TOGETHER
     reason = outcome.details.get("reason")
     if reason == "stale_pipeline":
-        return Verdict.LEASE_LOST
-    return Verdict.TAKEN if reason in _TAKEN else Verdict.ALONE
+        return OutcomeVerdict.LEASE_LOST
+    return OutcomeVerdict.TAKEN if reason in _TAKEN else OutcomeVerdict.ALONE

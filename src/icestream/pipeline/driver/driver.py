@@ -30,22 +30,22 @@ from icestream.model.backlog import Backlog
 from icestream.model.written import TopicWritten
 from icestream.observability.log import get_logger
 from icestream.observability.spans import span
-from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
-from icestream.pipeline.driver.backoff import pause_seconds
-from icestream.pipeline.driver.broker import Broker
-from icestream.pipeline.driver.commits import Commits
+from icestream.pipeline.commit.offset_ledger import OffsetLedger
+from icestream.pipeline.driver.broker_api import BrokerApi
+from icestream.pipeline.driver.driver_options import DriverOptions
+from icestream.pipeline.driver.driver_report import DriverReport, RoundReport
 from icestream.pipeline.driver.effects import Effect, Effects
-from icestream.pipeline.driver.floors import FloorKeeper
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.driver.report import Report, RoundReport
-from icestream.pipeline.driver.topics import Topics
-from icestream.pipeline.judgement import judge
+from icestream.pipeline.driver.offset_sync import OffsetSync
+from icestream.pipeline.driver.retry_pause import retry_pause_seconds
+from icestream.pipeline.driver.round_commit import RoundCommit
+from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.planner import plan_round
-from icestream.pipeline.round_plan import Budget, RoundPlan
-from icestream.pipeline.tables.topic_table import Stopped
-from icestream.pipeline.upkeep.cleaner import Cleaner
+from icestream.pipeline.round_judgement import judge_round
+from icestream.pipeline.round_plan import RoundBudget, RoundPlan
+from icestream.pipeline.tables.topic_table import StopReason
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
@@ -69,18 +69,18 @@ class RoundWriter(Protocol):
 class Driver:
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerApi,
         lease: DriverLease,
-        books: Books,
-        topics: Topics,
+        books: OffsetLedger,
+        topics: TopicTables,
         committer: Committer,
         writer: RoundWriter,
         offload: Offload,
         effects: Effects,
         clock: Clock,
         options: DriverOptions,
-        report: Report,
-        cleaner: Cleaner | None = None,
+        report: DriverReport,
+        cleaner: FileCleaner | None = None,
     ) -> None:
         """`cleaner`: none where nobody removes files."""
         self._broker = broker
@@ -95,8 +95,8 @@ class Driver:
         self._after_lsn = 0
         self._hurry = asyncio.Event()
         self._wished_us = 0
-        self._commits = Commits(lease, books, topics, committer, effects, clock, report, cleaner)
-        self._floors = FloorKeeper(broker, topics, effects, self._commits.passable)
+        self._commits = RoundCommit(lease, books, topics, committer, effects, clock, report, cleaner)
+        self._floors = OffsetSync(broker, topics, effects, self._commits.passable)
         self.report = report
         report.halted = topics.halted
         report.on_told = broker.tell
@@ -121,7 +121,9 @@ class Driver:
                 self._topics.forget()
             except errors.IcestreamError as error:
                 failures += 1
-                pause = pause_seconds(failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX)
+                pause = retry_pause_seconds(
+                    failures, limits.PIPELINE_RETRY_SECONDS_MIN, limits.PIPELINE_RETRY_SECONDS_MAX
+                )
                 self.report.say("waiting", error.message)
                 _log.warning("a round failed and is tried again", reason=error.message, again_seconds=pause)
                 await self.report.tell()
@@ -218,7 +220,7 @@ class Driver:
         planned = {one.topic_id for one in plan.topics}
         for one in plan.left_out:
             if one.topic_id not in planned:  # else some of its shards go on
-                self._topics.halt(one.topic_id, one.name, Stopped(one.reason, LEFT_OUT))
+                self._topics.halt(one.topic_id, one.name, StopReason(one.reason, LEFT_OUT))
         if plan.topics:
             made.topics = len(plan.topics)
             with span("round", topics=made.topics, epoch=self._lease.epoch):
@@ -236,7 +238,7 @@ class Driver:
         budget = self._budget(backlog, is_hurried)
         return plan_round(backlog, positions, targets, budget, self._clock.wall_us())
 
-    def _budget(self, backlog: Backlog, is_hurried: bool) -> Budget:
+    def _budget(self, backlog: Backlog, is_hurried: bool) -> RoundBudget:
         budget = self._options.budget_now(backlog.changed_settings)
         return msgspec.structs.replace(budget, age_due_ms=0) if is_hurried else budget
 
@@ -247,7 +249,7 @@ class Driver:
             leased = plan.leased(name, self._lease.epoch)
             with self._timed(made, "write"), self._effects.happens(Effect.WRITE):
                 written = await self._offload.run(lambda: self._writer.write(leased))
-            judged = judge(plan, written)
+            judged = judge_round(plan, written)
             self.report.say("committing")
             self.report.written(sum(file.rows for one in judged for file in one.files), self._clock.wall_us())
             try:

@@ -27,24 +27,24 @@ from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
-from icestream.pipeline.commit.arrival import Arrival
-from icestream.pipeline.commit.bookkeeping import Books
 from icestream.pipeline.commit.committer import Committer
-from icestream.pipeline.commit.expiry import History
-from icestream.pipeline.driver.asked import follow_wishes
-from icestream.pipeline.driver.broker import BrokerLink
+from icestream.pipeline.commit.file_presence import FilePresenceCheck
+from icestream.pipeline.commit.offset_ledger import OffsetLedger
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
+from icestream.pipeline.driver.broker_api import BrokerLink
+from icestream.pipeline.driver.commit_now import watch_requests
 from icestream.pipeline.driver.driver import Driver, RoundWriter
+from icestream.pipeline.driver.driver_options import DriverOptions
+from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.metrics_port import metrics_listener
-from icestream.pipeline.driver.options import DriverOptions
-from icestream.pipeline.driver.report import Report
-from icestream.pipeline.driver.topics import Topics
-from icestream.pipeline.spark.options import SparkOptions
-from icestream.pipeline.tables.foreign_books import ForeignBooks
-from icestream.pipeline.tables.own_books import OwnBooks
-from icestream.pipeline.upkeep.cleaner import Cleaner
-from icestream.pipeline.upkeep.named_files import NamedFiles
+from icestream.pipeline.driver.topic_tables import TopicTables
+from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
+from icestream.pipeline.spark.spark_options import SparkOptions
+from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
+from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.parent_pipe import watch_parent
@@ -60,7 +60,7 @@ _log = get_logger("pipeline")
 
 async def serve(settings: Settings, on_ready: Callable[[int], None], *, is_child: bool = False) -> None:
     """`on_ready` is told the port of the metrics. Raises MissingPart on a machine without what Spark runs on."""
-    from icestream.pipeline.driver.engine import open_writer
+    from icestream.pipeline.spark.spark_startup import open_writer
 
     set_up_spans("pipeline")
     stop = asyncio.Event()
@@ -108,18 +108,18 @@ async def _driver(
         name = await link.name()
         books = _books(settings, store, catalog, files, avro, name)
         storage = {} if options.kind == "local" else dataclasses.asdict(options)
-        topics = Topics(books, catalog, effects, clock, randomness, storage)
-        history = History(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
+        topics = TopicTables(books, catalog, effects, clock, randomness, storage)
+        history = TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
         reader = ManifestReader(avro)
-        arrival = None if SparkOptions.of(settings).is_local else Arrival(files)
+        arrival = None if SparkOptions.of(settings).is_local else FilePresenceCheck(files)
         committer = Committer(catalog, books, files, reader, clock, randomness, history, arrival)
         owner = f"{settings.node.name}/child" if is_child else ""
         lease = DriverLease(store, clock, owner, name=name)
-        report = Report(writer.master, os.getpid(), port)
+        report = DriverReport(writer.master, os.getpid(), port)
         own = DriverOptions.of(settings, writer.tasks_max, storage)
         cleaner = _cleaner(settings, store, catalog, files, avro)
         driver = Driver(link, lease, books, topics, committer, writer, spark, effects, clock, own, report, cleaner)
-        tasks.append(asyncio.create_task(follow_wishes(store, clock, driver.hurry)))
+        tasks.append(asyncio.create_task(watch_requests(store, clock, driver.hurry)))
         yield driver
         await lease.give_up()
     finally:
@@ -150,18 +150,18 @@ def _with_token(settings: Settings) -> Settings:
 
 def _cleaner(
     settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests
-) -> Cleaner | None:
+) -> FileCleaner | None:
     """Another catalog may be somebody else's too: nobody but him knows who needs its files."""
     if not settings.catalog_embedded or not settings.pipeline.clean_up:
         return None
-    return Cleaner(store, catalog, files, NamedFiles(avro), SystemClock(), settings.pipeline.clean_up_delay_ms)
+    return FileCleaner(store, catalog, files, ReferencedFiles(avro), SystemClock(), settings.pipeline.clean_up_delay_ms)
 
 
 def _books(
     settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests, lease: str
-) -> Books:
+) -> OffsetLedger:
     fixed = fixed_namespace(settings)
     if not settings.catalog_embedded:
-        return ForeignBooks(store, catalog, avro, fixed)
+        return ForeignLedger(store, catalog, avro, fixed)
     making = Catalog(store, files, SystemClock(), SystemRandomness(), settings.storage.iceberg_config.warehouse)
-    return OwnBooks(store, catalog, making, fixed, lease)
+    return EmbeddedLedger(store, catalog, making, fixed, lease)

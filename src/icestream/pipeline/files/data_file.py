@@ -10,7 +10,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from icestream import limits
 from icestream.iceberg.single_value import lower_bound, upper_bound
-from icestream.pipeline.files.layout import Column, Layout, writer_options
+from icestream.pipeline.files.parquet_layout import ParquetColumn, ParquetLayout, writer_options
 
 # zstd's own is 3. Most of a file's time is compression, and payloads seldom get much smaller by more of it.
 _ZSTD_LEVEL: Final = 1
@@ -22,7 +22,7 @@ _FEW_ROWS: Final = 16_384  # one row group, unless they are large by what they t
 _WITHOUT_BOUNDS: Final = frozenset({"payload", "wire", "headers"})
 
 
-class Metrics(NamedTuple):
+class ColumnMetrics(NamedTuple):
     """By field id."""
 
     column_sizes: dict[int, int]
@@ -33,7 +33,7 @@ class Metrics(NamedTuple):
     split_offsets: list[int]
 
 
-def encoded(table: Any, layout: Layout, codec: str, level: int | None) -> tuple[Any, Metrics]:
+def encoded(table: Any, layout: ParquetLayout, codec: str, level: int | None) -> tuple[Any, ColumnMetrics]:
     """The bytes as an Arrow buffer. `codec`: zstd, snappy, gzip, lz4, or uncompressed."""
     name = codec.lower()
     compression = {"uncompressed": "none", "lz4": "lz4_raw"}.get(name, name)
@@ -73,8 +73,8 @@ def _decoded_bytes(column: Any) -> int:
     )
 
 
-def _metrics(table: Any, layout: Layout, metadata: Any) -> Metrics:
-    found = Metrics({}, {}, {}, {}, {}, [])
+def _metrics(table: Any, layout: ParquetLayout, metadata: Any) -> ColumnMetrics:
+    found = ColumnMetrics({}, {}, {}, {}, {}, [])
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     found.split_offsets.extend(_offset(group.column(0)) for group in groups)
     places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
@@ -98,7 +98,9 @@ def _offset(chunk: Any) -> int:
     return int(chunk.data_page_offset if first is None else min(first, chunk.data_page_offset))
 
 
-def _add_map(found: Metrics, column: Column, table: Any, groups: list[Any], places: dict[str, int]) -> None:
+def _add_map(
+    found: ColumnMetrics, column: ParquetColumn, table: Any, groups: list[Any], places: dict[str, int]
+) -> None:
     """Sizes and counts of keys and values: Iceberg keeps no bounds of what repeats in a row."""
     for part, field_id in (("key", column.key_id), ("value", column.value_id)):
         place = places.get(f"{column.name}.key_value.{part}")
@@ -109,7 +111,7 @@ def _add_map(found: Metrics, column: Column, table: Any, groups: list[Any], plac
         found.value_counts[field_id] = sum(chunk.num_values for chunk in chunks)
 
 
-def _add_bounds(found: Metrics, column: Column, chunks: list[Any]) -> None:
+def _add_bounds(found: ColumnMetrics, column: ParquetColumn, chunks: list[Any]) -> None:
     statistics = [chunk.statistics for chunk in chunks]
     known = [one for one in statistics if one is not None and one.has_min_max]
     has_values = [one is None or one.num_values > 0 for one in statistics]

@@ -11,19 +11,21 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from icestream.iceberg.partition_groups import Group, groups_of
 from icestream.model.file_name import data_name
 from icestream.model.written import Covered, WrittenFile
-from icestream.pipeline.files.data_file import Metrics, encoded
+from icestream.pipeline.files.data_file import ColumnMetrics, encoded
 from icestream.pipeline.files.file_store import FileStore
-from icestream.pipeline.files.layout import layout_of
+from icestream.pipeline.files.parquet_layout import layout_of
 from icestream.pipeline.round_plan import TableTarget
-from icestream.pipeline.rows.rows import TopicRows
+from icestream.pipeline.rows.topic_rows import TopicRows
 
 
-class Written(NamedTuple):
+class TopicFiles(NamedTuple):
     files: list[WrittenFile]
     ends: dict[int, int] | None = None  # where each shard ends, of those with rows in the files; None: all was written
 
 
-def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStore, name: Callable[[], str]) -> Written:
+def write_topic(
+    parts: Sequence[TopicRows], target: TableTarget, store: FileStore, name: Callable[[], str]
+) -> TopicFiles:
     """All of its rows, or their front where they have too many partition values; or an error: then nothing of it
     counts."""
     layout = layout_of(target)
@@ -51,7 +53,7 @@ def write_topic(parts: Sequence[TopicRows], target: TableTarget, store: FileStor
                     *metrics,
                 )
             )
-    return Written(files, None if grouped.taken is None else _ends(table, grouped.taken))
+    return TopicFiles(files, None if grouped.taken is None else _ends(table, grouped.taken))
 
 
 def _ends(table: Any, taken: Any) -> dict[int, int]:
@@ -87,7 +89,7 @@ def _sized(table: Any, target_bytes: int) -> Iterator[Any]:
         yield table.slice(start, rows)
 
 
-def _covered(rows: Any, metrics: Metrics, ids: Mapping[str, int]) -> list[Covered]:
+def _covered(rows: Any, metrics: ColumnMetrics, ids: Mapping[str, int]) -> list[Covered]:
     """From the first to the last offset of each shard. Where a table is partitioned others may lie in between. Most
     files are of one shard: then their statistics say it."""
     low, high = (_bound(one, ids["shard"]) for one in (metrics.lower_bounds, metrics.upper_bounds))

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from icestream.pipeline.rows.sections import Sections, sections_of
+from icestream.pipeline.rows.log_sections import Sections, sections_of
 from icestream.wal import format as wire
 from icestream.wal.scan import good_header, scan_records
 
@@ -20,7 +20,7 @@ _DATA: Final = (wire.RecordKind.DATA, wire.RecordKind.REPAIR)
 
 
 @dataclass(frozen=True)
-class Scanned:
+class RangeScan:
     sections: list[Sections]
     bad_topics: dict[int, int] = field(default_factory=dict)  # the position of the first bad section of a topic
     bad_from: int | None = None  # a position from which on nothing can be read
@@ -30,7 +30,7 @@ class Scanned:
         return not self.bad_topics and self.bad_from is None
 
 
-def scan_range(data: bytes, start: int, number: int, lsn: int) -> Scanned:
+def scan_range(data: bytes, start: int, number: int, lsn: int) -> RangeScan:
     """`data`: the bytes of file `number` from `start` on, where the record `lsn` stands."""
     found: list[Sections] = []
     bad_topics: dict[int, int] = {}
@@ -44,11 +44,11 @@ def scan_range(data: bytes, start: int, number: int, lsn: int) -> Scanned:
             break
         header = good_header(data, stop - start, stop, number)
         if header is None or header.kind not in _DATA or header.lsn < lsn or header.end > end:
-            return Scanned(found, bad_topics, stop)
+            return RangeScan(found, bad_topics, stop)
         _note_bad_sections(data, start, header, bad_topics)
         found.append(_good_part(data, start, header, bad_topics))
         position, lsn = header.end, header.lsn + 1
-    return Scanned(found, bad_topics)
+    return RangeScan(found, bad_topics)
 
 
 def _note_bad_sections(data: bytes, start: int, header: wire.Header, bad_topics: dict[int, int]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import errors
-from icestream.pipeline.rows.blocks import Blocks
-from icestream.pipeline.rows.columns import Elements, bytes_taken
-from icestream.pipeline.rows.sections import Ints
+from icestream.pipeline.rows.arrow_columns import Elements, bytes_taken
+from icestream.pipeline.rows.block_columns import Blocks
+from icestream.pipeline.rows.log_sections import Ints
 
 
 def header_maps(blocks: Blocks, elements: Elements) -> Any:

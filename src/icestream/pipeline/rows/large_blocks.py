@@ -12,14 +12,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from icestream import errors
-from icestream.pipeline.rows.blocks import Blocks, Stored
+from icestream.pipeline.rows.block_columns import Blocks, StoredColumn
 
 # Below so many rows for each block the copies cost more than what they save.
 _ROWS_PER_BLOCK_MIN: Final = 64
 _OFFSET_MAX: Final = 2**31 - 1
 
 
-def is_large(blocks: Blocks, stored: Stored, encoding: int) -> bool:
+def is_large(blocks: Blocks, stored: StoredColumn, encoding: int) -> bool:
     """`encoding`: which one fits the column's values."""
     return (
         len(stored.block) == len(blocks)
@@ -29,7 +29,7 @@ def is_large(blocks: Blocks, stored: Stored, encoding: int) -> bool:
     )
 
 
-def numbers_copied(blocks: Blocks, stored: Stored, width: int) -> NDArray[Any]:
+def numbers_copied(blocks: Blocks, stored: StoredColumn, width: int) -> NDArray[Any]:
     if np.any(stored.size != width * blocks.rows):
         raise errors.DecodeError("a column has not as many values as its block has messages")
     source = blocks.viewed(width)
@@ -38,7 +38,7 @@ def numbers_copied(blocks: Blocks, stored: Stored, width: int) -> NDArray[Any]:
     return np.concatenate(parts).view({8: np.int64, 4: np.int32, 1: np.uint8}[width])
 
 
-def bytes_copied(blocks: Blocks, stored: Stored, kind: Any) -> Any | None:
+def bytes_copied(blocks: Blocks, stored: StoredColumn, kind: Any) -> Any | None:
     """None: too much for one array of 32-bit offsets."""
     heads = 4 * (blocks.rows + 1)
     sizes = stored.size - heads

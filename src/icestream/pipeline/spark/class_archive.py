@@ -13,15 +13,15 @@ import os
 from pathlib import Path
 
 from icestream import limits
-from icestream.pipeline.engine import Engine
-from icestream.pipeline.jar_files import forget_old
+from icestream.pipeline.spark_setup.jar_files import forget_old
+from icestream.pipeline.spark_setup.spark_install import SparkInstall
 
 # The first compiler alone: a session of short jobs is never warm enough for the second (13.8 against 8.2 s of CPU).
 PLAIN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class ClassArchive:
-    def __init__(self, engine: Engine, cache: Path, *, is_making: bool = False) -> None:
+    def __init__(self, engine: SparkInstall, cache: Path, *, is_making: bool = False) -> None:
         """`is_making`: the session writes the archive where there is none."""
         home, spark = str(engine.java_home), str(engine.spark_home)
         words = "\0".join((home, engine.java.version, engine.pyspark, spark, PLAIN_OPTIONS))

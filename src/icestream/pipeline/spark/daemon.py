@@ -22,7 +22,7 @@ def main() -> None:
     from pyspark import daemon
 
     import icestream.pipeline.spark.stages
-    import icestream.pipeline.task.run  # noqa: F401
+    import icestream.pipeline.task.task_run  # noqa: F401
 
     daemon.worker = until_java_leaves(daemon.worker)
     gc.collect()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from icestream.pipeline.engine import Engine
 from icestream.pipeline.spark.class_archive import ClassArchive
-from icestream.pipeline.spark.options import SparkOptions
+from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.pipeline.spark.writer import SparkWriter
+from icestream.pipeline.spark_setup.spark_install import SparkInstall
 
 
-def archive_classes(engine: Engine, cache: Path, say: Callable[[str], None]) -> None:
+def archive_classes(engine: SparkInstall, cache: Path, say: Callable[[str], None]) -> None:
     """Where there is one already, nothing is done and nothing is said. Raises EngineFailed when Spark does not run."""
     archive = ClassArchive(engine, cache, is_making=True)
     if not archive.is_missing:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from icestream.pipeline.task import job as jobs
-from icestream.pipeline.task.run import WRITTEN, read_bundle, write_handed
+from icestream.pipeline.task.task_run import WRITTEN, read_bundle, write_handed
 
 Given = tuple[bytes, list[tuple[int, bytes]]]
 _JOB: Final = b"J"

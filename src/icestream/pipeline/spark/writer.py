@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from icestream import errors, limits
 from icestream.model.written import TopicWritten
-from icestream.pipeline.engine import Engine
 from icestream.pipeline.round_plan import RoundPlan
-from icestream.pipeline.spark import java_words, stages
+from icestream.pipeline.spark import jvm_log, stages
 from icestream.pipeline.spark.class_archive import PLAIN_OPTIONS, ClassArchive
-from icestream.pipeline.spark.options import SparkOptions, spark_conf
+from icestream.pipeline.spark.spark_options import SparkOptions, spark_conf
 from icestream.pipeline.spark.update_server import let_java_leave
+from icestream.pipeline.spark_setup.spark_install import SparkInstall
 from icestream.pipeline.task import job as jobs
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SparkWriter:
-    def __init__(self, engine: Engine, options: SparkOptions, archive: ClassArchive | None = None) -> None:
+    def __init__(self, engine: SparkInstall, options: SparkOptions, archive: ClassArchive | None = None) -> None:
         self.master = options.master
         self.tasks_max = options.tasks_max
         self._engine = engine
@@ -95,7 +95,7 @@ class SparkWriter:
         conf = SparkConf(loadDefaults=False)
         for key, value in spark_conf(self._options, java_options).items():
             conf.set(key, value)
-        with java_words.heard() as stderr:
+        with jvm_log.heard() as stderr:
             gateway = launch_gateway(conf, {"stderr": stderr})
         context = SparkContext(conf=conf, gateway=gateway)
         let_java_leave(context._accumulatorServer)

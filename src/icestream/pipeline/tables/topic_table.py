@@ -20,7 +20,7 @@ class Position(NamedTuple):
     next: int  # the first offset that is not in the table
 
 
-class Stopped(NamedTuple):
+class StopReason(NamedTuple):
     """Why a topic is not written any more until somebody does something (hazard 21)."""
 
     reason: str

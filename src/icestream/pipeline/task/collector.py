@@ -13,10 +13,10 @@ import numpy as np
 from icestream import errors
 from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
 from icestream.pipeline.files.file_store import FileStore
-from icestream.pipeline.files.topic_files import Written, write_topic
+from icestream.pipeline.files.topic_files import TopicFiles, write_topic
 from icestream.pipeline.round_plan import TableTarget
-from icestream.pipeline.rows.rows import Span, TopicRows, topic_rows
-from icestream.pipeline.rows.sections import Sections
+from icestream.pipeline.rows.log_sections import Sections
+from icestream.pipeline.rows.topic_rows import Span, TopicRows, topic_rows
 from icestream.pipeline.task.continuity import Key, spans_of
 from icestream.pipeline.task.job import TopicJob
 
@@ -86,7 +86,7 @@ class Collector:
         open_store: Callable[[TableTarget], FileStore],
         stores: dict[int, FileStore],
         name: Callable[[], str],
-    ) -> Written:
+    ) -> TopicFiles:
         target = self._jobs[topic_id].target
         try:
             return write_topic(self._rows.pop(topic_id), target, _store(target, open_store, stores), name)
@@ -94,9 +94,9 @@ class Collector:
             self._errors[topic_id] = TaskError(Trouble.FAILED, str(error))
         except Exception as error:  # noqa: BLE001  # one table must not stop the others
             self._errors[topic_id] = TaskError(Trouble.FAILED, repr(error))
-        return Written([])
+        return TopicFiles([])
 
-    def _told(self, topic_id: int, written: Written | None) -> TopicWritten:
+    def _told(self, topic_id: int, written: TopicFiles | None) -> TopicWritten:
         files = written.files if written is not None else []
         ends = written.ends if written is not None and files else None
         covered = [

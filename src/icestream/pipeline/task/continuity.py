@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from icestream.pipeline import gaps
+from icestream.pipeline import offset_gaps
 from icestream.pipeline.round_plan import ShardPlan
-from icestream.pipeline.rows.rows import Span
-from icestream.pipeline.rows.sections import Ints, Sections
+from icestream.pipeline.rows.log_sections import Ints, Sections
+from icestream.pipeline.rows.topic_rows import Span
 
 Key = tuple[int, int]
 
@@ -34,7 +34,7 @@ def spans_of(found: Sections, shards: Mapping[Key, ShardPlan], ends: Mapping[Key
         base, end = found.base[order[first:stop]], found.end[order[first:stop]]
         plan = shards[key]
         start = max(int(base[0]), plan.start)
-        if key in ends and start != gaps.past(plan.gaps, ends[key]):
+        if key in ends and start != offset_gaps.past(plan.gaps, ends[key]):
             broken.append(key)
             continue
         last = _contiguous(base, end, plan)
@@ -47,6 +47,6 @@ def spans_of(found: Sections, shards: Mapping[Key, ShardPlan], ends: Mapping[Key
 def _contiguous(base: Ints, end: Ints, plan: ShardPlan) -> int:
     """The last section that goes on from the first one."""
     for place in np.flatnonzero(base[1:] != end[:-1]).tolist():
-        if gaps.past(plan.gaps, int(end[place])) != base[place + 1]:
+        if offset_gaps.past(plan.gaps, int(end[place])) != base[place + 1]:
             return int(place)
     return len(base) - 1

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from icestream.model.written import TaskError, TopicWritten
-from icestream.pipeline.round_plan import LogSource, Range, RoundPlan, TableTarget, TopicPlan
+from icestream.pipeline.round_plan import LogRange, LogSource, RoundPlan, TableTarget, TopicPlan
 
 
 class TopicJob(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class TopicJob(msgspec.Struct, frozen=True):
 
 class ReadJob(msgspec.Struct, frozen=True):
     source: LogSource
-    ranges: list[Range]
+    ranges: list[LogRange]
     topics: list[TopicJob]
 
 

@@ -1,0 +1,109 @@
+"""How the rows of one table are stored in Parquet: its columns in the order of the schema, each with its field id.
+
+A column that is null in every row of a file is left out of the file: to every reader of Iceberg that means nulls, and
+half of the time of a small file goes into columns that hold nothing (measured: 0.7 against 1.4 ms for 500 rows). Its
+counts are told nevertheless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from icestream import errors
+from icestream.catalog.topic.envelope import COLUMNS
+from icestream.pipeline.round_plan import TableTarget
+
+_FIELD_ID: Final = b"PARQUET:field_id"
+# Numbers that rise or hardly change; text that comes again and again.
+_DELTA: Final = frozenset({"int", "long", "timestamptz"})
+_REPEATED: Final = frozenset(
+    {"producer_name", "topic_name", "broker_addr", "subscription_name", "schema_error", "content_type"}
+)
+_HEADER_KEYS: Final = "headers.key_value.key"
+ARROW: Final = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "string": pa.utf8(),
+}
+
+
+@dataclass(frozen=True)
+class ParquetColumn:
+    name: str
+    field_id: int
+    type: str  # Iceberg's; "map" for headers
+    is_required: bool
+    key_id: int = 0
+    value_id: int = 0
+
+    def field(self, stored: Any) -> Any:
+        """`stored`: the Arrow type of the values."""
+        return pa.field(self.name, stored, not self.is_required, {_FIELD_ID: str(self.field_id).encode()})
+
+    @property
+    def map_type(self) -> Any:
+        key = pa.field("key", pa.utf8(), False, {_FIELD_ID: str(self.key_id).encode()})
+        return pa.map_(key, pa.field("value", pa.utf8(), True, {_FIELD_ID: str(self.value_id).encode()}))
+
+
+@dataclass(frozen=True)
+class ParquetLayout:
+    schema_id: int
+    columns: tuple[ParquetColumn, ...]
+
+    def table(self, values: dict[str, Any], rows: int) -> Any:
+        """An Arrow table of what is there, in the table's order."""
+        arrays: list[Any] = []
+        fields: list[Any] = []
+        for column in self.columns:
+            found = values.get(column.name)
+            if found is None:
+                if column.is_required and rows:
+                    raise errors.InvalidInput(f"column {column.name} of the table is required, and no message has it")
+                continue
+            stored = found.cast(column.map_type) if column.type == "map" else found
+            arrays.append(stored)
+            fields.append(column.field(stored.type))
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def writer_options(table: Any) -> dict[str, Any]:
+    """Encodings, as ParquetWriter takes them."""
+    repeated = [field.name for field in table.schema if field.name in _REPEATED]
+    if "headers" in table.schema.names:
+        repeated.append(_HEADER_KEYS)
+    numbers = [field.name for field in table.schema if COLUMNS[field.name] in _DELTA]
+    return {"use_dictionary": repeated, "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED")}
+
+
+def layout_of(target: TableTarget) -> ParquetLayout:
+    """Of the columns of the envelope; what else the table has stays null."""
+    return _layout(msgspec.json.encode(target.schema))
+
+
+@cache
+def _layout(schema: bytes) -> ParquetLayout:
+    document = msgspec.json.decode(schema)
+    columns: list[ParquetColumn] = []
+    for field in document["fields"]:
+        name, kind = field["name"], field["type"]
+        if name not in COLUMNS:
+            if field.get("required"):
+                raise errors.InvalidInput(
+                    f"column {name} of the table is required, and no message has it", hint="make the column optional"
+                )
+            continue
+        is_map = isinstance(kind, dict)
+        if (COLUMNS[name] == "map") != is_map or (not is_map and kind != COLUMNS[name]):
+            raise errors.InvalidInput(f"column {name} of the table is {kind}, and should be {COLUMNS[name]}")
+        ids = (kind["key-id"], kind["value-id"]) if is_map else (0, 0)
+        columns.append(ParquetColumn(name, field["id"], COLUMNS[name], bool(field.get("required")), *ids))
+    return ParquetLayout(document.get("schema-id", 0), tuple(columns))

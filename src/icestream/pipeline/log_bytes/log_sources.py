@@ -1,0 +1,160 @@
+"""Two places to read the log from. Each copies (hazard 15) and tells what is wrong as a value.
+
+LogFolder   the file by its name and number, with pread. Whoever holds an open file may see it used again: records of
+            another generation do not pass for ours, and `is_there` looks again afterwards (hazard 29)
+LogOwner    GET /wal/{number}?from=…&to=…&lease=… of the broker, in pieces, over one connection
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlencode, urlsplit
+
+from icestream import errors, limits
+from icestream.model.written import TaskError, Trouble
+from icestream.pipeline.round_plan import LogSource
+from icestream.wal import log_file
+from icestream.wal.format import RECORDS_START
+
+
+class LogReadSource(Protocol):
+    def read(self, number: int, start: int, end: int) -> bytes | TaskError:
+        """The bytes [start, end) of a log file; fewer are an error."""
+
+    def is_there(self, number: int) -> bool:
+        """Whether the file is still the one of this number."""
+
+
+class LogFolder:
+    def __init__(self, folder: Path, log_id: bytes) -> None:
+        self._folder = folder
+        self._log_id = log_id
+
+    def read(self, number: int, start: int, end: int) -> bytes | TaskError:
+        try:
+            file = self._open(number)
+        except OSError as error:
+            return TaskError(Trouble.STALE, f"{self._path(number)}: {error.strerror}")
+        try:
+            if not self._is_ours(file, number):
+                return TaskError(Trouble.STALE, f"{self._path(number)} is another file now")
+            data = _read(file, start, end - start)
+        except OSError as error:
+            return TaskError(Trouble.UNREACHABLE, f"{self._path(number)}: {error.strerror}")
+        finally:
+            os.close(file)
+        if len(data) < end - start:
+            return TaskError(Trouble.STALE, f"{self._path(number)} ends at {start + len(data)}, not at {end}")
+        return data
+
+    def is_there(self, number: int) -> bool:
+        try:
+            file = self._open(number)
+        except OSError:
+            return False
+        try:
+            return self._is_ours(file, number)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+
+    def _open(self, number: int) -> int:
+        """A number is of one file, of the log or of a spill log (hazard 8)."""
+        try:
+            return os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return os.open(self._folder / log_file.spill_name(number), os.O_RDONLY | os.O_CLOEXEC)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / log_file.log_name(number)
+
+    def _is_ours(self, file: int, number: int) -> bool:
+        try:
+            header = log_file.decode_header(os.pread(file, RECORDS_START, 0))
+        except errors.IcestreamError:
+            return False
+        return header.number == number and header.log_id == self._log_id
+
+
+def _read(file: int, start: int, size: int) -> bytes:
+    """One call where the kernel gives all at once, which it does below 2 GiB."""
+    first = os.pread(file, size, start)
+    if len(first) == size or not first:
+        return first
+    parts = [first]
+    while (had := sum(map(len, parts))) < size and (more := os.pread(file, size - had, start + had)):
+        parts.append(more)
+    return b"".join(parts)
+
+
+class LogOwner:
+    def __init__(self, source: LogSource, piece_bytes: int = limits.LOG_RANGE_BYTES_MAX) -> None:
+        self._source = source
+        self._piece_bytes = piece_bytes
+        self._connection: http.client.HTTPConnection | None = None
+
+    def read(self, number: int, start: int, end: int) -> bytes | TaskError:
+        parts: list[bytes] = []
+        while start < end:
+            piece = self._piece(number, start, min(end, start + self._piece_bytes))
+            if isinstance(piece, TaskError):
+                return piece
+            if not piece:
+                return TaskError(Trouble.STALE, f"log file {number} of {self._source.address} ends at {start}")
+            parts.append(piece)
+            start += len(piece)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def is_there(self, number: int) -> bool:
+        return not isinstance(self._piece(number, RECORDS_START, RECORDS_START + 8), TaskError)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _piece(self, number: int, start: int, end: int) -> bytes | TaskError:
+        """A connection that was closed meanwhile is made anew, once."""
+        if self._connection is not None:
+            try:
+                return self._asked(number, start, end)
+            except (OSError, http.client.HTTPException):
+                self.close()
+        try:
+            return self._asked(number, start, end)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return TaskError(Trouble.UNREACHABLE, f"{self._source.address}: {type(error).__name__} {error}")
+
+    def _asked(self, number: int, start: int, end: int) -> bytes | TaskError:
+        if self._connection is None:
+            where = urlsplit(self._source.address if "//" in self._source.address else f"//{self._source.address}")
+            kind = http.client.HTTPSConnection if where.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(where.hostname or "", where.port, timeout=limits.LOG_PIECE_SECONDS_MAX)
+        query = urlencode({"from": start, "to": end, "lease": self._source.lease})
+        self._connection.request(
+            "GET", f"/wal/{number}?{query}", headers={"Authorization": f"Bearer {self._source.token}"}
+        )
+        answer = self._connection.getresponse()
+        body = answer.read()
+        if answer.status == http.client.OK:
+            return body
+        trouble = {410: Trouble.STALE, 404: Trouble.STALE}.get(answer.status, Trouble.UNREACHABLE)
+        said = body[:200].decode("utf-8", "replace")
+        return TaskError(trouble, f"log file {number} of {self._source.address}: {answer.status} {said}")
+
+
+def sources_of(source: LogSource, number: int, owner: LogOwner) -> tuple[LogReadSource, LogReadSource]:
+    """Where to read a file, and where to read it again when it seems damaged: at its owner. Another machine may have
+    another log at the same path, so the file is looked at first."""
+    if source.directory:
+        folder = LogFolder(Path(source.directory), bytes.fromhex(source.log_id))
+        if not source.address:
+            return folder, folder
+        if folder.is_there(number):
+            return folder, owner
+    return owner, owner

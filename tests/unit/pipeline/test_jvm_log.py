@@ -1,0 +1,42 @@
+"""What Java writes on stderr is a message of our log, and what it says at each start is for those who debug."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from structlog.testing import capture_logs
+
+from icestream.pipeline.spark import jvm_log
+from icestream.pipeline.spark.spark_options import SparkOptions, spark_conf
+
+EMPTY = "WARNING: Using incubator modules: jdk.incubator.vector"
+
+
+@pytest.mark.parametrize(
+    ("line", "levels"), [(EMPTY, ["debug"]), ("ERROR TaskSetManager: it is lost", ["warning"]), ("", [])]
+)
+def test_only_what_somebody_can_use_is_a_warning(line: str, levels: list[str]) -> None:
+    with capture_logs() as said:
+        jvm_log.say(line)
+    assert [one["log_level"] for one in said] == levels
+    assert [one["line"] for one in said] == [line][: len(levels)]
+
+
+def test_a_process_is_heard_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(jvm_log, "say", heard.append)
+    with jvm_log.heard() as stderr:
+        words = "import sys; sys.stderr.write('one\\n' + 'x' * 5000 + '\\nlast')"
+        (listening,) = [one for one in threading.enumerate() if one.name == "spark-words"]
+        subprocess.run([sys.executable, "-c", words], stderr=stderr, check=True)
+    listening.join(30)
+    assert heard == ["one", "x" * 4096, "x" * (5000 - 4096), "last"]
+
+
+def test_spark_is_told_where_its_own_settings_of_logging_are() -> None:
+    conf = spark_conf(SparkOptions("local[2]"), "-Xplain")
+    assert conf["spark.driver.extraJavaOptions"] == f"-Xplain {jvm_log.LOG_OPTION}"
+    assert jvm_log.LOG_OPTION.startswith("-Dlog4j2.configurationFile=file:///")
