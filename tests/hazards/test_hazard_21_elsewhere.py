@@ -21,8 +21,8 @@ from icestream.catalog.topic import envelope
 from icestream.catalog.topic.consequence import Consent, Consequence, ShardLog, TopicLog
 from icestream.catalog.topic.removal import REMOVED
 from icestream.catalogs.catalog import Done, TableChange
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.runtime.tasks import InlineOffload
@@ -37,7 +37,7 @@ class Foreign:
         self.pipeline = PaperPipeline(folder, is_foreign=True)
         world = self.pipeline.world
         self.catalog, self.broker, self.store = world.catalog, self.pipeline.broker, world.store
-        avro = AvroManifests(world.files, InlineOffload())
+        avro = ManifestReader(world.files, InlineOffload())
         self.operations = ForeignOperations(world.store, self.catalog, avro, world.clock, None)
         self.earliest = 0  # in the log
 

@@ -24,11 +24,12 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.catalog.topic.commit import Request
+from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT, ManifestEntry
 from icestream.model import envelope
 from icestream.model.block import blocks_of
 from icestream.model.scan import Question
 from icestream.readers import deletion_vector
-from icestream.readers.data_files import EQUALITY_DELETES, DataFile, DeleteFile, Partition, files_of
+from icestream.readers.data_files import DataFile, DeleteFile, Partition, files_of
 from icestream.readers.sections import TYPES
 from icestream.readers.verify.report import Report, Weight
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, row, rows
@@ -414,7 +415,7 @@ async def test_hazard_22_deletes_by_value_take_rows_away(tmp_path: Path, file_fo
     deletes = await lake.write_table(
         with_ids(values, ids, ID_KEYS[file_format]),
         SAVES[file_format],
-        content=EQUALITY_DELETES,
+        content=EQUALITY_DELETES_CONTENT,
         file_format=file_format.upper(),
         equality_ids=[ids[name] for name in names],
     )
@@ -431,7 +432,7 @@ def test_deletes_by_value_apply_within_their_partition_and_to_older_files() -> N
     file = DataFile("f", "parquet", 1, 1, 5, partition=Partition(1, (b"a",)))
 
     def applies(sequence: int, partition: Partition) -> bool:
-        deletes = DeleteFile("d", "parquet", EQUALITY_DELETES, 1, 1, sequence, partition=partition)
+        deletes = DeleteFile("d", "parquet", EQUALITY_DELETES_CONTENT, 1, 1, sequence, partition=partition)
         return deletes.applies_to(file)
 
     assert applies(6, file.partition)
@@ -443,7 +444,7 @@ def test_deletes_by_value_apply_within_their_partition_and_to_older_files() -> N
         "status": 1,
         "data_file": {"content": 2, "file_path": "d", "partition": {"key": b"a"}, "equality_ids": [4]},
     }
-    (deletes,) = files_of([entry], 6, {}, 1)
+    (deletes,) = files_of([ManifestEntry(entry)], 6, {}, 1)
     assert isinstance(deletes, DeleteFile)
     assert (deletes.applies_to(file), deletes.equality_ids) == (True, (4,))
 
@@ -459,7 +460,9 @@ async def test_hazard_22_too_many_deletes_by_value_stop_the_reader_with_the_reas
     ids = await lake.field_ids()
     for offsets in ([1, 2], [3, 4]):
         values = with_ids(arrow_of([{"offset": offset} for offset in offsets], ["offset"]), ids)
-        deletes = await lake.write_table(values, parquet(), content=EQUALITY_DELETES, equality_ids=[ids["offset"]])
+        deletes = await lake.write_table(
+            values, parquet(), content=EQUALITY_DELETES_CONTENT, equality_ids=[ids["offset"]]
+        )
         await lake.replace([*lake.live, deletes], "delete", added_equality_deletes="2")
     with pytest.raises(errors.TableUnreadable, match="4 rows are deleted by their values"):
         await delivered(lake)

@@ -15,9 +15,9 @@ from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.topic.commit import Request
 from icestream.iceberg import metadata_file
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.table_commit import apply_updates
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
@@ -199,7 +199,7 @@ async def test_hazard_23_without_a_look_at_all_others_nothing_goes() -> None:
     world.write(broken, b"no Avro")
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR)
-    with capture_logs() as logs, pytest.raises(errors.MetadataFileDamaged, match="is no manifest"):
+    with capture_logs() as logs, pytest.raises(errors.MetadataFileDamaged, match="is not a manifest"):
         await world.upkeep()
     assert (below(world, location), await purges(world)) == (before, 1)
     assert [(one["table"], one["file"]) for one in logs if one["log_level"] == "warning"] == [("ns.other", broken)]
@@ -279,7 +279,7 @@ async def test_hazard_23_purges_go_on_behind_one_whose_disk_does_not_answer() ->
     for identifier in (TABLE, OTHER):
         await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
-    manifests = FailingManifests(AvroManifests(files_on(world.disk), InlineOffload()), location)
+    manifests = FailingManifests(ManifestReader(files_on(world.disk), InlineOffload()), location)
     keeping = world.catalog.upkeep(manifests)
     with pytest.raises(errors.StorageUnavailable):
         assert [None async for _ in keeping.work()]
@@ -290,16 +290,16 @@ async def test_hazard_23_purges_go_on_behind_one_whose_disk_does_not_answer() ->
 
 
 class FailingManifests:
-    def __init__(self, inner: AvroManifests, away: str) -> None:
+    def __init__(self, inner: ManifestReader, away: str) -> None:
         self.inner, self.away = inner, away
 
-    async def manifests(self, manifest_list: str) -> list[str]:
+    async def manifest_paths(self, manifest_list: str) -> list[str]:
         if manifest_list.startswith(self.away):
             raise errors.StorageUnavailable("away")
-        return await self.inner.manifests(manifest_list)
+        return await self.inner.manifest_paths(manifest_list)
 
-    async def files(self, manifest: str) -> list[str]:
-        return await self.inner.files(manifest)
+    async def file_paths(self, manifest: str) -> list[str]:
+        return await self.inner.file_paths(manifest)
 
 
 async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outside(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outsi
     (home / "data").symlink_to(log)
     await catalog.tables.drop(TABLE, is_purging=True)
     clock.advance(HOUR)
-    assert [None async for _ in catalog.upkeep(AvroManifests(files, InlineOffload())).work()]
+    assert [None async for _ in catalog.upkeep(ManifestReader(files, InlineOffload())).work()]
     assert (log / "log-1.wal").read_bytes() == b"acked messages"
     assert [name for _, names, files in os.walk(home) for name in (*names, *files)] == ["data"], "all of its own went"
 
@@ -551,14 +551,14 @@ async def test_empty_directories_go_and_others_stay(tmp_path: Path) -> None:
 
 async def test_what_is_no_manifest_is_told_as_damaged() -> None:
     world = World()
-    manifests = AvroManifests(files_on(world.disk), InlineOffload())
+    manifests = ManifestReader(files_on(world.disk), InlineOffload())
     wrong = [b"", b"Obj\x01", manifest("file:/a")[:-20], manifest_list("file:/a"), b"\x00" * 100]
     for number, data in enumerate(wrong):
         world.write(f"file:/warehouse/{number}.avro", data)
         with pytest.raises(errors.MetadataFileDamaged):
-            await manifests.files(f"file:/warehouse/{number}.avro")
+            await manifests.file_paths(f"file:/warehouse/{number}.avro")
     with pytest.raises(errors.MetadataFileMissing):
-        await manifests.files("file:/warehouse/none.avro")
+        await manifests.file_paths("file:/warehouse/none.avro")
 
 
 async def test_a_snapshot_of_the_first_format_names_its_manifests_itself() -> None:

@@ -21,10 +21,10 @@ from icestream.broker.service import Broker
 from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
 from icestream.catalogs.embedded import EmbeddedCatalog
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import Backlog
 from icestream.model.topic_end import RestEnd, TableEnd
@@ -59,7 +59,7 @@ class World:
         self.clock = SystemClock()
         self.store: MetadataStore = KeptStore(self.clock)
         self.files = LocalFiles(open_local, InlineOffload())
-        self.avro = AvroManifests(self.files, InlineOffload())
+        self.avro = ManifestReader(self.files, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SystemRandomness(), f"file:{folder}/warehouse")
         self.upkeep = self.catalog.upkeep(self.avro)
         self.broker: Broker
@@ -93,7 +93,7 @@ class World:
             IngestBroker(self.ingest),
             lambda catalog: EmbeddedLedger(self.store, catalog, self.catalog, None),
             self.files,
-            lambda: ManifestReader(self.avro),
+            lambda: ManifestCache(self.avro),
             self.clock,
             None,
             TagRetention(0, 0),

@@ -16,9 +16,9 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.records import LeaseRecord
 from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.embedded import EmbeddedCatalog
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles, open_local
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model.backlog import ShardBacklog, TopicBacklog
 from icestream.model.written import Covered, WrittenFile
@@ -71,11 +71,11 @@ class Committing:
         self.making = Catalog(self.store, self.files, self.clock, SystemRandomness(), f"file:{folder}")
         embedded: TableCatalog = EmbeddedCatalog(self.making)
         self.catalog: TableCatalog = wrap(embedded) if wrap else embedded
-        avro = AvroManifests(self.files, InlineOffload())
+        avro = ManifestReader(self.files, InlineOffload())
         self.books: OffsetLedger = EmbeddedLedger(self.store, embedded, self.making, fixed, lease)
         if is_foreign:
             self.books = ForeignLedger(self.store, self.catalog, avro, fixed)
-        self.reader = ManifestReader(avro)
+        self.reader = ManifestCache(avro)
         self.committer = Committer(
             self.catalog,
             self.books,
@@ -91,7 +91,7 @@ class Committing:
         if isinstance(self.store, MemoryStore):  # another may be away when the test has ended
             proof.note(lambda: self._tables(avro, is_foreign), self.files)
 
-    def _tables(self, avro: AvroManifests, is_foreign: bool) -> TopicViews:
+    def _tables(self, avro: ManifestReader, is_foreign: bool) -> TopicViews:
         if is_foreign:
             return ForeignTables(self.store, EmbeddedCatalog(self.making), SnapshotReader(avro), self.clock)
         return TopicTables(self.making, avro, self.clock)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from icestream.catalogs.catalog import TableCatalog
-from icestream.iceberg.avro_manifests import AvroManifests
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MetadataStore
 from icestream.model.written import TopicWritten
 from icestream.pipeline.commit.committer import Committer
@@ -128,7 +128,7 @@ class Outside(NamedTuple):
     broker: BrokerApi
     books: Callable[[TableCatalog], OffsetLedger]
     files: Any
-    reader: Callable[[], ManifestReader]
+    reader: Callable[[], ManifestCache]
     clock: Clock
     clean_up_delay_ms: int | None  # None: nobody removes files
     history: TagRetention
@@ -163,7 +163,7 @@ class DriverLife:
         report = DriverReport("here", 1, 1)
         self.cleaner: FileCleaner | None = None
         if outside.clean_up_delay_ms is not None:
-            named = ReferencedFiles(AvroManifests(files, InlineOffload()))
+            named = ReferencedFiles(ManifestReader(files, InlineOffload()))
             self.cleaner = FileCleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
         self.driver = Driver(
             broker,

@@ -17,11 +17,10 @@ from icestream.catalog import keys
 from icestream.catalog.catalog import Catalog
 from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.embedded import EmbeddedCatalog
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifest_layout import DELETED
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, Topic, envelope
 from icestream.model.backlog import Backlog
@@ -120,7 +119,7 @@ class FaultWorld:
         clock = self.clock = ShiftedClock()
         self.store = MemoryStore(clock)
         self.files = LocalFiles(open_local, InlineOffload())
-        self.avro = AvroManifests(self.files, InlineOffload())
+        self.avro = ManifestReader(self.files, InlineOffload())
         self.making = Catalog(self.store, self.files, clock, SystemRandomness(), f"file:{folder}/warehouse")
         self.catalog = EmbeddedCatalog(self.making)
         self.policies: dict[int, dict[str, str]] = {}
@@ -188,7 +187,7 @@ class FaultWorld:
             LogBroker(self),
             self._books,
             self.files,
-            lambda: ManifestReader(self.avro),
+            lambda: ManifestCache(self.avro),
             self.clock,
             self.clean_up_delay_ms,
             self.history,
@@ -258,9 +257,9 @@ class FaultWorld:
 
     async def paths(self, manifest_list: str) -> set[str]:
         """What a reader of the snapshot opens."""
-        manifests = await self.avro.manifests(manifest_list)
-        records = [one for manifest in manifests for one in await self.avro.records(manifest)]
-        files = [one["data_file"]["file_path"] for one in records if one["status"] != DELETED]
+        manifests = await self.avro.manifest_paths(manifest_list)
+        entries = [entry for manifest in manifests for entry in await self.avro.entries(manifest)]
+        files = [entry.file_path for entry in entries if entry.is_live]
         return {manifest_list, *manifests, *files}
 
     async def needed(self, topic_id: int) -> set[str]:

@@ -18,7 +18,7 @@ from icestream.catalog.topic.commit import Request
 from icestream.catalogs.catalog import Outcome, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
 from icestream.model import ShardKey
@@ -163,10 +163,10 @@ class Meddler:
 
     async def _snapshot(self, table: Table) -> list[Object]:
         """An append without rows; all rows in one new file; or those of one file less."""
-        reader = ManifestReader(self._world.avro)
-        manifests, appended, summary = await reader.manifests(table), [], {}
+        reader = ManifestCache(self._world.avro)
+        manifests, appended, summary = await reader.current_manifests(table), [], {}
         if self._deed != "append":
-            paths = sorted([path for one in manifests for path in await self._world.avro.files(one.path)])
+            paths = sorted([path for one in manifests for path in await self._world.avro.file_paths(one.path)])
             spec = table_policy.default_spec(table)
             layout = reader.layout(table, table.current_schema, spec)
             kept = paths if self._deed == "compaction" else paths[1:]

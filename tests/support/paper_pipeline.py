@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream import errors
-from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import Covered, TaskError, TopicWritten, Trouble
 from icestream.pipeline.driver.driver import Driver
@@ -160,7 +160,7 @@ class PaperPipeline:
                 self.world.store,
                 self.world.catalog,
                 self.world.files,
-                ReferencedFiles(AvroManifests(self.world.files, InlineOffload())),
+                ReferencedFiles(ManifestReader(self.world.files, InlineOffload())),
                 self.world.clock,
                 0,
             )

@@ -18,9 +18,9 @@ from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.topic import envelope as table_envelope
 from icestream.catalog.topic.commit import Request
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.table_metadata import Table
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model import envelope
@@ -142,7 +142,7 @@ class TopicLake:
         self.store = store or MemoryStore(self.clock)
         self.files = LocalFiles(open_local, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SeededRandomness(5), f"file:{folder}")
-        self.manifests = AvroManifests(self.files, InlineOffload())
+        self.manifests = ManifestReader(self.files, InlineOffload())
         self.scans = Scans(
             lambda: TopicTables(self.catalog, self.manifests, self.clock), self.files, cache or CacheOptions()
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.upkeep.upkeep import Upkeep
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
@@ -126,7 +126,7 @@ class World:
         return Catalog(self.store, files_on(self.disk), self.clock, SeededRandomness(seed), WAREHOUSE, **more)
 
     def upkeep_of(self, catalog: Catalog) -> Upkeep:
-        return catalog.upkeep(AvroManifests(files_on(self.disk), InlineOffload()))
+        return catalog.upkeep(ManifestReader(files_on(self.disk), InlineOffload()))
 
     async def upkeep(self) -> int:
         """What is due goes; in how many steps."""

@@ -1,35 +1,30 @@
-"""The highest offset in the files of a snapshot, by their manifests: how far a table has come, whoever wrote it."""
+"""The highest offset in the files of a snapshot, by their manifests: how far a table has come, whichever engine wrote
+it."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.conversions import integer_from_bytes
+from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.manifests import DATA_CONTENT
 from icestream.iceberg.table_metadata import Table
 
-_DELETED: Final = 2  # the status of an entry whose file is no longer there
+_UNBOUNDED: Final = 2**63 - 1
 
 
-async def highest_offset(manifests: AvroManifests, table: Table, snapshot_id: int | None) -> int | None:
-    """None: the snapshot has no rows."""
+async def highest_offset(reader: ManifestReader, table: Table, snapshot_id: int | None) -> int | None:
+    """Returns the highest offset that the snapshot's data files can hold; None if it has no data files."""
     snapshot = None if snapshot_id is None else table.snapshots.find(snapshot_id)
     if snapshot is None:
         return None
-    number = next(one["id"] for one in table.current_schema["fields"] if one["name"] == "offset")
+    offset_field_id = next(field["id"] for field in table.current_schema["fields"] if field["name"] == "offset")
     highest: int | None = None
-    for manifest in await manifests.manifests(snapshot["manifest-list"]):
-        for entry in await manifests.records(manifest):
-            if entry["status"] != _DELETED and not entry["data_file"].get("content"):
-                found = _upper(entry["data_file"], number)
-                highest = found if highest is None else max(highest, found)
+    for manifest in await reader.manifest_paths(snapshot["manifest-list"]):
+        for entry in await reader.entries(manifest):
+            if entry.is_live and entry.content == DATA_CONTENT:
+                upper = integer_from_bytes(entry.upper_bounds.get(offset_field_id))
+                # A file without bounds may hold any offset.
+                upper = _UNBOUNDED if upper is None else upper
+                highest = upper if highest is None else max(highest, upper)
     return highest
-
-
-def _upper(file: Mapping[str, Any], field_id: int) -> int:
-    """A file without bounds may hold anything."""
-    for one in file.get("upper_bounds") or ():
-        if one["key"] == field_id:
-            return int(struct.unpack("<q", one["value"])[0])
-    return 2**63 - 1

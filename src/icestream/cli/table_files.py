@@ -32,19 +32,19 @@ def foreign_files(settings: Settings, table: Identifier, snapshot: int | None, l
     from icestream.catalogs.factory import open_files
     from icestream.catalogs.store_options import StoreOptions
     from icestream.cli.table_catalog import ask_catalog
-    from icestream.iceberg import snapshot_files
-    from icestream.iceberg.avro_manifests import AvroManifests
+    from icestream.iceberg import file_listing
+    from icestream.iceberg.manifest_reader import ManifestReader
     from icestream.iceberg.table_metadata import load
     from icestream.runtime.tasks import InlineOffload
 
     async def read(catalog: Any) -> Files:
         document = load((await catalog.load(table)).metadata)
         store = open_files(StoreOptions.of(settings.storage.iceberg_config.object_store))
-        manifests = AvroManifests(store, InlineOffload())
+        manifests = ManifestReader(store, InlineOffload())
         found: list[dict[str, Any]] = []
         after: str | None = ""
         while after is not None and len(found) < limit:
-            page = await snapshot_files.page(document, manifests, snapshot, after, limit - len(found))
+            page = await file_listing.list_files(document, manifests, snapshot, after, limit - len(found))
             found += page["items"]
             after = page["next"]
         return found, after is not None

@@ -1,63 +1,76 @@
-"""Avro files as Iceberg's manifests are: written here by hand, because a commit writes two of them for each table.
+"""Avro object container files, as manifests and manifest lists are stored: encoding and decoding. Pure.
 
-    "Obj" 1 | map of metadata | sync marker (16 bytes) | blocks: records, bytes, the records deflated, sync marker
+    "Obj" 1 | metadata map | sync marker (16 bytes) | blocks: record count, byte count, deflated records, sync marker
 
-A library writes the same in about three times the time: it works out the schema anew for each file. Here the head is
-made once for each schema, records come encoded, and what is encoded once is copied from file to file (merge.py).
+Writing is done by hand because each commit writes two of these files per table. fastavro takes about three times as
+long: it derives the schema again for every file. Here the header is encoded once per schema, records arrive encoded,
+and an encoded record is copied from file to file when manifests are merged. Reading uses fastavro, because files of
+other engines may use any schema evolution and codec that Avro permits.
 """
 
 from __future__ import annotations
 
+import io
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+Record = dict[str, Any]
 
 _MAGIC: Final = b"Obj\x01"
-# The fastest: these files are small, and most of a manifest is paths and bounds that hardly repeat.
-_LEVEL: Final = 1
-SYNC_BYTES: Final = 16
+# The fastest level: the files are small, and most of a manifest is paths and bounds that hardly repeat.
+_DEFLATE_LEVEL: Final = 1
 
 
-def long(value: int) -> bytes:
-    """Zigzag, then seven bits at a time, the lowest first."""
-    if 0 <= value < len(_SMALL):
-        return _SMALL[value]
-    return _long(value)
+def encode_long(value: int) -> bytes:
+    """Encodes an int or long: zigzag, then seven bits per byte, the lowest first."""
+    if 0 <= value < len(_SMALL_LONGS):
+        return _SMALL_LONGS[value]
+    return _encode_zigzag(value)
 
 
-def _long(value: int) -> bytes:
-    left = value << 1 ^ value >> 63
-    found = bytearray()
-    while left > 0x7F:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    found.append(left)
-    return bytes(found)
+def _encode_zigzag(value: int) -> bytes:
+    rest = value << 1 ^ value >> 63
+    encoded = bytearray()
+    while rest > 0x7F:
+        encoded.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
 
 
-_SMALL: Final = [_long(value) for value in range(1_024)]
+# Most numbers of a manifest (lengths, counts, field ids) are small: a table lookup is several times as fast.
+_SMALL_LONGS: Final = [_encode_zigzag(value) for value in range(1_024)]
 
 
-def optional_long(value: int | None) -> bytes:
-    """Of a union of null and long, in this order."""
-    return b"\x00" if value is None else b"\x02" + long(value)
+def encode_optional_long(value: int | None) -> bytes:
+    """Encodes a value of the union [null, long]."""
+    return b"\x00" if value is None else b"\x02" + encode_long(value)
 
 
-def block_of_bytes(data: bytes) -> bytes:
-    return long(len(data)) + data
+def encode_bytes(data: bytes) -> bytes:
+    """Encodes a value of type bytes or string."""
+    return encode_long(len(data)) + data
 
 
-def head(metadata: Mapping[str, bytes]) -> bytes:
-    """Everything before the sync marker."""
-    named = {**metadata, "avro.codec": b"deflate"}
-    pairs = b"".join(block_of_bytes(name.encode()) + block_of_bytes(value) for name, value in named.items())
-    return _MAGIC + long(len(named)) + pairs + b"\x00"
+def encode_header(metadata: Mapping[str, bytes]) -> bytes:
+    """Encodes the file header up to the sync marker. `metadata` must contain `avro.schema`."""
+    pairs = {**metadata, "avro.codec": b"deflate"}
+    body = b"".join(encode_bytes(key.encode()) + encode_bytes(value) for key, value in pairs.items())
+    return _MAGIC + encode_long(len(pairs)) + body + b"\x00"
 
 
-def file(head: bytes, records: Sequence[bytes], sync: bytes) -> list[bytes]:
-    """The file in pieces."""
+def encode_file(header: bytes, records: Sequence[bytes], sync_marker: bytes) -> list[bytes]:
+    """Encodes a file of one block as a list of byte strings to be written one after the other."""
     if not records:
-        return [head, sync]
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = packer.compress(b"".join(records)) + packer.flush()
-    return [head, sync, long(len(records)), long(len(packed)), packed, sync]
+        return [header, sync_marker]
+    compressor = zlib.compressobj(_DEFLATE_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    block = compressor.compress(b"".join(records)) + compressor.flush()
+    return [header, sync_marker, encode_long(len(records)), encode_long(len(block)), block, sync_marker]
+
+
+def decode_file(data: bytes) -> Iterator[Record]:
+    """Yields the records of a file of any writer. fastavro raises exceptions of any class for invalid bytes."""
+    import fastavro  # loaded with the first file: the broker process never reads one
+
+    return iter(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]

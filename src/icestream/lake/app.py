@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
-from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
 from icestream.lake.broker import PREFIX, BrokerCalls
 from icestream.lake.guard import Guard
@@ -50,7 +50,7 @@ def build_app(
     host: str,
     counted: Requests | None = None,
     catalog: Catalog | None = None,
-    manifests: AvroManifests | None = None,
+    manifests: ManifestReader | None = None,
     tokens: Tokens | None = None,
     scans: Scans | None = None,
     operations: Operations | None = None,

@@ -34,8 +34,8 @@ from icestream.catalogs.catalog import Conflict, TableCatalog, TableChange, Unkn
 from icestream.catalogs.highest_offset import highest_offset
 from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier, joined
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
@@ -67,7 +67,7 @@ class ForeignOperations:
         self,
         store: MetadataStore,
         catalog: TableCatalog,
-        manifests: AvroManifests,
+        manifests: ManifestReader,
         clock: Clock,
         fixed: tuple[str, ...] | None,
     ) -> None:

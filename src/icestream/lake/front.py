@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
-from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
 from icestream.lake.app import build_app
 from icestream.lake.http import Places
@@ -64,7 +64,7 @@ def build_front(
     host: str,
     catalog: Catalog | None,
     tokens: Tokens,
-    manifests: AvroManifests | None = None,
+    manifests: ManifestReader | None = None,
     access: Access = NO_ACCESS,
     scans: Scans | None = None,
     operations: Operations | None = None,

@@ -23,9 +23,9 @@ from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.factory import open_catalog, open_files
 from icestream.catalogs.fence_record import is_object_location, object_warehouse_of
 from icestream.catalogs.object_fence import guard_files
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
 from icestream.iceberg.log_disk import LogDisk
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp, Places
@@ -112,7 +112,7 @@ async def _serve(
     fixed = tuple(options.namespace.split(".")) if options.namespace else None
     try:
         catalog = built_catalog(keeper, options, files)
-        manifests = AvroManifests(files, aside)
+        manifests = ManifestReader(files, aside)
         if catalog is not None:
             tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
             scans = Scans(_own_tables(catalog, manifests), files, options.cache)
@@ -161,11 +161,11 @@ def built_catalog(keeper: LinkKeeper, options: LakeOptions, files: TableFiles) -
         ) from None
 
 
-def _own_tables(catalog: Catalog, manifests: AvroManifests) -> Callable[[], TopicViews]:
+def _own_tables(catalog: Catalog, manifests: ManifestReader) -> Callable[[], TopicViews]:
     return lambda: TopicTables(catalog, manifests, SystemClock())
 
 
-def _foreign_tables(keeper: LinkKeeper, catalog: TableCatalog, manifests: AvroManifests) -> Callable[[], TopicViews]:
+def _foreign_tables(keeper: LinkKeeper, catalog: TableCatalog, manifests: ManifestReader) -> Callable[[], TopicViews]:
     store = RemoteStore(keeper, SystemClock(), SystemRandomness())
     return lambda: ForeignTables(store, catalog, SnapshotReader(manifests), SystemClock())
 

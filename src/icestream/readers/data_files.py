@@ -8,21 +8,17 @@ them where they were written without a partition.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from icestream.iceberg.avro_manifests import Record
+from icestream.iceberg.conversions import integer_from_bytes
+from icestream.iceberg.manifests import DATA_CONTENT, EQUALITY_DELETES_CONTENT, ManifestEntry
 from icestream.model.file_name import our_file
 
-DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
-_DELETED: Final = 2  # the status of an entry that says that a file is gone
-_ADDED: Final = 1
 _FILE_PATH: Final = 2147483546  # the field id of `file_path` in a file of position deletes
 _NAME_MAPPING: Final = "schema.name-mapping.default"
-_WIDTHS: Final = {4: "<i", 8: "<q"}
 
 
 class Bounds(NamedTuple):
@@ -83,7 +79,7 @@ class DeleteFile(NamedTuple):
     blob: tuple[int, int] = (0, 0)  # a deletion vector: where it begins in its file, and how many bytes it has
 
     def applies_to(self, file: DataFile) -> bool:
-        if self.content == EQUALITY_DELETES:
+        if self.content == EQUALITY_DELETES_CONTENT:
             return file.sequence < self.sequence and (not self.partition.values or self.partition == file.partition)
         return file.sequence <= self.sequence and self.target in (None, file.path)
 
@@ -117,39 +113,51 @@ class _MappedField(msgspec.Struct, rename="kebab"):
 
 
 def files_of(
-    entries: Iterable[Record], sequence: int, ids: Mapping[str, int], spec_id: int = 0
+    entries: Iterable[ManifestEntry], manifest_sequence_number: int, ids: Mapping[str, int], spec_id: int = 0
 ) -> list[DataFile | DeleteFile]:
-    return [_file(entry, sequence, ids, spec_id) for entry in entries if entry.get("status") != _DELETED]
+    """Returns the live files of a manifest."""
+    return [_file(entry, manifest_sequence_number, ids, spec_id) for entry in entries if entry.is_live]
 
 
-def _file(entry: Record, inherited: int, ids: Mapping[str, int], spec_id: int) -> DataFile | DeleteFile:
-    file = entry["data_file"]
-    sequence = entry.get("sequence_number")
-    if sequence is None:
-        sequence = inherited if entry.get("status") == _ADDED else 0
-    path, format_ = str(file["file_path"]), str(file.get("file_format") or "").lower()
-    rows, size = int(file.get("record_count") or 0), int(file.get("file_size_in_bytes") or 0)
-    content = int(file.get("content") or DATA)
-    lower, upper = _pairs(file.get("lower_bounds")), _pairs(file.get("upper_bounds"))
-    partition = Partition(spec_id, tuple((file.get("partition") or {}).values()))
-    if content != DATA:
-        equality_ids = tuple(file.get("equality_ids") or ())
-        blob = int(file.get("content_offset") or 0), int(file.get("content_size_in_bytes") or 0)
-        target = _target(file, lower, upper)
-        return DeleteFile(path, format_, content, rows, size, sequence, target, partition, equality_ids, blob)
-    shards, offsets, times = (_bounds(lower, upper, ids.get(name)) for name in ("shard", "offset", "append_time"))
-    return DataFile(path, format_, rows, size, sequence, shards, offsets, times, partition)
+def _file(
+    entry: ManifestEntry, manifest_sequence_number: int, ids: Mapping[str, int], spec_id: int
+) -> DataFile | DeleteFile:
+    lower, upper = entry.lower_bounds, entry.upper_bounds
+    sequence = entry.sequence_number(manifest_sequence_number)
+    partition = Partition(spec_id, tuple(entry.partition.values()))
+    if entry.content != DATA_CONTENT:
+        return DeleteFile(
+            entry.file_path,
+            entry.file_format,
+            entry.content,
+            entry.record_count,
+            entry.file_size_bytes,
+            sequence,
+            _target(entry, lower, upper),
+            partition,
+            entry.equality_ids,
+            entry.content_range,
+        )
+    return DataFile(
+        entry.file_path,
+        entry.file_format,
+        entry.record_count,
+        entry.file_size_bytes,
+        sequence,
+        _bounds(lower, upper, ids.get("shard")),
+        _bounds(lower, upper, ids.get("offset")),
+        _bounds(lower, upper, ids.get("append_time")),
+        partition,
+    )
 
 
-def _pairs(bounds: Sequence[Mapping[str, Any]] | None) -> dict[int, bytes]:
-    return {one["key"]: one["value"] for one in bounds or ()}
+def _target(entry: ManifestEntry, lower: Mapping[int, bytes], upper: Mapping[int, bytes]) -> str | None:
+    """Returns the only data file that position deletes apply to; None if unknown.
 
-
-def _target(file: Mapping[str, Any], lower: Mapping[int, bytes], upper: Mapping[int, bytes]) -> str | None:
-    """Bounds of a text may be cut short, so they name a file only where both are the same and whole."""
-    named = file.get("referenced_data_file")
-    if named:
-        return str(named)
+    Bounds of a text may be truncated, so they name a file only where both are equal.
+    """
+    if entry.referenced_data_file is not None:
+        return entry.referenced_data_file
     low, high = lower.get(_FILE_PATH), upper.get(_FILE_PATH)
     return low.decode("utf-8", "replace") if low is not None and low == high else None
 
@@ -157,10 +165,4 @@ def _target(file: Mapping[str, Any], lower: Mapping[int, bytes], upper: Mapping[
 def _bounds(lower: Mapping[int, bytes], upper: Mapping[int, bytes], field_id: int | None) -> Bounds:
     if field_id is None:
         return UNKNOWN
-    return Bounds(_number(lower.get(field_id)), _number(upper.get(field_id)))
-
-
-def _number(value: bytes | None) -> int | None:
-    """An int or a long, the lowest byte first."""
-    form = _WIDTHS.get(len(value)) if value is not None else None
-    return int(struct.unpack(form, value)[0]) if form is not None and value is not None else None
+    return Bounds(integer_from_bytes(lower.get(field_id)), integer_from_bytes(upper.get(field_id)))

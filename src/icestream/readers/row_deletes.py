@@ -17,8 +17,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cachebox import LRUCache
 
 from icestream import limits
+from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT
 from icestream.readers import deletion_vector
-from icestream.readers.data_files import EQUALITY_DELETES, DataFile, DeleteFile, TableColumns
+from icestream.readers.data_files import DataFile, DeleteFile, TableColumns
 from icestream.readers.file_columns import columns_in, conformed
 from icestream.readers.file_format import FileFormat, FileShape, FormatOf, Kinds, decoding, unreadable
 from icestream.readers.sections import TYPES
@@ -65,7 +66,7 @@ class RowDeletes:
         by_value: list[ValueDeletes] = []
         _check_value_deletes(file, deletes)
         for delete in deletes:
-            if delete.content == EQUALITY_DELETES:
+            if delete.content == EQUALITY_DELETES_CONTENT:
                 by_value.append(self._by_value(delete, table))
             else:
                 positions.update(self._by_position(delete, file))
@@ -144,7 +145,7 @@ class RowDeletes:
 def _check_value_deletes(file: DataFile, deletes: tuple[DeleteFile, ...]) -> None:
     """Raises TableUnreadable when a reader of the file would have to hold too many deleted values, in however many
     files they are."""
-    rows = sum(delete.rows for delete in deletes if delete.content == EQUALITY_DELETES)
+    rows = sum(delete.rows for delete in deletes if delete.content == EQUALITY_DELETES_CONTENT)
     if rows > limits.SCAN_VALUE_DELETE_ROWS_MAX:
         raise unreadable(
             f"{rows} rows are deleted by their values from {file.path}, and readers hold at most "

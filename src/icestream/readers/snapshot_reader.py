@@ -8,7 +8,8 @@ from typing import Final
 from cachebox import LRUCache
 
 from icestream import limits
-from icestream.iceberg.avro_manifests import AvroManifests, Record
+from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.manifests import ManifestEntry
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
 from icestream.observability import metrics
@@ -19,7 +20,7 @@ NO_FILES: Final = SnapshotFiles((), ())
 
 
 class SnapshotReader:
-    def __init__(self, manifests: AvroManifests) -> None:
+    def __init__(self, manifests: ManifestReader) -> None:
         self._manifests = manifests
         self._read: LRUCache[str, Files] = LRUCache(limits.SCAN_MANIFESTS_MAX)
 
@@ -34,7 +35,7 @@ class SnapshotReader:
         for path, sequence, spec_id in await self._named(snapshot):
             read: Files | None = self._read.get(path)
             if read is None:
-                read = await self._manifests.decoded(path, _taker(sequence, ids, spec_id))
+                read = await self._manifests.select_entries(path, _taker(sequence, ids, spec_id))
                 self._read.insert(path, read)
             found += read
         return SnapshotFiles(
@@ -47,12 +48,9 @@ class SnapshotReader:
         where = snapshot.get("manifest-list")
         if where is None:
             return [(str(path), 0, 0) for path in snapshot.get("manifests") or ()]
-        listed: list[Record] = await self._manifests.records(str(where))
-        return [
-            (str(one["manifest_path"]), int(one.get("sequence_number") or 0), int(one.get("partition_spec_id") or 0))
-            for one in listed
-        ]
+        manifests = await self._manifests.manifest_files(str(where))
+        return [(manifest.path, manifest.sequence_number, manifest.spec_id) for manifest in manifests]
 
 
-def _taker(sequence: int, ids: Mapping[str, int], spec_id: int) -> Callable[[Iterator[Record]], Files]:
-    return lambda records: files_of(records, sequence, ids, spec_id)
+def _taker(sequence: int, ids: Mapping[str, int], spec_id: int) -> Callable[[Iterator[ManifestEntry]], Files]:
+    return lambda entries: files_of(entries, sequence, ids, spec_id)

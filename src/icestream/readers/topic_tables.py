@@ -17,8 +17,8 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.records import BoundRecord, PartedRecord
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic.snapshot_mark import Mark
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes
 from icestream.observability.log import get_logger
@@ -31,7 +31,7 @@ _log = get_logger("scan")
 
 
 class TopicTables:
-    def __init__(self, catalog: Catalog, manifests: AvroManifests, clock: Clock) -> None:
+    def __init__(self, catalog: Catalog, manifests: ManifestReader, clock: Clock) -> None:
         self._catalog = catalog
         self._snapshots = SnapshotReader(manifests)
         self._marks = SnapshotMap(catalog.store)

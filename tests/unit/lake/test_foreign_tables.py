@@ -17,9 +17,9 @@ from icestream import errors, limits
 from icestream.catalogs.catalog import Done, LoadedTable, TableCatalog, TableChange
 from icestream.catalogs.mirror import Mirror, mirror_key
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.model.scan import Asked, Question, Scanned
 from icestream.pipeline.commit.snapshot_builder import new_snapshot
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
@@ -66,7 +66,7 @@ class ForeignWorld:
         self.store, self.files = world.store, world.files
         self.clock = SimulatedClock()  # of the readers
         self.catalog = Counted(world.catalog)
-        self.avro = AvroManifests(self.files, InlineOffload())
+        self.avro = ManifestReader(self.files, InlineOffload())
         self.tables = ForeignTables(self.store, self.catalog, SnapshotReader(self.avro), self.clock)
         self.reader = FileReader(opener(self.files), open_cache(CacheOptions()))
         self.scanner = Scanner(self.tables, self.reader, InlineOffload())
@@ -86,7 +86,7 @@ class ForeignWorld:
 
     async def delete_first_round(self) -> None:
         table = tables.load((await self.catalog.inner.load(NAME)).metadata)
-        manifests = (await ManifestReader(self.avro).manifests(table))[:-1]
+        manifests = (await ManifestCache(self.avro).current_manifests(table))[:-1]
         told = {"operation": "delete", "deleted-records": "4"}
         made = new_snapshot(
             table, manifests, [], {}, uuid.uuid4().int >> 66, 0, uuid.uuid4().bytes, 1, TagRetention(), told

@@ -12,8 +12,8 @@ import pytest
 from icestream.catalog import keys
 from icestream.catalog.tokens import Tokens
 from icestream.catalog.topic.commit import Request
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.app import build_app
 from icestream.model import envelope
 from icestream.model.block import encode_block
@@ -75,7 +75,7 @@ async def lake_world(data_dir: Path, **more: Any) -> AsyncIterator[LakeWorld]:
         topic = await broker.create_topic(TopicName.parse(TOPIC))
         async with kept_link(node.settings.local_socket) as keeper:
             world = LakeWorld(node)
-            manifests = AvroManifests(files_on(world.disk), InlineOffload())
+            manifests = ManifestReader(files_on(world.disk), InlineOffload())
             app = build_app(keeper, "127.0.0.1", None, world.catalog, manifests, more.get("tokens"))
             world.ask = Asker(app)
             producer = await broker.open_producer(topic.name, "p")

@@ -47,7 +47,7 @@ async def test_manifests_stay_few_and_keep_their_numbers(world: Committing) -> N
     for _ in range(66):
         await world.commit(world.brought(table, 2))
     assert table.manifests is not None
-    assert [one.files for one in table.manifests] == [1] * 2 + [64]
+    assert [one.live_files for one in table.manifests] == [1] * 2 + [64]
     assert await rows(world, table) == [(0, offset) for offset in range(132)]
     loaded = await world.catalog.load(table.identifier)
     found = StaticTable.from_metadata(loaded.metadata_location or "").inspect.entries().to_pylist()
@@ -59,7 +59,7 @@ async def test_manifests_stay_few_and_keep_their_numbers(world: Committing) -> N
     for _ in range(6):
         await other.commit(other.brought(fresh, 2))
     assert fresh.manifests is not None
-    assert [one.files for one in fresh.manifests] == [8, 64]
+    assert [one.live_files for one in fresh.manifests] == [8, 64]
     assert await rows(other, fresh) == [(0, offset) for offset in range(144)]
     entries = StaticTable.from_metadata((await other.catalog.load(fresh.identifier)).metadata_location or "")
     numbers = [one["sequence_number"] for one in entries.inspect.entries().to_pylist()]

@@ -67,6 +67,6 @@ async def test_a_driver_that_ends_anywhere_is_followed_by_one_that_finishes(
     end = first.broker.synced[1, 0]
     assert first.broker.floors == {(1, 0): end}
     table = second.topics[1]
-    found = await second.world.reader.manifests(table.table)
-    assert sum(one.rows for one in found) == end
+    found = await second.world.reader.current_manifests(table.table)
+    assert sum(one.live_rows for one in found) == end
     await second.close()

@@ -25,7 +25,7 @@ from pyiceberg.types import (
 from icestream import errors
 from icestream.iceberg import murmur
 from icestream.iceberg.column_transforms import transformed
-from icestream.iceberg.single_value import lower_bound, upper_bound
+from icestream.iceberg.conversions import lower_bound, upper_bound
 from icestream.pipeline.files.parquet_layout import ARROW
 from tests.support.effort import QUARTER
 

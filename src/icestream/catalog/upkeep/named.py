@@ -13,9 +13,9 @@ class Manifests(Protocol):
     """Reads what lists and manifests name. Raises MetadataFileMissing and MetadataFileDamaged, and InvalidInput for
     what is no location."""
 
-    async def manifests(self, manifest_list: str) -> list[str]: ...
+    async def manifest_paths(self, manifest_list: str) -> list[str]: ...
 
-    async def files(self, manifest: str) -> list[str]: ...
+    async def file_paths(self, manifest: str) -> list[str]: ...
 
 
 Damaged = Callable[[str, errors.IcestreamError], None]  # of a list or manifest that is there and of no use
@@ -28,7 +28,7 @@ async def manifests_of(table: Table, manifests: Manifests, damaged: Damaged) -> 
         named: list[str] = list(snapshot.get("manifests") or ())
         if (where := snapshot.get("manifest-list")) is not None:
             try:
-                named += await manifests.manifests(where)
+                named += await manifests.manifest_paths(where)
             except errors.MetadataFileMissing:
                 continue
             except (errors.MetadataFileDamaged, errors.InvalidInput) as error:
@@ -41,7 +41,7 @@ async def manifests_of(table: Table, manifests: Manifests, damaged: Damaged) -> 
 
 async def files_of(manifest: str, manifests: Manifests, damaged: Damaged) -> list[str]:
     try:
-        return await manifests.files(manifest)
+        return await manifests.file_paths(manifest)
     except errors.MetadataFileMissing:
         return []
     except (errors.MetadataFileDamaged, errors.InvalidInput) as error:

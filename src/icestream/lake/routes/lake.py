@@ -15,9 +15,9 @@ from icestream.catalog import keys, records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.records import PurgeRecord
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
-from icestream.iceberg import snapshot_files
-from icestream.iceberg.avro_manifests import AvroManifests
+from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, identifier, namespace_of
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import (
     AdoptGiven,
@@ -59,8 +59,8 @@ def operations_of(request: Request) -> Operations:
     return found
 
 
-def manifests_of(request: Request) -> AvroManifests:
-    found: AvroManifests = request.app.state.manifests
+def manifests_of(request: Request) -> ManifestReader:
+    found: ManifestReader = request.app.state.manifests
     return found
 
 
@@ -72,7 +72,7 @@ def table_of(
 
 OwnCatalog = Annotated[Catalog, Depends(catalog_of)]
 Deciding = Annotated[Operations, Depends(operations_of)]
-Manifests = Annotated[AvroManifests, Depends(manifests_of)]
+Manifests = Annotated[ManifestReader, Depends(manifests_of)]
 Table = Annotated[Identifier, Depends(table_of)]
 
 
@@ -123,7 +123,7 @@ async def list_files(
 ) -> Any:
     async with looking_for(catalog, table):
         found = (await catalog.tables.load(table)).table
-    return await snapshot_files.page(found, manifests, snapshot, page["after"], page["limit"])
+    return await file_listing.list_files(found, manifests, snapshot, page["after"], page["limit"])
 
 
 @router.get("/topics", response_model=TopicTable, summary="Show the table of a topic")

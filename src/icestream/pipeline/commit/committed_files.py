@@ -13,14 +13,14 @@ from itertools import islice
 from icestream import errors, limits
 from icestream.catalog.topic.standing import lineage
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.table_metadata import Table
 
 
 class CommittedFiles:
-    def __init__(self, files: TableFiles, reader: ManifestReader) -> None:
+    def __init__(self, files: TableFiles, manifests: ManifestCache) -> None:
         self._files = files
-        self._reader = reader
+        self._manifests = manifests
         self._gate = asyncio.Semaphore(limits.FILES_LOOKED_AT_ONCE)
 
     async def gone(self, locations: Iterable[str]) -> set[str]:
@@ -41,8 +41,8 @@ class CommittedFiles:
         for snapshot in islice(lineage(table, table.current_snapshot_id), limits.SNAPSHOTS_LOOKED_AT):
             number, place = int(snapshot["snapshot-id"]), str(snapshot["manifest-list"])
             try:
-                manifests = [one for one in await self._reader.listed(place) if one.snapshot_id == number]
-                added = [location for one in manifests for location in await self._reader.added(one)]
+                manifests = [one for one in await self._manifests.list_manifests(place) if one.snapshot_id == number]
+                added = [location for one in manifests for location in await self._manifests.added_files(one)]
                 missing = await self.gone(added)
             except errors.MetadataFileMissing:
                 missing = {place}

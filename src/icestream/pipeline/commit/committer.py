@@ -20,9 +20,9 @@ from icestream.catalogs.catalog import Done, Outcome, TableCatalog, TableChange
 from icestream.iceberg import table_commit, values
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifest_entry import Entry
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifests import EncodedEntry
 from icestream.iceberg.snapshots import MAIN
-from icestream.iceberg.table_manifests import ManifestReader
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
 from icestream.observability.log import get_logger
@@ -69,7 +69,7 @@ class Committer:
         catalog: TableCatalog,
         books: OffsetLedger,
         files: TableFiles,
-        reader: ManifestReader,
+        manifests: ManifestCache,
         clock: Clock,
         randomness: Randomness,
         history: TagRetention,
@@ -79,12 +79,12 @@ class Committer:
         self._catalog = catalog
         self._books = books
         self._files = files
-        self._reader = reader
+        self._manifests = manifests
         self._clock = clock
         self._randomness = randomness
         self._history = history
         self._arrival = arrival
-        self._committed_files = CommittedFiles(files, reader)
+        self._committed_files = CommittedFiles(files, manifests)
         self._made: dict[int, list[str]] = {}  # per topic the manifests of its last commit
         self._away: errors.StorageUnavailable | None = None
         self.retries = 0  # since the start
@@ -238,7 +238,7 @@ class Committer:
             return CommittedSnapshot(outcome.repeated or one.made.snapshot_id, is_repeat=outcome.repeated is not None)
         table.table = _applied(table.table, one.made.updates, self._now_ms())
         table.manifests = one.made.manifests
-        self._reader.remember(one.made.entries, one.gone)
+        self._manifests.remember(one.made.entries, one.gone)
         return CommittedSnapshot(one.made.snapshot_id)
 
     # --- a snapshot ---
@@ -251,14 +251,14 @@ class Committer:
         if self._arrival is not None:
             await self._arrival.check(brought.files)
         if table.manifests is None:
-            table.manifests = await self._reader.manifests(table.table)
+            table.manifests = await self._manifests.current_manifests(table.table)
         appended = [
             await self._appended(brought, spec_id) for spec_id in sorted({one.spec_id for one in brought.files})
         ]
         merged = [manifest for one in appended for manifest in one.merged]
-        entries: dict[str, Sequence[Entry]] = {}
+        entries: dict[str, Sequence[EncodedEntry]] = {}
         for one in appended:
-            entries |= await self._reader.entries(one.layout, one.merged)
+            entries |= await self._manifests.entries(one.layout, one.merged)
         made = new_snapshot(
             table.table,
             table.manifests,
@@ -281,7 +281,7 @@ class Committer:
         schema = values.find(table.fields["schemas"], "schema-id", written[0].schema_id)
         if spec is None or schema is None:
             raise errors.CommitConflict(f"{brought.table.identifier}: files of a spec or schema that is gone")
-        layout = self._reader.layout(table, schema, spec)
+        layout = self._manifests.layout(table, schema, spec)
         for file in written:
             check_partition(file, layout.partition)
         return Appended(layout, written, manifest_merge.merged(brought.table.manifests or (), spec_id, len(written)))

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream import limits
-from icestream.iceberg.manifest_file import ManifestFile
-from icestream.iceberg.manifest_layout import DATA
+from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile
 from icestream.model.file_name import PREFIX
 
 
@@ -27,15 +26,15 @@ def is_ours(manifest: ManifestFile) -> bool:
 
 def merged(manifests: Sequence[ManifestFile], spec_id: int, added: int) -> list[ManifestFile]:
     """`manifests`: of the table, the newest first. `added`: files that are new. Those to merge with them."""
-    able = [one for one in manifests if one.spec_id == spec_id and one.content == DATA and is_ours(one)]
+    able = [one for one in manifests if one.spec_id == spec_id and one.content == DATA_CONTENT and is_ours(one)]
     taken = 0
     total = added
     while True:
         size = _size(total)
         end = taken
-        while end < len(able) and _size(able[end].files) <= size:
+        while end < len(able) and _size(able[end].live_files) <= size:
             end += 1
-        together = total + sum(one.files for one in able[taken:end])
+        together = total + sum(one.live_files for one in able[taken:end])
         if end - taken < limits.MANIFESTS_MERGED - 1 or together > limits.MANIFEST_FILES_MAX:
             return able[:taken]
         taken, total = end, together

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from icestream import errors
-from icestream.iceberg.manifest_layout import PartitionField
+from icestream.iceberg.manifests import PartitionField
 from icestream.model.written import WrittenFile
 
 _US: Final = 1_000_000

@@ -11,9 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from icestream.iceberg import avro
-from icestream.iceberg.manifest_entry import Entry, new_entry
-from icestream.iceberg.manifest_file import ManifestFile, new_manifest_file
-from icestream.iceberg.manifest_layout import ManifestLayout, list_head
+from icestream.iceberg.manifests import (
+    EncodedEntry,
+    ManifestFile,
+    ManifestLayout,
+    encode_list_header,
+    new_entry,
+    new_manifest_file,
+)
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
@@ -49,7 +54,7 @@ class NewSnapshot(NamedTuple):
     sequence: int
     files: list[NewFile]  # to be written and synced before the commit is sent
     manifests: list[ManifestFile]  # of the table when it is in force, the newest first
-    entries: dict[str, list[Entry]]  # of the new manifests, as the next commit finds them
+    entries: dict[str, list[EncodedEntry]]  # of the new manifests, as the next commit finds them
     updates: list[Object]
 
 
@@ -57,7 +62,7 @@ def new_snapshot(
     table: Table,
     manifests: Sequence[ManifestFile],
     appended: Sequence[Appended],
-    entries: Mapping[str, Sequence[Entry]],
+    entries: Mapping[str, Sequence[EncodedEntry]],
     snapshot_id: int,
     epoch: int,
     token: bytes,
@@ -73,21 +78,24 @@ def new_snapshot(
     sequence = table.fields["last-sequence-number"] + 1
     files: list[NewFile] = []
     new: list[ManifestFile] = []
-    kept_entries: dict[str, list[Entry]] = {}
+    kept_entries: dict[str, list[EncodedEntry]] = {}
     for number, one in enumerate(appended):
         added = [new_entry(one.layout, file, snapshot_id) for file in one.written]
         together = [*added, *(entry for manifest in one.merged for entry in entries[manifest.path])]
         location = f"{folder}/{manifest_name(epoch, name, number)}"
-        pieces = avro.file(one.layout.head, [entry.encoded() for entry in together], token)
+        pieces = avro.encode_file(one.layout.header, [entry.encode() for entry in together], token)
         files.append(NewFile(location, pieces))
         length = sum(map(len, pieces))
         new.append(new_manifest_file(one.layout, location, length, together, snapshot_id, sequence))
-        kept_entries[location] = [entry.committed(sequence) for entry in together]
+        kept_entries[location] = [entry.with_sequence_number(sequence) for entry in together]
     gone = {manifest.path for one in appended for manifest in one.merged}
     left = [*new, *(one for one in manifests if one.path not in gone)]
     list_file = f"{folder}/{list_name(snapshot_id, epoch, name)}"
     files.append(
-        NewFile(list_file, avro.file(list_head(snapshot_id, parent, sequence), [one.encoded for one in left], token))
+        NewFile(
+            list_file,
+            avro.encode_file(encode_list_header(snapshot_id, parent, sequence), [one.encode() for one in left], token),
+        )
     )
     made: Object = {
         "snapshot-id": snapshot_id,

@@ -20,9 +20,9 @@ from icestream.catalogs.fence_record import object_warehouse_of
 from icestream.catalogs.object_fence import guard_files
 from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.table_name import fixed_namespace
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.table_manifests import ManifestReader
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.remote_store import RemoteStore
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
@@ -103,14 +103,14 @@ async def _driver(
         tasks.append(asyncio.create_task(guard_files(files, warehouse, keeper, clock).run()))
     try:
         await store.ready()
-        avro = AvroManifests(files, aside)
+        avro = ManifestReader(files, aside)
         link = BrokerLink(keeper)
         name = await link.name()
         books = _books(settings, store, catalog, files, avro, name)
         storage = {} if options.kind == "local" else dataclasses.asdict(options)
         topics = TopicTables(books, catalog, effects, clock, randomness, storage)
         history = TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
-        reader = ManifestReader(avro)
+        reader = ManifestCache(avro)
         arrival = None if SparkOptions.of(settings).is_local else FilePresenceCheck(files)
         committer = Committer(catalog, books, files, reader, clock, randomness, history, arrival)
         owner = f"{settings.node.name}/child" if is_child else ""
@@ -149,7 +149,7 @@ def _with_token(settings: Settings) -> Settings:
 
 
 def _cleaner(
-    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests
+    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: ManifestReader
 ) -> FileCleaner | None:
     """Another catalog may be somebody else's too: nobody but him knows who needs its files."""
     if not settings.catalog_embedded or not settings.pipeline.clean_up:
@@ -158,7 +158,7 @@ def _cleaner(
 
 
 def _books(
-    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: AvroManifests, lease: str
+    settings: Settings, store: MetadataStore, catalog: TableCatalog, files: TableFiles, avro: ManifestReader, lease: str
 ) -> OffsetLedger:
     fixed = fixed_namespace(settings)
     if not settings.catalog_embedded:

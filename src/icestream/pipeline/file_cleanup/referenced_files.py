@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.iceberg.avro_manifests import AvroManifests, Record
 from icestream.iceberg.location import normal_or_none
-from icestream.iceberg.manifest_layout import DELETED
+from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.manifests import ManifestEntry
 
 
 class ReferencedFile(NamedTuple):
@@ -19,8 +19,8 @@ class ReferencedFile(NamedTuple):
 
 
 class ReferencedFiles:
-    def __init__(self, avro: AvroManifests) -> None:
-        self._avro = avro
+    def __init__(self, reader: ManifestReader) -> None:
+        self._reader = reader
         self._lists: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         self._shared: dict[str, str] = {}  # the same manifest is in many lists
 
@@ -30,7 +30,7 @@ class ReferencedFiles:
         if found is not None:
             self._lists.move_to_end(manifest_list)
             return found
-        named = await self._avro.decoded(manifest_list, lambda records: list(_manifests(records)))
+        named = await self._manifests(manifest_list)
         if len(self._shared) > limits.CLEAN_UP_MANIFESTS_REMEMBERED:
             self._shared.clear()
         found = tuple(self._shared.setdefault(one.location, one.location) for one in named)
@@ -48,31 +48,32 @@ class ReferencedFiles:
 
     async def live_files(self, manifest: str) -> list[ReferencedFile]:
         """Of a manifest that is in the table: what readers of it read."""
-        return await self._avro.decoded(manifest, lambda records: list(_files(records)))
+        return await self._reader.select_entries(manifest, lambda entries: list(_files(entries)))
 
     async def manifests(self, manifest_list: str) -> list[ReferencedFile]:
         """None where it is gone, or was cut off while it was written."""
         try:
-            return await self._avro.decoded(manifest_list, lambda records: list(_manifests(records)))
+            return await self._manifests(manifest_list)
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return []
 
     async def files(self, manifest: str) -> list[ReferencedFile]:
         """The same of a manifest, with those that it says are deleted."""
         try:
-            return await self._avro.decoded(manifest, lambda records: list(_files(records, with_deleted=True)))
+            return await self._reader.select_entries(manifest, lambda entries: list(_files(entries, with_deleted=True)))
         except (errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return []
 
+    async def _manifests(self, manifest_list: str) -> list[ReferencedFile]:
+        manifests = await self._reader.manifest_files(manifest_list)
+        return [
+            ReferencedFile(location, manifest.length)
+            for manifest in manifests
+            if (location := normal_or_none(manifest.path)) is not None
+        ]
 
-def _manifests(records: Iterator[Record]) -> Iterator[ReferencedFile]:
-    for one in records:
-        if (found := normal_or_none(one["manifest_path"])) is not None:
-            yield ReferencedFile(found, int(one.get("manifest_length") or 0))
 
-
-def _files(records: Iterator[Record], *, with_deleted: bool = False) -> Iterator[ReferencedFile]:
-    for one in records:
-        file = one["data_file"]
-        if (with_deleted or one["status"] != DELETED) and (found := normal_or_none(file["file_path"])) is not None:
-            yield ReferencedFile(found, int(file.get("file_size_in_bytes") or 0))
+def _files(entries: Iterator[ManifestEntry], *, with_deleted: bool = False) -> Iterator[ReferencedFile]:
+    for entry in entries:
+        if (with_deleted or entry.is_live) and (location := normal_or_none(entry.file_path)) is not None:
+            yield ReferencedFile(location, entry.file_size_bytes)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from icestream import limits
-from icestream.iceberg.single_value import lower_bound, upper_bound
+from icestream.iceberg.conversions import lower_bound, upper_bound
 from icestream.pipeline.files.parquet_layout import ParquetColumn, ParquetLayout, writer_options
 
 # zstd's own is 3. Most of a file's time is compression, and payloads seldom get much smaller by more of it.

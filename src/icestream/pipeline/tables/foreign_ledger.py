@@ -32,8 +32,8 @@ from icestream.catalogs.highest_offset import highest_offset
 from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
 from icestream.catalogs.mirror_anchor import anchor, rows_of
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.avro_manifests import AvroManifests
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import Table
 from icestream.iceberg.values import Object
@@ -54,7 +54,7 @@ class ForeignLedger:
     is_own = False
 
     def __init__(
-        self, store: MetadataStore, catalog: TableCatalog, avro: AvroManifests, fixed: tuple[str, ...] | None
+        self, store: MetadataStore, catalog: TableCatalog, avro: ManifestReader, fixed: tuple[str, ...] | None
     ) -> None:
         self._store = store
         self._catalog = catalog

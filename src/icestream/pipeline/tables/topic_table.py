@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifest_file import ManifestFile
+from icestream.iceberg.manifests import ManifestFile
 from icestream.iceberg.table_metadata import Table
 
 

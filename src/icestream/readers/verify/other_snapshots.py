@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
 from icestream import errors, limits
-from icestream.iceberg.avro_manifests import Taken, decode
+from icestream.iceberg.manifests import decode_entries, decode_manifest_list
 from icestream.iceberg.values import Object
 from icestream.readers.data_files import files_of
 from icestream.readers.stored_files import StoredFiles
@@ -104,22 +104,23 @@ class OtherSnapshots:
 
     def _listed(self, one: Needed) -> tuple[list[str], str]:
         try:
-            return self._decoded(one.path, lambda records: [str(record["manifest_path"]) for record in records]), ""
+            return [manifest.path for manifest in decode_manifest_list(one.path, self._read(one.path))], ""
         except _UNREAD as error:
             return [], error.message
 
     def _named(self, one: Needed) -> tuple[list[Needed], str]:
         try:
-            files = self._decoded(one.path, lambda records: files_of(records, 0, {}))
+            data = self._read(one.path)
+            files = decode_entries(one.path, data, lambda entries: files_of(entries, 0, {}))
             return [Needed(file.path, one.snapshot_id, file.size_bytes) for file in files], ""
         except _UNREAD as error:
             return [], error.message
 
-    def _decoded(self, path: str, taken: Taken[Answer]) -> list[Answer]:
+    def _read(self, path: str) -> bytes:
         data = self._stored.read(path)
         if data is None:
             raise errors.MetadataFileMissing(f"{path} is not there")
-        return decode(path, data, taken)
+        return data
 
     def _wrong_with(self, one: Needed) -> str:
         try:

@@ -29,8 +29,9 @@ import msgspec
 from icestream import errors, limits
 from icestream.catalog.topic.removal import COMMITTED
 from icestream.catalog.topic.standing import main_standing
+from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT
 from icestream.observability.words import counted
-from icestream.readers.data_files import EQUALITY_DELETES, DataFile, DeleteFile
+from icestream.readers.data_files import DataFile, DeleteFile
 from icestream.readers.file_reader import FileReader
 from icestream.readers.stored_files import StoredFiles
 from icestream.readers.table_view import TableView
@@ -161,7 +162,7 @@ class Verifier:
         alone = [shard for shard in shards if shallow_look.is_alone(shard, _of_shards([shard], files))]
         mixed = [shard for shard in shards if shard not in alone]
         deletes = self._view.files.deletes
-        is_counted = all(one.content != EQUALITY_DELETES for one in deletes)
+        is_counted = all(one.content != EQUALITY_DELETES_CONTENT for one in deletes)
         deleted = sum(one.rows for one in deletes) if is_counted else None
         for some in [*([shard] for shard in alone), *([mixed] if mixed else [])]:
             rows = sum(file.rows for file in _of_shards(some, files))
