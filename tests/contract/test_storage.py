@@ -55,7 +55,7 @@ class Source:
     offset: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
     is_deleted: bool = False
-    is_cut: bool = False
+    is_partial: bool = False
     asked: int = 0
     cursor_key: str = KEY
 
@@ -238,7 +238,7 @@ async def test_a_stream_begins_where_nothing_was_and_follows_what_comes(storage:
     told: list[int] = []
     shards[0].follow(lambda: told.append(shards[0].visible))
     assert cursors == [None, None]
-    assert [(one.key, one.visible, one.earliest(), list(one.gaps())) for one in shards] == [
+    assert [(one.key, one.visible, one.log_start(), list(one.gaps())) for one in shards] == [
         (A0, 0, 0, []),
         (A1, 0, 0, []),
     ]
@@ -247,7 +247,7 @@ async def test_a_stream_begins_where_nothing_was_and_follows_what_comes(storage:
     await store(storage, A1, b"c")
     await quiet()
     assert told == [2]
-    await storage.settle()
+    await storage.wait_durable()
     assert shards[0].synced == 2
 
 

@@ -90,7 +90,7 @@ async def test_hazard_41_a_crash_at_any_step_of_the_disk_makes_one_letter(mode: 
     while crashed:
         run = Burying(mode)
         await run.prepare()
-        await run.broker.storage.settle()
+        await run.broker.storage.wait_durable()
         run.machine.disk.crash_after(operations)
         crashed = not await run.machine.survives(run.consume(*POISON))
         await run.restart(power=power)

@@ -196,4 +196,4 @@ def test_readiness_follows_a_lake_process_that_is_run_by_hand(tmp_path: Path) ->
         finally:
             lake.kill()
             lake.wait()
-        until(lambda: lake_line().startswith("[!] lake: the lake process has left"))
+        until(lambda: lake_line().startswith("[!] lake: the lake process has disconnected"))

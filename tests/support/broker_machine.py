@@ -223,7 +223,7 @@ async def stored_rows(broker: Broker, topic: TopicName = TOPIC, shard: int = 0) 
     """Every message that is stored, by offset: what each column of it holds."""
     stream = (await broker.storage.create_subscription_stream(topic.namespace, topic.name, "nobody")).shards[shard]
     found: dict[int, dict[str, Any]] = {}
-    offset = stream.earliest()
+    offset = stream.log_start()
     while offset < stream.visible:
         result = await stream.read(offset, 50_000)
         for section in result.sections:

@@ -24,18 +24,18 @@ from tests.support.broker_machine import TOPIC, BrokerMachine, quiet
 from tests.support.topic_lake import Row, TopicLake
 
 
-class Attendant:
-    """The lake process at the desk, without a socket."""
+class InProcessScanWorker:
+    """The lake process at the scan_requests, without a socket."""
 
-    def __init__(self, desk: ScanRequests, lake: TopicLake) -> None:
-        self.desk = desk
+    def __init__(self, scan_requests: ScanRequests, lake: TopicLake) -> None:
+        self.scan_requests = scan_requests
         self.lake = lake
         self.asked: list[Asked] = []
-        self.tell = self._tell  # one object: the desk knows him by it
-        desk.attend(self.tell)
+        self.tell = self._tell  # one object: the scan_requests knows him by it
+        scan_requests.attach_worker(self.tell)
 
     def leave(self) -> None:
-        self.desk.leave(self.tell)
+        self.scan_requests.detach_worker(self.tell)
 
     def _tell(self, event: dict[str, Any]) -> None:
         if event["event"] == "asked":
@@ -47,26 +47,26 @@ class Attendant:
         try:
             data = msgspec.msgpack.encode(await self.lake.scanner.answer(asked))
         except errors.IcestreamError as error:
-            self.desk.fail(asked.number, error)
+            self.scan_requests.fail(asked.number, error)
             return
         half = len(data) // 2
-        self.desk.take(asked.number, data[:half], False)
-        self.desk.take(asked.number, data[half:], True)
+        self.scan_requests.accept_part(asked.number, data[:half], False)
+        self.scan_requests.accept_part(asked.number, data[half:], True)
 
 
 class TieredMachine(BrokerMachine):
     def __init__(self, folder: Path, cache: CacheOptions | None = None, **options: Any) -> None:
         super().__init__(**({"tail_bytes": 0} | options))
         self.lake = TopicLake(folder, self.store, self.clock, cache, str(TOPIC), 1)
-        self.desk: ScanRequests | None = None
-        self.attendant: Attendant | None = None
+        self.scan_requests: ScanRequests | None = None
+        self.scan_worker: InProcessScanWorker | None = None
         self.committed: dict[int, int] = {}
 
     async def open_storage(self, sink: Sink | None = None) -> PersistentStorage:
         found = await super().open_storage(sink)
         assert isinstance(found, IcebergStorage)
-        self.desk = found.desk = ScanRequests()
-        self.attendant = Attendant(self.desk, self.lake)
+        self.scan_requests = found.scan_requests = ScanRequests()
+        self.scan_worker = InProcessScanWorker(self.scan_requests, self.lake)
         return found
 
     async def commit(self, shards: int = 1, end: int | None = None, **more: Any) -> int:

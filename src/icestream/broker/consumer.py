@@ -248,7 +248,7 @@ class Consumer:
         try:
             keep = delivery.is_handed_out_singly or outgoing.attempt > 0
             found = await self._slow_read.read(
-                delivery.stream, start, lambda error: delivery.cannot_read(start, error), keep=keep
+                delivery.stream, start, lambda error: delivery.cannot_read(start, error), cache=keep
             )
             delivery.can_read(start, found.next_offset)
             self._take(outgoing, found)
@@ -284,7 +284,7 @@ class Consumer:
     def _step_over_gone(self, outgoing: Outgoing, error: errors.PositionGone) -> None:
         """The log begins behind it by now: a retention took it."""
         stream = outgoing.delivery.stream
-        earliest = stream.earliest()
+        earliest = stream.log_start()
         if earliest <= outgoing.start:
             self._set_aside(outgoing, error)
             return

@@ -1,12 +1,12 @@
-"""Writes cursors: all that changed, in as few transactions as their bounds allow, every interval (hazard 17).
+"""Writes changed cursors to the metadata store: every interval, in as few transactions as possible (hazard 17).
 
-A cursor changes with every ack and is only marked for that; what is written is its value at the moment of the write,
-one interval after the first change that is not written. It never passes what is synced (hazard 3), so the log is synced
-first: otherwise, in the modes without a sync per tick, a crash would repeat far more than one interval. What could not
-be written stays marked, and holds up no other; so does what had to leave out an ack of a message that came behind that
-sync. Nothing changed: nothing is written, and nothing runs.
+A cursor changes with every ack and is only marked as changed then; its value is read at the moment of the write, one
+interval after the first unwritten change. A written cursor never passes the synced offset (hazard 3), so the log is
+synced first: otherwise, in the modes without a sync per tick, a crash would redeliver far more than one interval. A
+cursor that could not be written stays marked and does not delay others; so does one that had to leave out an ack of a
+message that came after that sync. Without changes nothing is written and no timer runs.
 
-One write at a time, deletions too: a cursor that is deleted does not come back by a write that was under way.
+Writes and deletions are serialised: a write in flight cannot restore a cursor that is being deleted.
 """
 
 from __future__ import annotations
@@ -28,94 +28,107 @@ from icestream.runtime.clock import Clock
 
 _log = get_logger("cursors")
 
+# Leaves room for the comparison, and for the operations written with the cursors: a record of a few hundred bytes.
+_OPERATIONS_MAX = limits.METADATA_TXN_OPERATIONS_MAX - 1
+_BYTES_MAX = limits.METADATA_TXN_BYTES_MAX - 8 * limits.KIB
+
 
 class CursorStore:
     def __init__(
-        self, store: MetadataStore, clock: Clock, interval_ms: int, settle: Callable[[], Awaitable[None]]
+        self, store: MetadataStore, clock: Clock, interval_ms: int, wait_durable: Callable[[], Awaitable[None]]
     ) -> None:
-        """`settle`: until what the cursors may know is durable."""
+        """`wait_durable`: waits until the messages that cursors may refer to are durable."""
         self._store = store
         self._clock = clock
         self._interval_ms = interval_ms
-        self._settle = settle
+        self._wait_durable = wait_durable
         self._changed: dict[str, CursorSource] = {}
-        self._news = asyncio.Event()
-        self._changed_ns = 0  # when the first change came that is not written
-        self._writing = asyncio.Lock()
+        self._has_changes = asyncio.Event()
+        self._first_change_ns = 0  # the time of the first change that is not written
+        self._write_lock = asyncio.Lock()
 
     async def read(self, key: str) -> records.CursorRecord | None:
         entry = await self._store.get(key)
         return records.decode(records.CursorRecord, key, entry.value) if entry else None
 
     def mark(self, source: CursorSource) -> None:
+        """Marks a cursor as changed: it is written with the next flush."""
         self._changed[source.cursor_key] = source
-        if not self._news.is_set():
-            self._wake_up()
+        if not self._has_changes.is_set():
+            self._start_interval()
 
-    def _wake_up(self) -> None:
-        self._changed_ns = self._clock.monotonic_ns()
-        self._news.set()
+    def _start_interval(self) -> None:
+        self._first_change_ns = self._clock.monotonic_ns()
+        self._has_changes.set()
 
     async def write(
         self, sources: Iterable[CursorSource], compare: Sequence[Compare] = (), also: Sequence[Operation] = ()
     ) -> bool:
-        """These, now, and what belongs to them in the same step. False: a comparison did not hold."""
-        async with self._writing:
-            return await self._write({one.cursor_key: one for one in sources}, compare, also)
+        """Writes these cursors now, with further operations in the same transaction.
 
-    async def delete(self, keys: Sequence[str], also: Sequence[Operation], then: Callable[[], None]) -> None:
-        """The first step holds `also`; where the keys are too many for it, others follow."""
-        async with self._writing:
+        Returns False if a comparison failed: then nothing was written.
+        """
+        async with self._write_lock:
+            return await self._write({source.cursor_key: source for source in sources}, compare, also)
+
+    async def delete(self, keys: Sequence[str], also: Sequence[Operation], on_deleted: Callable[[], None]) -> None:
+        """Deletes cursors, then calls `on_deleted`. The first transaction holds `also`; further ones follow if the keys
+        do not fit."""
+        async with self._write_lock:
             first = limits.METADATA_TXN_OPERATIONS_MAX - len(also)
             await self._store.txn([], [*also, *map(Delete, keys[:first])])
-            for at in range(first, len(keys), limits.METADATA_TXN_OPERATIONS_MAX):
-                await self._store.txn([], [Delete(key) for key in keys[at : at + limits.METADATA_TXN_OPERATIONS_MAX]])
+            for start in range(first, len(keys), limits.METADATA_TXN_OPERATIONS_MAX):
+                chunk = keys[start : start + limits.METADATA_TXN_OPERATIONS_MAX]
+                await self._store.txn([], [Delete(key) for key in chunk])
             for key in keys:
                 self._changed.pop(key, None)
-            then()
+            on_deleted()
 
     async def flush(self) -> None:
-        """All that are marked."""
-        async with self._writing:
+        """Writes all cursors that are marked as changed."""
+        async with self._write_lock:
             if self._changed:
                 await self._write(dict(self._changed), (), ())
 
     async def _write(
         self, sources: dict[str, CursorSource], compare: Sequence[Compare], also: Sequence[Operation]
     ) -> bool:
-        with suppress(errors.PersistentStorageError):  # the log has stopped: what is not synced is left out
-            await self._settle()
+        with suppress(errors.PersistentStorageError):  # the log has stopped: acks of unsynced messages are left out
+            await self._wait_durable()
         for key in sources:
-            self._changed.pop(key, None)  # before its value is taken: a change from now on counts again
-        left, held = dict(sources), True
-        refused: errors.MetadataFull | None = None
+            self._changed.pop(key, None)  # before its value is read: a change from now on marks it again
+        unwritten, is_applied = dict(sources), True
+        refusal: errors.MetadataFull | None = None
         try:
             async with aclosing(self._groups(sources, also)) as groups:
                 async for group in groups:
                     try:
-                        held = (await self._store.txn(compare, group)).held
+                        is_applied = (await self._store.txn(compare, group)).held
                     except errors.MetadataFull as error:
                         if compare or also:
                             raise
-                        refused = error
+                        # Other groups may only overwrite what is there and still fit.
+                        refusal = error
                         continue
-                    if not held:
+                    if not is_applied:
                         break
-                    _written(group, left)
+                    _remove_written(group, unwritten)
                     compare = ()
         finally:
-            for source in left.values():
-                if held and not source.is_deleted:
+            for source in unwritten.values():
+                if is_applied and not source.is_deleted:
                     self.mark(source)
-        if refused is not None:
-            raise refused
-        return held
+        if refusal is not None:
+            raise refusal
+        return is_applied
 
     async def _groups(
         self, sources: dict[str, CursorSource], also: Sequence[Operation]
     ) -> AsyncGenerator[list[Operation], None]:
-        """Pieces that fit one transaction each; the first has what belongs to the cursors. Others have their turn
-        between slices of them."""
+        """Groups of operations that fit one transaction each; the first group begins with `also`.
+
+        Yields to the event loop between slices, because encoding many cursors takes long.
+        """
         group: list[Operation] = list(also)
         size = 0
         for number, (key, source) in enumerate(sources.items(), 1):
@@ -124,7 +137,7 @@ class CursorStore:
             if source.is_deleted:
                 continue
             value = records.encode(source.cursor())
-            if source.is_cut:
+            if source.is_partial:
                 self.mark(source)
             cost = len(key.encode()) + len(value)
             if len(group) == _OPERATIONS_MAX or size + cost > _BYTES_MAX:
@@ -136,48 +149,45 @@ class CursorStore:
             yield group
 
     async def run(self) -> None:
-        """Flushes one interval after the first change, again and again."""
+        """Flushes one interval after the first change, until cancelled."""
         while True:
-            await self._news.wait()
-            passed_ns = self._clock.monotonic_ns() - self._changed_ns
+            await self._has_changes.wait()
+            passed_ns = self._clock.monotonic_ns() - self._first_change_ns
             await self._clock.sleep(max(self._interval_ms / 1000 - passed_ns / 1e9, 0))
-            self._news.clear()
+            self._has_changes.clear()
             try:
                 await self.flush()
             except errors.IcestreamError as error:
-                self._wake_up()
-                _log.warning("cursors could not be written; they are tried again", error=str(error))
+                self._start_interval()
+                _log.warning("cursors could not be written; retrying after the next interval", error=str(error))
 
 
-def _written(group: Sequence[Operation], left: dict[str, CursorSource]) -> None:
-    for one in group:
-        if isinstance(one, Put) and left.pop(one.key, None) is not None:
+def _remove_written(group: Sequence[Operation], unwritten: dict[str, CursorSource]) -> None:
+    for operation in group:
+        if isinstance(operation, Put) and unwritten.pop(operation.key, None) is not None:
             metrics.CURSORS_WRITTEN.value += 1
-
-
-# Room for the comparison, and for what belongs to the cursors: a record of a few hundred bytes.
-_OPERATIONS_MAX = limits.METADATA_TXN_OPERATIONS_MAX - 1
-_BYTES_MAX = limits.METADATA_TXN_BYTES_MAX - 8 * limits.KIB
 
 
 async def open_subscription_stream(
     store: MetadataStore,
     cursors: CursorStore,
-    shard_of: Callable[[ShardKey], ShardStream],
+    shard_stream: Callable[[ShardKey], ShardStream],
     name: TopicName,
     subscription: str,
 ) -> SubscriptionStream:
-    """The shards of a topic and the stored cursors of a subscription, as far as they are this topic's."""
+    """The shards of a topic and the stored cursors of a subscription. Raises UnknownTopic."""
     key = records.topic_key(name)
     entry = await store.get(key)
     if entry is None:
         raise errors.UnknownTopic(f"there is no topic {name}", hint="create it, or publish to it once")
     record = records.decode(records.TopicRecord, key, entry.value)
-    found = [
+    stored = [
         await cursors.read(
             records.cursor_key(name, subscription, number, record.shards, is_partitioned=record.is_partitioned)
         )
         for number in range(record.shards)
     ]
-    known = [cursor if cursor and cursor.topic_id == record.id else None for cursor in found]
-    return SubscriptionStream([shard_of(ShardKey(record.id, number)) for number in range(record.shards)], known)
+    # A cursor of another topic id is left over from a deleted topic of the same name.
+    own_cursors = [cursor if cursor and cursor.topic_id == record.id else None for cursor in stored]
+    streams = [shard_stream(ShardKey(record.id, number)) for number in range(record.shards)]
+    return SubscriptionStream(streams, own_cursors)

@@ -91,7 +91,7 @@ class DeadLetterWriter:
         (result,) = await stored
         if isinstance(result, errors.IcestreamError):
             raise result
-        await self._storage.settle()  # the cursor will say that the message is done with, in every sync mode
+        await self._storage.wait_durable()  # the cursor will say that the message is done with, in every sync mode
         metrics.DEAD_LETTERS.inc(len(rows))
         return letter.start + len(rows)
 

@@ -1,8 +1,8 @@
-"""What is remembered of places in shards for a moment: few things, of so many bytes, not for long. The oldest go first.
+"""A small cache whose entries belong to a position in a shard and expire soon. The oldest entries are evicted first.
 
 count   SCANS_NEAR_MAX
 bytes   SCANS_NEAR_BYTES_MAX
-age     SCAN_NEAR_SECONDS_MAX by the loop's clock; a timer sees to it, whether or not anybody comes again
+age     SCAN_NEAR_SECONDS_MAX by the loop's clock; a timer evicts expired entries even if no reader comes again
 """
 
 from __future__ import annotations
@@ -15,76 +15,81 @@ from typing import Generic, NamedTuple, TypeVar
 from icestream import limits
 from icestream.model.shard import ShardKey
 
-What = TypeVar("What")
+Item = TypeVar("Item")
 
 
 class ShardPosition(NamedTuple):
-    """Readers of one shard stand at different offsets of it, and each has a place of its own."""
+    """The position of a reader. Readers of one shard are told apart by their offsets."""
 
     key: ShardKey
     offset: int
 
 
-class _Held(NamedTuple, Generic[What]):
+class _CacheEntry(NamedTuple, Generic[Item]):
     since_seconds: float
     size_bytes: int
-    what: What
+    item: Item
 
 
-class ExpiringCache(Generic[What]):
+class ExpiringCache(Generic[Item]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._held: OrderedDict[ShardPosition, _Held[What]] = OrderedDict()  # the oldest first
-        self._timer: asyncio.TimerHandle | None = None  # runs while something is held
+        self._entries: OrderedDict[ShardPosition, _CacheEntry[Item]] = OrderedDict()  # the oldest first
+        self._timer: asyncio.TimerHandle | None = None  # runs while there is an entry
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
-    def keep(self, place: ShardPosition, what: What, size_bytes: int) -> None:
-        self.drop(place)
-        self._held[place] = _Held(self._loop.time(), size_bytes, what)
+    def put(self, position: ShardPosition, item: Item, size_bytes: int) -> None:
+        """Stores the item at the position, replaces the one there, and evicts the oldest beyond the bounds."""
+        self.drop(position)
+        self._entries[position] = _CacheEntry(self._loop.time(), size_bytes, item)
         self.size_bytes += size_bytes
-        while len(self._held) > limits.SCANS_NEAR_MAX or self.size_bytes > limits.SCANS_NEAR_BYTES_MAX:
-            self.drop(next(iter(self._held)))
-        self._wind()
+        while len(self._entries) > limits.SCANS_NEAR_MAX or self.size_bytes > limits.SCANS_NEAR_BYTES_MAX:
+            self.drop(next(iter(self._entries)))
+        self._set_timer()
 
-    def find(self, place: ShardPosition) -> What | None:
-        held = self._held.get(place)
-        if held is None or self._is_old(held):  # a timer may be late
-            self.drop(place)
+    def get(self, position: ShardPosition) -> Item | None:
+        entry = self._entries.get(position)
+        if entry is None or self._is_expired(entry):  # the timer may be late
+            self.drop(position)
             return None
-        return held.what
+        return entry.item
 
-    def of_shard(self, key: ShardKey) -> Iterator[What]:
-        """At any place in it. There are few of all shards together."""
-        return (held.what for place, held in self._held.items() if place.key == key and not self._is_old(held))
+    def items_of_shard(self, key: ShardKey) -> Iterator[Item]:
+        """The items at any position of a shard. A linear search: the cache holds few entries of all shards together."""
+        return (
+            entry.item
+            for position, entry in self._entries.items()
+            if position.key == key and not self._is_expired(entry)
+        )
 
-    def drop(self, place: ShardPosition) -> None:
-        if (held := self._held.pop(place, None)) is not None:
-            self.size_bytes -= held.size_bytes
+    def drop(self, position: ShardPosition) -> None:
+        if (entry := self._entries.pop(position, None)) is not None:
+            self.size_bytes -= entry.size_bytes
 
     def clear(self) -> None:
-        self._held.clear()
+        self._entries.clear()
         self.size_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # --- age ---
+    # --- expiry ---
 
-    def _is_old(self, held: _Held[What]) -> bool:
-        return self._loop.time() - held.since_seconds >= limits.SCAN_NEAR_SECONDS_MAX
+    def _is_expired(self, entry: _CacheEntry[Item]) -> bool:
+        return self._loop.time() - entry.since_seconds >= limits.SCAN_NEAR_SECONDS_MAX
 
-    def _wind(self) -> None:
-        """For the oldest."""
-        if self._timer is None and self._held:
-            oldest = next(iter(self._held.values()))
-            self._timer = self._loop.call_at(oldest.since_seconds + limits.SCAN_NEAR_SECONDS_MAX, self._drop_old)
+    def _set_timer(self) -> None:
+        """Sets the timer to the expiry of the oldest entry, unless it runs already."""
+        if self._timer is None and self._entries:
+            oldest = next(iter(self._entries.values()))
+            self._timer = self._loop.call_at(oldest.since_seconds + limits.SCAN_NEAR_SECONDS_MAX, self._drop_expired)
 
-    def _drop_old(self) -> None:
+    def _drop_expired(self) -> None:
         self._timer = None
-        for place, held in list(self._held.items()):
-            if self._is_old(held):
-                self.drop(place)
-        self._wind()
+        for position, entry in list(self._entries.items()):
+            if self._is_expired(entry):
+                self.drop(position)
+        self._set_timer()

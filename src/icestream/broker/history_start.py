@@ -22,5 +22,5 @@ async def history_starts(
     with contextlib.suppress(errors.IcestreamError, TimeoutError):
         async with asyncio.timeout(seconds):
             for number, stream in enumerate(streams):
-                starts[number] = await stream.first()
+                starts[number] = await stream.history_start()
     return starts

@@ -87,7 +87,7 @@ class KeyLookahead:
         delivery, generation = self._delivery, self._delivery.generation
         try:
             found = await self._slow_read.read(
-                delivery.stream, start, lambda error: delivery.cannot_read(start, error), keep=True
+                delivery.stream, start, lambda error: delivery.cannot_read(start, error), cache=True
             )
             if generation == delivery.generation:
                 delivery.can_read(start, found.next_offset)
@@ -128,7 +128,7 @@ class KeyLookahead:
     def _step_over_gone(self, start: int, error: Exception) -> bool:
         """Whether a retention took it: then the log begins behind it."""
         stream = self._delivery.stream
-        earliest = stream.earliest()
+        earliest = stream.log_start()
         if not isinstance(error, errors.PositionGone) or earliest <= start:
             return False
         lost = Gap(stream.key, start, earliest, stream.epoch, "no longer in the log", GapState.LOST)

@@ -1,7 +1,6 @@
 """The storage facade in memory: the same contract and the same tests as IcebergStorage, for tests and quick trials.
 
-Nothing survives the process. There is no quota: whoever uses it knows what he stores. What the log refuses is refused
-here in the same words.
+Nothing survives the process, and there is no quota. Whatever the log refuses is refused here with the same error.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from icestream.wal.tail import SectionRead
 
 
 class MemoryStorage:
-    desk = None
+    scan_requests = None
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class MemoryStorage:
         cursor_flush_ms: int,
         options: LogOptions = LogOptions(),  # noqa: B008 (a constant)
     ) -> None:
-        """`options`: how large a batch may be, as in the log."""
+        """`options`: the bounds of a batch, as in the log."""
         self._options = options
         self._store = store
         self._clock = clock
@@ -46,13 +45,13 @@ class MemoryStorage:
         self._shards: dict[ShardKey, MemoryShard] = {}
         self._producers = Producers()
         self._batches = 0
-        self.cursors = CursorStore(store, clock, cursor_flush_ms, self.settle)
+        self.cursors = CursorStore(store, clock, cursor_flush_ms, self.wait_durable)
         self._tasks = Tasks(self._task_failed)
         self._tasks.start(self.cursors.run(), "cursors")
         self._is_closed = False
 
     def _task_failed(self, error: BaseException) -> None:
-        self._loop.call_exception_handler({"message": "a task of the storage failed", "exception": error})
+        self._loop.call_exception_handler({"message": "a background task of the storage failed", "exception": error})
 
     # --- topics and producers ---
 
@@ -60,13 +59,13 @@ class MemoryStorage:
         for number in range(shards):
             self._shards.setdefault(ShardKey(topic.id, number), MemoryShard(topic, number))
 
-    async def begin_behind(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+    async def declare_lost_offsets(self, topic: Topic, gaps: Sequence[Gap]) -> None:
         for gap in gaps:
             shard = self._shards.setdefault(gap.key, MemoryShard(topic, gap.key.shard))
             shard.visible = max(shard.visible, gap.end)
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
-        """Nothing of it was ever to become a row."""
+        """None: topics in memory have no tables."""
         return []
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
@@ -74,7 +73,7 @@ class MemoryStorage:
             self._shards.pop(ShardKey(topic_id, number), None)
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
-        """Everything is kept until the process ends."""
+        """Does nothing: everything is kept until the process ends."""
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self._producers.open(producer_id, producer_epoch)
@@ -85,49 +84,49 @@ class MemoryStorage:
     def recent_batches(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> list[tuple[int, int, int]]:
         return self._producers.recent(shard, producer_id, since_epoch)
 
-    async def settle(self) -> None:
-        """What has offsets is stored."""
+    async def wait_durable(self) -> None:
+        """Returns at once: there is nothing more durable than memory here."""
 
     @property
     def batch_bytes_max(self) -> int:
         return self._options.rows_bytes_max
 
-    # --- in ---
+    # --- writes ---
 
     def has_room(self, size: int) -> bool:
         return True
 
     async def wait_for_room(self, size: int) -> None:
-        """There always is."""
+        """Returns at once: there is no bound."""
 
     def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
         if self._is_closed:
             raise errors.LogClosed("the storage is closed", hint="the broker is shutting down: connect again later")
         receipt = Receipt()
-        result = self._store_one(self._shard(shard), messages, head or block_head(messages))
+        result = self._store_block(self._shard(shard), messages, head or block_head(messages))
         self._loop.call_soon(receipt.settle, [result])
         return receipt
 
-    def _store_one(self, shard: MemoryShard, messages: bytes, head: BlockHead) -> Result:
+    def _store_block(self, shard: MemoryShard, messages: bytes, head: BlockHead) -> Result:
         rows, size, numbering = head
         self._check_size(rows, size, len(messages))
         base = shard.visible
         self._batches += 1
         if numbering is not None:
             try:
-                known = self._producers.judge(shard.key, numbering, rows)
+                duplicate = self._producers.judge(shard.key, numbering, rows)
             except errors.IcestreamError as error:
                 return error
-            if known is not None:
-                return Duplicate(known.base_offset, 0)
+            if duplicate is not None:
+                return Duplicate(duplicate.base_offset, 0)
             now_us = self._clock.wall_us()
             self._producers.record(shard.key, numbering, rows, base, self._batches, now_us, self._batches)
         shard.add(rows, messages, self._clock.wall_us())
         return Placed(base, self._batches)
 
-    def _check_size(self, rows: int, size: int, found: int) -> None:
-        if size != found:
-            raise errors.InvalidInput(f"a block of {size} bytes came in {found}")
+    def _check_size(self, rows: int, size: int, received: int) -> None:
+        if size != received:
+            raise errors.InvalidInput(f"block header declares {size} bytes, received {received}")
         allowed = self._options.rows_bytes_max if rows > 1 else self._options.batch_bytes_max
         if size > allowed:
             raise too_large(rows, size, allowed)
@@ -136,12 +135,12 @@ class MemoryStorage:
         return self._shard(shard)
 
     def _shard(self, key: ShardKey) -> MemoryShard:
-        found = self._shards.get(key)
-        if found is None:
+        shard = self._shards.get(key)
+        if shard is None:
             raise errors.UnknownTopic(f"there is no topic with id {key.topic_id}", hint="was it deleted?")
-        return found
+        return shard
 
-    # --- out ---
+    # --- reads and cursors ---
 
     async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream:
         name = TopicName(namespace, topic)
@@ -156,9 +155,9 @@ class MemoryStorage:
         return await self.cursors.write(sources, compare, also)
 
     async def delete_cursors(
-        self, keys: Sequence[str], also: Sequence[Operation] = (), then: Callable[[], None] = lambda: None
+        self, keys: Sequence[str], also: Sequence[Operation] = (), on_deleted: Callable[[], None] = lambda: None
     ) -> None:
-        await self.cursors.delete(keys, also, then)
+        await self.cursors.delete(keys, also, on_deleted)
 
     async def flush_cursors(self) -> None:
         await self.cursors.flush()
@@ -170,7 +169,7 @@ class MemoryStorage:
 
 
 class MemoryShard:
-    """Every section of one shard, in order."""
+    """All sections of one shard, in order."""
 
     def __init__(self, topic: Topic, number: int) -> None:
         self._shard = Shard(topic, number, Usage())
@@ -192,27 +191,27 @@ class MemoryShard:
         for on_visible in self._followers:
             on_visible()
 
-    def earliest(self) -> int:
+    def log_start(self) -> int:
         return 0
 
-    async def first(self) -> int:
+    async def history_start(self) -> int:
         return 0
 
     def gaps(self) -> Sequence[Gap]:
         return ()
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
-        found: list[SectionRead] = []
-        at, size = bisect_right(self._bases, offset) - 1, 0
-        while 0 <= at < len(self._sections) and offset < self.visible:
-            size += len(self._sections[at].body)
-            if found and size > bytes_max:
+        sections: list[SectionRead] = []
+        index, size = bisect_right(self._bases, offset) - 1, 0
+        while 0 <= index < len(self._sections) and offset < self.visible:
+            size += len(self._sections[index].body)
+            if sections and size > bytes_max:
                 break
-            found.append(self._sections[at])
-            at += 1
-        return found
+            sections.append(self._sections[index])
+            index += 1
+        return sections
 
-    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> ShardRead:
+    async def read(self, offset: int, bytes_max: int, *, cache: bool = False) -> ShardRead:
         sections = self.read_hot(offset, bytes_max)
         return ShardRead(sections, [], sections[-1].base_offset + sections[-1].rows if sections else offset)
 
@@ -220,7 +219,7 @@ class MemoryShard:
         later = (section.base_offset for section in self._sections if section.append_time_us >= time_us)
         return next(later, self.visible)
 
-    async def offset_behind_snapshot(self, snapshot_id: int) -> int:
+    async def offset_after_snapshot(self, snapshot_id: int) -> int:
         raise errors.InvalidInput(
             f"topics in memory have no tables, so there is no snapshot {snapshot_id}", hint="start at an offset"
         )

@@ -1,14 +1,14 @@
-"""Blocks of messages that were read from the log or a table a moment ago, for readers that take them one by one.
+"""The read-ahead cache: blocks that were read from the log or a table, for readers that take their messages one by one.
 
-A key-shared subscription sees the keys of a whole block and hands its messages out as keys become free; a shared one
-hands a block to several consumers, and some of its messages again when they failed. Without this memory each of these
-messages costs a read of its own.
+A key-shared subscription reads the keys of a whole block and hands its messages out as keys become free; a shared one
+hands a block to several consumers, and redelivers some of its messages. Without this cache each of these messages would
+cost a read of its own.
 
-    bytes   READ_AHEAD_BYTES_MAX for all subscriptions together; what was used least recently goes first
+    bytes   READ_AHEAD_BYTES_MAX for all subscriptions together; the least recently used goes first
     age     READ_AHEAD_SECONDS_MAX, so that rows that were deleted from a table, or dropped from the log, are not
-            handed out much longer; a timer frees the memory when no reader comes again
+            delivered much longer; a timer frees the memory when no reader comes again
 
-Blocks of one shard do not overlap: a newer one takes the place of those that it overlaps.
+Blocks of one shard do not overlap: a newer one replaces those that it overlaps.
 """
 
 from __future__ import annotations
@@ -47,47 +47,47 @@ class ReadAhead:
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self._recent)
 
     def keep(self, key: ShardKey, sections: Sequence[SectionRead]) -> None:
-        """Keeps what a read returned, as far as it has no hole."""
-        joined = _without_hole(sections)
-        if not joined:
+        """Caches the sections of a read, up to the first hole between them."""
+        contiguous = _contiguous(sections)
+        if not contiguous:
             return
-        block = _Block(key, joined, self._loop.time())
+        block = _Block(key, contiguous, self._loop.time())
         if block.size_bytes > limits.READ_AHEAD_BYTES_MAX:
             return
         self.drop(key, block.start, block.end)
         starts, blocks = self._shards.setdefault(key, ([], []))
-        at = bisect_right(starts, block.start)
-        starts.insert(at, block.start)
-        blocks.insert(at, block)
+        index = bisect_right(starts, block.start)
+        starts.insert(index, block.start)
+        blocks.insert(index, block)
         self._recent[block] = None
         self.size_bytes += block.size_bytes
         while self.size_bytes > limits.READ_AHEAD_BYTES_MAX:
-            self._forget(next(iter(self._recent)))
+            self._evict(next(iter(self._recent)))
         if self._timer is None:
-            self._timer = self._loop.call_later(limits.READ_AHEAD_SECONDS_MAX, self._forget_old)
+            self._timer = self._loop.call_later(limits.READ_AHEAD_SECONDS_MAX, self._evict_expired)
 
     def find(self, key: ShardKey, offset: int) -> list[SectionRead]:
-        """The sections of a block from the one with `offset` on; none when it is not here."""
+        """The cached sections from the one that holds `offset` on; empty if the offset is not cached."""
         starts, blocks = self._shards.get(key, ((), ()))
-        at = bisect_right(starts, offset) - 1
-        if at < 0 or offset >= blocks[at].end:
+        index = bisect_right(starts, offset) - 1
+        if index < 0 or offset >= blocks[index].end:
             return []
-        block = blocks[at]
-        if self._is_old(block):  # the timer may be late
-            self._forget(block)
+        block = blocks[index]
+        if self._is_expired(block):  # the timer may be late
+            self._evict(block)
             return []
         self._recent.move_to_end(block)
         return block.sections[bisect_right(block.bases, offset) - 1 :]
 
     def drop(self, key: ShardKey, start: int, end: int) -> None:
-        """Forgets the blocks of a shard that reach into [start, end)."""
+        """Evicts the blocks of a shard that overlap [start, end)."""
         _, blocks = self._shards.get(key, ((), ()))
-        for block in [one for one in blocks if one.start < end and start < one.end]:
-            self._forget(block)
+        for block in [block for block in blocks if block.start < end and start < block.end]:
+            self._evict(block)
 
     def clear(self) -> None:
         self._recent.clear()
@@ -97,29 +97,29 @@ class ReadAhead:
             self._timer.cancel()
             self._timer = None
 
-    def _forget(self, block: _Block) -> None:
+    def _evict(self, block: _Block) -> None:
         starts, blocks = self._shards[block.key]
-        at = bisect_right(starts, block.start) - 1
-        del starts[at], blocks[at], self._recent[block]
+        index = bisect_right(starts, block.start) - 1
+        del starts[index], blocks[index], self._recent[block]
         if not blocks:
             del self._shards[block.key]
         self.size_bytes -= block.size_bytes
 
-    def _is_old(self, block: _Block) -> bool:
+    def _is_expired(self, block: _Block) -> bool:
         return self._loop.time() - block.since_seconds >= limits.READ_AHEAD_SECONDS_MAX
 
-    def _forget_old(self) -> None:
+    def _evict_expired(self) -> None:
         self._timer = None
-        for block in [one for one in self._recent if self._is_old(one)]:
-            self._forget(block)
+        for block in [block for block in self._recent if self._is_expired(block)]:
+            self._evict(block)
         if self._recent:
-            self._timer = self._loop.call_later(limits.READ_AHEAD_SECONDS_MAX / 2, self._forget_old)
+            self._timer = self._loop.call_later(limits.READ_AHEAD_SECONDS_MAX / 2, self._evict_expired)
 
 
-def _without_hole(sections: Sequence[SectionRead]) -> list[SectionRead]:
-    joined: list[SectionRead] = []
+def _contiguous(sections: Sequence[SectionRead]) -> list[SectionRead]:
+    contiguous: list[SectionRead] = []
     for section in sections:
-        if joined and section.base_offset != joined[-1].base_offset + joined[-1].rows:
+        if contiguous and section.base_offset != contiguous[-1].base_offset + contiguous[-1].rows:
             break
-        joined.append(section)
-    return joined
+        contiguous.append(section)
+    return contiguous

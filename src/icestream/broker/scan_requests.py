@@ -1,13 +1,13 @@
-"""Questions of the broker to its lake process about tables (model/scan.py, docs/adr/0027).
+"""The queue of scan requests from the broker to the lake process, its only worker (model/scan.py, docs/adr/0027).
 
-The lake process is a client of the broker: it comes to the desk and is told questions, and brings their answers in
-parts. The broker never waits for a socket of its own here, and knows no tables.
+The lake process connects to the broker as a client, receives the requests as events, and sends each reply in parts. So
+the broker opens no socket of its own for reads of tables, and knows no tables.
 
-    nobody here    a question waits SCAN_AWAY_SECONDS_MAX, then LakeAway: whoever reads tries again later, at the same
-                   position, and says so
-    somebody       SCANS_IN_FLIGHT_MAX questions at a time are his; others wait their turn
-    he leaves      questions without an answer are the next one's: they change nothing, so they may be asked twice
-    too late       after SCAN_SECONDS_MAX it is LakeAway too, and he is told that nobody wants the answer any more
+    no worker attached    a request waits SCAN_AWAY_SECONDS_MAX, then fails with LakeAway: the reader retries later from
+                          the same position, and its consumers are informed
+    worker attached       at most SCANS_IN_FLIGHT_MAX requests are in flight; the others wait their turn
+    worker detached       requests without a reply go to the next worker: they change nothing, so a repetition is safe
+    no reply in time      LakeAway after SCAN_SECONDS_MAX; the worker is told to drop the request
 """
 
 from __future__ import annotations
@@ -23,103 +23,112 @@ from icestream.model.scan import Asked, Question, Scanned
 from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 
-Tell = Callable[[dict[str, Any]], None]
-_answers = msgspec.msgpack.Decoder(Scanned)
+SendEvent = Callable[[dict[str, Any]], None]
+_reply_decoder = msgspec.msgpack.Decoder(Scanned)
 
 
-class _Open:
-    """A question without an answer."""
+class _PendingScan:
+    """A request that has no reply yet."""
 
-    __slots__ = ("answer", "asked", "parts", "size")
+    __slots__ = ("parts", "reply", "request", "size")
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-        self.answer: asyncio.Future[Scanned] = asyncio.get_running_loop().create_future()
+    def __init__(self, request: Asked) -> None:
+        self.request = request
+        self.reply: asyncio.Future[Scanned] = asyncio.get_running_loop().create_future()
         self.parts: list[bytes] = []
         self.size = 0
 
 
 class ScanRequests:
     def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
-        self._number = 0
-        self._turns = asyncio.Semaphore(limits.SCANS_IN_FLIGHT_MAX)
-        self._tell: Tell | None = None
-        self._here = asyncio.Event()
-        self.was_attended = False  # in this life of the broker
+        self._pending: dict[int, _PendingScan] = {}
+        self._last_number = 0
+        self._slots = asyncio.Semaphore(limits.SCANS_IN_FLIGHT_MAX)
+        self._send_event: SendEvent | None = None
+        self._worker_attached = asyncio.Event()
+        self.had_worker = False  # since the broker started
 
     @property
-    def is_attended(self) -> bool:
-        return self._tell is not None
+    def has_worker(self) -> bool:
+        return self._send_event is not None
 
-    # --- asking ---
+    # --- the broker's side ---
 
-    async def ask(self, question: Question, topic: str, key: ShardKey, value: int = 0, bytes_max: int = 0) -> Scanned:
-        """Raises LakeAway, TableUnreadable, or what kept the lake process from answering."""
-        async with self._turns:
+    async def request(
+        self, question: Question, topic: str, key: ShardKey, value: int = 0, bytes_max: int = 0
+    ) -> Scanned:
+        """Sends a request to the worker and returns its reply.
+
+        Raises LakeAway without a worker or a reply in time, TableUnreadable, or the error that the worker reported.
+        """
+        async with self._slots:
             try:
                 async with asyncio.timeout(limits.SCAN_AWAY_SECONDS_MAX):
-                    await self._here.wait()
+                    await self._worker_attached.wait()
             except TimeoutError:
-                raise _away("the lake process is away") from None
-            self._number += 1
-            asked = Asked(self._number, question, topic, key.topic_id, key.shard, value, bytes_max)
-            return await self._ask(asked)
+                raise _lake_away("the lake process is not connected") from None
+            self._last_number += 1
+            return await self._await_reply(
+                Asked(self._last_number, question, topic, key.topic_id, key.shard, value, bytes_max)
+            )
 
-    async def _ask(self, asked: Asked) -> Scanned:
-        found = self._open[asked.number] = _Open(asked)
+    async def _await_reply(self, request: Asked) -> Scanned:
+        pending = self._pending[request.number] = _PendingScan(request)
         try:
-            self._say(found)
+            self._send(pending)
             async with asyncio.timeout(limits.SCAN_SECONDS_MAX):
-                return await found.answer
+                return await pending.reply
         except TimeoutError:
-            raise _away(f"the lake process did not answer within {limits.SCAN_SECONDS_MAX:g} s") from None
+            raise _lake_away(f"the lake process did not reply within {limits.SCAN_SECONDS_MAX:g} s") from None
         finally:
-            del self._open[asked.number]
-            if (not found.answer.done() or found.answer.cancelled()) and self._tell is not None:
-                self._tell({"event": "dropped", "number": asked.number})
+            del self._pending[request.number]
+            # The reader was cancelled or timed out: the worker need not finish the scan.
+            if (not pending.reply.done() or pending.reply.cancelled()) and self._send_event is not None:
+                self._send_event({"event": "dropped", "number": request.number})
 
-    def _say(self, found: _Open) -> None:
-        found.parts, found.size = [], 0
-        if self._tell is not None:
-            self._tell({"event": "asked", "asked": msgspec.to_builtins(found.asked)})
+    def _send(self, pending: _PendingScan) -> None:
+        pending.parts, pending.size = [], 0  # parts of a reply that a former worker began do not count
+        if self._send_event is not None:
+            self._send_event({"event": "asked", "asked": msgspec.to_builtins(pending.request)})
 
-    # --- the lake process ---
+    # --- the worker's side ---
 
-    def attend(self, tell: Tell) -> None:
-        """From now on he is told the questions, those without an answer first. Who came before him is gone."""
-        self._tell = tell
-        self.was_attended = True
-        self._here.set()
-        for found in list(self._open.values()):
-            self._say(found)
+    def attach_worker(self, send_event: SendEvent) -> None:
+        """Sends requests to this worker from now on, beginning with those that have no reply. Replaces the former."""
+        self._send_event = send_event
+        self.had_worker = True
+        self._worker_attached.set()
+        for pending in list(self._pending.values()):
+            self._send(pending)
 
-    def leave(self, tell: Tell) -> None:
-        if self._tell is tell:
-            self._tell = None
-            self._here.clear()
+    def detach_worker(self, send_event: SendEvent) -> None:
+        """Does nothing if another worker has been attached since."""
+        if self._send_event is send_event:
+            self._send_event = None
+            self._worker_attached.clear()
 
-    def take(self, number: int, part: bytes, is_last: bool) -> None:
-        """A part of an answer. Nobody waits for it any more: it is dropped."""
-        found = self._open.get(number)
-        if found is None or found.answer.done():
+    def accept_part(self, number: int, part: bytes, is_last: bool) -> None:
+        """Adds a part to the reply of a request; drops it if the request is no longer pending."""
+        pending = self._pending.get(number)
+        if pending is None or pending.reply.done():
             return
-        found.parts.append(part)
-        found.size += len(part)
-        if found.size > limits.SCAN_ANSWER_BYTES_MAX:
-            self.fail(number, errors.DecodeError(f"an answer of more than {limits.SCAN_ANSWER_BYTES_MAX} bytes"))
+        pending.parts.append(part)
+        pending.size += len(part)
+        if pending.size > limits.SCAN_ANSWER_BYTES_MAX:
+            self.fail(number, errors.DecodeError(f"scan reply exceeds {limits.SCAN_ANSWER_BYTES_MAX} bytes"))
         elif is_last:
             try:
-                found.answer.set_result(_answers.decode(b"".join(found.parts)))
+                pending.reply.set_result(_reply_decoder.decode(b"".join(pending.parts)))
             except msgspec.MsgspecError as error:
-                self.fail(number, errors.DecodeError(f"an answer of the lake process does not add up: {error}"))
+                self.fail(number, errors.DecodeError(f"scan reply of the lake process cannot be decoded: {error}"))
 
     def fail(self, number: int, error: errors.IcestreamError) -> None:
-        found = self._open.get(number)
-        if found is not None and not found.answer.done():
-            found.answer.set_exception(error)
+        """Fails a request with the error that the worker reported."""
+        pending = self._pending.get(number)
+        if pending is not None and not pending.reply.done():
+            pending.reply.set_exception(error)
 
 
-def _away(message: str) -> errors.LakeAway:
+def _lake_away(message: str) -> errors.LakeAway:
     metrics.READ_WAITS.value += 1
-    return errors.LakeAway(message, hint="it is started again by itself; `icestream doctor` looks at it")
+    return errors.LakeAway(message, hint="it is restarted automatically; `icestream doctor` checks it")

@@ -160,7 +160,7 @@ class ShardDelivery:
         )
 
     @property
-    def is_cut(self) -> bool:
+    def is_partial(self) -> bool:
         return self.dispatcher.acked.end > self.stream.synced
 
     def _mark(self) -> None:
@@ -455,7 +455,7 @@ class ShardDelivery:
 
     def _step_over_gone(self, letter: DeadLetter) -> int:
         """A retention took the message before it could be buried."""
-        end = max(self.stream.earliest(), letter.start + 1)
+        end = max(self.stream.log_start(), letter.start + 1)
         lost = Gap(self.stream.key, letter.start, end, self.stream.epoch, "no longer in the log", GapState.LOST)
         self.nothing_there(lost)
         return end

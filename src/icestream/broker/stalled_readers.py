@@ -1,7 +1,7 @@
-"""The readers of a broker that cannot go on: shards of subscriptions whose next messages cannot be read now.
+"""The readers of a broker that are stalled: shards of subscriptions whose next messages cannot be read now.
 
-It is what metrics and `verify` show; consumers and readiness are told by the delivery itself (stall.py,
-delivery_health.py). All of them are counted, STALLED_READERS_NAMED_MAX of a topic are named. Pure.
+Metrics and `verify` show them; consumers and readiness are informed by the delivery itself (stall.py,
+delivery_health.py). All of them are counted, at most STALLED_READERS_NAMED_MAX of a topic are named. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from icestream import errors, limits
 from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 
-OTHER = "os_error"  # the code of what is no error of ours
+OS_ERROR = "os_error"  # the code of errors from outside our own error tree
 
 
 class StalledReader(NamedTuple):
@@ -22,7 +22,7 @@ class StalledReader(NamedTuple):
     offset: int
     code: str
     reason: str
-    is_transient: bool  # a retry may succeed without anybody's help
+    is_transient: bool  # a retry may succeed without intervention
 
 
 class StalledReaders:
@@ -30,26 +30,26 @@ class StalledReaders:
         self._readers: dict[str, StalledReader] = {}
 
     def begin(self, name: str, key: ShardKey, offset: int, error: Exception) -> None:
-        """Notes a reader, or what it is stalled by now."""
-        is_own = isinstance(error, errors.IcestreamError)
-        code = error.code if isinstance(error, errors.IcestreamError) else OTHER
-        reason = error.message if isinstance(error, errors.IcestreamError) else str(error)
-        is_transient = not is_own or (isinstance(error, errors.IcestreamError) and error.retryable)
+        """Records a stalled reader, or the present error of one that is recorded already."""
+        if isinstance(error, errors.IcestreamError):
+            code, reason, is_transient = error.code, error.message, error.retryable
+        else:
+            code, reason, is_transient = OS_ERROR, str(error), True
         self._readers[name] = StalledReader(name, key, offset, code, reason, is_transient)
-        self._count()
+        self._update_metric()
 
     def end(self, name: str) -> None:
-        """Does nothing when that reader is not stalled."""
+        """Removes a reader; does nothing if it is not stalled."""
         if self._readers.pop(name, None) is not None:
-            self._count()
+            self._update_metric()
 
     def of_topic(self, topic_id: int) -> list[StalledReader]:
-        """At most STALLED_READERS_NAMED_MAX, in the order of their names."""
-        found = [reader for reader in self._readers.values() if reader.key.topic_id == topic_id]
-        return sorted(found)[: limits.STALLED_READERS_NAMED_MAX]
+        """At most STALLED_READERS_NAMED_MAX of a topic, in the order of their names."""
+        readers = [reader for reader in self._readers.values() if reader.key.topic_id == topic_id]
+        return sorted(readers)[: limits.STALLED_READERS_NAMED_MAX]
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def _count(self) -> None:
+    def _update_metric(self) -> None:
         metrics.STALLED_READERS.values = dict(Counter(reader.code for reader in self._readers.values()))

@@ -1,17 +1,17 @@
-"""The storage facade of seed 000: the one way in and out of what is stored.
+"""The storage facade of seed 000: the only way to store and read messages.
 
-    store_messages(shard, messages)       a columnar batch becomes durable; the receipt tells its offsets when its ack
-                                          may leave. All batches of a loop tick enter the log together
+    store_messages(shard, messages)       stores a columnar batch; the receipt has its offsets once the ack may be
+                                          sent. All batches of a loop tick enter the log together
     create_subscription_stream(…)         reads a topic for one subscription, from its stored cursor on
-    update_subscription_cursor(cursor)    the cursor changed: it is written with the next flush
-    shutdown()                            finishes what was begun, writes cursors, closes
+    update_subscription_cursor(cursor)    marks a cursor as changed: it is written with the next flush
+    shutdown()                            completes pending work, writes cursors, closes
 
 `IcebergStorage` (iceberg_storage.py) keeps messages in the write-ahead log and, with the pipeline, in Iceberg tables;
-`MemoryStorage` (memory_storage.py) keeps them in memory. Both pass the same tests. Every front end, and the dead
-letters too, go through here: there is no second way.
+`MemoryStorage` (memory_storage.py) keeps them in memory. Both pass the same contract tests. Every front end, and dead
+letters too, use this facade: there is no second way.
 
-What storage runs into is a PersistentStorageError: a refusal (nothing was stored), an outcome that is not known, a log
-that stopped. What the caller got wrong is InvalidInput.
+Failures of storage are PersistentStorageErrors: a refusal (nothing was stored), an unknown outcome, a log that has
+stopped. Mistakes of the caller are InvalidInput.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from icestream.wal.tail import SectionRead
 
 
 class ShardRead(NamedTuple):
-    """What a read found: sections in order, the first perhaps from before the offset; gaps that were stepped over."""
+    """The result of a read of one shard.
+
+    `sections`: in order; the first may begin before the requested offset. `gaps`: those that the read skipped, in front
+    of the sections.
+    """
 
     sections: list[SectionRead]
     gaps: list[Gap]
@@ -37,69 +41,74 @@ class ShardRead(NamedTuple):
 
 
 class ShardStream(Protocol):
-    """One shard as a subscription reads it. Pull: nothing is sent that was not asked for."""
+    """One shard as a subscription reads it. Reads are pulled; the stream only signals that there is more to read."""
 
     @property
     def key(self) -> ShardKey: ...
 
     @property
     def visible(self) -> int:
-        """Behind the last message that may be delivered."""
+        """The offset after the last message that may be delivered."""
 
     @property
     def synced(self) -> int:
-        """Behind the last message that a stored cursor may know."""
+        """The offset after the last message that a stored cursor may refer to."""
 
     @property
     def epoch(self) -> int: ...
 
-    def earliest(self) -> int:
-        """The oldest message that the log holds."""
+    def log_start(self) -> int:
+        """The oldest offset that the log still holds."""
 
-    async def first(self) -> int:
-        """The oldest message that can be read, in whatever tier."""
+    async def history_start(self) -> int:
+        """The oldest offset that can be read from any tier."""
 
     def gaps(self) -> Sequence[Gap]: ...
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
-        """Sections from memory, at once; none when they are not there."""
+        """Sections from memory, without waiting; empty if they are not in memory."""
 
-    async def read(self, offset: int, bytes_max: int, *, keep: bool = False) -> ShardRead:
-        """From wherever it is: memory, the log, the table. Raises PositionGone where none of them has it, LakeAway
-        while nobody can tell what the table has, TableUnreadable when nobody can read it. `keep`: `read_hot` finds
-        what was read for a moment, because its messages are handed out one by one (read_ahead.py)."""
+    async def read(self, offset: int, bytes_max: int, *, cache: bool = False) -> ShardRead:
+        """Reads from the tier that has the offset: memory, the log, the table.
+
+        `cache`: keeps the result in memory for a short time, where `read_hot` finds it, because its messages are handed
+        out one by one (read_ahead.py).
+
+        Raises PositionGone if no tier has the offset, LakeAway while the table cannot be asked, TableUnreadable if its
+        rows cannot be read.
+        """
 
     async def offset_for_time(self, time_us: int) -> int:
-        """The smallest offset whose append time is at least this, in whatever tier; the end when there is none."""
+        """The smallest offset in any tier whose append time is at least this; the end if there is none."""
 
-    async def offset_behind_snapshot(self, snapshot_id: int) -> int:
-        """The first offset that was not in the table when it was made. Raises InvalidInput."""
+    async def offset_after_snapshot(self, snapshot_id: int) -> int:
+        """The first offset that is not in this snapshot of the table. Raises InvalidInput."""
 
     def follow(self, on_visible: Callable[[], None]) -> None:
-        """Calls back, on the loop, when `visible` has moved."""
+        """Calls `on_visible` on the loop whenever `visible` has moved."""
 
     def unfollow(self, on_visible: Callable[[], None]) -> None: ...
 
 
 class CursorSource(Protocol):
-    """A cursor that lives in memory and is asked for its present value when it is to be written."""
+    """A cursor that lives in memory and is read when it is due to be written."""
 
     @property
     def cursor_key(self) -> str: ...
 
     @property
     def is_deleted(self) -> bool:
-        """Its subscription is gone, so it must not be written any more."""
+        """True once its subscription is deleted: it must not be written any more."""
 
     @property
-    def is_cut(self) -> bool:
-        """The cursor lacks something: acks of messages that are not synced yet."""
+    def is_partial(self) -> bool:
+        """True if `cursor` leaves out acks of messages that are not synced yet."""
 
     def cursor(self) -> CursorRecord: ...
 
 
 class SubscriptionStream(NamedTuple):
-    """A topic as one subscription reads it: its shards, and the stored cursor of each, None for none."""
+    """A topic as one subscription reads it: its shards, and the stored cursor of each or None."""
 
     shards: list[ShardStream]
     cursors: list[CursorRecord | None]
@@ -107,72 +116,76 @@ class SubscriptionStream(NamedTuple):
 
 class PersistentStorage(Protocol):
     @property
-    def desk(self) -> ScanRequests | None:
-        """Where the lake process is asked about tables; None where there are none."""
+    def scan_requests(self) -> ScanRequests | None:
+        """The queue of scan requests to the lake process; None if topics have no tables."""
 
     def declare_topic(self, topic: Topic, shards: int) -> None:
-        """Makes the topic known, before it is used."""
+        """Declares a topic and its shards. Required before they are used."""
 
-    async def begin_behind(self, topic: Topic, gaps: Sequence[Gap]) -> None:
-        """Shards of a topic that another node served: each goes on behind its gap, and below it is in its table, or
-        nowhere. Synced; nothing happens to a shard that is there already."""
+    async def declare_lost_offsets(self, topic: Topic, gaps: Sequence[Gap]) -> None:
+        """Starts the shards of a topic that another node served after their gaps; what is below is in the table or
+        lost. Synced when it returns. Does nothing for a shard that exists already."""
 
     def uncommitted(self, topic_id: int, shards: int) -> list[tuple[int, int]]:
-        """(shard, messages) that are in no table, and go with the topic when it is deleted; none where nothing is."""
+        """(shard, messages) that are in no table and would be discarded with the topic; only shards that have some."""
 
     async def forget_topic(self, topic_id: int, shards: int) -> None:
-        """The topic is deleted: nothing is stored in it from now on, and what it holds in the log may go."""
+        """Drops a deleted topic: stores nothing more in it, and releases its part of the log."""
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int) -> None:
-        """What of the topic is kept while it is in no table; 0: all of it. The oldest beyond it become a gap."""
+        """Bounds the messages of the topic that are in no table; 0: no bound. The oldest beyond it become a gap."""
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
-        """Only this epoch of the producer may store numbered batches from now on."""
+        """Refuses numbered batches of every other epoch of this producer from now on."""
 
     def last_sequence(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> int | None:
-        """The last number of a producer that is stored in a shard, by its epochs from `since_epoch` on."""
+        """The last sequence number of a producer that is stored in a shard, by its epochs from `since_epoch` on."""
 
     def recent_batches(self, shard: ShardKey, producer_id: int, since_epoch: int = 0) -> list[tuple[int, int, int]]:
-        """(first number, messages, base offset) of its last batches there."""
+        """(first sequence, messages, base offset) of the producer's last batches in the shard."""
 
-    async def settle(self) -> None:
-        """Until all that has offsets is durable or taken back: only then is what `recent_batches` tells a promise."""
+    async def wait_durable(self) -> None:
+        """Waits until everything that has offsets is durable or rolled back. Only then `recent_batches` is final."""
 
     @property
     def batch_bytes_max(self) -> int:
         """The largest block of more than one message."""
 
     def store_messages(self, shard: ShardKey, messages: bytes, head: BlockHead | None = None) -> Receipt:
-        """A block (block.py) for one shard, and its head where the caller knows it. Raises Refused when nothing is
-        stored now, UnknownTopic for a topic that was not declared or is forgotten. What one caller stores in a shard
-        is stored in that order: where a batch fails because of the disk, those behind it fail in the same moment."""
+        """Stores a block (block.py) in a shard; `head`: its head, if the caller has decoded it.
+
+        The blocks of one caller are stored in their order: if one fails because of the disk, those behind it fail in
+        the same moment. Raises Refused if nothing is stored now, UnknownTopic for a topic that is not declared.
+        """
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes may be stored now, without InFlightFull and before nobody who waits."""
+        """True if so many bytes can be stored now without InFlightFull, and nothing waits in `wait_for_room`."""
 
     async def wait_for_room(self, size: int) -> None:
-        """Until it is one's turn and there is room. Whoever is let in stores at once, before anything else happens."""
+        """Waits in order of arrival until there is room. The caller must store at once, without awaiting anything."""
 
     async def create_subscription_stream(self, namespace: str, topic: str, subscription: str) -> SubscriptionStream: ...
 
     def shard_stream(self, shard: ShardKey) -> ShardStream:
-        """One shard of a topic that was declared."""
+        """The stream of one shard of a declared topic. Raises UnknownTopic."""
 
     def update_subscription_cursor(self, source: CursorSource) -> None: ...
 
     async def write_cursors(
         self, sources: Sequence[CursorSource], compare: Sequence[Compare] = (), also: Sequence[Operation] = ()
     ) -> bool:
-        """Writes cursors now, at creation and after a seek, and what belongs to them in the same step. False: a
-        comparison did not hold, and nothing was written."""
+        """Writes cursors now, after a creation or a seek, with further operations in the same transaction.
+
+        Returns False if a comparison failed: then nothing was written.
+        """
 
     async def delete_cursors(
-        self, keys: Sequence[str], also: Sequence[Operation] = (), then: Callable[[], None] = lambda: None
+        self, keys: Sequence[str], also: Sequence[Operation] = (), on_deleted: Callable[[], None] = lambda: None
     ) -> None:
-        """Deletes cursors, and what belongs to them in the same step. `then` tells their sources that they are deleted:
-        after it no write that is under way or still to come brings one back."""
+        """Deletes cursors, with further operations in the same transaction. `on_deleted` marks their sources as
+        deleted: after it no write, in flight or later, restores a cursor."""
 
     async def flush_cursors(self) -> None:
-        """Writes all that have changed."""
+        """Writes all changed cursors."""
 
     async def shutdown(self) -> None: ...

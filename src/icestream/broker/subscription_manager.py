@@ -197,13 +197,13 @@ class SubscriptionManager:
             case StartAt.LATEST:
                 wanted = stream.visible
             case StartAt.EARLIEST:
-                wanted = await stream.first()
+                wanted = await stream.history_start()
             case StartAt.OFFSET:
                 wanted = start.value
             case StartAt.TIME:
                 wanted = await _offset_for_time(stream, start.value)
             case StartAt.SNAPSHOT:
-                wanted = await stream.offset_behind_snapshot(start.value)
+                wanted = await stream.offset_after_snapshot(start.value)
         return min(max(wanted, 0), stream.visible)
 
     async def seek(self, deliveries: Sequence[ShardDelivery], start: Start) -> None:

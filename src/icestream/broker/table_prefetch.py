@@ -1,18 +1,19 @@
-"""Answers of tables that readers are near to: the last one, of which something may be left, and the next one, asked for
-before somebody wants it. So a reader with little credit does not ask for the same rows again, and while one answer is
-delivered the lake process works on the next.
+"""Caches scan replies close to the positions of table readers, and prefetches the next reply of a sequential reader.
 
-    last        it was told: remembered for a moment (short_memory.py), at the offset behind it
-    left        what of it was not told yet, behind a gap: the same, at the offset where it begins
-    under way   the next one, as long as asking takes, at the offset where it begins
-    next        it has come, and is remembered for a moment from then on, there too
+A reader with little credit does not request the same rows again, and while one reply is delivered the lake process
+works on the next.
 
-Readers are known by where they stand: whoever goes on behind an answer has no more use for it, so the next one takes
-its place. Others in the same shard stand elsewhere and keep what is theirs.
+    recent       the last reply that was returned, at the offset after it: a reader may not have used all of it
+    leftover     the rest of a reply behind a gap, not returned yet, at the offset where it begins
+    in flight    the prefetch of the next reply, until it arrives, at the offset where it begins
+    prefetched   a reply that has arrived and was not read yet, at the same offset
 
-Of each a few are held, whichever shards and readers they are of, and for a moment only: what somebody deletes from a
-table is not handed out much longer, and a reader that has left costs nothing. Where no more can be asked for ahead
-nothing is: those that are there are wanted sooner than a new one.
+A reader is identified by its position: when it reads on, it no longer needs the reply before, so the next one takes its
+place. Other readers of the same shard are at other positions and keep their replies.
+
+Each of the four holds few entries for all shards and readers together, and for a short time (expiring_cache.py): rows
+that are deleted from a table must not be served much longer, and a reader that has left must cost nothing. When the
+prefetch slots are full, no further prefetch is started: the present ones are needed sooner.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from icestream.wal.tail import SectionRead
 Piece = Gap | SectionRead
 
 
-class _Next(NamedTuple):
+class _Prefetch(NamedTuple):
     bytes_max: int
-    answer: asyncio.Task[Scanned]
+    reply: asyncio.Task[Scanned]
 
 
-class _WithBody(Protocol):
+class _HasBody(Protocol):
     @property
     def body(self) -> bytes: ...
 
@@ -44,78 +45,79 @@ class _WithBody(Protocol):
 class TablePrefetch:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._last = ExpiringCache[ShardRead](self._loop)
-        self._left = ExpiringCache[list[Piece]](self._loop)
-        self._under_way: dict[ShardPosition, _Next] = {}
-        self._next = ExpiringCache[_Next](self._loop)
+        self._recent = ExpiringCache[ShardRead](self._loop)
+        self._leftover = ExpiringCache[list[Piece]](self._loop)
+        self._in_flight: dict[ShardPosition, _Prefetch] = {}
+        self._prefetched = ExpiringCache[_Prefetch](self._loop)
 
     @property
     def size_bytes(self) -> int:
-        return self._last.size_bytes + self._left.size_bytes + self._next.size_bytes
+        return self._recent.size_bytes + self._leftover.size_bytes + self._prefetched.size_bytes
 
-    # --- the last one ---
+    # --- the last reply ---
 
-    def keep(self, key: ShardKey, offset: int, found: ShardRead) -> None:
-        """It was told to whoever stood at this offset, who may have had no use for all of it."""
-        self._last.drop(ShardPosition(key, offset))
-        self._last.keep(ShardPosition(key, found.next_offset), found, _size_bytes(found.sections))
+    def remember(self, key: ShardKey, offset: int, read: ShardRead) -> None:
+        """Keeps a read that was returned to the reader at `offset`, in place of the reply that led it there."""
+        self._recent.drop(ShardPosition(key, offset))
+        self._recent.put(ShardPosition(key, read.next_offset), read, _size_bytes(read.sections))
 
-    def rest(self, key: ShardKey, offset: int) -> ShardRead | None:
-        """What of one lies from this offset on."""
-        for found in self._last.of_shard(key):
-            if found.sections and found.sections[0].base_offset <= offset < found.next_offset:
-                left = [one for one in found.sections if one.base_offset + one.rows > offset]
-                return ShardRead(left, [], found.next_offset)
+    def recent_from(self, key: ShardKey, offset: int) -> ShardRead | None:
+        """The part of a recent read from this offset on; None if no recent read holds the offset."""
+        for read in self._recent.items_of_shard(key):
+            if read.sections and read.sections[0].base_offset <= offset < read.next_offset:
+                sections = [section for section in read.sections if section.base_offset + section.rows > offset]
+                return ShardRead(sections, [], read.next_offset)
         return None
 
-    def leave(self, key: ShardKey, offset: int, pieces: list[Piece]) -> None:
-        """They follow at this offset, and were not told yet."""
-        sections = (one for one in pieces if isinstance(one, SectionRead))
-        self._left.keep(ShardPosition(key, offset), pieces, _size_bytes(sections))
+    def put_leftover(self, key: ShardKey, offset: int, pieces: list[Piece]) -> None:
+        """Keeps the pieces of a reply that follow at this offset and were not returned yet."""
+        sections = (piece for piece in pieces if isinstance(piece, SectionRead))
+        self._leftover.put(ShardPosition(key, offset), pieces, _size_bytes(sections))
 
-    def take_left(self, key: ShardKey, offset: int) -> list[Piece] | None:
-        pieces = self._left.find(ShardPosition(key, offset))
-        self._left.drop(ShardPosition(key, offset))
+    def take_leftover(self, key: ShardKey, offset: int) -> list[Piece] | None:
+        pieces = self._leftover.get(ShardPosition(key, offset))
+        self._leftover.drop(ShardPosition(key, offset))
         return pieces
 
-    # --- the next one ---
+    # --- the next reply ---
 
-    def begin(self, key: ShardKey, offset: int, bytes_max: int, asking: Coroutine[Any, Any, Scanned]) -> None:
-        """Nothing is asked for twice: whoever comes to this place first takes it."""
-        place = ShardPosition(key, offset)
-        is_begun = place in self._under_way or self._next.find(place) is not None
-        if is_begun or len(self._under_way) + len(self._next) >= limits.SCANS_NEAR_MAX:
-            asking.close()
+    def start(self, key: ShardKey, offset: int, bytes_max: int, scan: Coroutine[Any, Any, Scanned]) -> None:
+        """Starts the prefetch of the reply at this offset, unless it is there already or all slots are taken."""
+        position = ShardPosition(key, offset)
+        is_present = position in self._in_flight or self._prefetched.get(position) is not None
+        if is_present or len(self._in_flight) + len(self._prefetched) >= limits.SCANS_NEAR_MAX:
+            scan.close()  # never awaited
             return
-        begun = _Next(bytes_max, self._loop.create_task(asking))
-        self._under_way[place] = begun
-        begun.answer.add_done_callback(lambda _: self._ended(place, begun))
+        prefetch = _Prefetch(bytes_max, self._loop.create_task(scan))
+        self._in_flight[position] = prefetch
+        prefetch.reply.add_done_callback(lambda _: self._on_done(position, prefetch))
 
     def take(self, key: ShardKey, offset: int, bytes_max: int) -> asyncio.Task[Scanned] | None:
-        """None: something else was asked for, or it came too long ago."""
-        place = ShardPosition(key, offset)
-        found = self._under_way.get(place) or self._next.find(place)
-        if found is None or found.bytes_max != bytes_max:
+        """Removes and returns the prefetch at this offset; None if there is none of this size, or it has expired."""
+        position = ShardPosition(key, offset)
+        prefetch = self._in_flight.get(position) or self._prefetched.get(position)
+        if prefetch is None or prefetch.bytes_max != bytes_max:
             return None
-        self._under_way.pop(place, None)
-        self._next.drop(place)
-        return found.answer
+        self._in_flight.pop(position, None)
+        self._prefetched.drop(position)
+        return prefetch.reply
 
     def close(self) -> None:
-        under_way, self._under_way = self._under_way, {}
-        for one in under_way.values():
-            one.answer.cancel()
-        self._last.clear()
-        self._left.clear()
-        self._next.clear()
+        in_flight, self._in_flight = self._in_flight, {}
+        for prefetch in in_flight.values():
+            prefetch.reply.cancel()
+        self._recent.clear()
+        self._leftover.clear()
+        self._prefetched.clear()
 
-    def _ended(self, place: ShardPosition, begun: _Next) -> None:
-        """Whoever waits for it hears of an error; where nobody does it is no news."""
-        failed = begun.answer.cancelled() or begun.answer.exception() is not None
-        if self._under_way.get(place) is begun:
-            del self._under_way[place]
-            self._next.keep(place, begun, 0 if failed else _size_bytes(begun.answer.result().sections))
+    def _on_done(self, position: ShardPosition, prefetch: _Prefetch) -> None:
+        """Moves a finished prefetch to the cache. A failed one too: its reader gets the error."""
+        has_failed = prefetch.reply.cancelled() or prefetch.reply.exception() is not None
+        if self._in_flight.get(position) is prefetch:
+            del self._in_flight[position]
+            size = 0 if has_failed else _size_bytes(prefetch.reply.result().sections)
+            self._prefetched.put(position, prefetch, size)
 
 
-def _size_bytes(sections: Iterable[_WithBody]) -> int:
-    return sum(len(one.body) for one in sections)
+def _size_bytes(sections: Iterable[_HasBody]) -> int:
+    return sum(len(section.body) for section in sections)

@@ -1,8 +1,9 @@
-"""The tier below the log: rows of the topic's table, asked for at the lake process's desk.
+"""The tier below the log: rows of the topic's table, requested from the lake process (scan_requests.py).
 
-What comes is in order and without a hole: sections, and gaps with their reasons. Where the log has declared a gap
-itself, its word counts. An answer with gaps between its sections is handed on piece by piece, each with its gaps in
-front, as reads of the log are; what is left of it waits for whoever goes on there (near_answers.py, too).
+A scan reply is in order and without a hole: sections, and gaps with their reasons. Where the log has declared a gap
+itself, the log's reason and state are used. A reply with gaps between its sections is returned piece by piece, each
+with its gaps in front, as reads of the log are; the rest of it is kept for the reader that continues there
+(table_prefetch.py).
 """
 
 from __future__ import annotations
@@ -24,92 +25,104 @@ CACHE, TABLE = "cache", "table"
 
 class TableTier:
     def __init__(
-        self, desk: ScanRequests, near: TablePrefetch, topic: str, key: ShardKey, declared: Callable[[], Sequence[Gap]]
+        self,
+        scan_requests: ScanRequests,
+        prefetch: TablePrefetch,
+        topic: str,
+        key: ShardKey,
+        declared_gaps: Callable[[], Sequence[Gap]],
     ) -> None:
-        self._desk = desk
-        self._near = near
+        """`declared_gaps`: the gaps that the log knows of this shard."""
+        self._scan_requests = scan_requests
+        self._prefetch = prefetch
         self._topic = topic
         self._key = key
-        self._declared = declared
-        self._ends: deque[int] = deque(maxlen=limits.SCANS_NEAR_MAX)  # of the last answers: their readers go on there
+        self._declared_gaps = declared_gaps
+        self._recent_ends: deque[int] = deque(maxlen=limits.SCANS_NEAR_MAX)  # where the last replies ended
 
     async def read(self, offset: int, bytes_max: int) -> tuple[ShardRead, str] | None:
-        """And which tier it came from. None: the table has nothing there, or there is none. Raises LakeAway,
-        TableUnreadable."""
-        pieces = self._near.take_left(self._key, offset)
+        """The messages at `offset` and the tier that they came from; None if the table has no row there, or the topic
+        has no table. Raises LakeAway, TableUnreadable."""
+        pieces = self._prefetch.take_leftover(self._key, offset)
         if pieces is not None:
-            return self._front(offset, pieces), CACHE
-        rest = self._near.rest(self._key, offset)
-        if rest is not None:
-            return rest, CACHE
-        scanned = await self._answer(offset, bytes_max)
-        if scanned.end is None or offset >= scanned.end:
+            return self._first_read(offset, pieces), CACHE
+        recent = self._prefetch.recent_from(self._key, offset)
+        if recent is not None:
+            return recent, CACHE
+        reply = await self._scan(offset, bytes_max)
+        if reply.end is None or offset >= reply.end:
             return None
-        return self._front(offset, self._pieces(scanned)), CACHE if scanned.is_cached else TABLE
+        return self._first_read(offset, self._pieces(reply)), CACHE if reply.is_cached else TABLE
 
-    async def _answer(self, offset: int, bytes_max: int) -> Scanned:
-        """Whoever goes on where the last answer ended goes on behind this one, too."""
-        near, key, at, bytes_max = self._near, self._key, offset, max(bytes_max, limits.SCAN_READ_BYTES)
-        begun = near.take(key, at, bytes_max)
-        scanned = await (begun if begun is not None else self._ask(Question.READ, at, bytes_max))
-        if (
-            self._is_reading_on(at, scanned.next_offset)
-            and scanned.end is not None
-            and scanned.next_offset < scanned.end
-        ):
-            behind = scanned.next_offset
-            near.begin(key, behind, bytes_max, self._ask(Question.READ, behind, bytes_max))
-        return scanned
+    async def _scan(self, offset: int, bytes_max: int) -> Scanned:
+        """The scan reply at `offset`, prefetched or requested now. Prefetches the next one of a sequential reader."""
+        bytes_max = max(bytes_max, limits.SCAN_READ_BYTES)
+        prefetched = self._prefetch.take(self._key, offset, bytes_max)
+        reply = await (prefetched if prefetched is not None else self._request(Question.READ, offset, bytes_max))
+        next_offset = reply.next_offset
+        if self._is_sequential(offset, next_offset) and reply.end is not None and next_offset < reply.end:
+            scan = self._request(Question.READ, next_offset, bytes_max)
+            self._prefetch.start(self._key, next_offset, bytes_max, scan)
+        return reply
 
-    def _is_reading_on(self, offset: int, end: int) -> bool:
-        """Whether this answer, which ends there, begins where one ended that was told."""
-        found = offset in self._ends
-        if found:
-            self._ends.remove(offset)
-        if end not in self._ends:
-            self._ends.append(end)
-        return found
+    def _is_sequential(self, offset: int, end: int) -> bool:
+        """True if a read at `offset` starts where an earlier reply ended: the reader scans sequentially, so prefetch.
 
-    async def first(self) -> int | None:
-        return (await self._ask(Question.EARLIEST)).offset
+        Remembers `end`, where the present reply ends.
+        """
+        is_sequential = offset in self._recent_ends
+        if is_sequential:
+            self._recent_ends.remove(offset)
+        if end not in self._recent_ends:
+            self._recent_ends.append(end)
+        return is_sequential
 
-    async def at_time(self, time_us: int) -> int | None:
-        return (await self._ask(Question.TIME, time_us)).offset
+    async def earliest(self) -> int | None:
+        """The first offset in the table; None if it has no row of this shard."""
+        return (await self._request(Question.EARLIEST)).offset
 
-    async def behind_snapshot(self, snapshot_id: int) -> int | None:
-        return (await self._ask(Question.SNAPSHOT, snapshot_id)).offset
+    async def offset_for_time(self, time_us: int) -> int | None:
+        return (await self._request(Question.TIME, time_us)).offset
 
-    async def _ask(self, question: Question, value: int = 0, bytes_max: int = 0) -> Scanned:
-        return await self._desk.ask(question, self._topic, self._key, value, bytes_max)
+    async def offset_after_snapshot(self, snapshot_id: int) -> int | None:
+        return (await self._request(Question.SNAPSHOT, snapshot_id)).offset
 
-    # --- pieces ---
+    async def _request(self, question: Question, value: int = 0, bytes_max: int = 0) -> Scanned:
+        return await self._scan_requests.request(question, self._topic, self._key, value, bytes_max)
 
-    def _pieces(self, scanned: Scanned) -> list[Piece]:
+    # --- pieces of a reply ---
+
+    def _pieces(self, reply: Scanned) -> list[Piece]:
+        """The sections and gaps of a reply in the order of their offsets."""
         sections = [
-            SectionRead(one.base_offset, one.rows, one.append_time_us, one.epoch, one.body) for one in scanned.sections
+            SectionRead(section.base_offset, section.rows, section.append_time_us, section.epoch, section.body)
+            for section in reply.sections
         ]
-        gaps = [gap for one in scanned.missing for gap in self._gaps(one)]
+        gaps = [gap for missing in reply.missing for gap in self._gaps(missing)]
         return sorted((*gaps, *sections), key=_start)
 
     def _gaps(self, missing: Missing) -> list[Gap]:
-        """Cut where the log has declared one."""
-        found: list[Gap] = []
-        at = missing.start
-        declared = sorted((one for one in self._declared() if one.end > at), key=lambda one: one.start)
-        for one in declared:
-            if one.start >= missing.end:
+        """Splits missing offsets where the log has declared gaps: these carry the log's reason."""
+        gaps: list[Gap] = []
+        start = missing.start
+        overlapping = (gap for gap in self._declared_gaps() if gap.end > start)
+        for declared in sorted(overlapping, key=lambda gap: gap.start):
+            if declared.start >= missing.end:
                 break
-            if at < one.start:
-                found.append(self._gap(at, one.start, missing))
-            end = min(one.end, missing.end)
-            found.append(Gap(self._key, max(at, one.start), end, one.epoch, one.reason, one.state))
-            at = end
-        return [*found, self._gap(at, missing.end, missing)] if at < missing.end else found
+            if start < declared.start:
+                gaps.append(self._undeclared_gap(start, declared.start, missing))
+            end = min(declared.end, missing.end)
+            gaps.append(
+                Gap(self._key, max(start, declared.start), end, declared.epoch, declared.reason, declared.state)
+            )
+            start = end
+        return [*gaps, self._undeclared_gap(start, missing.end, missing)] if start < missing.end else gaps
 
-    def _gap(self, start: int, end: int, missing: Missing) -> Gap:
+    def _undeclared_gap(self, start: int, end: int, missing: Missing) -> Gap:
         return Gap(self._key, start, end, 0, missing.reason, GapState(missing.state))
 
-    def _front(self, offset: int, pieces: list[Piece]) -> ShardRead:
+    def _first_read(self, offset: int, pieces: list[Piece]) -> ShardRead:
+        """The first gaps and the sections behind them. Keeps the pieces from the next gap on for the next read."""
         gaps: list[Gap] = []
         sections: list[SectionRead] = []
         for piece in pieces:
@@ -119,15 +132,15 @@ class TableTier:
                 gaps.append(piece)
             else:
                 break
-        taken = len(gaps) + len(sections)
-        next_offset = _end(pieces[taken - 1])
-        if taken < len(pieces):
-            self._near.leave(self._key, next_offset, pieces[taken:])
+        count = len(gaps) + len(sections)
+        next_offset = _end(pieces[count - 1])
+        if count < len(pieces):
+            self._prefetch.put_leftover(self._key, next_offset, pieces[count:])
         metrics.READ_GAPS.value += len(gaps)
         metrics.READ_GAP_OFFSETS.value += sum(gap.end - gap.start for gap in gaps)
-        found = ShardRead(sections, gaps, next_offset)
-        self._near.keep(self._key, offset, found)
-        return found
+        read = ShardRead(sections, gaps, next_offset)
+        self._prefetch.remember(self._key, offset, read)
+        return read
 
 
 def _start(piece: Piece) -> int:

@@ -156,7 +156,7 @@ class TopicDeletion:
     async def _finish(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
         if not deleted.has_no_names:
             await self._delete_names(name, deleted)
-        await self._storage.settle()
+        await self._storage.wait_durable()
         if deleted.rest is RestEnd.DISCARD or not self._storage.uncommitted(deleted.id, deleted.shards):
             await self._let_go(deleted)
             return

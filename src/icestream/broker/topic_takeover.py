@@ -73,7 +73,7 @@ class TopicTakeover:
             )
             for shard in range(record.shards)
         ]
-        await self._storage.begin_behind(Topic(record.id, str(name), record.id), gaps)
+        await self._storage.declare_lost_offsets(Topic(record.id, str(name), record.id), gaps)
         end = max(gap.end for gap in gaps)
         taken = msgspec.structs.replace(record, owner=self._neighbours.own, node=node, takeover_end=end)
         done = await self._store.txn([AtRevision(key, entry.mod_revision)], [Put(key, records.encode(taken))])

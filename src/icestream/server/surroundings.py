@@ -218,8 +218,8 @@ class Surroundings:
     def _unmanaged_lake(self) -> LakeProbe | None:
         """None where no lake process can come: the messages are in memory."""
         node, settings = self._node, self._settings
-        desk = node.broker.storage.desk if node is not None else None
-        if node is None or desk is None:
+        scan_requests = node.broker.storage.scan_requests if node is not None else None
+        if node is None or scan_requests is None:
             return None
         log = node.log
 
@@ -227,7 +227,7 @@ class Surroundings:
             has_rows = log is not None and any(shard.floor for shard in log.state.shards.values())
             return settings.pipeline.managed or has_rows
 
-        lake = UnmanagedLake(desk, settings.ports.lake, is_needed)
+        lake = UnmanagedLake(scan_requests, settings.ports.lake, is_needed)
         return LakeProbe(lake, settings.node.bind_host, self.instance, self._clock, is_managed=False)
 
     async def _run_pipeline(self, pipeline: Child) -> None:

@@ -15,26 +15,29 @@ from icestream.observability.health import Check
 
 
 class UnmanagedLake:
-    def __init__(self, desk: ScanRequests, port: int, is_needed: Callable[[], bool]) -> None:
+    def __init__(self, scan_requests: ScanRequests, port: int, is_needed: Callable[[], bool]) -> None:
         """`port`: where it should listen; 0 where only the process knows. `is_needed`: something here needs one."""
-        self._desk = desk
+        self._scan_requests = scan_requests
         self._port = port
         self._is_needed = is_needed
 
     @property
     def port(self) -> int:
-        return self._port if self._desk.is_attended else 0
+        return self._port if self._scan_requests.has_worker else 0
 
     def check(self) -> Check | None:
         """Shown only: messages are taken and delivered without it, and other nodes have lake processes of their own,
         which do not serve this node's history either."""
-        desk = self._desk
-        if desk.is_attended:
+        scan_requests = self._scan_requests
+        if scan_requests.has_worker:
             reason = f"it is connected, and should listen on port {self._port}" if self._port else "it is connected"
             return Check("lake", True, reason, is_needed=False)
-        if not desk.was_attended and not self._is_needed():
+        if not scan_requests.had_worker and not self._is_needed():
             return None
-        missed = "the lake process has left" if desk.was_attended else "no lake process has come to this broker"
+        if scan_requests.had_worker:
+            missed = "the lake process has disconnected"
+        else:
+            missed = "no lake process has connected to this broker"
         return Check(
             "lake",
             False,

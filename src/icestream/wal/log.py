@@ -168,7 +168,7 @@ class Log:
         """A block as a batch, checked for size. `head`: of the block, where somebody has looked at it already."""
         rows, size, numbering = head or block_head(block)
         if size != len(block):
-            raise errors.InvalidInput(f"a block of {size} bytes came in {len(block)}")
+            raise errors.InvalidInput(f"block header declares {size} bytes, received {len(block)}")
         allowed = self._rows_bytes_max if rows > 1 else self._row_bytes_max
         if size > allowed:
             raise too_large(rows, size, allowed)

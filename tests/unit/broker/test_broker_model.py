@@ -501,7 +501,7 @@ def in_ranges(cursor: records.CursorRecord) -> set[int]:
 async def read_shard(broker: Broker, name: TopicName, shard: int) -> dict[int, bytes]:
     stream = (await broker.storage.create_subscription_stream(name.namespace, name.name, "none")).shards[shard]
     found: dict[int, bytes] = {}
-    offset = stream.earliest()
+    offset = stream.log_start()
     while offset < stream.visible:
         result = await stream.read(offset, 50_000)
         for section in result.sections:

@@ -161,7 +161,7 @@ class Source:
     cursor_key: str
     offset: int = 0
     is_deleted: bool = False
-    is_cut: bool = False
+    is_partial: bool = False
 
     def __post_init__(self) -> None:
         self.written: list[int] = []
@@ -241,14 +241,14 @@ async def test_a_cursor_never_passes_what_is_synced(mode: SyncMode) -> None:
     """Acked and not on disk: the power may take the message back, and then it must come again (hazard 3)."""
     machine = BrokerMachine(mode=mode)
     broker, reader = await started(machine, messages=3)
-    await broker.storage.settle()
+    await broker.storage.wait_durable()
     await publish(broker, await broker.open_producer(TOPIC, "p"), b"not", b"synced")
     await quiet()
     reader.ack(0, 2, 3, 4)
     delivery = reader.subscription.delivery(0)
     assert (delivery.stream.synced, delivery.stream.visible) == (3, 5)
     assert (delivery.cursor().offset, delivery.cursor().ranges) == (1, [(2, 3)])
-    await broker.storage.settle()
+    await broker.storage.wait_durable()
     assert delivery.cursor().ranges == [(2, 5)]
 
 

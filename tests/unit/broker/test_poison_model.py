@@ -110,7 +110,7 @@ class Story:
         elif step == "kill":
             await self.machine.kill()
         else:
-            await self.broker.storage.settle()  # what the mode does not promise is not the matter here
+            await self.broker.storage.wait_durable()  # what the mode does not promise is not the matter here
             await self.machine.power_loss()
 
     async def publish(self, count: int) -> None:

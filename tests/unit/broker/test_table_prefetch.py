@@ -1,4 +1,4 @@
-"""Answers near their readers: what is left of the last one, and the next one. Few of them, and not for long."""
+"""Answers prefetch their readers: what is left of the last one, and the next one. Few of them, and not for long."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.asyncio
 KEY = ShardKey(1, 0)
 
 
-def found(*starts: int, rows: int = 10) -> ShardRead:
+def shard_read(*starts: int, rows: int = 10) -> ShardRead:
     sections = [SectionRead(start, rows, 0, 0, b"") for start in starts]
     return ShardRead(sections, [], starts[-1] + rows)
 
 
 def starts(rest: ShardRead | None) -> list[int] | None:
-    return None if rest is None else [one.base_offset for one in rest.sections]
+    return None if rest is None else [section.base_offset for section in rest.sections]
 
 
 async def answer(end: int) -> Scanned:
@@ -40,116 +40,123 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_is_left_of_an_answer_is_told_from_any_place_in_it() -> None:
-    near = TablePrefetch()
-    near.keep(KEY, 0, found(0, 10, 20))
-    assert starts(near.rest(KEY, 0)) == [0, 10, 20]
-    assert starts(near.rest(KEY, 15)) == [10, 20], "the section that holds it comes whole"
-    assert starts(near.rest(KEY, 20)) == [20]
-    assert near.rest(KEY, 30) is None
-    assert near.rest(ShardKey(1, 1), 15) is None
-    near.keep(KEY, 30, found(30))
-    assert near.rest(KEY, 15) is None, "its reader has gone on"
+async def test_recent_reply_serves_reads_from_any_offset_in_it() -> None:
+    prefetch = TablePrefetch()
+    prefetch.remember(KEY, 0, shard_read(0, 10, 20))
+    assert starts(prefetch.recent_from(KEY, 0)) == [0, 10, 20]
+    assert starts(prefetch.recent_from(KEY, 15)) == [10, 20], "the section that holds it comes whole"
+    assert starts(prefetch.recent_from(KEY, 20)) == [20]
+    assert prefetch.recent_from(KEY, 30) is None
+    assert prefetch.recent_from(ShardKey(1, 1), 15) is None
+    prefetch.remember(KEY, 30, shard_read(30))
+    assert prefetch.recent_from(KEY, 15) is None, "its reader has gone on"
 
 
-async def test_readers_of_one_shard_leave_each_other_what_is_theirs() -> None:
-    near = TablePrefetch()
-    near.keep(KEY, 0, found(0, 10))
-    near.leave(KEY, 20, [SectionRead(25, 5, 0, 0, b"")])
-    near.begin(KEY, 30, 1, answer(1))
+async def test_readers_of_one_shard_do_not_evict_each_others_replies() -> None:
+    prefetch = TablePrefetch()
+    prefetch.remember(KEY, 0, shard_read(0, 10))
+    prefetch.put_leftover(KEY, 20, [SectionRead(25, 5, 0, 0, b"")])
+    prefetch.start(KEY, 30, 1, answer(1))
     for at in range(1_000, 1_000 + 10 * 3 * limits.SCANS_NEAR_MAX, 10):  # one that is much faster
-        taken = near.take(KEY, at, 1)
-        assert (taken is None) == (at == 1_000)
-        near.keep(KEY, at, found(at))
-        near.take_left(KEY, at)
-        near.leave(KEY, at + 10, [SectionRead(at + 15, 5, 0, 0, b"")])
-        near.begin(KEY, at + 10, 1, answer(at))
+        task = prefetch.take(KEY, at, 1)
+        assert (task is None) == (at == 1_000)
+        prefetch.remember(KEY, at, shard_read(at))
+        prefetch.take_leftover(KEY, at)
+        prefetch.put_leftover(KEY, at + 10, [SectionRead(at + 15, 5, 0, 0, b"")])
+        prefetch.start(KEY, at + 10, 1, answer(at))
         await turns()
-    assert starts(near.rest(KEY, 10)) == [10]
-    assert near.rest(KEY, 1_000) is None
-    assert [one.base_offset for one in near.take_left(KEY, 20) or [] if isinstance(one, SectionRead)] == [25]
-    begun = near.take(KEY, 30, 1)
-    assert begun is not None
-    assert await begun == Scanned(1)
-    near.close()
+    assert starts(prefetch.recent_from(KEY, 10)) == [10]
+    assert prefetch.recent_from(KEY, 1_000) is None
+    assert [
+        section.base_offset for section in prefetch.take_leftover(KEY, 20) or [] if isinstance(section, SectionRead)
+    ] == [25]
+    prefetched = prefetch.take(KEY, 30, 1)
+    assert prefetched is not None
+    assert await prefetched == Scanned(1)
+    prefetch.close()
 
 
-async def test_nothing_is_asked_for_ahead_twice() -> None:
-    near = TablePrefetch()
-    for has_come in (False, True):
-        near.begin(KEY, 30, 1, answer(1))
-        if has_come:
+async def test_prefetch_at_a_position_is_started_once() -> None:
+    prefetch = TablePrefetch()
+    for has_arrived in (False, True):
+        prefetch.start(KEY, 30, 1, answer(1))
+        if has_arrived:
             await turns()
-        near.begin(KEY, 30, 1, answer(2))
-        begun = near.take(KEY, 30, 1)
-        assert begun is not None
-        assert await begun == Scanned(1)
+        prefetch.start(KEY, 30, 1, answer(2))
+        prefetched = prefetch.take(KEY, 30, 1)
+        assert prefetched is not None
+        assert await prefetched == Scanned(1)
 
 
-async def test_the_next_answer_is_for_whoever_asks_for_just_that() -> None:
-    near = TablePrefetch()
-    near.begin(KEY, 30, 1000, answer(99))
-    assert near.take(KEY, 31, 1000) is None
-    assert near.take(KEY, 30, 999) is None
-    begun = near.take(KEY, 30, 1000)
-    assert begun is not None
-    assert await begun == Scanned(99)
-    assert near.take(KEY, 30, 1000) is None, "once"
+async def test_prefetch_is_taken_only_with_the_same_offset_and_size() -> None:
+    prefetch = TablePrefetch()
+    prefetch.start(KEY, 30, 1000, answer(99))
+    assert prefetch.take(KEY, 31, 1000) is None
+    assert prefetch.take(KEY, 30, 999) is None
+    prefetched = prefetch.take(KEY, 30, 1000)
+    assert prefetched is not None
+    assert await prefetched == Scanned(99)
+    assert prefetch.take(KEY, 30, 1000) is None, "once"
 
 
-async def test_an_error_that_nobody_hears_of_is_no_news_and_whoever_asks_hears_it() -> None:
+async def test_failed_prefetch_raises_for_its_reader_only() -> None:
     async def away() -> Scanned:
         raise errors.LakeAway("it is away")
 
-    near = TablePrefetch()
-    near.begin(KEY, 0, 1, away())
-    near.begin(KEY, 5, 1, away())
-    begun = near.take(KEY, 5, 1)
-    assert begun is not None
+    prefetch = TablePrefetch()
+    prefetch.start(KEY, 0, 1, away())
+    prefetch.start(KEY, 5, 1, away())
+    prefetched = prefetch.take(KEY, 5, 1)
+    assert prefetched is not None
     with pytest.raises(errors.LakeAway):
-        await begun
+        await prefetched
 
 
-async def test_few_last_ones_are_held_and_the_oldest_go() -> None:
-    near, most = TablePrefetch(), limits.SCANS_NEAR_MAX
+async def test_recent_replies_are_bounded_and_the_oldest_evicted() -> None:
+    prefetch, most = TablePrefetch(), limits.SCANS_NEAR_MAX
     for number in range(most + 3):
-        near.keep(ShardKey(number, 0), 0, found(0))
-    held = [near.rest(ShardKey(number, 0), 0) is not None for number in range(most + 3)]
-    assert held == [False] * 3 + [True] * most
+        prefetch.remember(ShardKey(number, 0), 0, shard_read(0))
+    is_cached = [prefetch.recent_from(ShardKey(number, 0), 0) is not None for number in range(most + 3)]
+    assert is_cached == [False] * 3 + [True] * most
 
 
-@pytest.mark.parametrize("has_come", [False, True])
-async def test_few_are_asked_for_ahead_and_no_more_until_one_is_taken(has_come: bool) -> None:
+@pytest.mark.parametrize("has_arrived", [False, True])
+async def test_prefetches_are_bounded_until_one_is_taken(has_arrived: bool) -> None:
     """Readers take turns: the oldest one is the next that is wanted."""
-    near, most = TablePrefetch(), limits.SCANS_NEAR_MAX
+    prefetch, most = TablePrefetch(), limits.SCANS_NEAR_MAX
     for number in range(most + 3):
-        near.begin(ShardKey(number, 0), 10, 1, answer(number))
-        if has_come:
+        prefetch.start(ShardKey(number, 0), 10, 1, answer(number))
+        if has_arrived:
             await turns()
-    begun = [near.take(ShardKey(number, 0), 10, 1) for number in range(most + 3)]
-    assert [one is not None for one in begun] == [True] * most + [False] * 3
-    assert [await one for one in begun if one is not None] == [Scanned(number) for number in range(most)]
-    near.begin(KEY, 10, 1, answer(1))
-    assert near.take(KEY, 10, 1) is not None
+    prefetched = [prefetch.take(ShardKey(number, 0), 10, 1) for number in range(most + 3)]
+    assert [task is not None for task in prefetched] == [True] * most + [False] * 3
+    assert [await task for task in prefetched if task is not None] == [Scanned(number) for number in range(most)]
+    prefetch.start(KEY, 10, 1, answer(1))
+    assert prefetch.take(KEY, 10, 1) is not None
 
 
-async def test_they_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_replies_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SCANS_NEAR_BYTES_MAX", 250)
-    near = TablePrefetch()
+    prefetch = TablePrefetch()
     for number in range(4):
-        near.keep(ShardKey(number, 0), 0, ShardRead([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
-        near.begin(ShardKey(number, 0), 10, 1, large(100))
+        prefetch.remember(ShardKey(number, 0), 0, ShardRead([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
+        prefetch.start(ShardKey(number, 0), 10, 1, large(100))
         await turns()
-    assert near.size_bytes == 400
-    assert [near.rest(ShardKey(number, 0), 0) is not None for number in range(4)] == [False, False, True, True]
-    assert [near.take(ShardKey(number, 0), 10, 1) is not None for number in range(4)] == [False, False, True, True]
-    assert near.size_bytes == 200, "what was taken is not held here"
-    near.close()
-    assert near.size_bytes == 0
+    assert prefetch.size_bytes == 400
+    assert [prefetch.recent_from(ShardKey(number, 0), 0) is not None for number in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [prefetch.take(ShardKey(number, 0), 10, 1) is not None for number in range(4)] == [False, False, True, True]
+    assert prefetch.size_bytes == 200, "what was taken is not held here"
+    prefetch.close()
+    assert prefetch.size_bytes == 0
 
 
-async def test_what_is_under_way_ends_with_it() -> None:
-    near, ended = TablePrefetch(), asyncio.Event()
+async def test_close_cancels_prefetches_in_flight() -> None:
+    prefetch, ended = TablePrefetch(), asyncio.Event()
 
     async def hang() -> Scanned:
         try:
@@ -158,52 +165,52 @@ async def test_what_is_under_way_ends_with_it() -> None:
             ended.set()
         return Scanned()
 
-    near.begin(KEY, 0, 1, hang())
+    prefetch.start(KEY, 0, 1, hang())
     await asyncio.sleep(0)
-    near.close()
+    prefetch.close()
     async with asyncio.timeout(5):
         assert await ended.wait()
 
 
-async def test_none_is_older_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    near = TablePrefetch()
-    near.keep(KEY, 0, found(0))
-    near.begin(KEY, 10, 1, answer(1))
+async def test_expired_replies_are_not_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefetch = TablePrefetch()
+    prefetch.remember(KEY, 0, shard_read(0))
+    prefetch.start(KEY, 10, 1, answer(1))
     await turns()
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
-    assert near.rest(KEY, 0) is None
-    assert near.take(KEY, 10, 1) is None
+    assert prefetch.recent_from(KEY, 0) is None
+    assert prefetch.take(KEY, 10, 1) is None
 
 
-async def test_one_that_takes_longer_than_a_moment_is_not_old_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expiry_counts_from_the_arrival_of_a_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", -1.0)
-    near, come = TablePrefetch(), asyncio.Event()
+    prefetch, come = TablePrefetch(), asyncio.Event()
 
     async def slow() -> Scanned:
         await come.wait()
         return Scanned(7)
 
-    near.begin(KEY, 10, 1, slow())
+    prefetch.start(KEY, 10, 1, slow())
     await turns()
-    begun = near.take(KEY, 10, 1)
-    assert begun is not None
+    prefetched = prefetch.take(KEY, 10, 1)
+    assert prefetched is not None
     come.set()
-    assert await begun == Scanned(7)
+    assert await prefetched == Scanned(7)
 
 
-async def test_what_nobody_comes_for_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timer_evicts_expired_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", 0.01)
-    near = TablePrefetch()
+    prefetch = TablePrefetch()
     for number in range(3):
-        near.keep(ShardKey(number, 0), 0, ShardRead([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
-        near.begin(ShardKey(number, 0), 10, 1, large(100))
+        prefetch.remember(ShardKey(number, 0), 0, ShardRead([SectionRead(0, 10, 0, 0, bytes(100))], [], 10))
+        prefetch.start(ShardKey(number, 0), 10, 1, large(100))
         await turns()
     async with asyncio.timeout(5):
-        while near.size_bytes:
+        while prefetch.size_bytes:
             await turns()
     monkeypatch.setattr(limits, "SCAN_NEAR_SECONDS_MAX", 100.0)
-    assert near.rest(KEY, 0) is None
-    assert near.take(KEY, 10, 1) is None
-    near.keep(KEY, 0, found(0))
-    assert near.rest(KEY, 0) is not None
-    near.close()
+    assert prefetch.recent_from(KEY, 0) is None
+    assert prefetch.take(KEY, 10, 1) is None
+    prefetch.remember(KEY, 0, shard_read(0))
+    assert prefetch.recent_from(KEY, 0) is not None
+    prefetch.close()

@@ -17,7 +17,7 @@ from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.observability import metrics
 from icestream.readers.cache_options import CacheOptions
 from tests.support.broker_machine import EARLIEST, TOPIC, Reader, publish, quiet, subscribe
-from tests.support.tiers import Attendant, TieredMachine
+from tests.support.tiers import InProcessScanWorker, TieredMachine
 from tests.support.topic_lake import damage
 
 pytestmark = pytest.mark.asyncio
@@ -234,16 +234,16 @@ async def test_a_lake_process_that_is_away_is_waited_for(tmp_path: Path, monkeyp
     monkeypatch.setattr(limits, "SCAN_AWAY_SECONDS_MAX", 0.01)
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.attendant is not None
-    assert machine.desk is not None
-    machine.attendant.leave()
+    assert machine.scan_worker is not None
+    assert machine.scan_requests is not None
+    machine.scan_worker.leave()
     reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
     with pytest.raises(errors.LakeAway):
         await subscribe(broker, "other", start=EARLIEST)  # it waited as long as the reader, and began behind it
     await quiet()
     assert not reader.sink.got
     assert not reader.sink.gaps, "nothing is stepped over"
-    machine.attendant = Attendant(machine.desk, machine.lake)
+    machine.scan_worker = InProcessScanWorker(machine.scan_requests, machine.lake)
     await machine.pass_time(limits.READ_RETRY_MS / 1000)
     await until(machine, 60, reader.sink.got)
     assert reader.sink.offsets == list(range(60))
@@ -265,12 +265,12 @@ async def test_a_table_that_cannot_be_read_ends_the_consumer_with_the_reason(
         await quiet()
         assert [one for one in reader.sink.events if one != "active"] == told
         assert not reader.sink.got
-    assert machine.attendant is not None
-    asked = len(machine.attendant.asked)
+    assert machine.scan_worker is not None
+    asked = len(machine.scan_worker.asked)
     producer = await broker.open_producer(TOPIC, "p2")
     await publish(broker, producer, b"60 ")
     await quiet()
-    assert len(machine.attendant.asked) == asked, "nobody is there: nothing is read"
+    assert len(machine.scan_worker.asked) == asked, "nobody is there: nothing is read"
     live = await subscribe(broker, "live", kind=kind, start=Start(StartAt.OFFSET, 55))
     await until(machine, 6, live.sink.got)
     assert live.sink.offsets == list(range(55, 61))
@@ -307,18 +307,18 @@ async def test_what_neither_log_nor_table_has_is_a_gap(tmp_path: Path) -> None:
 async def test_questions_are_bounded_and_go_to_whoever_comes_next(tmp_path: Path) -> None:
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.attendant is not None
-    assert machine.desk is not None
-    machine.attendant.leave()
+    assert machine.scan_worker is not None
+    assert machine.scan_requests is not None
+    machine.scan_worker.leave()
     told: list[int] = []
-    machine.desk.attend(lambda event: told.append(event["asked"][0]))
+    machine.scan_requests.attach_worker(lambda event: told.append(event["asked"][0]))
     asking = [
-        asyncio.create_task(machine.desk.ask(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
+        asyncio.create_task(machine.scan_requests.request(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
         for _ in range(2 * limits.SCANS_IN_FLIGHT_MAX)
     ]
     await quiet()
     assert len(told) == limits.SCANS_IN_FLIGHT_MAX
-    machine.attendant = Attendant(machine.desk, machine.lake)  # the first one never answered
+    machine.scan_worker = InProcessScanWorker(machine.scan_requests, machine.lake)  # the first one never answered
     assert [one.offset for one in await asyncio.gather(*asking)] == [0] * len(asking)
     await broker.shutdown()
 
@@ -326,16 +326,16 @@ async def test_questions_are_bounded_and_go_to_whoever_comes_next(tmp_path: Path
 async def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.attendant is not None
-    assert machine.desk is not None
+    assert machine.scan_worker is not None
+    assert machine.scan_requests is not None
     events: list[str] = []
-    machine.desk.attend(lambda event: events.append(event["event"]))
-    asking = asyncio.create_task(machine.desk.ask(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
+    machine.scan_requests.attach_worker(lambda event: events.append(event["event"]))
+    asking = asyncio.create_task(machine.scan_requests.request(Question.EARLIEST, str(TOPIC), ShardKey(1, 0)))
     await quiet()
     asking.cancel()
     await quiet()
     assert events == ["asked", "dropped"]
-    machine.desk.take(machine.desk._number, b"\x80", True)
+    machine.scan_requests.accept_part(machine.scan_requests._last_number, b"\x80", True)
     await broker.shutdown()
 
 
@@ -343,8 +343,8 @@ async def test_a_reader_with_little_credit_does_not_ask_for_the_same_rows_again(
     """An answer has more than it takes at once."""
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.attendant is not None
-    asked = machine.attendant.asked
+    assert machine.scan_worker is not None
+    asked = machine.scan_worker.asked
     reader = await subscribe(broker, credit=1)
     while len(reader.sink.got) < 10:
         await quiet()
@@ -361,12 +361,12 @@ async def test_whoever_reads_on_finds_the_next_answer_begun(tmp_path: Path, monk
         monkeypatch.setattr(limits, name, 3 * len(BODY))
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.attendant is not None
+    assert machine.scan_worker is not None
     reader = await subscribe(broker, credit=3)
     await until(machine, 3, reader.sink.got)
     reader.credit(1)
     await until(machine, 4, reader.sink.got)
-    positions = [one.value for one in machine.attendant.asked if one.question is Question.READ]
+    positions = [one.value for one in machine.scan_worker.asked if one.question is Question.READ]
     assert max(positions) >= len(reader.sink.got), positions
     reader.credit(1000)
     await until(machine, 60, reader.sink.got)
@@ -382,7 +382,7 @@ async def test_readers_at_different_places_of_a_shard_do_not_cost_each_other_ans
         monkeypatch.setattr(limits, name, 3 * len(BODY))
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine, count=80, committed=70)
-    assert machine.attendant is not None
+    assert machine.scan_worker is not None
     readers = [await subscribe(broker, f"r{at}", credit=1, start=Start(StartAt.OFFSET, at)) for at in (0, 31)]
     for _ in range(23):
         for reader in readers:
@@ -390,7 +390,7 @@ async def test_readers_at_different_places_of_a_shard_do_not_cost_each_other_ans
             await quiet()
     for reader, at in zip(readers, (0, 31), strict=True):
         assert reader.sink.offsets[:24] == list(range(at, at + 24))
-    asked = [one.value for one in machine.attendant.asked if one.question is Question.READ]
+    asked = [one.value for one in machine.scan_worker.asked if one.question is Question.READ]
     assert sorted(asked) == [*range(0, 25, 2), *range(31, 56, 2)], "none twice; 24 and 55 nobody has come to yet"
     await broker.shutdown()
 
@@ -399,8 +399,8 @@ async def test_hazard_18_a_cold_reader_holds_up_neither_producers_nor_whoever_is
     """Whatever the lake process is doing for it: here nothing, for ever."""
     machine = TieredMachine(tmp_path, tail_bytes=100_000)
     broker = await with_history(machine)
-    assert machine.desk is not None
-    machine.desk.attend(lambda event: None)
+    assert machine.scan_requests is not None
+    machine.scan_requests.attach_worker(lambda event: None)
     cold = [await subscribe(broker, f"cold-{number}", start=Start(StartAt.OFFSET, 0)) for number in range(20)]
     live = await subscribe(broker, "live", start=Start(StartAt.LATEST))
     producer = await broker.open_producer(TOPIC, "another")
@@ -431,13 +431,13 @@ async def test_a_reader_that_cannot_go_on_tells_its_consumer_and_goes_on_by_itse
     """Also readiness and the metrics know of it, until the fault is gone."""
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.desk is not None
+    assert machine.scan_requests is not None
 
     async def busy(*_: object, **__: object) -> None:
         raise errors.StorageUnavailable("the bucket does not answer", hint="look at it")
 
     with monkeypatch.context() as patched:
-        patched.setattr(machine.desk, "ask", busy)
+        patched.setattr(machine.scan_requests, "request", busy)
         reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
         for _ in range(3):
             await quiet()
@@ -466,21 +466,21 @@ async def test_a_read_without_an_answer_is_told_before_it_fails(
 ) -> None:
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.desk is not None
+    assert machine.scan_requests is not None
     gate = asyncio.Event()
-    ask = machine.desk.ask
+    request = machine.scan_requests.request
 
     async def slow(*given: Any, **more: Any) -> Scanned:
         await gate.wait()
-        return await ask(*given, **more)
+        return await request(*given, **more)
 
-    monkeypatch.setattr(machine.desk, "ask", slow)
+    monkeypatch.setattr(machine.scan_requests, "request", slow)
     reader = await subscribe(broker, kind=kind, start=Start(StartAt.OFFSET, 0))
     await quiet()
     await machine.pass_time(limits.READ_STALLED_MS / 1000 - 0.1)
     assert stall_events(reader) == []
     await machine.pass_time(0.2)
-    assert stall_events(reader) == ["stalled 0: a read of stored messages has no answer after 3 s"]
+    assert stall_events(reader) == ["stalled 0: a read of stored messages has not returned after 3 s"]
     gate.set()
     await until(machine, 60, reader.sink.got)
     assert stall_events(reader)[1:] == ["resumed : "]
@@ -520,12 +520,12 @@ async def test_a_seek_and_the_end_of_a_subscription_end_its_stall(
 ) -> None:
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
-    assert machine.desk is not None
+    assert machine.scan_requests is not None
 
     async def busy(*_: object, **__: object) -> None:
         raise errors.StorageUnavailable("the bucket does not answer")
 
-    monkeypatch.setattr(machine.desk, "ask", busy)
+    monkeypatch.setattr(machine.scan_requests, "request", busy)
     reader = await subscribe(broker, start=Start(StartAt.OFFSET, 0))
     await quiet()
     await broker.seek(TOPIC, "s", Start(StartAt.OFFSET, 55))
@@ -545,9 +545,9 @@ async def test_history_begins_in_the_table_and_is_not_known_without_it(tmp_path:
     machine = TieredMachine(tmp_path)
     broker = await with_history(machine)
     streams = [broker.storage.shard_stream(ShardKey(1, 0))]
-    assert streams[0].earliest() > 10
+    assert streams[0].log_start() > 10
     assert await history_starts(streams) == [0]
-    assert machine.attendant is not None
-    machine.attendant.leave()
+    assert machine.scan_worker is not None
+    machine.scan_worker.leave()
     assert await history_starts(streams, 0.01) == [None]
     await broker.shutdown()

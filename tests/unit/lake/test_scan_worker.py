@@ -140,16 +140,16 @@ async def test_answers_of_any_size_come_in_parts_and_errors_as_themselves(tmp_pa
         raise ValueError("a mistake of ours")
 
     async with running(tmp_path) as node, kept_link(node.settings.local_socket) as keeper:
-        desk = node.broker.storage.desk
-        assert desk is not None
+        scan_requests = node.broker.storage.scan_requests
+        assert scan_requests is not None
         async with working(keeper, answer):
-            found = await desk.ask(Question.READ, TOPIC, ShardKey(1, 0), 0)
+            found = await scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0), 0)
             assert (found.end, found.sections[0].body == body, found.next_offset) == (9, True, 1)
             with pytest.raises(errors.TableUnreadable) as unreadable:
-                await desk.ask(Question.READ, TOPIC, ShardKey(1, 0), 1)
+                await scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0), 1)
             assert (unreadable.value.message, unreadable.value.hint) == ("no", "because")
             with pytest.raises(errors.PersistentStorageError, match="a mistake of ours"):
-                await desk.ask(Question.READ, TOPIC, ShardKey(1, 0), 2)
+                await scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0), 2)
 
 
 async def test_a_question_outlives_the_lake_process_that_it_was_asked(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ async def test_a_question_outlives_the_lake_process_that_it_was_asked(tmp_path: 
         return Scanned(7)
 
     async with running(tmp_path) as node:
-        desk = node.broker.storage.desk
-        assert desk is not None
-        asking = asyncio.create_task(desk.ask(Question.READ, TOPIC, ShardKey(1, 0)))
+        scan_requests = node.broker.storage.scan_requests
+        assert scan_requests is not None
+        asking = asyncio.create_task(scan_requests.request(Question.READ, TOPIC, ShardKey(1, 0)))
         async with kept_link(node.settings.local_socket) as keeper, working(keeper, never):
             await begun.wait()
         assert not asking.done()

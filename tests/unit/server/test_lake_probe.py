@@ -47,24 +47,24 @@ def test_another_broker_at_the_port_of_a_process_that_others_run_is_shown_only()
 
 @pytest.mark.asyncio
 async def test_an_unmanaged_lake_process_is_missed_where_something_needs_it_or_it_was_there() -> None:
-    desk, is_needed = ScanRequests(), [False]
-    lake = UnmanagedLake(desk, 8181, lambda: is_needed[0])
+    scan_requests, is_needed = ScanRequests(), [False]
+    lake = UnmanagedLake(scan_requests, 8181, lambda: is_needed[0])
     assert (lake.check(), lake.port) == (None, 0), "nobody runs one, and nobody misses it"
     is_needed[0] = True
     missed = lake.check()
     assert missed is not None
     assert (missed.ok, missed.is_needed) == (False, False)
-    assert "no lake process has come to this broker" in missed.reason
+    assert "no lake process has connected to this broker" in missed.reason
     is_needed[0] = False
 
     def tell(_: dict[str, Any]) -> None: ...
 
-    desk.attend(tell)
+    scan_requests.attach_worker(tell)
     connected = lake.check()
     assert connected is not None
     assert (connected.ok, lake.port) == (True, 8181)
-    desk.leave(tell)
+    scan_requests.detach_worker(tell)
     left = lake.check()
     assert left is not None
     assert (left.ok, left.is_needed, lake.port) == (False, False, 0)
-    assert "the lake process has left" in left.reason
+    assert "the lake process has disconnected" in left.reason

@@ -169,7 +169,9 @@ class Producers:
                     producer.topic, f"danube/{producer.name}", incarnation, resumes=resumes
                 )
                 opened.columns = OWN_COLUMNS
-                await self._broker.storage.settle()  # what was under way is stored or not: only then numbers count
+                await (
+                    self._broker.storage.wait_durable()
+                )  # what was under way is stored or not: only then numbers count
                 producer.numbered, producer.incarnation = opened, incarnation
                 producer.last_before = self._stored(opened) if resumes else {}
             assert producer.numbered is not None

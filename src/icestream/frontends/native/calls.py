@@ -135,7 +135,7 @@ async def open_producer(connection: NativeConnection, given: Document) -> Docume
     producer.peer = connection.peer
     try:
         if producer.epoch > 1:  # what its life before has in flight is stored or not before we tell which
-            await broker.storage.settle()
+            await broker.storage.wait_durable()
     except BaseException:
         broker.close_producer(producer)
         raise

@@ -107,7 +107,7 @@ def shard_offsets(stream: ShardStream, shown: int) -> Document:
     return {
         "shard": stream.key.shard,
         "epoch": stream.epoch,
-        "earliest": stream.earliest(),
+        "earliest": stream.log_start(),
         "next": stream.visible,
         "synced": stream.synced,
         "gap_count": len(gaps),

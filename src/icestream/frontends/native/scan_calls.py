@@ -5,7 +5,7 @@
     scan_answer    number, part, is_last            {}. A part of the answer, as bytes of model/scan.py
     scan_failed    number, code, message, hint      {}. The error that it is instead
 
-EVENT of a desk    {event: "asked", asked: […]}       a question (model/scan.py)
+EVENT of the handle  {event: "asked", asked: […]}       a question (model/scan.py)
                    {event: "dropped", number}         nobody waits for its answer any more
 """
 
@@ -39,8 +39,8 @@ class Failed(msgspec.Struct):
     hint: str = ""
 
 
-def _desk(connection: NativeConnection) -> ScanRequests:
-    found = connection.broker.storage.desk
+def _scan_requests(connection: NativeConnection) -> ScanRequests:
+    found = connection.broker.storage.scan_requests
     if found is None:
         raise errors.InvalidInput("this broker has no tables", hint="its storage is in memory")
     return found
@@ -48,34 +48,34 @@ def _desk(connection: NativeConnection) -> ScanRequests:
 
 async def scan_serve(connection: NativeConnection, given: Document) -> Document:
     handle = connection.new_handle()
-    task = asyncio.get_running_loop().create_task(_attend(connection, handle, _desk(connection)))
+    task = asyncio.get_running_loop().create_task(_attend(connection, handle, _scan_requests(connection)))
     connection.watches[handle] = task  # ends with the connection
     return {"handle": handle}
 
 
-async def _attend(connection: NativeConnection, handle: int, desk: ScanRequests) -> None:
+async def _attend(connection: NativeConnection, handle: int, scan_requests: ScanRequests) -> None:
     """Begins in the next turn of the loop, so the answer with the handle goes first."""
 
     def tell(event: dict[str, Any]) -> None:
         connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(event)))
 
-    desk.attend(tell)
+    scan_requests.attach_worker(tell)
     try:
         await connection.lost.wait()
     finally:
-        desk.leave(tell)
+        scan_requests.detach_worker(tell)
 
 
 async def scan_answer(connection: NativeConnection, given: Document) -> Document:
     asked = arguments_of(Answer, given)
-    _desk(connection).take(asked.number, asked.part, asked.is_last)
+    _scan_requests(connection).accept_part(asked.number, asked.part, asked.is_last)
     return {}
 
 
 async def scan_failed(connection: NativeConnection, given: Document) -> Document:
     asked = arguments_of(Failed, given)
     kind = errors.BY_CODE.get(asked.code, errors.PersistentStorageError)
-    _desk(connection).fail(asked.number, kind(asked.message, hint=asked.hint))
+    _scan_requests(connection).fail(asked.number, kind(asked.message, hint=asked.hint))
     return {}
 
 

@@ -1,0 +1,146 @@
+"""The reader of all tiers: one shard, read from memory while it is new, then from the log's files, then from the table.
+
+    tail     sections in memory                      wal/tail.py
+    cache    sections that were read a moment ago    read_ahead.py, table_prefetch.py
+    log      files of the write-ahead log            wal/reader.py
+    table    rows of the topic's Iceberg table       table_tier.py
+
+Each read goes to the tier that has the offset at that moment. When a tier drops an offset, the next read of it goes to
+the tier below, so there is no handover between tiers that a reader could miss. Readers do not hold log files back
+(hazard 33).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from icestream import errors
+from icestream.broker.read_ahead import ReadAhead
+from icestream.broker.storage import ShardRead
+from icestream.broker.table_tier import TableTier
+from icestream.model.shard import Gap, ShardKey
+from icestream.observability import metrics
+from icestream.runtime.clock import Clock
+from icestream.wal.log import Log
+from icestream.wal.state import Shard
+from icestream.wal.tail import SectionRead
+
+TAIL, LOG = "tail", "log"  # tiers in the metrics, beside those of table_tier.py
+
+
+class TieredShardStream:
+    def __init__(
+        self, log: Log, shard: Shard, clock: Clock, read_ahead: ReadAhead, table: TableTier | None = None
+    ) -> None:
+        """`table`: None if the topic has no table."""
+        self._log = log
+        self._clock = clock
+        self._read_ahead = read_ahead
+        self._table = table
+        self.shard = shard
+        self._last_read_ns = clock.monotonic_ns()
+        self._followers: list[Callable[[], None]] = []
+
+    @property
+    def key(self) -> ShardKey:
+        return self.shard.key
+
+    @property
+    def visible(self) -> int:
+        return self.shard.written
+
+    @property
+    def synced(self) -> int:
+        return self.shard.synced
+
+    @property
+    def epoch(self) -> int:
+        return self.shard.epoch
+
+    def gaps(self) -> Sequence[Gap]:
+        return self._log.gaps(self.shard.key)
+
+    # --- positions ---
+
+    def log_start(self) -> int:
+        return self._log.reader.earliest(self.shard.key)
+
+    def _is_all_in_log(self) -> bool:
+        """True if everything below the start of the log is a declared gap, so the table need not be asked."""
+        return self._log.state.step_over(self.shard.key, 0) >= self.log_start()
+
+    async def history_start(self) -> int:
+        table_start = None if self._table is None or self._is_all_in_log() else await self._table.earliest()
+        return self.log_start() if table_start is None else min(table_start, self.log_start())
+
+    async def offset_for_time(self, time_us: int) -> int:
+        # The table first, because it has the lower offsets.
+        if self._table is not None and not self._is_all_in_log():
+            offset = await self._table.offset_for_time(time_us)
+            if offset is not None and offset < self.log_start():
+                return offset
+        return await self._log.reader.offset_for_time(self.shard.key, time_us)
+
+    async def offset_after_snapshot(self, snapshot_id: int) -> int:
+        offset = await self._table.offset_after_snapshot(snapshot_id) if self._table is not None else None
+        if offset is None:
+            raise errors.InvalidInput(
+                f"topic {self.shard.topic.name} has no table, so it has no snapshot {snapshot_id}",
+                hint="start at an offset or at a time",
+            )
+        return offset
+
+    # --- reads ---
+
+    def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
+        sections = self._log.tail.read(self.shard.key, offset, self.shard.written, bytes_max)
+        if sections:
+            self._count_read(TAIL)
+            return sections
+        return self._read_ahead.find(self.shard.key, offset)
+
+    async def read(self, offset: int, bytes_max: int, *, cache: bool = False) -> ShardRead:
+        read = await self._read(offset, bytes_max)
+        if cache:
+            self._read_ahead.keep(self.shard.key, read.sections)
+        return read
+
+    async def _read(self, offset: int, bytes_max: int) -> ShardRead:
+        try:
+            result = await self._log.reader.read(self.shard.key, offset, bytes_max)
+        except errors.PositionGone:
+            if self._table is None:
+                raise
+        else:
+            self._count_read(LOG)
+            return ShardRead(result.sections, result.gaps, result.next_offset)
+        table_read = await self._table.read(offset, bytes_max)
+        if table_read is None:
+            # The table does not have the offset either. A table that was rewound has its rows in the log again, so ask
+            # the log once more; otherwise this raises PositionGone.
+            result = await self._log.reader.read(self.shard.key, offset, bytes_max)
+            return ShardRead(result.sections, result.gaps, result.next_offset)
+        read, tier = table_read
+        self._count_read(tier)
+        return read
+
+    def _count_read(self, tier: str) -> None:
+        now_ns = self._clock.monotonic_ns()
+        metrics.READS.add(tier)
+        metrics.READ_PAUSES.add(tier, (now_ns - self._last_read_ns) / 1e9)
+        self._last_read_ns = now_ns
+
+    # --- notifications ---
+
+    def follow(self, on_visible: Callable[[], None]) -> None:
+        self._followers.append(on_visible)
+        self.shard.on_visible = self._notify
+
+    def unfollow(self, on_visible: Callable[[], None]) -> None:
+        self._followers.remove(on_visible)
+        if not self._followers:
+            self.shard.on_visible = None
+
+    def _notify(self) -> None:
+        for on_visible in self._followers:
+            on_visible()
