@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from icestream import errors
 from icestream.client.loop_thread import LoopThread
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from icestream.settings import Settings
 from icestream.settings.tree import Ports
 
@@ -42,7 +42,7 @@ class TestBroker:
         self._storage = storage
         self._given = settings
         self._folder: Path | None = None
-        self._node: Node | None = None
+        self._node: BrokerNode | None = None
         self._thread: LoopThread | None = None
         self._port = 0
 
@@ -54,7 +54,7 @@ class TestBroker:
         return f"icestream://127.0.0.1:{self._port}"
 
     @property
-    def node(self) -> Node:
+    def node(self) -> BrokerNode:
         """The broker itself, for a look inside. It belongs to the loop that it runs on."""
         if self._node is None:
             raise errors.ClientClosed("the broker is not running")
@@ -66,7 +66,7 @@ class TestBroker:
         """Starts it, under the address that it had before."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="icestream-"))
-        self._node = await Node.start(self._settings(self._folder))
+        self._node = await BrokerNode.start(self._settings(self._folder))
         self._port = self._node.native.port
 
     async def stop(self) -> None:

@@ -21,8 +21,8 @@ from icestream.metadata.node_store import NodeStore
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server import Node
-from icestream.server.object_fence import ObjectFenceDesk, note_path
+from icestream.server import BrokerNode
+from icestream.server.fence_monitor import ObjectFenceMonitor, fenced_note_path
 from icestream.settings import Settings
 from tests.contract.test_table_catalog import ASKED, appending
 from tests.support.catalog_servers import STORE, azure_flags, glue_flags, new_name, s3_flags, settings_of
@@ -108,16 +108,16 @@ async def test_members_of_a_cluster_that_was_replaced_stop_and_write_nothing(tmp
     objects = open_objects(settings_of(f"{STORE}.type=memory"))
     new, old = settings_at(tmp_path / "new"), settings_at(tmp_path / "old")
     assert object_warehouse_of(new) == WAREHOUSE
-    node = await Node.start(new)
+    node = await BrokerNode.start(new)
     await node.stop()
     shutil.copytree(new.data_dir, old.data_dir)  # another member has the same metadata log
-    member = await Node.start(old)
+    member = await BrokerNode.start(old)
     looking = Looking(old, objects)
     await looking.files.create(f"{WAREHOUSE}before", [b"1"])
-    assert "[+] fence" in "".join(check.line for check in await member.around.checks())
+    assert "[+] fence" in "".join(check.line for check in await member.services.checks())
 
     forced = await force_new_cluster(new.meta_store.data_dir, SystemClock(), SystemRandomness())
-    replaced = await Node.start(new)
+    replaced = await BrokerNode.start(new)
     successor = Looking(new, objects)
     await successor.files.create(f"{WAREHOUSE}after", [b"2"])
     await successor.close()
@@ -128,7 +128,7 @@ async def test_members_of_a_cluster_that_was_replaced_stop_and_write_nothing(tmp
             await asyncio.sleep(0.01)
     assert isinstance(error := member.failed.exception(), errors.ForeignCluster)
     assert f"was replaced by cluster {forced.cluster_id.hex()}" in str(error)
-    assert not (await member.around.checks())[0].ok
+    assert not (await member.services.checks())[0].ok
     with pytest.raises(errors.ForeignCluster, match="may not use the warehouse"):
         await looking.files.create(f"{WAREHOUSE}late", [b"3"])
     await looking.files.remove(f"{WAREHOUSE}before")
@@ -137,8 +137,8 @@ async def test_members_of_a_cluster_that_was_replaced_stop_and_write_nothing(tmp
     await looking.close()
     await member.stop()
     with pytest.raises(errors.ForeignCluster, match="was replaced by cluster") as refused:
-        await Node.start(old)
-    assert str(note_path(old)) in refused.value.hint, "it is refused before anybody has looked at the store"
+        await BrokerNode.start(old)
+    assert str(fenced_note_path(old)) in refused.value.hint, "it is refused before anybody has looked at the store"
 
 
 async def test_a_catalog_of_pointers_moves_none_on_the_wrong_side_of_the_fence(
@@ -171,7 +171,7 @@ async def test_a_catalog_of_pointers_moves_none_on_the_wrong_side_of_the_fence(
 async def test_nothing_is_written_before_the_fence_was_read(tmp_path: Path) -> None:
     objects = open_objects(settings_of(f"{STORE}.type=memory"))
     settings = settings_at(tmp_path / "data")
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     assert isinstance(node.store, NodeStore)
     cluster = node.store.identity.cluster_id.hex()
     await objects.put_new(f"tables/.icestream-fence/{cluster}", b"no JSON")
@@ -181,7 +181,7 @@ async def test_nothing_is_written_before_the_fence_was_read(tmp_path: Path) -> N
             await looking.files.create(f"{WAREHOUSE}early", [b"1"])
         await objects.remove(f"tables/.icestream-fence/{cluster}")
         async with asyncio.timeout(SECONDS):
-            while "[+] fence" not in "".join(check.line for check in await node.around.checks()):
+            while "[+] fence" not in "".join(check.line for check in await node.services.checks()):
                 looking.clock.advance(limits.WAREHOUSE_FENCE_RETRY_SECONDS)
                 await asyncio.sleep(0.01)
         await looking.files.create(f"{WAREHOUSE}early", [b"1"])
@@ -191,11 +191,11 @@ async def test_nothing_is_written_before_the_fence_was_read(tmp_path: Path) -> N
 
 
 async def test_a_node_whose_processes_have_not_looked_yet_is_not_ready(tmp_path: Path) -> None:
-    node = await Node.start(settings_at(tmp_path / "data"))
+    node = await BrokerNode.start(settings_at(tmp_path / "data"))
     try:
         assert isinstance(node.store, NodeStore)
         clock = SimulatedClock()
-        desk = ObjectFenceDesk(node.store, WAREHOUSE, tmp_path / "note", clock, has_children=True)
+        desk = ObjectFenceMonitor(node.store, WAREHOUSE, tmp_path / "note", clock, has_children=True)
         assert (desk.check().ok, desk.check().is_needed) == (False, True)
         clock.advance(limits.WAREHOUSE_FENCE_WAIT_SECONDS)
         assert (desk.check().ok, desk.check().is_needed) == (False, False), "the lake process is away: others say so"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.frontends.danube import native_server
+from icestream.frontends.danube import native_grpc_server
 
 
 @pytest.fixture(params=["native", "python"])
@@ -12,5 +12,5 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """A test that uses it runs on both."""
     name: str = request.param
     if name == "python":
-        monkeypatch.setattr(native_server, "has_native_wire", lambda: False)
+        monkeypatch.setattr(native_grpc_server, "has_native_wire", lambda: False)
     return name

@@ -15,8 +15,8 @@ from grpc import aio
 
 from icestream import limits
 from icestream.broker import records
-from icestream.frontends.danube.batch import Batch, RowOutcome
-from icestream.frontends.danube.calls import status_number
+from icestream.frontends.danube.handlers import status_number
+from icestream.frontends.danube.request_batch import RequestBatch, RowOutcome
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.subscription import Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName
@@ -173,7 +173,7 @@ async def test_messages_that_come_together_are_delivered_as_they_were_sent(door:
 
 async def test_a_row_of_a_batch_that_has_to_wait_is_answered_later() -> None:
     answered: list[int] = []
-    batch = Batch(2, bytes(8), (), lambda rows, failures: answered.extend(rows))
+    batch = RequestBatch(2, bytes(8), (), lambda rows, failures: answered.extend(rows))
     RowOutcome(batch, 0, status_number).set_result(1)
     RowOutcome(batch, 1, status_number).set_result(0)
     await asyncio.sleep(0)

@@ -8,15 +8,15 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.danube_broker import danube_broker
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 
 
-async def listeners(node: Node) -> dict[str, float]:
-    families = text_string_to_metric_families((await node.around.exposition()).decode())
+async def listeners(node: BrokerNode) -> dict[str, float]:
+    families = text_string_to_metric_families((await node.services.exposition()).decode())
     (found,) = [one for one in families if one.name == "icestream_connections"]
     return {sample.labels["listener"]: sample.value for sample in found.samples}
 

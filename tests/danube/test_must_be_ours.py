@@ -17,8 +17,8 @@ from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from icestream import limits
 from icestream.broker import records
-from icestream.frontends.danube.calls import Call, OutStream
-from icestream.frontends.danube.consumers import Consumers
+from icestream.frontends.danube.consumer_registry import ConsumerRegistry
+from icestream.frontends.danube.handlers import Call, OutStream
 from icestream.model.topic_name import TopicName
 from tests.support.danube_broker import DanubeBroker, Received, danube_broker
 from tests.support.serve_process import ServeProcess
@@ -98,13 +98,13 @@ class Opened:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        real = Consumers.receive
+        real = ConsumerRegistry.receive
 
-        async def receive(consumers: Consumers, raw: bytes, call: Call, stream: OutStream) -> None:
+        async def receive(consumers: ConsumerRegistry, raw: bytes, call: Call, stream: OutStream) -> None:
             self.count += 1
             await real(consumers, raw, call, stream)
 
-        monkeypatch.setattr(Consumers, "receive", receive)
+        monkeypatch.setattr(ConsumerRegistry, "receive", receive)
 
 
 async def test_a_consumer_whose_subscription_is_deleted_comes_again_and_does_not_spin(

@@ -10,7 +10,7 @@ import trustme
 from danube import DanubeClient, DanubeClientBuilder
 
 from icestream import errors
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.node_settings import node_settings
 
 pytestmark = pytest.mark.asyncio
@@ -44,7 +44,7 @@ class Certificates:
 async def test_tls_and_client_certificates(tmp_path: Path, with_clients: bool) -> None:
     pem = Certificates(tmp_path)
     settings = node_settings(tmp_path / "data", "memory", danube=pem.settings(with_clients=with_clients))
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     try:
         url = node.danube.url
         assert url.startswith("https://127.0.0.1:")
@@ -100,16 +100,16 @@ async def close(client: DanubeClient) -> None:
 async def test_a_certificate_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     missing = {"enable": True, "tls_certificate": tmp_path / "no.pem", "tls_key": tmp_path / "no.key"}
     with pytest.raises(errors.ConfigurationError, match=r"no\.pem"):
-        await Node.start(node_settings(tmp_path / "data", "memory", danube=missing))
+        await BrokerNode.start(node_settings(tmp_path / "data", "memory", danube=missing))
 
 
 async def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
-    first = await Node.start(node_settings(tmp_path / "a", "memory", danube={"enable": True}))
+    first = await BrokerNode.start(node_settings(tmp_path / "a", "memory", danube={"enable": True}))
     try:
         ports = {"native": 0, "broker_http": 0, "lake": 0, "danube": first.danube.port, "danube_admin": 0}
         settings = node_settings(tmp_path / "b", "memory", danube={"enable": True}, ports=ports)
         with pytest.raises(errors.ConfigurationError, match="another process listens") as caught:
-            await Node.start(settings)
+            await BrokerNode.start(settings)
         assert "ports.danube" in caught.value.hint
     finally:
         await first.stop()

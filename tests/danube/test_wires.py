@@ -14,16 +14,16 @@ import pytest_asyncio
 from grpc import aio
 
 from icestream import errors, limits
-from icestream.frontends.danube.batch import Batch, BatchedMethod
-from icestream.frontends.danube.calls import Call, OutStream, Table
-from icestream.frontends.danube.grpc_server import OPTIONS, GrpcListener
-from icestream.frontends.danube.native_server import NativeListener
+from icestream.frontends.danube.handlers import Call, HandlerTable, OutStream
+from icestream.frontends.danube.native_grpc_server import NativeGrpcListener
+from icestream.frontends.danube.python_grpc_server import OPTIONS, PythonGrpcListener
+from icestream.frontends.danube.request_batch import BatchedMethod, RequestBatch
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # with empty SETTINGS
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
-KINDS: dict[str, Any] = {"native": NativeListener, "python": GrpcListener}
+KINDS: dict[str, Any] = {"native": NativeGrpcListener, "python": PythonGrpcListener}
 
 
 class Service:
@@ -36,9 +36,9 @@ class Service:
         self.gone = asyncio.Event()
         self.drained = 0
 
-    def table(self) -> Table:
+    def table(self) -> HandlerTable:
         unary = {"/t.T/Echo": self.echo, "/t.T/Wait": self.wait, "/t.T/Fail": self.fail, "/t.T/Break": self.break_}
-        return Table(unary, {"/t.T/Watch": self.watch})
+        return HandlerTable(unary, {"/t.T/Watch": self.watch})
 
     async def echo(self, raw: bytes, call: Call) -> bytes:
         self.calls.append(call)
@@ -219,16 +219,17 @@ async def test_a_second_listener_on_the_port_is_told_so(served: Served) -> None:
 async def test_a_mistake_in_a_batch_answers_every_row_of_it() -> None:
     """Only the native wire has batches."""
 
-    def break_(batch: Batch) -> None:
+    def break_(batch: RequestBatch) -> None:
         batch.succeed(0)
         raise ZeroDivisionError("a mistake of ours")
 
     async def unused(raw: bytes, call: Call) -> bytes:
         return raw
 
-    listener = NativeListener("ports.danube")
+    listener = NativeGrpcListener("ports.danube")
     port = await listener.bind("127.0.0.1", 0)
-    await listener.serve(Table({"/t.T/Send": unused}, {}, {"/t.T/Send": BatchedMethod([(0, 1, 0)], (0, 1), break_)}))
+    batched = {"/t.T/Send": BatchedMethod([(0, 1, 0)], (0, 1), break_)}
+    await listener.serve(HandlerTable({"/t.T/Send": unused}, {}, batched))
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for _ in range(3):
             assert (await status_of_call(channel.unary_unary("/t.T/Send")(b"\x08\x01")))[0] == "INTERNAL"
@@ -236,7 +237,7 @@ async def test_a_mistake_in_a_batch_answers_every_row_of_it() -> None:
 
 
 async def test_silent_connections_keep_no_client_out() -> None:
-    listener = NativeListener("ports.danube", connections_max=3)
+    listener = NativeGrpcListener("ports.danube", connections_max=3)
     port = await listener.bind("127.0.0.1", 0)
     service = Service()
     await listener.serve(service.table())
@@ -267,7 +268,7 @@ async def test_silent_connections_keep_no_client_out() -> None:
 
 
 async def test_while_all_connections_have_calls_another_one_is_refused() -> None:
-    listener = NativeListener("ports.danube", connections_max=1)
+    listener = NativeGrpcListener("ports.danube", connections_max=1)
     port = await listener.bind("127.0.0.1", 0)
     service = Service()
     await listener.serve(service.table())
@@ -287,8 +288,8 @@ async def test_while_all_connections_have_calls_another_one_is_refused() -> None
 async def test_grpc_closes_a_connection_that_sends_no_http_2(monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC's own listener cannot close silent connections for others; they have a time."""
     options = [(key, 300 if key == "grpc.server_handshake_timeout_ms" else value) for key, value in OPTIONS]
-    monkeypatch.setattr("icestream.frontends.danube.grpc_server.OPTIONS", tuple(options))
-    listener = GrpcListener("ports.danube")
+    monkeypatch.setattr("icestream.frontends.danube.python_grpc_server.OPTIONS", tuple(options))
+    listener = PythonGrpcListener("ports.danube")
     port = await listener.bind("127.0.0.1", 0)
     await listener.serve(Service().table())
     async with asyncio.timeout(30):

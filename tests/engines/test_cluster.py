@@ -23,7 +23,7 @@ from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.pipeline.task.task_run import read_range
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.node_settings import node_settings
 from tests.support.pipeline_process import PipelineRun
 from tests.support.pipeline_round import NOW_US, all_rows, target_in
@@ -74,7 +74,7 @@ def test_the_pipeline_of_a_broker_runs_on_a_cluster(master: str, tmp_path: Path)
 @pytest.mark.asyncio
 async def test_executors_read_the_log_over_the_network_alone(master: str, tmp_path: Path) -> None:
     settings = node_settings(tmp_path / "data")
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
     keeping = asyncio.create_task(keeper.run())
     await keeper.until_here(10)

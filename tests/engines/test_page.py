@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from icestream.pipeline.spark_setup import pinned_versions
-from icestream.server.reading import statements
+from icestream.server.presentation.read_commands import read_commands
 from tests.support.driver import Driver
 from tests.support.lakehouse import Lakehouse
 from tests.support.spark import SMALL, Spark
@@ -82,7 +82,7 @@ def test_readme_and_a_first_start_read_the_table_of_a_topic_with_spark(
     for name in ("hello", "demo"):
         assert Driver(lakehouse, "default", name).commit(2)[0] == 200
     (of_readme,) = re.findall(r"```sql\n(.*?) +--.*\n```", read("README.md"))
-    *_, of_demo, _ = statements(["default", "demo"], lakehouse.uri)
+    *_, of_demo, _ = read_commands(["default", "demo"], lakehouse.uri)
     for statement in (of_readme, shlex.split(of_demo)[-1]):
         assert spark.sql(statement) == [(0, "message"), (1, "message")], statement
 

@@ -27,7 +27,7 @@ MESSAGES = 20
 
 async def publish(data_dir: Path, count: int) -> list[int]:
     """One life of a node; the offsets that were acked."""
-    node = await server.Node.start(node_settings(data_dir))
+    node = await server.BrokerNode.start(node_settings(data_dir))
     try:
         address = f"127.0.0.1:{node.native.port}"
         async with connect(address) as client, client.producer("/default/orders") as producer:
@@ -39,7 +39,7 @@ async def publish(data_dir: Path, count: int) -> list[int]:
 
 async def log_records(data_dir: Path, *, remove: bool = False) -> list[str]:
     """The records of logs in the metadata store of a node that runs for this only."""
-    node = await server.Node.start(node_settings(data_dir))
+    node = await server.BrokerNode.start(node_settings(data_dir))
     try:
         keys = [key for key, _ in await node.store.list_all(NODE_LOGS)]
         if remove:
@@ -107,7 +107,7 @@ def test_hazard_05_a_start_that_dies_before_the_record_starts_again(
         raise errors.NotReady("the store is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("icestream.server.node.record_log", fail)
+        patched.setattr("icestream.server.broker_node.record_log", fail)
         with pytest.raises(errors.NotReady):
             asyncio.run(publish(data, 1))
     assert asyncio.run(publish(data, 1)) == [0]
@@ -181,7 +181,7 @@ def test_hazard_05_a_start_behind_a_repair_may_die_before_the_log_is_recorded(
         raise errors.NotReady("the store is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("icestream.server.node.record_log", fail)
+        patched.setattr("icestream.server.broker_node.record_log", fail)
         with pytest.raises(errors.NotReady):
             asyncio.run(publish(data, 1))
     assert asyncio.run(publish(data, 1))[0] >= 2**40

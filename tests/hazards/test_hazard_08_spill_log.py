@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from icestream import errors, limits
-from icestream.frontends.http.readings import log_families
+from icestream.frontends.http.gauges import log_families
 from icestream.model import ShardKey, SyncMode, envelope
 from icestream.model.block import encode_block
 from icestream.observability import metrics

@@ -20,8 +20,8 @@ from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SeededRandomness, SystemRandomness
 from icestream.runtime.tasks import InlineOffload
-from icestream.server.cluster import OpenedStore, open_store
-from icestream.server.warehouse_mark import directory_of, mark_of
+from icestream.server.metadata_startup import OpenedStore, open_store
+from icestream.server.warehouse_mark import read_or_create_mark, warehouse_directory
 from icestream.settings import Settings
 from tests.support.free_ports import free_ports
 from tests.support.node_settings import node_settings
@@ -178,10 +178,10 @@ def catalog_of(store: MetadataStore, warehouse: Path) -> Catalog:
 async def test_whoever_finds_no_mark_makes_one_and_all_find_the_same(tmp_path: Path) -> None:
     location = f"file:{tmp_path}/a/warehouse"
     clock = SystemClock()
-    found = await asyncio.gather(*(mark_of(location, clock, SeededRandomness(seed)) for seed in range(8)))
+    found = await asyncio.gather(*(read_or_create_mark(location, clock, SeededRandomness(seed)) for seed in range(8)))
     assert len({*found}) == 1
     assert (tmp_path / "a" / "warehouse" / MARK_NAME).read_text() == f"{found[0]}\n"
-    assert await mark_of(f"file:{tmp_path}/b", clock, SeededRandomness(9)) != found[0]
+    assert await read_or_create_mark(f"file:{tmp_path}/b", clock, SeededRandomness(9)) != found[0]
 
 
 class OtherMachine(SimulatedClock):
@@ -200,17 +200,17 @@ class OtherMachine(SimulatedClock):
 async def test_a_mark_that_another_machine_is_about_to_write_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_bytes(b"")
     clock = OtherMachine(tmp_path / MARK_NAME)
-    assert await mark_of(f"file:{tmp_path}", clock, SeededRandomness(1)) == "ab" * 16
+    assert await read_or_create_mark(f"file:{tmp_path}", clock, SeededRandomness(1)) == "ab" * 16
     assert clock.looks == 3
 
 
 async def test_what_is_no_mark_is_told(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_text("something else that somebody has put here\n")
     with pytest.raises(errors.ConfigurationError, match="is not the mark of a warehouse"):
-        await mark_of(f"file:{tmp_path}", SimulatedClock(), SeededRandomness(1))
+        await read_or_create_mark(f"file:{tmp_path}", SimulatedClock(), SeededRandomness(1))
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.ConfigurationError, match="cannot be used as a directory"):
-        await mark_of(f"file:{tmp_path}/file", SimulatedClock(), SeededRandomness(1))
+        await read_or_create_mark(f"file:{tmp_path}/file", SimulatedClock(), SeededRandomness(1))
 
 
 @pytest.mark.parametrize(
@@ -221,4 +221,4 @@ async def test_only_directories_in_which_this_node_places_tables_are_marked(
     tmp_path: Path, catalog: dict[str, str], is_marked: bool
 ) -> None:
     settings = node_settings(tmp_path, iceberg={"catalog": catalog})
-    assert directory_of(settings) == (f"file:{tmp_path}/warehouse" if is_marked else "")
+    assert warehouse_directory(settings) == (f"file:{tmp_path}/warehouse" if is_marked else "")

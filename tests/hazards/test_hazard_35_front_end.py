@@ -13,7 +13,7 @@ import uvloop
 
 import icestream
 from icestream import limits
-from icestream.frontends.native.connection import NativeConnection
+from icestream.frontends.native.native_connection import NativeConnection
 from icestream.model.topic_name import TopicName
 from icestream.rpc import frame
 from icestream.rpc.frame import Kind, Outcome, Part

@@ -36,7 +36,7 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.files import open_directory
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
-from icestream.server.node import neighbours_of
+from icestream.server.broker_node import topic_owners
 from icestream.server.stored_positions import stored_positions
 from icestream.wal.open import open_log_on
 from icestream.wal.options import LogOptions
@@ -67,7 +67,7 @@ class World:
 
     async def start(self, options: BrokerOptions = COMMITTING) -> Broker:
         directory = open_directory(self.folder / "log")
-        positions = (await stored_positions(self.store, neighbours_of(self.store))).positions
+        positions = (await stored_positions(self.store, topic_owners(self.store))).positions
         log = await open_log_on(directory, LogOptions(**SMALL), positions, self.clock, SystemRandomness(), InlineSink())
         self.broker = Broker(options, self.store, IcebergStorage(log, self.store, self.clock, 10_000), self.clock)
         await self.broker.start()

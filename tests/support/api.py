@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from icestream.lake.app import build_app
-from icestream.server import Node
+from icestream.server import BrokerNode
 from tests.support.asgi import Asker
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 
 
 class Api:
-    def __init__(self, node: Node, ask: Asker) -> None:
+    def __init__(self, node: BrokerNode, ask: Asker) -> None:
         self.node = node
         self.ask = ask
 
@@ -35,7 +35,7 @@ class Api:
 
 @contextlib.asynccontextmanager
 async def served_api(data_dir: Path, **sections: Any) -> AsyncIterator[Api]:
-    node = await Node.start(node_settings(data_dir, **sections))
+    node = await BrokerNode.start(node_settings(data_dir, **sections))
     try:
         async with kept_link(node.settings.local_socket) as keeper:
             yield Api(node, Asker(build_app(keeper, "127.0.0.1")))

@@ -21,7 +21,7 @@ from icestream.model.shard import Gap
 from icestream.model.subscription import FailurePolicy, Start, StartAt, SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.runtime.randomness import SeededRandomness
-from icestream.server.node import neighbours_of
+from icestream.server.broker_node import topic_owners
 from icestream.server.stored_positions import stored_positions
 from icestream.wal.appender import Placed
 from icestream.wal.log import Log
@@ -65,7 +65,7 @@ class BrokerMachine(Machine):
         asyncio.get_running_loop().set_exception_handler(self._notice)
         if self.in_memory:
             return MemoryStorage(self.store, self.clock, self.broker_options.cursor_flush_ms, self.options)
-        positions = (await stored_positions(self.store, neighbours_of(self.store))).positions
+        positions = (await stored_positions(self.store, topic_owners(self.store))).positions
         opening = open_log_on(
             self.view, self.options, positions, self.clock, SeededRandomness(1), sink or InlineSink(), self.offload
         )

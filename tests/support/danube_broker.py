@@ -12,7 +12,7 @@ from danube import DanubeClient, DanubeClientBuilder, DispatchStrategy, SubType
 from danube.consumer import Consumer
 from danube.producer import Producer
 
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from icestream.settings import Settings
 from tests.support.node_settings import node_settings
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 30.0
 class DanubeBroker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.node: Node | None = None
+        self.node: BrokerNode | None = None
         self.client: DanubeClient | None = None
         self._open: list[Producer | Consumer] = []
 
@@ -32,7 +32,7 @@ class DanubeBroker:
         return self.node.broker
 
     async def start(self) -> None:
-        self.node = await Node.start(self._settings)
+        self.node = await BrokerNode.start(self._settings)
         if self.client is None:
             self.client = await DanubeClientBuilder().service_url(self.node.danube.url).build()
             ports = {"danube": self.node.danube.port}

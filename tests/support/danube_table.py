@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
-from icestream.frontends.danube.calls import Call, status_of
-from icestream.frontends.danube.service import DanubeOptions, DanubeService
+from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
+from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.runtime.clock import Clock, SystemClock

@@ -11,22 +11,22 @@ from icestream import limits
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
-from icestream.frontends.native.calls import CALLS, Offered
-from icestream.frontends.native.connection import NativeConnection
-from icestream.frontends.native.listener import NativeListener
-from icestream.frontends.native.metadata_calls import METADATA_CALLS
+from icestream.frontends.native.native_connection import NativeConnection
+from icestream.frontends.native.native_listener import NativeListener
+from icestream.frontends.native.public_calls import CALLS, CallTable
+from icestream.internal_api.metadata_calls import METADATA_CALLS
 from icestream.metadata.store import MetadataStore
 from icestream.rpc import handshake
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock, SystemClock
 
-LOCAL = Offered({**CALLS, **METADATA_CALLS}, limits.LOCAL_CALL_BYTES_MAX)
+LOCAL = CallTable({**CALLS, **METADATA_CALLS}, limits.LOCAL_CALL_BYTES_MAX)
 
 
 class LocalBroker:
     """It can go away and come again, as a process does; its store stays."""
 
-    def __init__(self, path: Path, store: MetadataStore, clock: Clock | None, offered: Offered) -> None:
+    def __init__(self, path: Path, store: MetadataStore, clock: Clock | None, offered: CallTable) -> None:
         self.path = path
         self._offered = offered
         self.store = store
@@ -50,7 +50,7 @@ class LocalBroker:
 
 @contextlib.asynccontextmanager
 async def local_broker(
-    path: Path, store: MetadataStore, clock: Clock | None = None, offered: Offered = LOCAL
+    path: Path, store: MetadataStore, clock: Clock | None = None, offered: CallTable = LOCAL
 ) -> AsyncIterator[LocalBroker]:
     found = LocalBroker(path, store, clock, offered)
     await found.listen()

@@ -11,7 +11,7 @@ from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
 from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.members import NodeRecord, encode_record, node_key
-from icestream.frontends.native.listener import NativeListener
+from icestream.frontends.native.native_listener import NativeListener
 from icestream.metadata.store import MemoryStore
 from icestream.rpc import handshake
 from icestream.runtime.clock import SystemClock

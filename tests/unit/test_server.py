@@ -38,10 +38,10 @@ def settings(data_dir: Path, storage: str = "memory", **wal: Any) -> Settings:
     return Settings.model_validate(tree)
 
 
-async def node_on(log: Log, chosen: Settings) -> server.Node:
+async def node_on(log: Log, chosen: Settings) -> server.BrokerNode:
     """A node around a log that is open, as after its start."""
     store = MemoryStore()
-    node = server.Node(chosen, store, IcebergStorage(log, store, SystemClock(), 10_000), log)
+    node = server.BrokerNode(chosen, store, IcebergStorage(log, store, SystemClock(), 10_000), log)
     await node.broker.start()
     return node
 

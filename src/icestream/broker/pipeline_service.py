@@ -1,6 +1,6 @@
 """The broker's side of the pipeline: what is to be written, the files that a round holds, how far the tables are.
 
-The driver asks over the local socket (frontends/native/pipeline_calls.py), its tasks read log files over HTTP
+The driver asks over the local socket (internal_api/pipeline_calls.py), its tasks read log files over HTTP
 (frontends/http). The broker knows nothing of tables (docs/adr/0025).
 """
 

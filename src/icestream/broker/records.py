@@ -9,7 +9,7 @@
     /persistent_storage/iceberg/subscriptions/{subscription}/{namespace}/{topic}     CursorRecord, the seed's key;
                                                                 `{topic}` is `name-part-N` where there are more shards
     /deleted_topics/{id}                                        DeletedTopic, until nothing is left of it
-    /node_logs/{node}                                           this node has had a log (server/log_record.py)
+    /node_logs/{node}                                           this node has had a log (server/log_identity.py)
     /counters/topic, subscription, producer, consumer           ids: never used twice
     /schemas/…                                                  schema_records.py
     /danube/…                                                   frontends/danube: ids of its clients
@@ -45,7 +45,7 @@ NODE_LOGS = "/node_logs/"
 
 
 class NodeLogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node has had a log (server/log_record.py)."""
+    """A node has had a log (server/log_identity.py)."""
 
     log: str = ""  # its id, in hex digits; empty where an older version wrote the record
 

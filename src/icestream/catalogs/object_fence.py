@@ -4,7 +4,7 @@
                are fenced first
     admit      before a file is written or removed (object_files.py): refused on the wrong side of the fence, and until
                the fence was read once
-    tell       the broker, which stops when it is on the wrong side (server/object_fence.py)
+    tell       the broker, which stops when it is on the wrong side (server/fence_monitor.py)
 
 A fence that was read once and cannot be read any more changes nothing: where the store is away, nothing is written.
 """

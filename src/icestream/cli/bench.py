@@ -130,12 +130,12 @@ async def _client(target: Target, *, memory: bool) -> AsyncIterator[Client]:
         async with client_of(target) as client:
             yield client
         return
-    from icestream.server.node import Node  # the whole broker: only where one is started
+    from icestream.server.broker_node import BrokerNode  # the whole broker: only where one is started
     from icestream.settings import Settings
 
     tree: dict[str, Any] = {"ports": {"native": 0, "broker_http": 0}, "lake": {"managed": False}}
     others = {"danube": {"enable": False}, "storage": {"type": "memory"}}  # its fixed ports may be another broker's
-    node = await Node.start(Settings.model_validate({**tree, **others}))
+    node = await BrokerNode.start(Settings.model_validate({**tree, **others}))
     try:
         async with connect(f"127.0.0.1:{node.native.port}", name=NAME) as client:
             yield client

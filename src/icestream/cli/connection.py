@@ -98,7 +98,9 @@ class BrokerCalls:
 
 
 def _public_calls() -> frozenset[str]:
-    from icestream.frontends.native.calls import CALLS  # the whole broker: only where it is needed, and before the call
+    from icestream.frontends.native.public_calls import (
+        CALLS,  # the whole broker: only where it is needed, and before the call
+    )
 
     return frozenset((*CALLS, PORTS))
 

@@ -82,7 +82,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def say(document: Mapping[str, object]) -> None:
-    """The one line that the parent waits for (server/children.py)."""
+    """The one line that the parent waits for (server/child_processes.py)."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 

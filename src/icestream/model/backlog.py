@@ -9,7 +9,7 @@ The broker syncs before it answers, so everything in here is synced (hazard 0) a
 
 A file is named by its number, which is its generation too: a file that was used again has another (hazard 29).
 
-The calls on the broker's local socket (frontends/native/pipeline_calls.py); a Backlog crosses as the bytes of
+The calls on the broker's local socket (internal_api/pipeline_calls.py); a Backlog crosses as the bytes of
 `encode_backlog`, because a document may not have so many values:
     pipeline_backlog     wait_ms, files_max, after_lsn,   backlog: bytes
                          passed_over: topic ids

@@ -1,10 +1,10 @@
-from icestream.server.greeting import greeting, recovery_lines
-from icestream.server.node import Node, open_configured_log
-from icestream.server.options import broker_options, log_options
+from icestream.server.broker_node import BrokerNode, open_configured_log
+from icestream.server.component_options import broker_options, log_options
+from icestream.server.presentation.greeting import greeting, recovery_lines
 from icestream.server.serving import run, serve
 
 __all__ = [
-    "Node",
+    "BrokerNode",
     "broker_options",
     "greeting",
     "log_options",

@@ -15,19 +15,19 @@ from icestream.server.advertised import advertised_address
 from icestream.settings import Settings
 
 if TYPE_CHECKING:
-    from icestream.frontends.danube.grpc_server import GrpcListener
-    from icestream.frontends.danube.native_server import NativeListener
-    from icestream.frontends.danube.schemas import Schemas
-    from icestream.frontends.danube.service import DanubeService
-    from icestream.frontends.danube.tls import TlsFiles
+    from icestream.frontends.danube.danube_service import DanubeService
+    from icestream.frontends.danube.danube_tls import TlsFiles
+    from icestream.frontends.danube.native_grpc_server import NativeGrpcListener
+    from icestream.frontends.danube.python_grpc_server import PythonGrpcListener
+    from icestream.frontends.danube.schema_handlers import SchemaHandlers
 
 
 class DanubeListeners:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._service: DanubeService | None = None
-        self._listener: GrpcListener | NativeListener | None = None
-        self._admin: GrpcListener | NativeListener | None = None
+        self._listener: PythonGrpcListener | NativeGrpcListener | None = None
+        self._admin: PythonGrpcListener | NativeGrpcListener | None = None
         self.url = ""  # where clients are told to connect; empty while nobody listens
 
     @property
@@ -47,7 +47,7 @@ class DanubeListeners:
     async def listen(self, broker: Broker, metrics_port: int = 0) -> None:
         if not self._settings.danube.enable:
             return
-        from icestream.frontends.danube.service import DanubeOptions, DanubeService
+        from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
 
         settings = self._settings
         tls = _tls(settings)
@@ -60,16 +60,18 @@ class DanubeListeners:
         self._service.start()
         await self._listen_for_operators(broker, self._service.schemas, port, metrics_port)
 
-    async def _listen_for_operators(self, broker: Broker, schemas: Schemas, port: int, metrics_port: int) -> None:
-        from icestream.frontends.danube.admin import Administration, BrokerPlace
-        from icestream.frontends.danube.calls import Table
+    async def _listen_for_operators(
+        self, broker: Broker, schemas: SchemaHandlers, port: int, metrics_port: int
+    ) -> None:
+        from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
+        from icestream.frontends.danube.handlers import HandlerTable
 
         settings, tls = self._settings, _tls(self._settings)
         listener = _listener("ports.danube_admin", limits.OPEN_FILES_OPERATOR_SHARE)
         admin_port = await listener.bind(settings.node.bind_host, settings.ports.danube_admin, tls)
         addresses = [_address(settings, one) for one in (port, admin_port, metrics_port)]
-        administration = Administration(broker, BrokerPlace(settings.node.name, *addresses))
-        await listener.serve(Table({**administration.table().unary, **schemas.table().unary}))
+        administration = AdminHandlers(broker, BrokerAddresses(settings.node.name, *addresses))
+        await listener.serve(HandlerTable({**administration.table().unary, **schemas.table().unary}))
         self._admin = listener
 
     async def close(self) -> None:
@@ -82,20 +84,20 @@ class DanubeListeners:
             await self._service.close()
 
 
-def _listener(setting: str, share: float) -> GrpcListener | NativeListener:
+def _listener(setting: str, share: float) -> PythonGrpcListener | NativeGrpcListener:
     """The native wire; where it was not built, gRPC's own for Python, which takes ten times as long for a call.
 
     `share`: of the descriptors that this process may have.
     """
     connections_max = connections_allowed(limits.DANUBE_CONNECTIONS_MAX, share)
-    from icestream.frontends.danube.native_server import NativeListener, has_native_wire
+    from icestream.frontends.danube.native_grpc_server import NativeGrpcListener, has_native_wire
 
     if has_native_wire():
-        return NativeListener(setting, connections_max)
+        return NativeGrpcListener(setting, connections_max)
     _quiet()
-    from icestream.frontends.danube.grpc_server import GrpcListener
+    from icestream.frontends.danube.python_grpc_server import PythonGrpcListener
 
-    return GrpcListener(setting, connections_max)
+    return PythonGrpcListener(setting, connections_max)
 
 
 def _quiet() -> None:
@@ -105,7 +107,7 @@ def _quiet() -> None:
 
 
 def _tls(settings: Settings) -> TlsFiles | None:
-    from icestream.frontends.danube.tls import TlsFiles
+    from icestream.frontends.danube.danube_tls import TlsFiles
 
     found = settings.danube
     if found.tls_certificate is None or found.tls_key is None:

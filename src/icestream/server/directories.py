@@ -10,7 +10,7 @@ from typing import Final
 
 from icestream import errors
 from icestream.runtime.files import make_directory
-from icestream.server.warehouse_mark import directory_of
+from icestream.server.warehouse_mark import warehouse_directory
 from icestream.settings import Settings
 
 WAREHOUSE: Final = "storage.iceberg_config.warehouse"
@@ -21,7 +21,7 @@ def check_directories(settings: Settings) -> None:
     where there is no room to make it."""
     for key, path in directories(settings):
         check_directory(key, path)
-    location = directory_of(settings) if settings.storage.type != "memory" else ""
+    location = warehouse_directory(settings) if settings.storage.type != "memory" else ""
     if location:
         check_warehouse(Path(location.removeprefix("file:")), is_written=settings.lake.managed)
 

@@ -1,9 +1,9 @@
-"""Whether the lake process answers at its port, and is the one of this broker: asked when readiness is asked for.
+"""Probes the HTTP port of the lake process: does it answer, and is it the lake process of this broker?
 
-The process says by itself that it listens (children.py), or comes to the broker's socket when somebody else runs it
-(unmanaged_lake.py). This is the proof from outside: a process that hangs, a listener that is full and a port that
-belongs to another broker look healthy from inside. There is no timer: a node that is not asked for its readiness asks
-nothing.
+The probe runs when readiness is requested; there is no timer. A lake process reports by itself that it listens
+(child_processes.py), or connects to the broker's local socket if the operator runs it (unmanaged_lake.py). The probe is
+the view from outside: a process that hangs, a listener that is full, and a port that belongs to another broker all look
+healthy from inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from icestream.runtime.instance import foreign_broker
 Outcome = ProbeAnswer | errors.ConnectionLost | None
 
 
-class LakeProcess(Protocol):
+class ProbedProcess(Protocol):
     """A lake process as the broker knows it without asking it."""
 
     @property
@@ -33,7 +33,7 @@ class LakeProcess(Protocol):
 
 class LakeProbe:
     def __init__(
-        self, process: LakeProcess, host: str, instance: str, clock: Clock, *, is_managed: bool = True
+        self, process: ProbedProcess, host: str, instance: str, clock: Clock, *, is_managed: bool = True
     ) -> None:
         """`instance`: of this broker. `is_managed`: this broker started the process."""
         self._process = process

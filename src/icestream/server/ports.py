@@ -4,7 +4,7 @@ A port that another process has makes a start fail, whichever process of the nod
 listen would be started again for ever, while its clients talk to whatever has the port. All of them are looked at
 together, and one error names every port that cannot be used. Between this look and the start of a listener another
 process can still take its port: then the broker refuses it where it listens, and a child says so, and the node is not
-ready (children.py).
+ready (child_processes.py).
 """
 
 from __future__ import annotations

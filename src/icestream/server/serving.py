@@ -13,9 +13,9 @@ from icestream.catalog.tokens import read_tokens
 from icestream.observability.log import get_logger
 from icestream.runtime.garbage import calm_collector
 from icestream.runtime.stop_signals import stopping_by_signal
-from icestream.server import demo
-from icestream.server.greeting import announcement, greeting
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
+from icestream.server.presentation import demo
+from icestream.server.presentation.greeting import announcement, greeting
 from icestream.settings import Origin, Settings
 
 _log = get_logger("server")
@@ -43,7 +43,7 @@ async def serve(
     # before the log is opened: a signal during a long recovery stops the process behind it, not in the middle of it
     with stopping_by_signal(lambda: _ask_to_stop(stop)):
         try:
-            node = await Node.start(settings, origins, join, stop)
+            node = await BrokerNode.start(settings, origins, join, stop)
         except errors.ShuttingDown:
             if stop.done():
                 return  # it was of no use to anybody yet
@@ -52,8 +52,8 @@ async def serve(
         _log.info("broker ready", topics=len(node.broker.topics), native_port=node.native.port)
         for line in [json.dumps(announcement(node))] if to_a_program else greeting(node):
             say(line)
-        is_shown = has_demo and not to_a_program and demo.is_wanted(node)
-        async with _beside(demo.show(node, say) if is_shown else None):
+        is_shown = has_demo and not to_a_program and demo.should_run_demo(node)
+        async with _beside(demo.run_demo(node, say) if is_shown else None):
             await run(node, stop)
     if not to_a_program:
         say("stopped in order: the next start needs no recovery" if settings.storage.type != "memory" else "stopped")
@@ -82,7 +82,7 @@ def _ask_to_stop(stop: asyncio.Future[None]) -> None:
         stop.set_result(None)
 
 
-async def run(node: Node, stop: asyncio.Future[None]) -> None:
+async def run(node: BrokerNode, stop: asyncio.Future[None]) -> None:
     """Until `stop`, then stops the node. Raises what made the node fail by itself."""
     try:
         await asyncio.wait({stop, node.failed}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ A log that ends before one of them was damaged, or is older than what was made o
 agreed to the loss. No catalog is asked, so a start needs none (hazard 4).
 
 A record of a table that cannot be read is told and left out: it may be of no topic at all, and whatever mends it needs
-a broker that runs. Where it is known to be of a topic, that one waits for it (late_tables.py).
+a broker that runs. Where it is known to be of a topic, that one waits for it (deferred_table_checks.py).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _log = get_logger("server")
 Positions = dict[ShardKey, int]
 
 
-class Stored(NamedTuple):
+class StoredPositions(NamedTuple):
     positions: Positions
     unread: dict[str, int]  # records that could not be read, of tables of these topics
 
 
-async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> Stored:
+async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> StoredPositions:
     """The highest of each shard of the topics that this node serves."""
     found, unread = Positions(), list[str]()
     own, others = await _topics(store, neighbours)
@@ -56,7 +56,7 @@ async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> Sto
             elif committed.topic_id in own:  # of a deleted topic the log need not know anything any more
                 _raise(found, committed.topic_id, committed.ends)
     owners = await _tables_of_topics(store) if unread else {}
-    return Stored(found, {key: owners[key] for key in unread if owners.get(key) in own})
+    return StoredPositions(found, {key: owners[key] for key in unread if owners.get(key) in own})
 
 
 async def own_shards(store: MetadataStore, neighbours: TopicOwners) -> list[ShardKey]:
@@ -70,19 +70,19 @@ async def own_shards(store: MetadataStore, neighbours: TopicOwners) -> list[Shar
     ]
 
 
-class Committed(NamedTuple):
+class CommittedEnds(NamedTuple):
     topic_id: int  # 0: it is of none
     ends: Mapping[int, int]
 
 
-def committed_of(key: str, entry: Entry) -> Committed:
+def committed_ends(key: str, entry: Entry) -> CommittedEnds:
     """By the record of a table. Raises MetadataDamaged."""
     if key.startswith(MIRRORS):
-        return Committed(int(key.removeprefix(MIRRORS)), decode_mirror(key, entry).committed)
+        return CommittedEnds(int(key.removeprefix(MIRRORS)), decode_mirror(key, entry).committed)
     relation = decode_relation(key, entry)
     if isinstance(relation, TableRecord) and relation.binding is not None:
-        return Committed(relation.binding.topic_id, relation.binding.committed())
-    return Committed(0, {})
+        return CommittedEnds(relation.binding.topic_id, relation.binding.committed())
+    return CommittedEnds(0, {})
 
 
 async def _tables_of_topics(store: MetadataStore) -> dict[str, int]:
@@ -95,9 +95,9 @@ async def _tables_of_topics(store: MetadataStore) -> dict[str, int]:
     return found
 
 
-def _readable(key: str, entry: Entry) -> Committed | None:
+def _readable(key: str, entry: Entry) -> CommittedEnds | None:
     try:
-        return committed_of(key, entry)
+        return committed_ends(key, entry)
     except errors.MetadataDamaged as error:
         _log.error(
             "the record of a table cannot be read: the log is not compared with that table before it can be",

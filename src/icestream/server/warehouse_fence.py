@@ -25,17 +25,17 @@ from icestream.runtime.clock import Clock
 FENCE_NAME: Final = ".icestream-fence"
 
 
-class Fence(msgspec.Struct, frozen=True):
+class WarehouseFence(msgspec.Struct, frozen=True):
     fenced: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def read_fence(directory: Path) -> Fence:
+def read_fence(directory: Path) -> WarehouseFence:
     """Raises ConfigurationError for a file that cannot be read."""
     path = directory / FENCE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Fence)
+        return msgspec.json.decode(path.read_bytes(), type=WarehouseFence)
     except FileNotFoundError:
-        return Fence()
+        return WarehouseFence()
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise errors.ConfigurationError(
             f"{path} cannot be read as the fence of a warehouse: {error}",
@@ -43,7 +43,7 @@ def read_fence(directory: Path) -> Fence:
         ) from None
 
 
-def check_fence(fence: Fence, cluster: str, directory: Path) -> None:
+def check_fence(fence: WarehouseFence, cluster: str, directory: Path) -> None:
     """Raises ForeignCluster for a node of a cluster that was replaced."""
     successor = fence.fenced.get(cluster)
     if successor is not None:
@@ -54,7 +54,7 @@ def check_fence(fence: Fence, cluster: str, directory: Path) -> None:
         )
 
 
-def check_rivals(fence: Fence, superseded: frozenset[str], cluster: str, directory: Path) -> None:
+def check_rivals(fence: WarehouseFence, superseded: frozenset[str], cluster: str, directory: Path) -> None:
     """Raises ForeignCluster for a cluster of which a part was made into another cluster before: two of them, made of
     two members of the same old cluster, would write the same tables."""
     for replaced in sorted(superseded & fence.fenced.keys()):
@@ -80,7 +80,7 @@ def raise_fence(directory: Path, superseded: frozenset[str], cluster: str) -> No
     path = directory / FENCE_NAME
     temporary = directory / f"{FENCE_NAME}.{cluster}.tmp"
     with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(Fence(fence.fenced | dict.fromkeys(sorted(missing), cluster))))
+        file.write(msgspec.json.encode(WarehouseFence(fence.fenced | dict.fromkeys(sorted(missing), cluster))))
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
@@ -91,7 +91,7 @@ def raise_fence(directory: Path, superseded: frozenset[str], cluster: str) -> No
         os.close(number)
 
 
-async def keep_fence(store: NodeStore, location: str, clock: Clock) -> None:
+async def enforce_fence(store: NodeStore, location: str, clock: Clock) -> None:
     """Before anything is served, and from then on while the node runs. Raises ForeignCluster."""
     directory, cluster = Path(location.removeprefix("file:")), store.identity.cluster_id.hex()
     keys = [key for key, _ in await store.list_all(SUPERSEDED_CLUSTERS)]

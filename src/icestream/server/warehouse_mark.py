@@ -25,14 +25,14 @@ _MARK: Final = re.compile(rb"([0-9a-f]{32})\n")
 _BYTES: Final = 33
 
 
-def directory_of(settings: Settings) -> str:
+def warehouse_directory(settings: Settings) -> str:
     """The location of the warehouse, where it is a directory in which this node places tables; else empty."""
     location = normal(settings.storage.iceberg_config.warehouse)
     is_ours = settings.catalog_embedded or settings.catalog.type != "rest"  # another server places them itself
     return location if is_ours and location.startswith("file:/") else ""
 
 
-async def mark_of(location: str, clock: Clock, randomness: Randomness) -> str:
+async def read_or_create_mark(location: str, clock: Clock, randomness: Randomness) -> str:
     """Raises ConfigurationError for a directory that cannot be used, and for a file that is no mark."""
     path = Path(location.removeprefix("file:"))
     for _ in range(limits.WAREHOUSE_MARK_LOOKS):

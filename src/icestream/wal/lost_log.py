@@ -1,8 +1,9 @@
 """The repair of a log of which nothing is left: its directory was deleted, or is on a disk that is gone.
 
 The directory alone does not tell that from a log that was never begun, so a start refuses it only where the metadata
-store knows that there was one (server/log_record.py). The repair leaves one REPAIR record: the next start then accepts
-that others know offsets the log does not, and skips more of each shard than can have been given out (recovery.py).
+store knows that there was one (server/log_identity.py). The repair leaves one REPAIR record: the next start then
+accepts that others know offsets the log does not, and skips more of each shard than can have been given out
+(recovery.py).
 Such a log has a new id, which the metadata store does not know before that start.
 """
 

@@ -15,7 +15,7 @@ from icestream.model.block import encode_block
 from icestream.model.shard import Gap
 from icestream.model.subscription import Dispatch, SubscriptionType
 from icestream.model.topic_name import TopicName
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from icestream.wal.tail import SectionRead
 from tests.support.node_settings import node_settings
 from tests.support.until import until
@@ -58,13 +58,13 @@ async def join(broker: Broker, shard: int | None, kind: SubscriptionType = Subsc
 
 async def test_a_topic_grows_and_its_cursors_and_messages_are_there_after_a_restart(tmp_path: Path) -> None:
     settings = node_settings(tmp_path)
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     await publish(node.broker, 0)
     await join(node.broker, 0)
     await publish(node.broker, 3)
     await publish(node.broker, 0)
     await node.stop()
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     try:
         topic = node.broker.topics.get(NAME)
         assert (topic.record.shards, topic.record.is_partitioned) == (4, True)
@@ -78,7 +78,7 @@ async def test_a_topic_grows_and_its_cursors_and_messages_are_there_after_a_rest
 
 
 async def test_one_who_reads_all_shards_gets_the_new_ones_too(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path, "memory"))
+    node = await BrokerNode.start(node_settings(tmp_path, "memory"))
     try:
         await publish(node.broker, 0)
         sink = await join(node.broker, None)
@@ -90,7 +90,7 @@ async def test_one_who_reads_all_shards_gets_the_new_ones_too(tmp_path: Path) ->
 
 
 async def test_only_a_topic_that_was_made_by_its_partitions_grows(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path, "memory"))
+    node = await BrokerNode.start(node_settings(tmp_path, "memory"))
     try:
         await node.broker.create_topic(NAME, 2)
         await publish(node.broker, 1)
@@ -101,7 +101,7 @@ async def test_only_a_topic_that_was_made_by_its_partitions_grows(tmp_path: Path
 
 
 async def test_exclusive_and_failover_hold_in_each_shard(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path, "memory"))
+    node = await BrokerNode.start(node_settings(tmp_path, "memory"))
     try:
         await publish(node.broker, 1)
         failover = SubscriptionType.FAILOVER

@@ -9,8 +9,8 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.records import TopicPolicies
 from icestream.cluster.members import encode_removed, node_key, removed_key
-from icestream.frontends.danube.calls import Call
-from icestream.frontends.danube.service import DanubeOptions, DanubeService
+from icestream.frontends.danube.danube_service import DanubeOptions, DanubeService
+from icestream.frontends.danube.handlers import Call
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.lake.problems import of_error
 from icestream.model.subscription import FailurePolicy, SubscriptionType

@@ -276,7 +276,7 @@ def test_show_says_why_and_where(broker: testing.TestBroker) -> None:
     told = icestream("context", "show", "--output", "json").document
     assert (told["chosen_by"], told["answers"], told["node"]) == ("context here", True, "node-1")
     assert told["native"] == broker.address
-    assert told["http"] == f"http://127.0.0.1:{broker.node.around.http.port}"
+    assert told["http"] == f"http://127.0.0.1:{broker.node.services.http.port}"
     gone = icestream("context", "show", "--broker", "127.0.0.1:1", "--output", "json")
     assert (gone.code, gone.document["answers"], json.loads(gone.err)["error"]) == (11, False, "connection_lost")
 

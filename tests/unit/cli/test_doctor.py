@@ -21,7 +21,7 @@ from icestream.cli.findings import State
 from icestream.pipeline.spark_setup.jar_choice import JarChoice, JarCopy, JarOrigin
 from icestream.pipeline.spark_setup.java_choice import JavaChoice, JavaInstall, JavaOrigin
 from icestream.pipeline.spark_setup.pinned_versions import ICEBERG_SPARK as JAR
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.command_line import Ran, icestream
 from tests.support.node_settings import node_settings
 from tests.support.pictures import picture
@@ -75,7 +75,7 @@ def test_for_people_it_ends_with_a_count(tmp_path: Path) -> None:
 
 def test_beside_a_broker_it_is_asked_how_it_is() -> None:
     with testing.broker(storage="disk") as broker:
-        settings, http = broker.node.settings, broker.node.around.http.port
+        settings, http = broker.node.settings, broker.node.services.http.port
         ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"ports.broker_http={http}")
         ran = doctor(settings.data_dir, *ports, "storage.iceberg_config.wal.max_file_size=16MiB")
     found = by_check(ran)
@@ -146,7 +146,7 @@ async def test_the_ports_of_danube_answer_while_their_broker_runs_and_are_a_prob
 ) -> None:
     """Another broker, or Danube itself, would speak gRPC there too."""
     tls = certificates(tmp_path) if is_tls else {}
-    node = await Node.start(node_settings(tmp_path / "data", "memory", danube={"enable": True, **tls}))
+    node = await BrokerNode.start(node_settings(tmp_path / "data", "memory", danube={"enable": True, **tls}))
     try:
         danube, native = node.danube, node.native.port
         given = [f"ports.danube={danube.port}", f"ports.danube_admin={danube.admin_port}"]

@@ -118,7 +118,7 @@ def test_the_busiest_topic_is_first_and_one_that_was_made_anew_is_not_below_zero
 
 
 def test_the_metrics_that_are_shown_exist(broker: testing.TestBroker) -> None:
-    status, body = http_get("127.0.0.1", broker.node.around.http.port, "/metrics")
+    status, body = http_get("127.0.0.1", broker.node.services.http.port, "/metrics")
     assert (status, set(metrics_of(body.decode()))) == (200, {*RATES, *GAUGES})
 
 

@@ -21,7 +21,7 @@ from icestream.model.subscription import Dispatch
 from icestream.model.topic_name import TopicName
 from icestream.runtime.clock import SimulatedClock, SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.warehouse_fence import FENCE_NAME, keep_fence, raise_fence, read_fence
+from icestream.server.warehouse_fence import FENCE_NAME, enforce_fence, raise_fence, read_fence
 from tests.support.cluster_nodes import SECONDS
 from tests.support.free_ports import free_ports
 from tests.support.node_group import NodeGroup
@@ -114,7 +114,7 @@ async def test_members_of_a_cluster_that_was_replaced_may_not_use_the_warehouse(
     store = await open_metadata(tmp_path / "raft")
     await store.ready()
     old = store.identity.cluster_id.hex()
-    await keep_fence(store, location, clock)
+    await enforce_fence(store, location, clock)
     assert not (warehouse / FENCE_NAME).exists(), "nothing was replaced"
     await store.close()
     (tmp_path / "other").mkdir()
@@ -122,12 +122,12 @@ async def test_members_of_a_cluster_that_was_replaced_may_not_use_the_warehouse(
         (tmp_path / "other" / path.name).write_bytes(path.read_bytes())
     member = await open_metadata(tmp_path / "other")
     await member.ready()
-    await keep_fence(member, location, clock)
+    await enforce_fence(member, location, clock)
 
     forced = await force_new_cluster(tmp_path / "raft", SystemClock(), SystemRandomness())
     new = await open_metadata(tmp_path / "raft")
     await new.ready()
-    await keep_fence(new, location, clock)
+    await enforce_fence(new, location, clock)
     assert read_fence(warehouse).fenced == {old: forced.cluster_id.hex()}
     async with asyncio.timeout(SECONDS):
         while member.stopped is None:
@@ -138,7 +138,7 @@ async def test_members_of_a_cluster_that_was_replaced_may_not_use_the_warehouse(
     again = await open_metadata(tmp_path / "other")
     await again.ready()
     with pytest.raises(errors.ForeignCluster, match="was replaced by cluster"):
-        await keep_fence(again, location, clock)
+        await enforce_fence(again, location, clock)
     await again.close()
     await new.close()
 

@@ -18,7 +18,7 @@ from icestream.cluster.members import removed_key, successor_of
 from icestream.cluster.memory_check import MemoryCheck
 from icestream.cluster.promises import NONE, Promises, confirmed, is_quorum, may_take_part
 from icestream.cluster.rejoin import leave, note_path, read_predecessor
-from icestream.frontends.native.cluster_calls import ClusterCalls
+from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.metadata.core import HardState, Status
 from icestream.metadata.eraftpb import Membership, encode_conf
 from icestream.metadata.log_format import Promise

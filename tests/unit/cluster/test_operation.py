@@ -15,7 +15,7 @@ from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.export import export
 from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.cluster.members import NodeRecord, encode_record, node_key, removed_key
-from icestream.frontends.native.cluster_calls import CLUSTER_METHODS, ClusterCalls
+from icestream.internal_api.cluster_calls import CLUSTER_METHODS, ClusterCalls
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.cluster_nodes import SECONDS, ClusterNodes

@@ -12,17 +12,17 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.frontends.native.admin_calls import METHODS
-from icestream.frontends.native.fence_calls import FENCE_METHODS
-from icestream.frontends.native.metadata_calls import METADATA_CALLS
-from icestream.frontends.native.pipeline_calls import PIPELINE_METHODS
+from icestream.internal_api.admin_calls import METHODS
+from icestream.internal_api.fence_calls import FENCE_METHODS
+from icestream.internal_api.metadata_calls import METADATA_CALLS
+from icestream.internal_api.pipeline_calls import PIPELINE_METHODS
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.model.subscription import SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.rpc import handshake
 from icestream.rpc.link import Document, Link, open_link
-from icestream.server import Node
+from icestream.server import BrokerNode
 from tests.support.node_settings import node_settings
 from tests.support.taker import Taker
 
@@ -35,7 +35,7 @@ SUB = {**TOPIC, "subscription": "s"}
 class Operator:
     """A node, and a process of it that asks."""
 
-    def __init__(self, node: Node, link: Link) -> None:
+    def __init__(self, node: BrokerNode, link: Link) -> None:
         self.node = node
         self.link = link
 
@@ -57,7 +57,7 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def operated(data_dir: Path, storage: str = "iceberg", **sections: Any) -> AsyncIterator[Operator]:
-    node = await Node.start(node_settings(data_dir, storage, **sections))
+    node = await BrokerNode.start(node_settings(data_dir, storage, **sections))
     try:
         link = await open_link(node.settings.local_socket, "test")
         yield Operator(node, link)

@@ -14,13 +14,13 @@ from google.protobuf.message import Message
 
 from icestream import limits
 from icestream.broker import records
-from icestream.frontends.danube.admin import NOT_YET, Administration, BrokerPlace
-from icestream.frontends.danube.calls import Call, status_of
+from icestream.frontends.danube.admin_handlers import NOT_YET, AdminHandlers, BrokerAddresses
+from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import admin_pb2 as pb
 from icestream.frontends.danube.wire import danube_pb2, registry_pb2
 from icestream.model.subscription import Backoff, FailurePolicy, Poison
 from icestream.model.topic_name import TopicName
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.danube_table import DanubeTable, danube_table
 from tests.support.lasting_store import LastingStore
 from tests.support.node_settings import node_settings
@@ -34,8 +34,8 @@ class Operator:
     def __init__(self, clients: DanubeTable) -> None:
         self.clients = clients
         self.broker = clients.broker
-        place = BrokerPlace("node-1", "h:6650", "h:50051", "h:9040")
-        self.calls = Administration(clients.broker, place).table().unary
+        place = BrokerAddresses("node-1", "h:6650", "h:50051", "h:9040")
+        self.calls = AdminHandlers(clients.broker, place).table().unary
 
     async def call(self, method: str, request: Message, kind: type[Answer] = pb.Done) -> Answer:  # type: ignore[assignment]
         raw = await self.calls[f"/danube_admin.{method}"](request.SerializeToString(), Call())
@@ -286,7 +286,7 @@ async def test_what_concerns_a_cluster_or_security_does_not_exist_yet(operator: 
 
 
 async def test_the_admin_port_serves_both_and_the_client_port_no_admin(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path, "memory", danube={"enable": True}))
+    node = await BrokerNode.start(node_settings(tmp_path, "memory", danube={"enable": True}))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{node.danube.admin_port}") as channel:
             raw = await channel.unary_unary("/danube_admin.BrokerAdmin/ListBrokers")(b"")

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.broker import records
-from icestream.frontends.danube.asked import Sequence, parse_sequence, parse_start
+from icestream.frontends.danube.extensions import ProducerSequence, parse_sequence, parse_start
 from icestream.frontends.danube.window import AckWindow
 from icestream.model.subscription import Start, StartAt
 from icestream.model.topic_name import TopicName
@@ -90,8 +90,8 @@ async def test_a_start_that_is_none_makes_no_subscription(table: DanubeTable) ->
 
 
 def test_sequences() -> None:
-    assert parse_sequence("1700000000:12") == Sequence("1700000000", 12)
-    assert parse_sequence("worker-1/ä:0") == Sequence("worker-1/ä", 0)
+    assert parse_sequence("1700000000:12") == ProducerSequence("1700000000", 12)
+    assert parse_sequence("worker-1/ä:0") == ProducerSequence("worker-1/ä", 0)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icestream.frontends.danube.admin import Administration, BrokerPlace
-from icestream.frontends.danube.calls import Call, status_of
+from icestream.frontends.danube.admin_handlers import AdminHandlers, BrokerAddresses
+from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import admin_pb2 as ad
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.frontends.danube.wire import registry_pb2 as rg
@@ -113,8 +113,8 @@ async def answers(asked: list[tuple[str, bytes]]) -> list[str]:
         await table.producer("/default/t")
         await table.producer("/default/p-part-1")
         await table.subscribe("/default/t")
-        place = BrokerPlace("n", "a:1", "a:2", "a:3")
-        calls = {**table._table.unary, **Administration(table.broker, place).table().unary}
+        place = BrokerAddresses("n", "a:1", "a:2", "a:3")
+        calls = {**table._table.unary, **AdminHandlers(table.broker, place).table().unary}
         for path, raw in asked:
             try:
                 await calls[path](raw, Call("test"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.frontends.danube.acknowledging import ranges_of
+from icestream.frontends.danube.ack_handler import ranges_of
 from icestream.frontends.danube.messages import messages_of
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model import envelope

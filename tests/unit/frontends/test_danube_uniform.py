@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.frontends.danube.batch import Batch
 from icestream.frontends.danube.messages import COLUMNS, SIGNED_MAX, Row, fields_of_batch, row_of
-from icestream.frontends.danube.uniform import uniform_batch
+from icestream.frontends.danube.request_batch import RequestBatch
+from icestream.frontends.danube.uniform_batch import uniform_batch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model.block import check_block, encode_block
 from icestream.model.envelope import COLUMN_BY_ID
@@ -28,14 +28,14 @@ def message(**fields: object) -> pb.StreamMessage:
     )
 
 
-def batch_of(messages: Sequence[pb.StreamMessage]) -> Batch:
+def batch_of(messages: Sequence[pb.StreamMessage]) -> RequestBatch:
     assert native is not None
     taken, present, columns = native.decode_columns(COLUMNS, [one.SerializeToString() for one in messages])
     assert all(taken)
-    return Batch(len(messages), present, columns, lambda rows, failures: None)
+    return RequestBatch(len(messages), present, columns, lambda rows, failures: None)
 
 
-def one_by_one(batch: Batch) -> list[Row]:
+def one_by_one(batch: RequestBatch) -> list[Row]:
     found = []
     for fields in fields_of_batch(batch):
         assert fields is not None
@@ -43,7 +43,7 @@ def one_by_one(batch: Batch) -> list[Row]:
     return found
 
 
-def stored(batch: Batch) -> list[Row] | None:
+def stored(batch: RequestBatch) -> list[Row] | None:
     found = uniform_batch(batch)
     if found is None:
         return None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.frontends.danube.calls import decode
+from icestream.frontends.danube.handlers import decode
 from icestream.frontends.danube.messages import fields_of, messages_of, row_of, subscription_field
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.frontends.danube.wire import registry_pb2

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.frontends.native.calls import PUBLIC
-from icestream.frontends.native.metadata_calls import METADATA_CALLS
+from icestream.frontends.native.public_calls import PUBLIC
+from icestream.internal_api.metadata_calls import METADATA_CALLS
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry, Event
 from icestream.metadata.remote_store import RemoteStore

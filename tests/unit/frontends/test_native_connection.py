@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import icestream
 from icestream import errors, limits
-from icestream.frontends.native.connection import NativeConnection
+from icestream.frontends.native.native_connection import NativeConnection
 from icestream.model import envelope
 from icestream.model.block import Numbering, blocks_of, encode_block
 from icestream.model.topic_name import TopicName
@@ -418,7 +418,7 @@ async def test_while_all_connections_are_busy_another_one_is_refused_with_a_reas
             _, reason = await goodbye(second)
         assert isinstance(reason, errors.Refused)
         assert (await first.call("open_producer", topic=TOPIC, producer="q"))["handle"], "the first one stays"
-        check = connections_check(broker.node.around.rooms())
+        check = connections_check(broker.node.services.rooms())
         assert (check.ok, check.is_needed) == (False, True)
         assert check.reason == "native: all 1 are busy, new ones are refused (1 so far)"
 

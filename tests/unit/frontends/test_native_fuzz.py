@@ -158,7 +158,7 @@ async def test_calls_with_any_arguments_are_answered(broker: TestBroker, seed: i
 
 async def test_calls_of_the_local_socket_with_any_arguments_are_answered(failures: list[dict[str, Any]]) -> None:
     async with icestream.testing.broker("disk") as broker:
-        local = broker.node.around.local
+        local = broker.node.services.local
         assert local is not None
         async with raw_client(f"unix://{broker.node.settings.local_socket}") as client:
             await client.call("create_topic", topic=TOPIC)

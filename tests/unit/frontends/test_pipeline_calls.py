@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
-from icestream.frontends.native.pipeline_calls import PipelineCalls
+from icestream.internal_api.pipeline_calls import PipelineCalls
 from icestream.model.backlog import Backlog, decode_backlog
 from icestream.rpc.link import open_link
 from tests.unit.frontends.test_admin_calls import Operator, ask, operated
@@ -34,7 +34,7 @@ async def test_the_driver_learns_what_to_write_and_tells_what_it_wrote(ask: Oper
     (file,) = found.files
     assert [(one.shard, one.start, one.end) for one in file.stretches] == [(0, 0, 3), (1, 0, 2)]
     assert Path(found.directory) == ask.node.settings.wal.base_path
-    assert found.address == f"127.0.0.1:{ask.node.around.http.port}"
+    assert found.address == f"127.0.0.1:{ask.node.services.http.port}"
     assert len(found.token) == 64
     assert found.log_id == ask.node.log.log_id.hex()  # type: ignore[union-attr]
 
@@ -116,7 +116,7 @@ async def test_a_broker_that_stops_does_not_wait_for_a_driver(tmp_path: Path) ->
         waiting = asyncio.ensure_future(link.call("pipeline_backlog", {"wait_ms": limits.BACKLOG_WAIT_MS_MAX}))
         await ask("health")
         async with asyncio.timeout(limits.CLOSE_SECONDS_MAX):
-            await ask.node.around.close()
+            await ask.node.services.close()
         answer = await waiting
         assert decode_backlog(answer["backlog"]).topics == []
 
@@ -169,7 +169,7 @@ async def test_the_driver_is_heard_where_people_look(ask: Operator) -> None:
 
 
 async def test_a_broker_in_memory_has_no_pipeline(ask: Operator) -> None:
-    (connection,) = ask.node.around.local._connections  # type: ignore[union-attr]
+    (connection,) = ask.node.services.local._connections  # type: ignore[union-attr]
     arguments = {"lease": "r", "files": [], "positions": []}
     for call in PipelineCalls(None).calls().values():
         with pytest.raises(errors.InvalidInput, match="in memory"):

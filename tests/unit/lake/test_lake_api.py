@@ -19,7 +19,7 @@ from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.topic_name import TopicName
 from icestream.runtime.tasks import InlineOffload
-from icestream.server import Node
+from icestream.server import BrokerNode
 from tests.support.asgi import Asker
 from tests.support.avro_files import appended, manifest, manifest_list
 from tests.support.local_broker import kept_link
@@ -38,7 +38,7 @@ QUERY = "namespace=ns&table=table"
 class LakeWorld(World):
     """A node with a topic of 30 messages, and a catalog whose table may be the topic's."""
 
-    def __init__(self, node: Node, ask: Asker | None = None) -> None:
+    def __init__(self, node: BrokerNode, ask: Asker | None = None) -> None:
         super().__init__()
         self.node = node
         self.ask = ask
@@ -69,7 +69,7 @@ class LakeWorld(World):
 
 @contextlib.asynccontextmanager
 async def lake_world(data_dir: Path, **more: Any) -> AsyncIterator[LakeWorld]:
-    node = await Node.start(node_settings(data_dir))
+    node = await BrokerNode.start(node_settings(data_dir))
     try:
         broker = node.broker
         topic = await broker.create_topic(TopicName.parse(TOPIC))

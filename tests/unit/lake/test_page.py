@@ -12,14 +12,14 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 
 from icestream import error_codes, errors, limits
-from icestream.frontends.native.admin_calls import METHODS
-from icestream.frontends.native.fence_calls import FENCE_METHODS
-from icestream.frontends.native.metadata_calls import METADATA_CALLS
-from icestream.frontends.native.pipeline_calls import PIPELINE_METHODS
+from icestream.internal_api.admin_calls import METHODS
+from icestream.internal_api.fence_calls import FENCE_METHODS
+from icestream.internal_api.metadata_calls import METADATA_CALLS
+from icestream.internal_api.pipeline_calls import PIPELINE_METHODS
 from icestream.lake.app import build_app
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.server.online import APPLIED
+from icestream.server.settings_changes import APPLIED
 from tests.tidy.tree import read, report
 
 PAGE = read("docs/api.md")

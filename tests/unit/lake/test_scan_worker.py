@@ -21,7 +21,7 @@ from icestream.model.topic_name import TopicName
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.asgi import Asker
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
@@ -33,8 +33,8 @@ TOPIC = "/default/orders"
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Node]:
-    node = await Node.start(node_settings(folder, broker={"tail_bytes": 0}, wal={"warm_ms": 0}))
+async def running(folder: Path) -> AsyncIterator[BrokerNode]:
+    node = await BrokerNode.start(node_settings(folder, broker={"tail_bytes": 0}, wal={"warm_ms": 0}))
     try:
         yield node
     finally:

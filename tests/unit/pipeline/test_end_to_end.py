@@ -23,7 +23,7 @@ from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server.node import Node
+from icestream.server.broker_node import BrokerNode
 from tests.support.node_settings import node_settings
 from tests.support.paper_pipeline import PaperPipeline
 from tests.support.pipeline_round import write_here
@@ -38,9 +38,9 @@ class TaskWriter:
 
 
 @asynccontextmanager
-async def running(path: Path) -> AsyncIterator[tuple[Node, PaperPipeline]]:
+async def running(path: Path) -> AsyncIterator[tuple[BrokerNode, PaperPipeline]]:
     settings = node_settings(path / "data")
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     keeper = LinkKeeper(settings.local_socket, "test", SystemClock())
     keeping = asyncio.create_task(keeper.run())
     await keeper.until_here(10)
@@ -124,7 +124,7 @@ async def test_a_driver_follows_the_settings_while_it_runs(tmp_path: Path) -> No
             producer = await client.producer("/default/orders")
             for _ in range(3):
                 await producer.send(b"payload")
-        online = node.around.online
+        online = node.services.online
         assert online is not None
         await online.set(f"{section}.writer_flush_interval_ms", "1d")
         for rows, is_due in ((4, False), (3, True)):

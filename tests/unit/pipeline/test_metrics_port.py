@@ -10,7 +10,7 @@ import pytest
 from icestream.pipeline.driver.metrics_port import metrics_listener
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
-from icestream.server import Node
+from icestream.server import BrokerNode
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
 from tests.support.raw_http import Connecting
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio
 
 async def test_metrics_and_health_are_answered_and_other_paths_are_not_found(tmp_path: Path) -> None:
     connect = Connecting()
-    node = await Node.start(node_settings(tmp_path))
+    node = await BrokerNode.start(node_settings(tmp_path))
     try:
         async with kept_link(node.settings.local_socket) as keeper:
             listener = metrics_listener(keeper)
@@ -32,7 +32,7 @@ async def test_metrics_and_health_are_answered_and_other_paths_are_not_found(tmp
             statuses = [reply.status for reply in replies.values()]
             assert statuses == [200, 200, 200, 404, 404, 404]
             assert b"icestream_pipeline_rounds_total" in replies["/metrics"].body
-            assert {reply.headers["icestream-instance"] for reply in replies.values()} == {node.around.instance}
+            assert {reply.headers["icestream-instance"] for reply in replies.values()} == {node.services.instance}
             await connect.close()
             await listener.close()
     finally:

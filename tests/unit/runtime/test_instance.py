@@ -18,7 +18,7 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.http_probe import ProbeAnswer, parse_head, probe
 from icestream.runtime.instance import check_instance, new_instance
 from icestream.runtime.randomness import SystemRandomness
-from icestream.server import Node
+from icestream.server import BrokerNode
 from tests.support.free_ports import free_ports
 from tests.support.local_broker import kept_link
 from tests.support.node_settings import node_settings
@@ -45,19 +45,19 @@ def test_another_instance_is_an_error_that_names_the_port(answered: str | None, 
 
 @pytest.mark.asyncio
 async def test_a_link_knows_the_instance_of_its_broker_and_learns_that_of_the_next_start(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path))
-    first = node.around.instance
+    node = await BrokerNode.start(node_settings(tmp_path))
+    first = node.services.instance
     try:
         async with kept_link(node.settings.local_socket) as keeper:
             assert keeper.instance == first
             places = await keeper.call("places", {})
             assert places["instance"] == first
             await node.stop()
-            node = await Node.start(node_settings(tmp_path))
+            node = await BrokerNode.start(node_settings(tmp_path))
             async with asyncio.timeout(30):
                 while keeper.instance == first:  # noqa: ASYNC110 (the link is opened again by a task of its own)
                     await asyncio.sleep(0.01)
-            assert keeper.instance == node.around.instance != first
+            assert keeper.instance == node.services.instance != first
     finally:
         await node.stop()
 

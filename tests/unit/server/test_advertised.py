@@ -42,7 +42,7 @@ async def test_a_task_elsewhere_reads_the_log_from_the_advertised_host(tmp_path:
         await ask("create_topic", topic="/default/orders")
         await ask.publish(5)
         found = await backlog_of(ask)
-        assert found.address == f"localhost:{ask.node.around.http.port}"
+        assert found.address == f"localhost:{ask.node.services.http.port}"
         (file,) = found.files
         await ask("pipeline_lease", lease="r1", epoch=1, files=[file.number], ttl_ms=60_000)
         owner = LogOwner(LogSource(found.log_id, "", found.address, found.token, "r1"))

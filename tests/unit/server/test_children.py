@@ -14,7 +14,7 @@ import pytest
 from icestream import limits
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.connection_room import RoomState
-from icestream.server.children import Child, backoff_seconds
+from icestream.server.child_processes import ChildProcess, backoff_seconds
 
 Found = TypeVar("Found")
 HANGS_SECONDS = 20.0
@@ -40,7 +40,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def lived(child: Child, work: Awaitable[Found]) -> Found:
+async def lived(child: ChildProcess, work: Awaitable[Found]) -> Found:
     running = asyncio.create_task(child.run())
     try:
         return await work
@@ -56,7 +56,7 @@ def test_the_pause_doubles_and_has_an_end() -> None:
 
 
 def test_it_is_up_when_it_says_so_and_down_after_a_stop() -> None:
-    child = Child("lake", python(UNTIL_ASKED), SimulatedClock())
+    child = ChildProcess("lake", python(UNTIL_ASKED), SimulatedClock())
 
     async def look() -> int:
         assert child.check() == ("lake", False, "it is being started", False)
@@ -75,7 +75,7 @@ def test_it_is_up_when_it_says_so_and_down_after_a_stop() -> None:
 
 def test_one_that_ends_is_started_again_slower_and_slower() -> None:
     clock = SimulatedClock()
-    child = Child("lake", python("raise SystemExit(3)"), clock)
+    child = ChildProcess("lake", python("raise SystemExit(3)"), clock)
 
     async def look() -> None:
         for restarts, pause in enumerate((0.5, 1.0, 2.0)):
@@ -93,7 +93,7 @@ def test_one_that_ends_is_started_again_slower_and_slower() -> None:
 
 def test_good_work_is_rewarded_with_a_short_pause() -> None:
     clock = SimulatedClock()
-    child = Child("lake", python(UNTIL_ASKED), clock)
+    child = ChildProcess("lake", python(UNTIL_ASKED), clock)
 
     async def look() -> None:
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_good_work_is_rewarded_with_a_short_pause() -> None:
 
 def test_a_stop_asks_before_it_kills(tmp_path: Path) -> None:
     note = tmp_path / "ended in order"
-    child = Child("lake", python(f"{UNTIL_ASKED}; open({str(note)!r}, 'w').close()"), SimulatedClock())
+    child = ChildProcess("lake", python(f"{UNTIL_ASKED}; open({str(note)!r}, 'w').close()"), SimulatedClock())
 
     async def look() -> None:
         await until(lambda: child.is_up)
@@ -121,7 +121,7 @@ def test_a_stop_asks_before_it_kills(tmp_path: Path) -> None:
 
 def test_one_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CHILD_STOP_SECONDS", 0.1)
-    child = Child("lake", python(DEAF), SimulatedClock())
+    child = ChildProcess("lake", python(DEAF), SimulatedClock())
 
     async def look() -> int:
         await until(lambda: child.is_up)
@@ -133,7 +133,7 @@ def test_one_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_program_that_is_not_there_is_said_and_tried_again() -> None:
     clock = SimulatedClock()
-    child = Child("lake", ["/nowhere/at/all"], clock)
+    child = ChildProcess("lake", ["/nowhere/at/all"], clock)
 
     async def look() -> None:
         await until(lambda: clock._sleepers)
@@ -145,7 +145,7 @@ def test_a_program_that_is_not_there_is_said_and_tried_again() -> None:
 def test_one_that_cannot_run_here_is_not_started_again() -> None:
     """It says what is missing and ends: whoever asks is told that, and nobody waits for a restart."""
     said = r"""print('{"missing": "no Java was found"}'); raise SystemExit(3)"""
-    child = Child("pipeline", python(said), SimulatedClock())
+    child = ChildProcess("pipeline", python(said), SimulatedClock())
 
     async def run() -> None:
         async with asyncio.timeout(HANGS_SECONDS):
@@ -158,7 +158,7 @@ def test_one_that_cannot_run_here_is_not_started_again() -> None:
 
 @pytest.mark.parametrize("said", ["print('hello', flush=True)", "print('x' * 300000, flush=True)", "pass"])
 def test_one_that_says_something_else_is_not_up_and_does_not_block(said: str) -> None:
-    child = Child("lake", python(f"{said}; import sys; sys.stdin.read()"), SimulatedClock())
+    child = ChildProcess("lake", python(f"{said}; import sys; sys.stdin.read()"), SimulatedClock())
 
     async def look() -> None:
         await until(lambda: child.pid is not None)
@@ -171,7 +171,7 @@ def test_one_that_says_something_else_is_not_up_and_does_not_block(said: str) ->
 @pytest.mark.parametrize("is_critical", [True, False])
 def test_a_child_that_refuses_its_configuration_says_why_and_is_started_again(is_critical: bool) -> None:
     refusing = 'print(\'{"refused": "port 8181 is taken"}\', flush=True); raise SystemExit(3)'
-    child = Child("lake", python(refusing), SimulatedClock(), is_refusal_critical=is_critical)
+    child = ChildProcess("lake", python(refusing), SimulatedClock(), is_refusal_critical=is_critical)
 
     async def look() -> None:
         await until(lambda: "port 8181 is taken; it is started again after" in child.check().reason)
@@ -182,12 +182,12 @@ def test_a_child_that_refuses_its_configuration_says_why_and_is_started_again(is
 
 def test_a_child_tells_when_its_connections_are_taken() -> None:
     later = """print('no json'); print('{"connections": ["lake", 4, 4, 1, 9, 0]}', flush=True); """
-    child = Child("lake", python(READY + later + "import sys; sys.stdin.read()"), SimulatedClock())
+    child = ChildProcess("lake", python(READY + later + "import sys; sys.stdin.read()"), SimulatedClock())
     room = asyncio.run(lived(child, told_room(child)))
     assert room == RoomState("lake", 4, 4, 1, 9, 0)
     assert child.room is None, "it is gone"
 
 
-async def told_room(child: Child) -> RoomState | None:
+async def told_room(child: ChildProcess) -> RoomState | None:
     await until(lambda: child.room is not None)
     return child.room

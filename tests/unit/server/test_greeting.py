@@ -12,11 +12,11 @@ import pytest
 
 from icestream.cluster.node_info import NodeInfo
 from icestream.runtime.clock import SystemClock
-from icestream.server import demo
-from icestream.server.children import Child
-from icestream.server.greeting import announcement, commands, greeting, members_text
-from icestream.server.node import Node
-from icestream.server.reading import statements
+from icestream.server.broker_node import BrokerNode
+from icestream.server.child_processes import ChildProcess
+from icestream.server.presentation import demo
+from icestream.server.presentation.greeting import announcement, example_commands, greeting, members_text
+from icestream.server.presentation.read_commands import read_commands
 from tests.support.free_ports import free_ports
 from tests.support.node_settings import node_settings
 
@@ -28,19 +28,19 @@ async def test_a_node_of_a_cluster_says_who_leads(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     seeds = {"seed_nodes": [f"127.0.0.1:{port}"]}
     ports = {"native": 0, "broker_http": 0, "lake": 0, "danube": 0, "danube_admin": 0, "raft": port}
-    node = await Node.start(node_settings(tmp_path, meta_store=seeds, ports=ports))
+    node = await BrokerNode.start(node_settings(tmp_path, meta_store=seeds, ports=ports))
     try:
         (line,) = [line for line in greeting(node) if "of cluster" in line]
         assert "node node-1 of cluster" in line
         assert f"it leads; 1 voter, 0 learners; other nodes reach it at 127.0.0.1:{port}" in line
-        assert f"icestream cluster status --broker {tmp_path}" in "".join(commands(node))
+        assert f"icestream cluster status --broker {tmp_path}" in "".join(example_commands(node))
     finally:
         await node.stop()
 
 
 @pytest.mark.asyncio
 async def test_a_disk_that_is_full_before_its_quota_is_told_at_the_start(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path, wal={"quota": 2**60}))
+    node = await BrokerNode.start(node_settings(tmp_path, wal={"quota": 2**60}))
     try:
         warnings = [line for line in greeting(node) if line.startswith("  warning: ")]
         assert len(warnings) == 1
@@ -71,9 +71,9 @@ def test_a_cluster_that_is_not_complete_is_not_told_as_one(
     assert members_text(NodeInfo(1, voters=voters, learners=learners), seeds) == said
 
 
-def with_pipeline(node: Node) -> Node:
+def with_pipeline(node: BrokerNode) -> BrokerNode:
     """One that is not started: what is said of it is of interest here."""
-    node.around.pipeline = Child("pipeline", ["false"], SystemClock())
+    node.services.pipeline = ChildProcess("pipeline", ["false"], SystemClock())
     return node
 
 
@@ -83,22 +83,22 @@ async def test_the_table_of_the_greeting_is_the_one_that_is_made(
     tmp_path: Path, namespace: str | None, table: str
 ) -> None:
     settings = node_settings(tmp_path, iceberg={"namespace": namespace} if namespace else {})
-    node = with_pipeline(await Node.start(settings))
+    node = with_pipeline(await BrokerNode.start(settings))
     try:
-        assert [line.rpartition(": ")[2] for line in commands(node) if "commit-now" in line] == [table]
+        assert [line.rpartition(": ")[2] for line in example_commands(node) if "commit-now" in line] == [table]
     finally:
-        node.around.pipeline = None
+        node.services.pipeline = None
         await node.stop()
 
 
 @pytest.mark.asyncio
 async def test_the_demo_is_shown_when_the_driver_tells_of_its_first_snapshot(tmp_path: Path) -> None:
-    node = with_pipeline(await Node.start(node_settings(tmp_path)))
+    node = with_pipeline(await BrokerNode.start(node_settings(tmp_path)))
     said: list[str] = []
     try:
         assert node.ingest is not None
-        assert demo.is_wanted(node)
-        showing = asyncio.create_task(demo.show(node, said.append))
+        assert demo.should_run_demo(node)
+        showing = asyncio.create_task(demo.run_demo(node, said.append))
         async with asyncio.timeout(30):
             while node.ingest.on_told is None:  # noqa: ASYNC110 (it publishes first)
                 await asyncio.sleep(0.001)
@@ -110,11 +110,11 @@ async def test_the_demo_is_shown_when_the_driver_tells_of_its_first_snapshot(tmp
             await asyncio.sleep(0)
         await asyncio.wait_for(showing, 30)
         assert "table default.demo; its first snapshot, 7, has 3 rows" in said[1]
-        assert not demo.is_wanted(node)  # a later start has a topic
+        assert not demo.should_run_demo(node)  # a later start has a topic
         shard = node.broker.topics.get(demo.TOPIC).shard_key(0)
         assert node.broker.storage.stream(shard).visible == 3  # type: ignore[attr-defined]  # the one on disk has it
     finally:
-        node.around.pipeline = None
+        node.services.pipeline = None
         await node.stop()
 
 
@@ -124,20 +124,20 @@ def test_a_driver_that_says_nothing_of_it_has_not_come_so_far(state: dict[str, A
 
 
 def test_what_reads_a_table_quotes_its_levels() -> None:
-    own, by_pyiceberg, by_duckdb, by_spark, _ = statements(["default", "demo"], "http://127.0.0.1:8181")
+    own, by_pyiceberg, by_duckdb, by_spark, _ = read_commands(["default", "demo"], "http://127.0.0.1:8181")
     assert own.endswith("icestream lake describe default.demo")
     assert 'uri="http://127.0.0.1:8181"' in by_pyiceberg
     assert 'FROM ice."default"."demo";' in by_duckdb
     assert "FROM ice.`default`.`demo`" in by_spark
-    assert len(list(statements(["default", "demo"], ""))) == 1
+    assert len(list(read_commands(["default", "demo"], ""))) == 1
 
 
 @pytest.mark.asyncio
 async def test_metrics_tell_of_the_consensus(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path))
+    node = await BrokerNode.start(node_settings(tmp_path))
     try:
         await node.broker.create_namespace("shop")
-        text = (await node.around.exposition()).decode()
+        text = (await node.services.exposition()).decode()
     finally:
         await node.stop()
     lines = [line.split(" ") for line in text.splitlines() if line.startswith("icestream_raft_")]
@@ -155,7 +155,7 @@ async def test_metrics_tell_of_the_consensus(tmp_path: Path) -> None:
 async def test_the_page_shows_all_that_a_program_is_told(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     (shown,) = re.findall(r"```json\n(\{\"ready\".*?\})\n```", page, re.DOTALL)
-    node = await Node.start(node_settings(tmp_path))
+    node = await BrokerNode.start(node_settings(tmp_path))
     try:
         assert list(json.loads(shown)) == list(announcement(node))
     finally:

@@ -24,8 +24,8 @@ from icestream.observability import metrics
 from icestream.observability.words import size_text
 from icestream.rpc import local_socket
 from icestream.runtime.native import native
-from icestream.server import Node
-from icestream.server.surroundings import Surroundings
+from icestream.server import BrokerNode
+from icestream.server.node_services import NodeServices
 from icestream.wal.admission import Quota
 from tests.support.node_settings import node_settings
 from tests.support.raw_http import Connecting
@@ -43,14 +43,14 @@ async def connect() -> AsyncIterator[Connecting]:
 
 
 @pytest_asyncio.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    found = await Node.start(node_settings(tmp_path))
+async def node(tmp_path: Path) -> AsyncIterator[BrokerNode]:
+    found = await BrokerNode.start(node_settings(tmp_path))
     yield found
     await found.stop()
 
 
-async def text(connect: Connecting, node: Node, target: str) -> str:
-    return (await (await connect(node.around.http.port)).get(target)).body.decode()
+async def text(connect: Connecting, node: BrokerNode, target: str) -> str:
+    return (await (await connect(node.services.http.port)).get(target)).body.decode()
 
 
 def numbers(exposition: str) -> dict[str, float]:
@@ -62,9 +62,9 @@ async def test_while_the_metadata_store_is_opened_it_says_so(
     connect: Connecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[int] = []
-    original = Surroundings.open_http
+    original = NodeServices.open_http
 
-    async def open_and_ask(self: Surroundings) -> None:
+    async def open_and_ask(self: NodeServices) -> None:
         await original(self)
         ports.append(self.http.port)
         reply = await (await connect(self.http.port)).get("/readyz?verbose")
@@ -73,19 +73,19 @@ async def test_while_the_metadata_store_is_opened_it_says_so(
         assert (await (await connect(self.http.port)).get("/livez")).status == 200
         assert numbers((await (await connect(self.http.port)).get("/metrics")).body.decode())["icestream_ready"] == 0
 
-    monkeypatch.setattr(Surroundings, "open_http", open_and_ask)
-    node = await Node.start(node_settings(tmp_path))
+    monkeypatch.setattr(NodeServices, "open_http", open_and_ask)
+    node = await BrokerNode.start(node_settings(tmp_path))
     assert (await (await connect(ports[0])).get("/readyz")).status == 200
     await node.stop()
 
 
-async def test_a_node_that_serves_names_every_part(connect: Connecting, node: Node) -> None:
+async def test_a_node_that_serves_names_every_part(connect: Connecting, node: BrokerNode) -> None:
     lines = (await text(connect, node, "/readyz?verbose")).splitlines()
     assert [line.split(":")[0] for line in lines] == ["[+] metadata", "[+] log", "[+] disk", "[+] broker", "ready"]
 
 
 async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_served(
-    connect: Connecting, node: Node
+    connect: Connecting, node: BrokerNode
 ) -> None:
     assert node.log is not None
     producer = await node.broker.open_producer(A, "p")
@@ -100,7 +100,7 @@ async def test_a_quota_that_is_near_or_reached_is_shown_and_consumers_are_still_
     assert said.endswith("\nready\n")
 
 
-async def test_a_log_that_stopped_is_not_ready(connect: Connecting, node: Node) -> None:
+async def test_a_log_that_stopped_is_not_ready(connect: Connecting, node: BrokerNode) -> None:
     assert node.log is not None
     node.log.stopped = errors.LogStopped("a sync failed")
     assert await text(connect, node, "/readyz") == "not ready: log: a sync failed\n"
@@ -108,7 +108,7 @@ async def test_a_log_that_stopped_is_not_ready(connect: Connecting, node: Node) 
 
 
 async def test_a_metadata_store_that_stopped_fails_the_node(tmp_path: Path) -> None:
-    node = await Node.start(node_settings(tmp_path))
+    node = await BrokerNode.start(node_settings(tmp_path))
     store: Any = node.store
     store.node.on_stop(errors.LogStopped("a sync of the metadata store failed"))
     with pytest.raises(errors.LogStopped):
@@ -119,25 +119,25 @@ async def test_a_metadata_store_that_stopped_fails_the_node(tmp_path: Path) -> N
 async def test_a_stop_says_so_until_its_end(
     connect: Connecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = await Node.start(node_settings(tmp_path))
+    node = await BrokerNode.start(node_settings(tmp_path))
     seen: list[bytes] = []
     original = Broker.shutdown
 
     async def shut_down_and_ask(self: Broker) -> None:
         await original(self)
-        seen.append((await (await connect(node.around.http.port)).get("/readyz")).body)
+        seen.append((await (await connect(node.services.http.port)).get("/readyz")).body)
 
     monkeypatch.setattr(Broker, "shutdown", shut_down_and_ask)
     await node.stop()
     assert seen[0].startswith(b"not ready: ")
     with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", node.around.http.port)
+        await asyncio.open_connection("127.0.0.1", node.services.http.port)
 
 
 async def test_a_start_that_fails_leaves_no_listener(tmp_path: Path) -> None:
-    held = await Node.start(node_settings(tmp_path))
+    held = await BrokerNode.start(node_settings(tmp_path))
     with pytest.raises(errors.LogLocked):
-        await Node.start(node_settings(tmp_path))
+        await BrokerNode.start(node_settings(tmp_path))
     assert held.settings.local_socket.is_socket()
     await held.stop()
     assert not held.settings.local_socket.exists()
@@ -148,13 +148,13 @@ async def test_a_socket_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with local_socket.bind(settings.local_socket) as other:
         other.listen()
         with pytest.raises(errors.ConfigurationError, match="another broker listens"):
-            await Node.start(settings)
+            await BrokerNode.start(settings)
         assert settings.local_socket.is_socket()
-    node = await Node.start(settings)
+    node = await BrokerNode.start(settings)
     await node.stop()
 
 
-async def test_the_metrics_know_what_happened(connect: Connecting, node: Node) -> None:
+async def test_the_metrics_know_what_happened(connect: Connecting, node: BrokerNode) -> None:
     before = numbers(await text(connect, node, "/metrics"))
     producer = await node.broker.open_producer(A, "p")
     block = encode_block(2, {envelope.PAYLOAD: [b"x", b"y"]}, Numbering(producer.id, producer.epoch, 0))
@@ -186,7 +186,7 @@ async def test_the_metrics_know_what_happened(connect: Connecting, node: Node) -
 
 
 async def test_the_lag_of_each_subscription_is_there_for_those_that_lag_most(
-    connect: Connecting, node: Node, monkeypatch: pytest.MonkeyPatch
+    connect: Connecting, node: BrokerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "METRICS_SUBSCRIPTIONS_MAX", 2)
     producer = await node.broker.open_producer(A, "p")
@@ -202,15 +202,15 @@ async def test_the_lag_of_each_subscription_is_there_for_those_that_lag_most(
     assert found["icestream_subscriptions_lag_messages"] == 6.0
 
 
-async def test_many_topics_are_counted_in_slices(connect: Connecting, node: Node, monkeypatch: Any) -> None:
+async def test_many_topics_are_counted_in_slices(connect: Connecting, node: BrokerNode, monkeypatch: Any) -> None:
     monkeypatch.setattr(limits, "METRICS_SLICE_TOPICS", 2)
     for number in range(5):
         await node.broker.create_topic(TopicName("default", f"t{number}"))
     assert numbers(await text(connect, node, "/metrics"))["icestream_topics"] == 5
 
 
-async def test_prometheus_can_read_it_and_names_follow_the_rules(connect: Connecting, node: Node) -> None:
-    http = await connect(node.around.http.port)
+async def test_prometheus_can_read_it_and_names_follow_the_rules(connect: Connecting, node: BrokerNode) -> None:
+    http = await connect(node.services.http.port)
     status, headers, body = await http.get("/metrics")
     assert (status, headers["content-type"]) == (200, CONTENT_TYPE_LATEST)
     families = list(text_string_to_metric_families(body.decode()))
@@ -227,7 +227,7 @@ async def test_prometheus_can_read_it_and_names_follow_the_rules(connect: Connec
             assert len(sample.labels) <= 2, "few labels"
 
 
-async def test_sync_mode_gaps_and_the_time_of_a_sync_are_visible(connect: Connecting, node: Node) -> None:
+async def test_sync_mode_gaps_and_the_time_of_a_sync_are_visible(connect: Connecting, node: BrokerNode) -> None:
     found = numbers(await text(connect, node, "/metrics"))
     modes = {mode: found[f'icestream_wal_sync_mode{{mode="{mode}"}}'] for mode in ("always", "periodic", "none")}
     assert modes == {"always": 1.0, "periodic": 0.0, "none": 0.0}
@@ -239,7 +239,7 @@ async def test_sync_mode_gaps_and_the_time_of_a_sync_are_visible(connect: Connec
     assert numbers(await text(connect, node, "/metrics"))["icestream_wal_gaps"] == 1.0
 
 
-async def test_every_metric_is_on_the_page(connect: Connecting, node: Node) -> None:
+async def test_every_metric_is_on_the_page(connect: Connecting, node: BrokerNode) -> None:
     exposition = await text(connect, node, "/metrics")
     declared = {line.split()[2] for line in exposition.splitlines() if line.startswith("# TYPE icestream_")}
     declared |= {found.name for found in vars(metrics).values() if isinstance(found, metrics.Reading | metrics.Counted)}

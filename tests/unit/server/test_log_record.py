@@ -12,7 +12,7 @@ from icestream.broker.records import NODE_LOGS
 from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.members import NODES, REMOVED_NODES, NodeRecord, encode_record, encode_removed
 from icestream.metadata.store import MemoryStore
-from icestream.server.log_record import LogRecords, check_log, record_log
+from icestream.server.log_identity import LogRecords, check_log, record_log
 from icestream.wal.open import open_log
 
 OLD, NEW, OTHER = "0" * 15 + "1", "0" * 15 + "2", "0" * 15 + "3"

@@ -15,8 +15,8 @@ from icestream.metadata.store import MemoryStore
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.topic_name import TopicName
-from icestream.server import Node
-from icestream.server.online import APPLIED, UNREAD
+from icestream.server import BrokerNode
+from icestream.server.settings_changes import APPLIED, NOT_APPLIED
 from icestream.settings import KEYS, Origin, Settings, load, value_at
 from tests.support.node_settings import node_settings
 
@@ -25,18 +25,18 @@ WAL = "storage.iceberg_config.wal"
 HANGS_SECONDS = 5.0
 
 
-async def started(data_dir: Path, **sections: Any) -> tuple[Node, OnlineSettings]:
-    node = await Node.start(node_settings(data_dir, **sections))
-    assert node.around.online is not None
-    return node, node.around.online
+async def started(data_dir: Path, **sections: Any) -> tuple[BrokerNode, OnlineSettings]:
+    node = await BrokerNode.start(node_settings(data_dir, **sections))
+    assert node.services.online is not None
+    return node, node.services.online
 
 
 async def test_every_key_that_is_marked_online_is_applied_or_known_to_have_no_reader() -> None:
     marked = {path for path, key in KEYS.items() if key.online}
-    unread = {path for path in marked if path.startswith(UNREAD)}
+    unread = {path for path in marked if path.startswith(NOT_APPLIED)}
     assert marked == APPLIED | unread
     assert not APPLIED & unread
-    assert all(any(path.startswith(prefix) for path in marked) for prefix in UNREAD)
+    assert all(any(path.startswith(prefix) for path in marked) for prefix in NOT_APPLIED)
 
 
 # --- in force ---------------------------------------------------------------------------------------------------------

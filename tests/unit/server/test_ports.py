@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors
-from icestream.server import Node
+from icestream.server import BrokerNode
 from icestream.server.ports import check_ports, own_ports
 from tests.support.node_settings import node_settings
 
@@ -23,7 +23,7 @@ async def test_every_port_that_is_taken_is_named_at_once(tmp_path: Path) -> None
         ports = {"native": native, "broker_http": http, "lake": 0, "danube": danube, "danube_admin": 0}
         settings = node_settings(tmp_path, ports=ports, danube={"enable": True})
         with pytest.raises(errors.ConfigurationError) as caught:
-            await Node.start(settings)
+            await BrokerNode.start(settings)
         for key, port in (("native", native), ("broker_http", http), ("danube", danube)):
             assert f"127.0.0.1:{port} (ports.{key}): another process listens there" in caught.value.message
             assert f"--set ports.{key}=0" in caught.value.hint

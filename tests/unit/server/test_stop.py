@@ -10,8 +10,8 @@ import pytest
 from icestream import errors, limits
 from icestream.rpc.link import open_link
 from icestream.runtime.clock import SystemClock
-from icestream.server import Node
-from icestream.server.children import Child
+from icestream.server import BrokerNode
+from icestream.server.child_processes import ChildProcess
 from tests.support.node_settings import node_settings
 from tests.support.raw_client import raw_client
 from tests.support.until import until
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.asyncio
 FOR_EVER = 1000.0
 
 
-async def node_with_child(path: Path, program: str) -> tuple[Node, Child]:
-    node = await Node.start(node_settings(path))
-    child = Child("lake", python(program), SystemClock())
-    node.around.lake = child
-    node.around._tasks.start(child.run(), "child")
+async def node_with_child(path: Path, program: str) -> tuple[BrokerNode, ChildProcess]:
+    node = await BrokerNode.start(node_settings(path))
+    child = ChildProcess("lake", python(program), SystemClock())
+    node.services.lake = child
+    node.services._tasks.start(child.run(), "child")
     await until(lambda: child.is_up)
     return node, child
 
@@ -64,7 +64,7 @@ async def test_a_child_that_does_not_listen_keeps_no_client_waiting(
 async def test_what_fails_on_the_way_is_raised_after_the_log_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = await Node.start(node_settings(tmp_path))
+    node = await BrokerNode.start(node_settings(tmp_path))
 
     close = node.native.close
 
@@ -75,7 +75,7 @@ async def test_what_fails_on_the_way_is_raised_after_the_log_is_closed(
     monkeypatch.setattr(node.native, "close", fail)
     with pytest.raises(errors.ConnectionLost, match="on fire"):
         await node.stop()
-    again = await Node.start(node_settings(tmp_path))
+    again = await BrokerNode.start(node_settings(tmp_path))
     assert again.log is not None
     assert again.log.report.clean
     await again.stop()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.broker.service import Broker
-from icestream.frontends.danube.calls import Call, decode
-from icestream.frontends.danube.consumers import Consumers
-from icestream.frontends.danube.places import base_name, wire_names
-from icestream.frontends.danube.producers import Producers
+from icestream.frontends.danube.consumer_registry import ConsumerRegistry
+from icestream.frontends.danube.handlers import Call, decode
+from icestream.frontends.danube.partition_names import base_name, wire_names
+from icestream.frontends.danube.producer_registry import ProducerRegistry
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.observability.log import get_logger
 
@@ -19,7 +19,7 @@ _log = get_logger("danube")
 
 
 class Discovery:
-    def __init__(self, broker: Broker, producers: Producers, consumers: Consumers, url: str) -> None:
+    def __init__(self, broker: Broker, producers: ProducerRegistry, consumers: ConsumerRegistry, url: str) -> None:
         self._broker = broker
         self._producers = producers
         self._consumers = consumers

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from icestream import errors, limits
-from icestream.frontends.danube.batch import Batch
+from icestream.frontends.danube.request_batch import RequestBatch
 from icestream.frontends.danube.wire import danube_pb2 as pb
 from icestream.model import envelope
 from icestream.model.block import Block, Value, blocks_of
@@ -96,7 +96,7 @@ COLUMNS: Final = (
 _TEXTS: Final = tuple(index for index, (_, _, kind) in enumerate(COLUMNS) if kind == TEXT)
 
 
-def fields_of_batch(batch: Batch) -> Iterator[Fields | None]:
+def fields_of_batch(batch: RequestBatch) -> Iterator[Fields | None]:
     """Row by row; None for one whose attributes are no text."""
     columns: list[Sequence[Any]] = [
         batch.integers(index) if kind == INTEGER else batch.texts(index) if kind == TEXT else batch.values(index)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from icestream import limits
-from icestream.frontends.native.pulse import Pulse
+from icestream.frontends.native.notifier import Notifier
 from icestream.frontends.native.send_budget import SendBudget
 from icestream.rpc import handshake
 from icestream.rpc.frame import HEAD, encode_frame
@@ -30,7 +30,7 @@ class Outbox:
         self._answer_bytes = 0  # of answers that the socket may not have taken
         self._is_planned = False
         self._is_paused = False
-        self.written = Pulse()  # beats when the socket has taken them
+        self.written = Notifier()  # beats when the socket has taken them
         self.can_write = asyncio.Event()  # the socket takes more
         self.can_write.set()
 

@@ -16,7 +16,7 @@ from icestream import limits
 from icestream.runtime.connection_room import ConnectionRoom
 
 if TYPE_CHECKING:
-    from icestream.frontends.native.connection import NativeConnection
+    from icestream.frontends.native.native_connection import NativeConnection
 
 
 class SendBudget:

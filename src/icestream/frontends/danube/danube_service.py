@@ -1,0 +1,90 @@
+"""Danube's client services, as a table of handlers (handlers.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from icestream import limits
+from icestream.broker.service import Broker
+from icestream.frontends.danube.ack_handler import ACK_COLUMNS, AckHandler
+from icestream.frontends.danube.consumer_registry import ConsumerRegistry
+from icestream.frontends.danube.discovery import Discovery
+from icestream.frontends.danube.handlers import HandlerTable
+from icestream.frontends.danube.id_registry import IdRegistry
+from icestream.frontends.danube.message_sender import MessageSender
+from icestream.frontends.danube.messages import COLUMNS
+from icestream.frontends.danube.producer_registry import ProducerRegistry
+from icestream.frontends.danube.request_batch import BatchedMethod
+from icestream.frontends.danube.schema_handlers import SchemaHandlers
+from icestream.observability.log import get_logger
+from icestream.runtime.clock import Clock
+from icestream.runtime.tasks import Tasks
+
+_log = get_logger("danube")
+
+
+@dataclass(frozen=True, slots=True)
+class DanubeOptions:
+    url: str  # where clients reach this broker
+    message_bytes_max: int = limits.DANUBE_MESSAGE_BYTES_MAX_DEFAULT
+
+    @property
+    def address(self) -> str:
+        return self.url.partition("://")[2]
+
+
+class DanubeService:
+    def __init__(self, broker: Broker, clock: Clock, options: DanubeOptions) -> None:
+        self._tasks = Tasks(self._task_failed)
+        ids = IdRegistry(broker.store, clock)
+        self.producers = ProducerRegistry(broker, ids)
+        self.consumers = ConsumerRegistry(broker, ids, clock, options.address, options.message_bytes_max)
+        self._sending = MessageSender(broker, self.producers, clock, self._tasks, options.message_bytes_max)
+        self._acknowledging = AckHandler(broker, self.consumers)
+        self._discovery = Discovery(broker, self.producers, self.consumers, options.url)
+        self.schemas = SchemaHandlers(broker)
+        self._loop = asyncio.get_running_loop()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def _task_failed(self, error: BaseException) -> None:
+        _log.error("a task of the Danube front end failed", error=repr(error))
+
+    def table(self) -> HandlerTable:
+        return HandlerTable(
+            {
+                **self.schemas.table().unary,
+                "/danube.ProducerService/CreateProducer": self.producers.create,
+                "/danube.ProducerService/SendMessage": self._sending.send,
+                "/danube.ConsumerService/Subscribe": self.consumers.subscribe,
+                "/danube.ConsumerService/Ack": self._acknowledging.ack,
+                "/danube.ConsumerService/Nack": self._acknowledging.nack,
+                "/danube.Discovery/TopicLookup": self._discovery.lookup,
+                "/danube.Discovery/TopicPartitions": self._discovery.partitions,
+                "/danube.HealthCheck/HealthCheck": self._discovery.health,
+            },
+            {"/danube.ConsumerService/ReceiveMessages": self.consumers.receive},
+            {
+                "/danube.ProducerService/SendMessage": BatchedMethod(COLUMNS, (0, 1), self._sending.send_batch),
+                "/danube.ConsumerService/Ack": BatchedMethod(ACK_COLUMNS, (0, 1), self._acknowledging.ack_batch),
+            },
+        )
+
+    def start(self) -> None:
+        self._sweep = self._loop.call_later(limits.DANUBE_SWEEP_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Every few seconds, whether somebody is gone. It costs nothing while nobody is here."""
+        self.producers.sweep()
+        self.consumers.sweep()
+        self.start()
+
+    def leave(self) -> None:
+        """Streams end; calls that are under way go on."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self.consumers.close()
+
+    async def close(self) -> None:
+        self.producers.close()
+        await self._tasks.stop()

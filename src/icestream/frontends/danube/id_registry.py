@@ -1,0 +1,85 @@
+"""What the ids of producers and consumers mean, in the metadata store: so an id that a client holds stays valid over
+restarts of the broker, and a client that comes back after hours finds what it left.
+
+    /danube/producers/{id}     ProducerPlace
+    /danube/consumers/{id}     ConsumerPlace
+
+Clients make names of chance, so these keys have the time to live of the names themselves (broker/name_registry.py): it
+begins anew when somebody is heard of whose key is old.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from icestream import limits
+from icestream.broker import records
+from icestream.broker.name_registry import put_name
+from icestream.metadata.store import MetadataStore
+from icestream.model.subscription import SubscriptionType
+from icestream.runtime.clock import Clock
+
+PRODUCERS = "/danube/producers/"
+CONSUMERS = "/danube/consumers/"
+
+
+class RegisteredProducer(msgspec.Struct, frozen=True):
+    topic: str  # without a partition: a producer may send to all
+    name: str
+
+
+class RegisteredConsumer(msgspec.Struct, frozen=True):
+    topic: str  # as the client named it: with the partition
+    subscription: str
+    name: str
+    type: SubscriptionType
+    key_patterns: tuple[str, ...] = ()
+
+
+class IdRegistry:
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._written_ms: dict[str, int] = {}
+
+    def now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+    async def keep(self, prefix: str, id_: int, place: RegisteredProducer | RegisteredConsumer) -> None:
+        key, value = f"{prefix}{id_}", records.encode(place)
+        entry = await self._store.get(key)
+        if entry is None or entry.value != value or self._is_due(key):
+            await self._store.txn([], [put_name(key, value)])
+            self._written_ms[key] = self.now_ms()
+
+    async def renew(self, prefix: str, id_: int) -> None:
+        """Somebody who has this id was heard of."""
+        await self.renew_key(f"{prefix}{id_}")
+
+    async def renew_key(self, key: str) -> None:
+        if self._is_due(key):
+            entry = await self._store.get(key)
+            if entry is not None:
+                await self._store.txn([], [put_name(key, entry.value)])
+                self._written_ms[key] = self.now_ms()
+
+    def _is_due(self, key: str) -> bool:
+        at_ms = self._written_ms.get(key)
+        return at_ms is None or self.now_ms() - at_ms >= limits.NAME_RENEWAL_MS
+
+    def forget(self, prefix: str, id_: int) -> None:
+        """Nobody is connected under it any more; what it means stays written."""
+        self.forget_key(f"{prefix}{id_}")
+
+    def forget_key(self, key: str) -> None:
+        self._written_ms.pop(key, None)
+
+    async def producer(self, id_: int) -> RegisteredProducer | None:
+        key = f"{PRODUCERS}{id_}"
+        entry = await self._store.get(key)
+        return records.decode(RegisteredProducer, key, entry.value) if entry is not None else None
+
+    async def consumer(self, id_: int) -> RegisteredConsumer | None:
+        key = f"{CONSUMERS}{id_}"
+        entry = await self._store.get(key)
+        return records.decode(RegisteredConsumer, key, entry.value) if entry is not None else None

@@ -1,0 +1,189 @@
+"""Serves a table of handlers (handlers.py) by grpc.aio: bytes in, bytes out, statuses by name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from icestream import limits
+from icestream.frontends.danube.danube_tls import TlsFiles
+from icestream.frontends.danube.handlers import Call, HandlerTable, Streaming, Unary, status_of
+from icestream.observability.log import get_logger
+from icestream.runtime.connection_room import RoomState
+from icestream.runtime.listening import cannot_listen
+
+_log = get_logger("danube")
+_OURS: Final = "x-icestream-"
+
+OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),  # a second broker on the port is refused, not served by chance
+    ("grpc.max_receive_message_length", limits.DANUBE_CALL_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_concurrent_streams", limits.DANUBE_STREAMS_PER_CONNECTION_MAX),
+    # calls that wait for a turn of the loop: beyond its own bound gRPC drops some, and a client raises that
+    ("grpc.server.max_pending_requests", limits.DANUBE_CALLS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", limits.DANUBE_CALLS_MAX),
+    ("grpc.keepalive_time_ms", 20_000),  # a client whose machine is gone loses its stream, and others get its messages
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ask too
+    ("grpc.http2.max_ping_strikes", 0),
+    # A connection that sends no HTTP/2, and one without a call: gRPC cannot close them when others need the place, so
+    # they have a time.
+    ("grpc.server_handshake_timeout_ms", limits.DANUBE_HANDSHAKE_MS_MAX),
+    ("grpc.max_connection_idle_ms", limits.DANUBE_IDLE_MS_MAX),
+)
+
+
+class PythonGrpcListener:
+    """First it has a port, which the service behind it tells its clients; then it serves."""
+
+    def __init__(self, setting: str, connections_max: int = limits.DANUBE_CONNECTIONS_MAX) -> None:
+        """`setting`: the key that names the port."""
+        self._setting = setting
+        self._connections_max = connections_max
+        self._server: aio.Server | None = None
+        self.port = 0
+
+    @property
+    def room(self) -> RoomState | None:
+        """gRPC does not say."""
+        return None
+
+    async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
+        """The port that it has."""
+        server = aio.server(
+            options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", self._connections_max)),
+            maximum_concurrent_rpcs=limits.DANUBE_CALLS_MAX,
+        )
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            _try_to_bind(host, port)
+            if tls is None:
+                self.port = server.add_insecure_port(where)
+            else:
+                self.port = server.add_secure_port(where, _credentials(tls))
+        except (OSError, RuntimeError) as error:
+            reason = error if isinstance(error, OSError) else OSError(str(error))
+            raise cannot_listen(self._setting, host, port, reason) from None
+        self._server = server
+        return self.port
+
+    async def serve(self, table: HandlerTable) -> None:
+        assert self._server is not None
+        self._server.add_generic_rpc_handlers((_Handlers(table),))
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Calls that are under way are answered, as far as they end in time."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(limits.CLOSE_SECONDS_MAX)
+
+
+def _try_to_bind(host: str, port: int) -> None:
+    """gRPC does not say why it cannot have a port; the system does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    chain, key, authorities, is_required = tls.read()
+    return grpc.ssl_server_credentials([(key, chain)], authorities, require_client_auth=is_required)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    def __init__(self, table: HandlerTable) -> None:
+        self._methods: dict[str, Any] = {}
+        for path, unary in table.unary.items():
+            self._methods[path] = grpc.unary_unary_rpc_method_handler(_unary(unary))
+        for path, stream in table.streams.items():
+            self._methods[path] = grpc.unary_stream_rpc_method_handler(_stream(stream))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """None for a method that there is not: UNIMPLEMENTED."""
+        return self._methods.get(handler_call_details.method)
+
+
+def _call(context: Any) -> Call:
+    found = {key: value for key, value in context.invocation_metadata() or () if key.startswith(_OURS)}
+    return Call(context.peer(), found)
+
+
+def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:
+    async def serve(raw: bytes, context: Any) -> bytes:
+        try:
+            return await handler(raw, _call(context))
+        except Exception as error:
+            await _abort(context, error)
+            raise
+
+    return serve
+
+
+def _stream(handler: Streaming) -> Callable[[bytes, Any], Any]:
+    async def serve(raw: bytes, context: Any) -> None:
+        stream = AioStream(context)
+        writing = asyncio.get_running_loop().create_task(stream.write())
+        try:
+            await handler(raw, _call(context), stream)
+        except Exception as error:
+            await _abort(context, error)
+            raise
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)  # what it met is the client's going
+
+    return serve
+
+
+async def _abort(context: Any, error: Exception) -> None:
+    try:
+        name, text = status_of(error)
+    except Exception:  # noqa: BLE001 (a mistake of ours is said in the log, and the client gets an answer)
+        _log.exception("a call failed")
+        name, text = "INTERNAL", "the broker could not carry out this call; its log says why"
+    await context.abort(grpc.StatusCode[name], text)
+
+
+class AioStream:
+    """An OutStream whose messages one task writes, each when gRPC has taken the one before."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._pending: deque[bytes] = deque()
+        self._bytes = 0
+        self._more = asyncio.Event()
+        self._was_full = False
+        self.on_drained: Callable[[], None] = lambda: None
+
+    @property
+    def is_full(self) -> bool:
+        full = len(self._pending) >= limits.DANUBE_STREAM_MESSAGES_MAX or self._bytes >= limits.DANUBE_STREAM_BYTES_MAX
+        self._was_full = self._was_full or full
+        return full
+
+    def push(self, messages: Sequence[bytes]) -> None:
+        self._pending.extend(messages)
+        self._bytes += sum(map(len, messages))
+        self._more.set()
+
+    async def write(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            while self._pending:
+                message = self._pending.popleft()
+                self._bytes -= len(message)
+                await self._context.write(message)
+                if self._was_full and not self.is_full:
+                    self._was_full = False
+                    self.on_drained()

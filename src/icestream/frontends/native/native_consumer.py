@@ -1,0 +1,174 @@
+"""A consumer of the native protocol: deliveries as frames, and what the client says about them.
+
+Nothing is sent before the client knows the handle: what happens until then waits until the answer of `subscribe` has
+left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from icestream import errors, limits
+from icestream.broker.consumer import Consumer
+from icestream.broker.subscription import Subscription
+from icestream.model.shard import Gap
+from icestream.rpc import document, frame, handshake
+from icestream.rpc.blocks import select_rows
+from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, GapSeen, Kind, Ranges
+from icestream.wal.tail import SectionRead
+
+if TYPE_CHECKING:
+    from icestream.frontends.native.native_connection import NativeConnection
+
+
+class NativeConsumer:
+    def __init__(self, connection: NativeConnection, messages_per_key: int = 1, *, takes_picks: bool = False) -> None:
+        """`messages_per_key`: of a key-shared subscription, how many messages of a key the client takes at a time.
+        `takes_picks`: it takes PICK frames."""
+        self._connection = connection
+        self._messages_per_key = messages_per_key
+        self._takes_picks = takes_picks
+        self.handle = connection.new_handle()
+        self._subscription: Subscription | None = None
+        self._consumer: Consumer | None = None
+        self._early: list[tuple[Kind, int, bytes]] | None = []
+        self._is_closed = False
+
+    def joined(self, subscription: Subscription, consumer: Consumer) -> None:
+        """Whoever is gone by now leaves at once."""
+        self._subscription, self._consumer = subscription, consumer
+        consumer.credit.messages_per_key = self._messages_per_key
+        if self._takes_picks:
+            consumer.pick = self.pick
+        if self._connection.lost.is_set():
+            subscription.leave(consumer)
+            raise errors.ConnectionLost("the client is gone")
+        if not self._is_closed:
+            self._connection.consumers[self.handle] = self
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        early, self._early = self._early or [], None
+        for one in early:
+            self._connection.out.send_frame(*one)
+        self.drained()
+
+    def leave(self) -> None:
+        if self._subscription is not None and self._consumer is not None:
+            self._subscription.leave(self._consumer)
+        self._connection.consumers.pop(self.handle, None)
+
+    # --- to the client ---
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    @property
+    def is_full(self) -> bool:
+        return self._connection.is_full or self._early is not None
+
+    def drained(self) -> None:
+        if self._consumer is not None:
+            self._consumer.drained()
+
+    def deliver(
+        self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
+    ) -> None:
+        """The section itself is sent from where it stands, shared by all consumers that get it."""
+        if len(section.body) > self._connection.agreed.send_bytes_max - SIZE_MIN - DELIVER.size:
+            self._deliver_parts(shard, generation, attempt, section, first_row, rows)
+            return
+        head = DELIVER.pack(
+            self.handle, shard, generation, attempt, section.base_offset, section.append_time_us, first_row, rows
+        )
+        self._send_messages(Kind.DELIVER, head, section.body)
+
+    def pick(
+        self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
+    ) -> None:
+        """Messages that do not follow one another, in as few frames as the client takes."""
+        if len(ranges) == 1:
+            self.deliver(shard, generation, attempt, picked, 0, picked.rows)
+            return
+        head = frame.encode_pick_head(
+            self.handle, shard, generation, attempt, picked.append_time_us, picked.rows, ranges
+        )
+        if len(head) + len(picked.body) <= self._connection.agreed.send_bytes_max - SIZE_MIN:
+            self._send_messages(Kind.PICK, head, picked.body)
+            return
+        half, first_row = len(ranges) // 2, 0
+        for part in (ranges[:half], ranges[half:]):
+            rows = sum(end - start for start, end in part)
+            body = select_rows(picked.body, first_row, rows)
+            first_row += rows
+            section = SectionRead(part[0][0], rows, picked.append_time_us, picked.epoch, body)
+            self.pick(shard, generation, attempt, section, part)
+
+    def _send_messages(self, kind: Kind, head: bytes, body: bytes) -> None:
+        if self._connection.agreed.compression is not None:
+            self._connection.out.send(handshake.sealed(kind, 0, head + body, self._connection.agreed))
+            return
+        self._connection.out.send(frame.encode_head(kind, 0, len(head) + len(body)) + head, body)
+
+    def _deliver_parts(
+        self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
+    ) -> None:
+        """The client takes less at once: only the rows that are meant, or each half of them."""
+        if first_row or rows < section.rows:
+            body = select_rows(section.body, first_row, rows)
+            base = section.base_offset + first_row
+            part = SectionRead(base, rows, section.append_time_us, section.epoch, body)
+            self.deliver(shard, generation, attempt, part, 0, rows)
+        elif rows > 1:
+            half = rows // 2
+            self._deliver_parts(shard, generation, attempt, section, 0, half)
+            self._deliver_parts(shard, generation, attempt, section, half, rows - half)
+        else:
+            asyncio.get_running_loop().call_soon(self._refuse_too_large, section)
+
+    def _refuse_too_large(self, section: SectionRead) -> None:
+        """It cannot get this message, so it must not go on without it."""
+        allowed = self._connection.agreed.send_bytes_max
+        self.event("closed", {"reason": f"offset {section.base_offset} does not fit a frame of {allowed} bytes"})
+        self.leave()
+
+    def gap(self, shard: int, generation: int, gap: Gap) -> None:
+        seen = GapSeen(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
+        self._send(Kind.GAP, 0, frame.encode_gap(seen))
+
+    def event(self, event: str, details: dict[str, object]) -> None:
+        self._send(Kind.EVENT, self.handle, document.encode({"event": event, **details}))
+        if event == "closed":
+            self._is_closed = True
+            self._connection.consumers.pop(self.handle, None)
+
+    def _send(self, kind: Kind, number: int, body: bytes) -> None:
+        if self._early is None:
+            self._connection.out.send_frame(kind, number, body)
+        else:
+            self._early.append((kind, number, body))
+
+    # --- from the client ---
+
+    def give_credit(self, messages: int) -> None:
+        if self._subscription is not None and self._consumer is not None:
+            self._subscription.give_credit(self._consumer, min(messages, limits.CREDIT_MAX))
+
+    def settle(self, ranges: Ranges, *, is_ack: bool) -> None:
+        subscription, consumer = self._subscription, self._consumer
+        assert subscription is not None
+        assert consumer is not None
+        delivery = subscription.delivery(ranges.shard)
+        if not is_ack:
+            delivery.nack(ranges.ranges, ranges.generation, ranges.extra, consumer.id)
+        elif not ranges.extra & CUMULATIVE:
+            delivery.ack(ranges.ranges, ranges.generation)
+        elif subscription.allows_cumulative_ack:
+            delivery.ack_through(max(end for _, end in ranges.ranges) - 1, ranges.generation)
+        else:
+            raise errors.InvalidInput(
+                f"subscription {subscription.name} is {subscription.record.type.value}: it has no cumulative ack",
+                hint="ack each message, or ranges of them",
+            )

@@ -1,0 +1,116 @@
+"""The fence of a warehouse in an object store, as the broker knows it: by the reports of its other processes (ADR 48).
+
+    {meta_store.data_dir}.fenced    JSON, a FenceReport: this node was fenced off. It is refused at its next start at
+                                    once, and not after its lake process has looked; a cluster with another id passes
+
+The broker reaches no object store. A node that is fenced off stops with ForeignCluster, as with a directory
+(warehouse_fence.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.catalogs import fence_record
+from icestream.catalogs.fence_record import FenceReport, FenceTerms
+from icestream.cluster.members import SUPERSEDED_CLUSTERS
+from icestream.metadata.node_store import NodeStore
+from icestream.observability.health import Check
+from icestream.runtime.clock import Clock
+from icestream.settings import Settings
+
+
+class ObjectFenceMonitor:
+    def __init__(self, store: NodeStore, warehouse: str, note: Path, clock: Clock, *, has_children: bool) -> None:
+        """`note`: where it is written down that this node was fenced off. `has_children`: processes that look at the
+        fence are started with the node."""
+        self._store = store
+        self._warehouse = warehouse
+        self._note = note
+        self._clock = clock
+        self._has_children = has_children
+        self._began_ns = clock.monotonic_ns()
+        self._last: FenceReport | None = None
+
+    async def terms(self) -> FenceTerms:
+        keys = [key for key, _ in await self._store.list_all(SUPERSEDED_CLUSTERS)]
+        return FenceTerms(self._cluster, [key.removeprefix(SUPERSEDED_CLUSTERS) for key in keys])
+
+    @property
+    def _cluster(self) -> str:
+        return self._store.identity.cluster_id.hex()
+
+    async def report(self, report: FenceReport) -> None:
+        """Stops the node when it is fenced off. One on behalf of another cluster is passed over: it was on its way
+        when the broker was started anew."""
+        if not report.failure and report.cluster != self._cluster:
+            return
+        self._last = report
+        if report.successor:
+            error = fence_record.replaced_error(report, self._warehouse, [str(self._note)])
+            try:
+                await asyncio.to_thread(_write_note, self._note, report)
+            finally:
+                self._store.node.fail(error)
+
+    def check(self) -> Check:
+        """Needed shortly after the start only: an old member must not take messages before it knows what it is. Later
+        it is the object store that is away, from all nodes, or the lake process; both are shown by themselves."""
+        last = self._last
+        if last is None:
+            seconds = (self._clock.monotonic_ns() - self._began_ns) / 1e9
+            is_needed = self._has_children and seconds < limits.WAREHOUSE_FENCE_WAIT_SECONDS
+            return Check("fence", False, f"the fence of {self._warehouse} was not read yet", is_needed)
+        if last.failure:
+            reason = f"the fence of {self._warehouse} cannot be read: {last.failure}"
+            return Check("fence", False, reason, is_needed=False)
+        if last.successor:
+            return Check("fence", False, fence_record.replaced_error(last, self._warehouse).message)
+        return Check("fence", True, f"cluster {self._cluster[:8]} may use {self._warehouse}", is_needed=False)
+
+
+def open_fence_monitor(settings: Settings, store: NodeStore, clock: Clock) -> ObjectFenceMonitor | None:
+    """None where the warehouse is not in an object store."""
+    warehouse = fence_record.object_warehouse_of(settings)
+    if not warehouse:
+        return None
+    has_children = settings.lake.managed or settings.pipeline.managed
+    return ObjectFenceMonitor(store, warehouse, fenced_note_path(settings), clock, has_children=has_children)
+
+
+def fenced_note_path(settings: Settings) -> Path:
+    directory = settings.meta_store.data_dir
+    return directory.with_name(directory.name + ".fenced")
+
+
+def check_fenced_note(settings: Settings, store: NodeStore) -> None:
+    """Raises ForeignCluster for a node that was fenced off the warehouse when it ran, ConfigurationError for a note
+    that cannot be read."""
+    warehouse, path = fence_record.object_warehouse_of(settings), fenced_note_path(settings)
+    if not warehouse:
+        return
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=FenceReport)
+    except FileNotFoundError:
+        return
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        raise errors.ConfigurationError(
+            f"{path} is not the note of a node that was fenced off its warehouse: {error}",
+            hint="remove it; the fence in the warehouse is looked at again",
+        ) from None
+    if report.cluster == store.identity.cluster_id.hex():
+        raise fence_record.replaced_error(report, warehouse, [str(path)])
+
+
+def _write_note(path: Path, report: FenceReport) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(report))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

@@ -1,0 +1,174 @@
+"""The health checks of a node: what `/readyz`, `icestream doctor` and `GET /api/v1/health` show.
+
+PROBES lists them in the order in which they are shown. A probe is a function of the node that returns Check rows from
+what the components know already: it does no I/O and does not wait, for it runs on the loop for every question. To add
+one, write the function beside its component or below, return no row where there is nothing to say, and list it.
+
+A check is needed (`Check.is_needed`: without it the node answers 503) only where a client at this node fails and would
+succeed at another node, or where its answers would be wrong. What every node of the cluster would have at the same
+time, what a single topic or subscription has, and what will be a problem later is shown, and does not take the node out
+of a load balancer: that would turn a part that fails into a whole that fails. docs/operate.md has the table.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from icestream import limits
+from icestream.metadata.node_store import NodeStore
+from icestream.observability.health import Check, connections_check
+from icestream.observability.log import get_logger
+from icestream.server.certificates import certificates_check
+from icestream.server.disk_check import DiskState, disk_check
+
+if TYPE_CHECKING:
+    from icestream.server.broker_node import BrokerNode
+    from icestream.settings import Settings
+    from icestream.wal.log import Log
+
+OPENING: Final = "it is being opened"
+Probe = Callable[["BrokerNode"], Iterable[Check]]
+_log = get_logger("server")
+
+
+def checks(node: BrokerNode | None) -> list[Check]:
+    """The rows of all probes; `node` is None while it starts. A probe that raises is shown as a failed check."""
+    if node is None:
+        return [Check(name, False, OPENING) for name in ("metadata", "log", "broker")]
+    return [check for probe in PROBES for check in _rows(probe, node)]
+
+
+def _rows(probe: Probe, node: BrokerNode) -> list[Check]:
+    try:
+        return list(probe(node))
+    except Exception as error:  # noqa: BLE001 (a mistake in one check must not hide the others)
+        _log.exception("a health check failed", check=probe.__name__)
+        return [Check(probe.__name__, False, f"the check itself failed: {error!r}", is_needed=False)]
+
+
+def metadata(node: BrokerNode) -> Iterator[Check]:
+    store = node.store
+    if not isinstance(store, NodeStore):
+        yield Check("metadata", True, "in memory")
+    elif store.stopped is not None:
+        yield Check("metadata", False, str(store.stopped))
+    else:
+        yield Check("metadata", store.is_ready, "" if store.is_ready else "it still reads its log")
+
+
+def consensus(node: BrokerNode) -> Iterator[Check]:
+    """Needed: a node that follows no leader can neither write metadata nor read it with certainty, and another node may
+    be on the side of the majority."""
+    if node.cluster is not None and isinstance(node.store, NodeStore) and node.store.stopped is None:
+        raft = node.store.node
+        silent_seconds = (node.clock.monotonic_ns() - raft.heard_ns) / 1e9
+        yield leader_check(raft.leader, raft.leads or raft.leader == raft.id, silent_seconds, len(raft.members.voters))
+
+
+def leader_check(leader: int, is_self: bool, silent_seconds: float, voters: int) -> Check:
+    """`leader` is 0 for none. A leader without a majority steps down by itself within an election timeout; a follower
+    that may not vote would never notice that its leader is gone, so the time since the last message counts too."""
+    majority = f"{voters // 2 + 1} of {voters} voting nodes must reach each other"
+    if not leader:
+        return Check("consensus", False, f"no leader: nothing can be changed; {majority}")
+    if is_self:
+        return Check("consensus", True, "this node leads")
+    if silent_seconds > limits.LEADER_SILENT_SECONDS_MAX:
+        silent = f"the leader, node {leader:016x}, has been silent for {silent_seconds:.0f} s"
+        return Check("consensus", False, f"{silent}: nothing can be changed; {majority}")
+    return Check("consensus", True, f"node {leader:016x} leads")
+
+
+def log(node: BrokerNode) -> Iterator[Check]:
+    if node.log is None:
+        yield Check("log", True, "in memory")
+        return
+    yield Check("log", node.log.stopped is None, str(node.log.stopped) if node.log.stopped is not None else "")
+
+
+def disk(node: BrokerNode) -> Iterator[Check]:
+    if node.log is None or node.settings.storage.type == "memory":
+        return
+    try:
+        yield disk_check(disk_state(node.log, node.settings))
+    except OSError as error:  # such as a directory that was removed or unmounted under the broker
+        yield Check("disk", False, f"the free space cannot be read: {error}", is_needed=False)
+
+
+def disk_state(log: Log, settings: Settings) -> DiskState:
+    room = shutil.disk_usage(settings.wal.base_path)
+    upkeep, quota = log.upkeep, log.quota
+    return DiskState(
+        upkeep.held_bytes,
+        quota.node_bytes,
+        quota.slow_node_bytes,
+        settings.wal.quota is not None,
+        room.free,
+        room.total,
+        settings.wal.max_file_size,
+        is_ballast_in_use=upkeep.ballast.is_given,
+        prepare_error=str(upkeep.prepare_error) if upkeep.prepare_error is not None else "",
+    )
+
+
+def fence(node: BrokerNode) -> Iterator[Check]:
+    if node.fence is not None:
+        yield node.fence.check()
+
+
+def certificates(node: BrokerNode) -> Iterator[Check]:
+    check = certificates_check(node.certificates, datetime.fromtimestamp(node.clock.wall_us() / 1e6, UTC))
+    if check is not None:
+        yield check
+
+
+def broker(node: BrokerNode) -> Iterator[Check]:
+    if node.broker.is_closing:
+        yield Check("broker", False, "it is shutting down")
+    else:
+        yield Check("broker", node.broker.is_ready, "" if node.broker.is_ready else "it still reads its topics")
+
+
+def subscriptions(node: BrokerNode) -> Iterator[Check]:
+    """Shown only: the other subscriptions are served, and another node has the same messages."""
+    yield from node.broker.delivery_health.checks()
+
+
+def ingest(node: BrokerNode) -> Iterator[Check]:
+    check = node.ingest.check() if node.ingest is not None else None
+    if check is not None:
+        yield check
+
+
+def connections(node: BrokerNode) -> Iterator[Check]:
+    check = connections_check(node.services.rooms())
+    if not check.ok:
+        yield check
+
+
+def children(node: BrokerNode) -> Iterator[Check]:
+    around = node.services
+    lake = around.lake_probe.check() if around.lake_probe is not None else None
+    if lake is not None:
+        yield lake
+    if around.pipeline is not None:
+        yield around.pipeline.check()
+
+
+# In the order in which they are shown; the first needed one that fails is the reason of the 503.
+PROBES: Final[tuple[Probe, ...]] = (
+    metadata,
+    consensus,
+    log,
+    disk,
+    broker,
+    subscriptions,
+    ingest,
+    connections,
+    children,
+    fence,
+    certificates,
+)

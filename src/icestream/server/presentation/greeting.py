@@ -1,0 +1,202 @@
+"""What a start says to the person who started it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+
+from icestream.catalogs.table_name import fixed_namespace, table_of
+from icestream.cluster.cluster_node import ClusterNode
+from icestream.cluster.members import voters_wanted
+from icestream.cluster.node_info import NodeInfo
+from icestream.model.topic_name import TopicName
+from icestream.observability.words import counted, size_text
+from icestream.runtime.native import native
+from icestream.server import node_health as health
+from icestream.server.broker_node import BrokerNode
+from icestream.server.presentation.program_path import program_path
+from icestream.settings import Settings
+from icestream.settings.derive import DATA_DIR_DEFAULT
+from icestream.wal.recovery import RecoveryReport
+
+GAPS_SHOWN = 10
+TOPIC = TopicName("default", "hello")
+DEFAULT_ADDRESS = "127.0.0.1:6651"  # where a command looks when nobody says where
+
+
+def greeting(node: BrokerNode) -> Iterator[str]:
+    settings, log = node.settings, node.log
+    where = "in memory" if log is None else str(settings.wal.base_path)
+    yield f"Icestream: the broker is ready ({where}), sync mode {settings.wal.sync_mode}"
+    if node.cluster is not None:
+        yield f"  {_of_the_cluster(node, node.cluster)}"
+    if native is None:
+        yield "  without the native part: syncs run on the event loop, encoding and scanning in Python (slower)"
+    if log is not None:
+        for line in recovery_lines(log.report):
+            yield f"  {line}"
+    yield f"  {_contents(node)}"
+    for warning in startup_warnings(node):
+        yield f"  warning: {warning}"
+    host, around = settings.node.bind_host, node.services
+    shown = f"[{host}]" if ":" in host else host
+    yield f"Listening: native {shown}:{node.native.port}"
+    if node.danube.port:
+        yield f"  Danube clients: {node.danube.url}; their admin tools: port {node.danube.admin_port}"
+    if around.http.port:
+        yield f"  health and metrics: {_url(host, around.http.port)}/readyz?verbose, /livez, /metrics"
+    if around.lake is not None:
+        yield from _of_the_lake(node)
+    yield "Try, in another terminal:"
+    for command in example_commands(node):
+        yield f"  {command}"
+    yield "Stop with Ctrl-C."
+
+
+def startup_warnings(node: BrokerNode) -> list[str]:
+    """What does not keep a broker from its work yet, and will."""
+    checks = (*health.disk(node), *health.certificates(node))
+    return [f"{check.name}: {check.reason}" for check in checks if not check.ok]
+
+
+def _of_the_lake(node: BrokerNode) -> Iterator[str]:
+    """Its port, where any will do, is known when it listens: then health says it."""
+    settings, host = node.settings, node.settings.node.bind_host
+    if not settings.ports.lake:
+        served = "API and catalog" if settings.catalog_embedded else "API"
+        health = f"{_url(host, node.services.http.port)}/readyz?verbose"
+        yield f"  {served}, in a moment, at any free port: `lake` in {health} says which"
+        return
+    url = _url(host, settings.ports.lake)
+    yield f"  API, in a moment: {url}/api/v1 (the lake process)"
+    if settings.catalog_embedded:
+        yield f"  catalog (Iceberg REST), there too: {url}"
+
+
+def catalog_url(node: BrokerNode) -> str:
+    """Of the embedded catalog; empty where there is none, or its port is not known yet."""
+    settings, lake = node.settings, node.services.lake
+    port = settings.ports.lake or (lake.port if lake is not None else 0)
+    return _url(settings.node.bind_host, port) if settings.catalog_embedded and port else ""
+
+
+def _of_the_cluster(node: BrokerNode, cluster: ClusterNode) -> str:
+    info = cluster.info()
+    known = node.broker.topics.neighbours.node(f"{info.leader:016x}") if info.leader else None
+    leads = f"{known.name} leads" if known is not None else "nobody leads yet"
+    if info.leader == info.node:
+        leads = "it leads"
+    members = members_text(info, len(node.settings.meta_store.seed_nodes))
+    return (
+        f"node {node.settings.node.name} of cluster {info.cluster.hex()[:8]}: {leads}; {members}; "
+        f"other nodes reach it at {cluster.address}"
+    )
+
+
+def members_text(info: NodeInfo, seeds: int) -> str:
+    """A first start is ready as soon as somebody leads, when the others are about to join and to vote."""
+    here, votes = len(info.voters) + len(info.learners), len(info.voters)
+    nodes = max(here, seeds)
+    wanted = voters_wanted(nodes)
+    told = f"{counted(votes, 'voter')}, {counted(len(info.learners), 'learner')}"
+    if here < seeds or votes < wanted:
+        are, vote = "is" if here == 1 else "are", "votes" if votes == 1 else "vote"
+        so_far = f"{here} of {nodes} nodes {are} in it so far, {votes} of {wanted} voters {vote}"
+        return f"{so_far}; the others follow once they are there"
+    if info.node not in (*info.voters, *info.learners):
+        return f"this node is being let in; {told} as far as it knows"
+    return told
+
+
+def announcement(node: BrokerNode) -> dict[str, object]:
+    """The same for a program: where everything is. A port of the lake process that is not fixed is null."""
+    settings, around = node.settings, node.services
+    host, log = settings.node.bind_host, node.log
+    api = _url(host, settings.ports.lake) if around.lake is not None and settings.ports.lake else None
+    return {
+        "ready": True,
+        "pid": os.getpid(),
+        "data_dir": str(settings.data_dir.absolute()),
+        "address": _address(host, node.native.port),
+        "danube": node.danube.url or None,
+        "socket": str(settings.local_socket.absolute()) if around.local is not None else None,
+        "http": _url(host, around.http.port) if around.http.port else None,
+        "api": f"{api}/api/v1" if api is not None else None,
+        "catalog": api if settings.catalog_embedded else None,
+        "raft": node.cluster.address if node.cluster is not None else None,
+        "node": f"{node.cluster.id:016x}" if node.cluster is not None else None,
+        "cluster": node.cluster.identity.cluster_id.hex() if node.cluster is not None else None,
+        "storage": settings.storage.type,
+        "sync_mode": settings.wal.sync_mode,
+        "topics": len(node.broker.topics),
+        "clean_start": log.report.clean if log is not None else True,
+        "new_gaps": len(log.report.gaps) if log is not None else 0,
+        "warnings": startup_warnings(node),
+    }
+
+
+def _contents(node: BrokerNode) -> str:
+    words = counted(len(node.broker.topics), "topic")
+    if node.log is None:
+        return words
+    used, quota = node.log.upkeep.used_bytes, node.log.quota.node_bytes
+    return f"{words}, the log uses {size_text(used)} of {size_text(quota)}"
+
+
+def _address(host: str, port: int) -> str:
+    """Where one connects, on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{_address(host, port)}"
+
+
+def example_commands(node: BrokerNode) -> Iterator[str]:
+    """Some that work as they stand, whatever the settings."""
+    settings = node.settings
+    address = _address(settings.node.bind_host, node.native.port)
+    at = "" if address == DEFAULT_ADDRESS else f" --broker {address}"
+    called = shlex.quote(program_path())
+    yield f"echo hello | {called} produce {TOPIC}{at}"
+    yield f"{called} consume {TOPIC}{at}"
+    yield f"{called} topic describe {TOPIC}{at if node.services.local is None else _socket_option(settings)}"
+    if node.cluster is not None and node.services.local is not None:
+        yield f"{called} cluster status{_socket_option(settings)}"
+    if node.services.pipeline is not None and node.services.local is not None:
+        table = table_of(TOPIC, fixed_namespace(settings))
+        yield f"{called} lake commit-now{_socket_option(settings)}   # the same message as a row: {table}"
+
+
+def _socket_option(settings: Settings) -> str:
+    """Nothing where a command finds the local socket by itself."""
+    if str(settings.data_dir) == DATA_DIR_DEFAULT:
+        return ""
+    return f" --broker {shlex.quote(str(settings.data_dir.absolute()))}"
+
+
+def recovery_lines(report: RecoveryReport) -> Iterator[str]:
+    """What the start found and did, in sentences."""
+    if report.clean and not report.last_lsn:
+        yield "a new log"
+    elif report.clean:
+        yield f"clean start at record {report.last_lsn}"
+    else:
+        yield (
+            f"recovered: {counted(report.records_scanned, 'record')} read, "
+            f"checkpoint at record {report.checkpoint_lsn}, the log ends at record {report.last_lsn}"
+        )
+    if report.rewritten_file:
+        yield f"{report.rewritten_file} was not sealed: written anew and synced"
+    if report.tail_bytes:
+        yield f"{report.tail_bytes} bytes of unfinished writes, which no sync had reached, cut from {report.tail_file}"
+    if report.sync_failed_before:
+        yield "a sync failed in the last run: check the disk; what was unsealed has been written anew"
+    for name in report.bad_checkpoints:
+        yield f"{name} was not readable; the older checkpoint and more of the log were used"
+    for gap in report.gaps[:GAPS_SHOWN]:
+        yield f"declared gap: {gap.key} offsets {gap.start} to {gap.end - 1} ({gap.reason})"
+    if len(report.gaps) > GAPS_SHOWN:
+        yield f"and {len(report.gaps) - GAPS_SHOWN} more declared gaps: icestream wal inspect lists them"

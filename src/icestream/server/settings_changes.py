@@ -1,0 +1,46 @@
+"""What a changed setting does to a running node. Every key that is marked online stands here, in one of two lists.
+
+APPLIED     its component is told
+UNREAD      no component reads it yet; the one that does will ask for the present value each time it needs it
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from icestream.broker.service import Broker
+from icestream.observability.log import change_log_level, get_logger
+from icestream.server.component_options import broker_options, log_options
+from icestream.settings import KEYS, Settings, value_at
+from icestream.wal.live_options import change_options
+from icestream.wal.log import Log
+
+_ICEBERG: Final = "storage.iceberg_config"
+LOG_MESSAGES: Final = frozenset({"log.level"})
+BROKER: Final = frozenset({"broker.auto_create_topics"})
+WAL: Final = frozenset(
+    f"{_ICEBERG}.wal.{name}"
+    for name in (
+        "sync_interval_ms", "quota", "topic_quota", "in_flight_bytes", "inline_sync_below_us", "checkpoint_every_bytes",
+        "retention_step_percent", "warm_ms", "warm_bytes",
+    )
+)  # fmt: skip
+APPLIED: Final = LOG_MESSAGES | BROKER | WAL
+# Backups and the pipeline come later.
+NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_")
+_log = get_logger("config")
+
+
+def apply_settings(broker: Broker, log: Log | None, old: Settings, new: Settings) -> None:
+    """In force when this returns; wal/live_options.py says what that means for the log."""
+    changed = {path for path in KEYS if value_at(old, path) != value_at(new, path)}
+    if changed & LOG_MESSAGES:
+        change_log_level(new.log.level, new.log.format)
+    if changed & BROKER:
+        wanted = broker_options(new)
+        broker.options = replace(broker.options, auto_create_topics=wanted.auto_create_topics)
+    if changed & WAL and log is not None:
+        change_options(log, log_options(new))
+    for path in sorted(changed):
+        _log.info("a setting has changed", key=path, value=KEYS[path].show(value_at(new, path)))
