@@ -19,7 +19,7 @@ from icestream.catalogs.catalog import Outcome, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model import ShardKey
 from icestream.model.written import WrittenFile
@@ -161,7 +161,7 @@ class Meddler:
                 ]
         return await self._snapshot(table)
 
-    async def _snapshot(self, table: Table) -> list[Object]:
+    async def _snapshot(self, table: TableMetadata) -> list[Object]:
         """An append without rows; all rows in one new file; or those of one file less."""
         reader = ManifestCache(self._world.avro)
         manifests, appended, summary = await reader.current_manifests(table), [], {}
@@ -187,7 +187,7 @@ def _rows(location: str) -> int:
     return int(pq.read_metadata(location.removeprefix("file:")).num_rows)
 
 
-def _together(table: Table, paths: list[str]) -> WrittenFile:
+def _together(table: TableMetadata, paths: list[str]) -> WrittenFile:
     rows = pa.concat_tables([pq.read_table(path.removeprefix("file:")) for path in paths])
     location = f"{table.location}/data/{uuid.uuid4()}.parquet"
     path = Path(location.removeprefix("file:"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from icestream.iceberg import table_commit
-from icestream.iceberg.table_creation import new_table
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
@@ -40,9 +40,9 @@ NEW_VIEW: Object = {
 }
 
 
-def table(version: int = 2, **request: Any) -> Table:
+def table(version: int = 2, **request: Any) -> TableMetadata:
     given = {"schema": SCHEMA, "properties": {"format-version": str(version)}} | request
-    return new_table(given, LOCATION, UUID, NOW_MS)
+    return new_table_metadata(given, LOCATION, UUID, NOW_MS)
 
 
 def snapshot(number: int, parent: int | None = None, **more: Any) -> Object:
@@ -75,18 +75,20 @@ def point(name: str, number: int, kind: str = "branch", **retention: int) -> Obj
     return {"action": "set-snapshot-ref", "ref-name": name, "snapshot-id": number, "type": kind, **retention}
 
 
-def commit_to(base: Table, *updates: Object, now_ms: int | None = None, location: str | None = FILE) -> Table:
+def commit_to(
+    base: TableMetadata, *updates: Object, now_ms: int | None = None, location: str | None = FILE
+) -> TableMetadata:
     latest = max((one["timestamp-ms"] for one in base.snapshots), default=NOW_MS)
     return table_commit.apply_updates(base, location, updates, latest + 1_000 if now_ms is None else now_ms)
 
 
-def append(base: Table, number: int, **more: Any) -> Table:
+def append(base: TableMetadata, number: int, **more: Any) -> TableMetadata:
     """A commit that adds a snapshot to main."""
     made = snapshot(number, base.current_snapshot_id, **more)
     return commit_to(base, add(made), point("main", number), now_ms=made["timestamp-ms"])
 
 
-def with_snapshots(count: int, version: int = 2) -> Table:
+def with_snapshots(count: int, version: int = 2) -> TableMetadata:
     """Snapshots 1 to `count`, each the parent of the next."""
     made = table(version)
     for number in range(1, count + 1):
@@ -94,9 +96,9 @@ def with_snapshots(count: int, version: int = 2) -> Table:
     return made
 
 
-def ids(made: Table) -> list[int]:
+def ids(made: TableMetadata) -> list[int]:
     return [one["snapshot-id"] for one in made.snapshots]
 
 
-def log_ids(made: Table) -> list[int]:
+def log_ids(made: TableMetadata) -> list[int]:
     return [one["snapshot-id"] for one in made.snapshot_log]

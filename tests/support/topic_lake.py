@@ -21,7 +21,7 @@ from icestream.catalog.topic.commit import Request
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MemoryStore, MetadataStore
 from icestream.model import envelope
 from icestream.model.block import blocks_of
@@ -161,7 +161,7 @@ class TopicLake:
         await self.catalog.tables.create(TABLE, {"name": TABLE.name, "schema": table_envelope.new_schema()})
         await self.catalog.topics.bind(TABLE, self.topic, self.topic_id, dict.fromkeys(range(shards), (0, start)))
 
-    async def table(self) -> Table:
+    async def table(self) -> TableMetadata:
         return (await self.catalog.commits.load(TABLE)).state.table
 
     # --- files ---

@@ -28,7 +28,7 @@ from icestream.catalog.upkeep.partings import Partings
 from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.upkeep import Upkeep
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
@@ -46,7 +46,7 @@ class Catalog:
         cache_bytes: int = limits.CATALOG_CACHE_BYTES_DEFAULT,
     ) -> None:
         """`other_roots`: where tables may lie besides the warehouse."""
-        roots = [normal(root) for root in (warehouse, *other_roots)]
+        roots = [normalize(root) for root in (warehouse, *other_roots)]
         documents = Documents(files, randomness, roots, cache_bytes)
         steps = Steps(store, documents, clock)
         self.store = store

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 
 from icestream import errors, limits
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 from icestream.metadata.bounds import key_bytes
 
 ROOT: Final = "/catalog/"
@@ -138,7 +138,7 @@ def key_after(prefix: str, token: str) -> str:
     try:
         name = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise errors.InvalidInput(f"not a page token: {shown(token)}") from None
+        raise errors.InvalidInput(f"not a page token: {short_repr(token)}") from None
     return prefix + _escape(name)
 
 

@@ -23,7 +23,7 @@ from icestream.catalog import keys, records
 from icestream.catalog.mover import LOOK_FIRST
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import RequestRecord
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 
@@ -50,7 +50,7 @@ class RequestName:
 
     def __init__(self, name: str, asked: bytes) -> None:
         if not _UUID.fullmatch(name):
-            raise errors.InvalidInput(f"an Idempotency-Key is a UUID, not {shown(name)}")
+            raise errors.InvalidInput(f"an Idempotency-Key is a UUID, not {short_repr(name)}")
         self.key = keys.request_key(name)
         self.digest = hashlib.sha256(asked).hexdigest()
 

@@ -16,7 +16,7 @@ from icestream.catalogs import glue_table
 from icestream.catalogs.glue_table import database_of
 from icestream.catalogs.pointers import Pointer
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.runtime.tasks import Offload
 
@@ -93,14 +93,14 @@ class GluePointers:
         found: Object = (await self._call("get_table", names, _no_table(identifier)))["Table"]
         return found
 
-    async def insert(self, identifier: Identifier, location: str, made: Table) -> None:
+    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
         asked = glue_table.table_input(identifier, location, made, None)
         database = database_of(identifier.namespace)
         await self._call(
             "create_table", {"DatabaseName": database, "TableInput": asked}, _no_database(identifier.namespace)
         )
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> bool:
+    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool:
         try:
             before = await self._table(identifier)
         except errors.StorageUnavailable as error:  # nothing was changed yet

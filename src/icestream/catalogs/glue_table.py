@@ -14,7 +14,7 @@ from typing import Any, Final
 from icestream import errors
 from icestream.catalogs.pointers import Pointer
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 _TYPES: Final = {
@@ -44,7 +44,7 @@ def database_of(namespace: Namespace) -> str:
     return namespace[0]
 
 
-def table_input(identifier: Identifier, location: str, made: Table, before: Mapping[str, Any] | None) -> Object:
+def table_input(identifier: Identifier, location: str, made: TableMetadata, before: Mapping[str, Any] | None) -> Object:
     """`before`: the table as Glue had it, whose other parameters stay."""
     parameters = dict((before or {}).get("Parameters") or {})
     previous = parameters.get("metadata_location")
@@ -76,7 +76,7 @@ def is_iceberg(found: Mapping[str, Any]) -> bool:
     return str((found.get("Parameters") or {}).get("table_type")).upper() == _KIND
 
 
-def _columns(made: Table) -> Iterator[Object]:
+def _columns(made: TableMetadata) -> Iterator[Object]:
     """The current ones first, then those of older schemas."""
     current = made.current_schema
     seen: set[str] = set()

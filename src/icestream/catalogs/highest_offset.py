@@ -8,12 +8,12 @@ from typing import Final
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import DATA_CONTENT
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 
 _UNBOUNDED: Final = 2**63 - 1
 
 
-async def highest_offset(reader: ManifestReader, table: Table, snapshot_id: int | None) -> int | None:
+async def highest_offset(reader: ManifestReader, table: TableMetadata, snapshot_id: int | None) -> int | None:
     """Returns the highest offset that the snapshot's data files can hold; None if it has no data files."""
     snapshot = None if snapshot_id is None else table.snapshots.find(snapshot_id)
     if snapshot is None:

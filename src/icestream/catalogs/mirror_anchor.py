@@ -19,11 +19,11 @@ from icestream.catalog.topic.removal import Progress
 from icestream.catalog.topic.standing import main_standing
 from icestream.catalogs.mirror import Mirror
 from icestream.iceberg import snapshots
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
-def anchor(table: Table, topic_id: int, mirror: Mirror | None) -> Base | None:
+def anchor(table: TableMetadata, topic_id: int, mirror: Mirror | None) -> Base | None:
     """None: nothing but the rounds in its history says anything."""
     if mirror is None:
         return None

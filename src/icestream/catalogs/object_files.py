@@ -14,7 +14,7 @@ from icestream.catalogs.bucket import Objects
 from icestream.catalogs.object_reader import ObjectReader
 from icestream.catalogs.store_options import SCHEMES, Kind
 from icestream.iceberg.file_io import TableFiles, created_apart
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 
 
 class Place(NamedTuple):
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 def place_of(location: str) -> Place:
-    scheme, _, rest = normal(location).partition("://")
+    scheme, _, rest = normalize(location).partition("://")
     kind = SCHEMES.get(scheme)
     if kind is None or kind == "local":
         known = ", ".join(f"{one}://" for one in SCHEMES if one != "file")
@@ -128,13 +128,13 @@ class AnyFiles:
         self._objects.admit = admit
 
     def _of(self, location: str) -> TableFiles:
-        return self._local if normal(location).startswith("file:") else self._objects
+        return self._local if normalize(location).startswith("file:") else self._objects
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         await self._of(location).create(location, pieces, is_synced=is_synced)
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
-        if all(normal(location).startswith("file:") for location, _ in files):
+        if all(normalize(location).startswith("file:") for location, _ in files):
             await self._local.create_all(files)
         else:
             await created_apart(self, files)
@@ -161,6 +161,6 @@ class AnyFiles:
         await self._of(location).make_folder(location)
 
     async def make_durable(self, locations: Sequence[str]) -> None:
-        local = [one for one in locations if normal(one).startswith("file:")]
+        local = [one for one in locations if normalize(one).startswith("file:")]
         if local:
             await self._local.make_durable(local)

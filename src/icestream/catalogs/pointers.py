@@ -30,9 +30,9 @@ from icestream.catalogs.settlement import settled
 from icestream.iceberg import metadata_file, table_commit, table_metadata, values
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.location import for_new, normal, of_namespace
-from icestream.iceberg.table_creation import new_table
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.location import namespace_location, new_location, normalize
+from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.runtime.randomness import Randomness
 
@@ -57,9 +57,9 @@ class Pointers(Protocol):
 
     async def find(self, identifier: Identifier) -> Pointer: ...
 
-    async def insert(self, identifier: Identifier, location: str, made: Table) -> None: ...
+    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None: ...
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> bool: ...
+    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool: ...
 
     async def remove(self, identifier: Identifier) -> None: ...
 
@@ -83,7 +83,7 @@ class PointerCatalog:
         self._files = files
         self._caller = caller
         self._randomness = randomness
-        self._warehouse = normal(warehouse)
+        self._warehouse = normalize(warehouse)
 
     # --- namespaces ---
 
@@ -127,7 +127,7 @@ class PointerCatalog:
         pointer, found = await self._read(identifier)
         return LoadedTable(found.as_json(), pointer.location)
 
-    async def _read(self, identifier: Identifier) -> tuple[Pointer, Table]:
+    async def _read(self, identifier: Identifier) -> tuple[Pointer, TableMetadata]:
         pointer = await self._find(identifier)
         try:
             return pointer, await self._document(pointer.location)
@@ -146,17 +146,17 @@ class PointerCatalog:
         except errors.UnknownTable:
             return None
 
-    async def _document(self, location: str) -> Table:
-        data = metadata_file.unpacked(location, await self._files.read(location))
+    async def _document(self, location: str) -> TableMetadata:
+        data = metadata_file.decompress(location, await self._files.read(location))
         try:
             return table_metadata.decode(data)
         except errors.InvalidInput as error:
             raise errors.MetadataFileDamaged(f"{location} is no metadata file: {error.message}") from None
 
-    async def _write(self, made: Table, version: int) -> str:
+    async def _write(self, made: TableMetadata, version: int) -> str:
         name = metadata_file.new_name(version, self._new_uuid(), made.properties)
-        location = normal(f"{metadata_file.directory(made.location, made.properties)}/{name}")
-        await self._files.create(location, metadata_file.packed(location, made.pieces()))
+        location = normalize(f"{metadata_file.directory(made.location, made.properties)}/{name}")
+        await self._files.create(location, metadata_file.compress(location, made.pieces()))
         return location
 
     async def create(self, identifier: Identifier, asked: Object) -> LoadedTable:
@@ -164,11 +164,11 @@ class PointerCatalog:
         given = values.optional_text(asked, "location")
         uuid_text = self._new_uuid()
         place = (
-            normal(given)
+            normalize(given)
             if given
-            else for_new(of_namespace(self._warehouse, identifier.namespace), identifier.name, uuid_text)
+            else new_location(namespace_location(self._warehouse, identifier.namespace), identifier.name, uuid_text)
         )
-        made = new_table(asked, place, uuid_text, self._now_ms())
+        made = new_table_metadata(asked, place, uuid_text, self._now_ms())
         if await self._pointer_or_none(identifier) is not None:
             raise errors.AlreadyExists(f"Table already exists: {identifier}")
         location = await self._write(made, 0)
@@ -248,7 +248,7 @@ class PointerCatalog:
                     pass
         return Conflict(f"others were faster {limits.CATALOG_ATTEMPTS_MAX} times")
 
-    async def _moved(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> Moved:
+    async def _moved(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> Moved:
         """After a swap that is unclear nothing is sent before the pointer was read."""
         deadline_ns = self._caller.deadline_ns()
         what = f"commit to {identifier}"
@@ -278,7 +278,9 @@ class PointerCatalog:
             if not await self._caller.pause(number, deadline_ns):
                 return Moved.UNKNOWN
 
-    async def _seen(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> Moved | None:
+    async def _seen(
+        self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata
+    ) -> Moved | None:
         """What the pointer says; None while it is as it was."""
         now = await self._pointer_or_none(identifier)
         if now is None:

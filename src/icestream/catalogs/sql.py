@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from icestream import errors, limits
 from icestream.catalogs.pointers import Pointer
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -142,7 +142,7 @@ class SqlPointers:
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
         return Pointer(str(rows[0][0]))
 
-    async def insert(self, identifier: Identifier, location: str, made: Table) -> None:
+    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
         await self._changed(
             "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location{type_column}) "
             "VALUES (%s, %s, %s, %s{type_value})",
@@ -151,7 +151,7 @@ class SqlPointers:
             str(identifier),
         )
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> bool:
+    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool:
         return await self._changed(
             "UPDATE iceberg_tables SET metadata_location = %s, previous_metadata_location = %s "
             f"WHERE {_NAME} AND metadata_location = %s",

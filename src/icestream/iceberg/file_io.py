@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from icestream import errors, limits
-from icestream.iceberg.location import normal
-from icestream.iceberg.log_disk import LogDisk
+from icestream.iceberg.location import normalize
+from icestream.iceberg.log_disk import LogDiskMonitor
 from icestream.iceberg.shared_sync import SharedSync
-from icestream.iceberg.symlink_guard import Fence, LeadsOut
+from icestream.iceberg.symlink_guard import SymlinkEscape, SymlinkGuard
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.files import Directory, File, LocalDirectory, LocalFile, make_directory
@@ -93,7 +93,7 @@ class LocalFiles:
         open_folder: Callable[..., Folder],
         offload: Offload,
         clock: Clock | None = None,
-        log: LogDisk | None = None,
+        log: LogDiskMonitor | None = None,
         near: Callable[[], Offload] | None = None,
     ) -> None:
         """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. With
@@ -226,7 +226,7 @@ class LocalFiles:
                 directory.remove(name)
             finally:
                 directory.close()
-        except LeadsOut as error:
+        except SymlinkEscape as error:
             _log.warning("a file outside of the warehouse stays", file=str(path / name), reason=error.strerror)
         except OSError:
             return
@@ -325,7 +325,7 @@ class LocalFolder(LocalDirectory):
     """Everything in it is reached by its descriptor: a link that takes its place, or that of one above, is not met."""
 
     def __init__(
-        self, path: Path, *, read_only: bool = False, fence: Fence | None = None, is_lasting: bool = True
+        self, path: Path, *, read_only: bool = False, fence: SymlinkGuard | None = None, is_lasting: bool = True
     ) -> None:
         """`is_lasting`: the names of folders that are made are on disk when this returns."""
         self._fence = fence
@@ -346,7 +346,7 @@ class LocalFolder(LocalDirectory):
         try:
             if self._fence is not None:
                 self._fence.check_open(fd, path)
-        except LeadsOut:
+        except SymlinkEscape:
             os.close(fd)
             raise
 
@@ -406,7 +406,7 @@ def open_local(path: Path, is_new: bool, is_lasting: bool = True) -> LocalFolder
 
 def open_inside(roots: Sequence[str]) -> Callable[..., LocalFolder]:
     """The same as `open_local`, for callers that may touch nothing outside of the roots."""
-    fence = Fence(roots)
+    fence = SymlinkGuard(roots)
 
     def open_folder(path: Path, is_new: bool, is_lasting: bool = True) -> LocalFolder:
         return LocalFolder(path, read_only=not is_new, fence=fence, is_lasting=is_lasting)
@@ -415,7 +415,7 @@ def open_inside(roots: Sequence[str]) -> Callable[..., LocalFolder]:
 
 
 def _path(location: str) -> Path:
-    found = normal(location)
+    found = normalize(location)
     if not found.startswith("file:/"):
         raise errors.InvalidInput(f"Cannot reach {location}", hint="this warehouse has local files only")
     return Path(found.removeprefix("file:"))
@@ -439,7 +439,7 @@ _ROOTS_HINT: Final = "name the place itself, after adding it to `lake.table_root
 
 
 def _not_written(location: str, error: OSError) -> errors.IcestreamError:
-    if isinstance(error, LeadsOut):
+    if isinstance(error, SymlinkEscape):
         return errors.InvalidInput(f"Invalid location: {location}: {error.strerror}", hint=_ROOTS_HINT)
     if error.errno in (ENOSPC, EDQUOT):
         return errors.DiskFull(f"there is no room for {location}", hint="free some space on the disk of the warehouse")
@@ -452,7 +452,7 @@ def _unread(location: str, error: OSError) -> errors.IcestreamError:
     """What names no file is missing, whatever stands there instead; a disk that fails is another matter."""
     if error.errno in _NO_FILE:
         return _missing(location)
-    hint = _ROOTS_HINT if isinstance(error, LeadsOut) else "check the disk of the warehouse, and who owns it"
+    hint = _ROOTS_HINT if isinstance(error, SymlinkEscape) else "check the disk of the warehouse, and who owns it"
     return errors.PersistentStorageError(f"{location} cannot be read: {error.strerror}", hint=hint)
 
 
@@ -462,7 +462,7 @@ async def refusing_links(location: str, reading: Awaitable[Content]) -> Content:
     try:
         return await reading
     except errors.PersistentStorageError as error:
-        if not isinstance(error.__cause__, LeadsOut):
+        if not isinstance(error.__cause__, SymlinkEscape):
             raise
         raise errors.InvalidInput(
             f"Invalid location: {location}: {error.__cause__.strerror}", hint=error.hint

@@ -14,7 +14,7 @@ from icestream import errors, limits
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import ManifestEntry
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 CONTENT_NAMES: Final = ("data", "position-deletes", "equality-deletes")
@@ -31,7 +31,7 @@ class PagePosition(NamedTuple):
 
 
 async def list_files(
-    table: Table, reader: ManifestReader, snapshot_id: int | None, after: str, limit: int
+    table: TableMetadata, reader: ManifestReader, snapshot_id: int | None, after: str, limit: int
 ) -> dict[str, Any]:
     """Returns a page as `items` and `next`. `snapshot_id` None: the current one. `after`: empty for the first page.
 
@@ -64,7 +64,7 @@ async def list_files(
     return {"items": items, "next": str(position) if position.manifest < len(manifests) else None}
 
 
-def _page_start(table: Table, snapshot_id: int | None, after: str) -> PagePosition | None:
+def _page_start(table: TableMetadata, snapshot_id: int | None, after: str) -> PagePosition | None:
     if not after:
         first_id = table.current_snapshot_id if snapshot_id is None else snapshot_id
         return None if first_id is None else PagePosition(first_id, 0, 0)

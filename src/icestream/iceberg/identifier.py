@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 
 Namespace = tuple[str, ...]
 
@@ -21,14 +21,14 @@ class Identifier(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return joined((*self.namespace, self.name))
+        return join_levels((*self.namespace, self.name))
 
 
-def joined(levels: Namespace) -> str:
+def join_levels(levels: Namespace) -> str:
     return ".".join(levels)
 
 
-def namespace_of(levels: list[str]) -> Namespace:
+def check_namespace(levels: list[str]) -> Namespace:
     if not 0 < len(levels) <= limits.CATALOG_LEVELS_MAX:
         raise errors.InvalidInput(f"a namespace of {len(levels)} levels", hint=f"1 to {limits.CATALOG_LEVELS_MAX} fit")
     return tuple(_checked(level) for level in levels)
@@ -45,7 +45,7 @@ def _checked(text: str) -> str:
         size = 0
     if not 0 < size <= limits.CATALOG_NAME_BYTES_MAX or SEPARATOR in text or "\x00" in text:
         raise errors.InvalidInput(
-            f"{shown(text)} is not a name",
+            f"{short_repr(text)} is not a name",
             hint=f"1 to {limits.CATALOG_NAME_BYTES_MAX} bytes of text, no 0x1F and no 0x00",
         )
     return text

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from icestream import errors
 from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import schema as schemas
-from icestream.iceberg.table_builder import Draft
+from icestream.iceberg.table_builder import TableMetadataBuilder
 from icestream.iceberg.values import Object
 
 SCHEMAS, SPECS, ORDERS = "schemas", "partition-specs", "sort-orders"
 
 
-def add_schema(draft: Draft, update: Object) -> None:
-    added = values.an_object(values.required(update, "schema"), "schema")
+def add_schema(draft: TableMetadataBuilder, update: Object) -> None:
+    added = values.as_object(values.required(update, "schema"), "schema")
     fields = schemas.fields_of(added)
     schemas.check_version(fields, draft.format_version)
     schemas.check_new(fields, draft.fields[SCHEMAS])
@@ -31,19 +31,19 @@ def add_schema(draft: Draft, update: Object) -> None:
     draft.add_item(SCHEMAS, "schema-id", {"type": "struct", **added, "schema-id": new_id})
 
 
-def set_current_schema(draft: Draft, update: Object) -> None:
+def set_current_schema(draft: TableMetadataBuilder, update: Object) -> None:
     wanted = draft.resolved(SCHEMAS, values.integer(update, "schema-id"), "schema")
     if values.find(draft.fields[SCHEMAS], "schema-id", wanted) is None:
         raise errors.InvalidInput(f"Cannot set current schema to unknown schema: {wanted}")
     draft.put("current-schema-id", wanted)
 
 
-def remove_schemas(draft: Draft, update: Object) -> None:
+def remove_schemas(draft: TableMetadataBuilder, update: Object) -> None:
     _remove(draft, SCHEMAS, "schema-id", values.integers(update, "schema-ids"), "current-schema-id", "current schema")
 
 
-def add_spec(draft: Draft, update: Object) -> None:
-    given = values.an_object(values.required(update, "spec"), "spec")
+def add_spec(draft: TableMetadataBuilder, update: Object) -> None:
+    given = values.as_object(values.required(update, "spec"), "spec")
     known = draft.fields[SPECS]
     added = partitioning.numbered(given, known, draft.fields["last-partition-id"])
     found = _same(known, added, partitioning.same)
@@ -60,20 +60,20 @@ def add_spec(draft: Draft, update: Object) -> None:
     draft.put("last-partition-id", last_id)
 
 
-def set_default_spec(draft: Draft, update: Object) -> None:
+def set_default_spec(draft: TableMetadataBuilder, update: Object) -> None:
     wanted = draft.resolved(SPECS, values.integer(update, "spec-id"), "spec")
     if values.find(draft.fields[SPECS], "spec-id", wanted) is None:
         raise errors.InvalidInput(f"Cannot set default partition spec to unknown spec: {wanted}")
     draft.put("default-spec-id", wanted)
 
 
-def remove_specs(draft: Draft, update: Object) -> None:
+def remove_specs(draft: TableMetadataBuilder, update: Object) -> None:
     ids = values.integers(update, "spec-ids")
     _remove(draft, SPECS, "spec-id", ids, "default-spec-id", "default partition spec")
 
 
-def add_sort_order(draft: Draft, update: Object) -> None:
-    added = values.an_object(values.required(update, "sort-order"), "sort order")
+def add_sort_order(draft: TableMetadataBuilder, update: Object) -> None:
+    added = values.as_object(values.required(update, "sort-order"), "sort order")
     known = draft.fields[ORDERS]
     is_sorted = bool(sorting.fields_of(added))
     found = _same(known, added, sorting.same)
@@ -85,7 +85,7 @@ def add_sort_order(draft: Draft, update: Object) -> None:
     draft.add_item(ORDERS, "order-id", {**added, "order-id": new_id})
 
 
-def set_default_sort_order(draft: Draft, update: Object) -> None:
+def set_default_sort_order(draft: TableMetadataBuilder, update: Object) -> None:
     wanted = draft.resolved(ORDERS, values.integer(update, "sort-order-id"), "sort order")
     if values.find(draft.fields[ORDERS], "order-id", wanted) is None:
         raise errors.InvalidInput(f"Cannot set default sort order to unknown sort order: {wanted}")
@@ -96,7 +96,7 @@ def _same(known: list[Object], added: Object, same: Callable[[Object, Object], b
     return next((one for one in known if same(one, added)), None)
 
 
-def _remove(draft: Draft, name: str, id_name: str, ids: list[int], used: str, what: str) -> None:
+def _remove(draft: TableMetadataBuilder, name: str, id_name: str, ids: list[int], used: str, what: str) -> None:
     """Those that are there. The one in use stays."""
     if draft.fields[used] in ids:
         raise errors.InvalidInput(f"Cannot remove the {what}")

@@ -12,14 +12,14 @@ from typing import Final
 from urllib.parse import unquote
 
 from icestream import errors, limits
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(.*)", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f?#]")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9.-]")
 
 
-def normal(location: str) -> str:
+def normalize(location: str) -> str:
     """The one form of a location. Raises InvalidInput for what is none."""
     scheme, rest = _split(location)
     if scheme == "file":
@@ -33,16 +33,18 @@ def normal(location: str) -> str:
     if "%" in path:  # some readers decode it
         segments += unquote(path).split("/")
     if not is_rooted or _CONTROL.search(location) or any(segment in ("", ".", "..") for segment in segments):
-        raise errors.InvalidInput(f"Invalid location: {shown(location)}", hint="such as file:/data/t or s3://bucket/t")
+        raise errors.InvalidInput(
+            f"Invalid location: {short_repr(location)}", hint="such as file:/data/t or s3://bucket/t"
+        )
     if len(location.encode("utf-8", "replace")) > limits.CATALOG_LOCATION_BYTES_MAX:
         raise errors.InvalidInput(f"Invalid location: more than {limits.CATALOG_LOCATION_BYTES_MAX} bytes")
     return (prefix + path).rstrip("/") if path else prefix
 
 
-def normal_or_none(location: str) -> str | None:
+def normalize_or_none(location: str) -> str | None:
     """None for what is no location: it is nobody's to remove."""
     try:
-        return normal(location)
+        return normalize(location)
     except errors.InvalidInput:
         return None
 
@@ -59,23 +61,23 @@ def is_inside(location: str, root: str) -> bool:
     return location == root or location.startswith(root.rstrip("/") + "/")
 
 
-def allowed(location: str, roots: Sequence[str]) -> str:
+def check_inside(location: str, roots: Sequence[str]) -> str:
     """The one form of a location, if it is inside one of the roots."""
-    found = normal(location)
+    found = normalize(location)
     if not any(is_inside(found, root) for root in roots):
         raise errors.InvalidInput(
-            f"Invalid location: {shown(location)} is outside of the warehouse",
+            f"Invalid location: {short_repr(location)} is outside of the warehouse",
             hint=f"the catalog keeps tables inside of {', '.join(roots)}",
         )
     return found
 
 
-def of_namespace(warehouse: str, levels: Sequence[str]) -> str:
+def namespace_location(warehouse: str, levels: Sequence[str]) -> str:
     """Where the tables of a namespace lie that has no `location` of its own."""
     return "/".join([warehouse.rstrip("/"), *map(_plain, levels)])
 
 
-def for_new(base: str, name: str, token: str) -> str:
+def new_location(base: str, name: str, token: str) -> str:
     """A place of its own for a new table or view in the location of its namespace: a table that is dropped and made
     again never meets its old files."""
     return f"{base.rstrip('/')}/{_plain(name)}-{token}"

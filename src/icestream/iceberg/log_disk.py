@@ -12,7 +12,7 @@ _PATTERN: Final = "log-*.wal"
 _NEWEST: Final = 3  # the one that is written, the next one, and one that was sealed just now
 
 
-class LogDisk:
+class LogDiskMonitor:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: list[tuple[str, int]] = []

@@ -18,7 +18,7 @@ from icestream.iceberg.manifests import (
     manifest_layout,
     reencode_entries,
 )
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
@@ -29,7 +29,7 @@ class ManifestCache:
         self._entries_count = 0
         self._layouts: OrderedDict[tuple[str | None, int, int], ManifestLayout] = OrderedDict()
 
-    def layout(self, table: Table, schema: Object, spec: Object) -> ManifestLayout:
+    def layout(self, table: TableMetadata, schema: Object, spec: Object) -> ManifestLayout:
         key = (table.uuid, schema["schema-id"], spec["spec-id"])
         layout = self._layouts.get(key)
         if layout is None:
@@ -38,7 +38,7 @@ class ManifestCache:
                 self._layouts.popitem(last=False)
         return layout
 
-    async def current_manifests(self, table: Table) -> list[ManifestFile]:
+    async def current_manifests(self, table: TableMetadata) -> list[ManifestFile]:
         """Reads the manifests of the current snapshot, the newest first."""
         snapshot_id = table.current_snapshot_id
         snapshot = None if snapshot_id is None else table.snapshots.find(snapshot_id)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 from icestream.iceberg.manifests import ManifestEntry, ManifestFile, decode_entries, decode_manifest_list
 from icestream.runtime.tasks import Offload
 
@@ -28,7 +28,7 @@ class ManifestReader:
         return self._files
 
     async def manifest_files(self, manifest_list: str) -> list[ManifestFile]:
-        data = await self._files.read(normal(manifest_list))
+        data = await self._files.read(normalize(manifest_list))
         return await self._offload.run(lambda: decode_manifest_list(manifest_list, data))
 
     async def manifest_paths(self, manifest_list: str) -> list[str]:
@@ -46,5 +46,5 @@ class ManifestReader:
         self, manifest: str, select: Callable[[Iterator[ManifestEntry]], list[Item]]
     ) -> list[Item]:
         """Returns what `select` makes of the entries. It runs off the event loop."""
-        data = await self._files.read(normal(manifest))
+        data = await self._files.read(normalize(manifest))
         return await self._offload.run(lambda: decode_entries(manifest, data, select))

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from icestream import errors, limits
-from icestream.iceberg.location import allowed
-from icestream.iceberg.values import shown
+from icestream.iceberg.location import check_inside
+from icestream.iceberg.values import short_repr
 
 PATH: Final = "write.metadata.path"
 # Where data lies that is not below the table's location; what the last two name is older than the first.
@@ -31,7 +31,7 @@ _OURS: Final = re.compile(
 _GZIPPED: Final = re.compile(r".*(?:\.gz\.metadata\.json|\.metadata\.json\.gz)")
 
 
-def places(location: str, properties: Mapping[str, str]) -> list[str]:
+def data_places(location: str, properties: Mapping[str, str]) -> list[str]:
     """A name in each directory below which engines write files of a table; each may be on a disk of its own."""
     given = [properties[name].rstrip("/") for name in DATA_PATHS if properties.get(name)]
     return [f"{place}/file" for place in (location, f"{location}/data", directory(location, properties), *given)]
@@ -41,7 +41,7 @@ def check_places(properties: Mapping[str, str], roots: Sequence[str]) -> None:
     """Raises InvalidInput for paths outside of the roots: the catalog could not make durable what lies there."""
     for name in (PATH, *DATA_PATHS):
         if path := properties.get(name):
-            allowed(path, roots)
+            check_inside(path, roots)
 
 
 def directory(location: str, properties: Mapping[str, str]) -> str:
@@ -52,7 +52,7 @@ def is_ours(name: str) -> bool:
     return _OURS.fullmatch(name) is not None
 
 
-def marked(token: bytes) -> str:
+def own_uuid(token: bytes) -> str:
     """A UUID of version 8 from 16 bytes of chance."""
     made = bytearray(token)
     made[6], made[8] = made[6] & 0x0F | 0x80, made[8] & 0x3F | 0x80
@@ -63,7 +63,7 @@ def marked(token: bytes) -> str:
 def new_name(version: int, uuid: str, properties: Mapping[str, str]) -> str:
     codec = properties.get(CODEC, "none").lower()
     if codec not in ("none", "gzip"):
-        raise errors.InvalidInput(f"Invalid codec name: {shown(codec)}", hint=f"{CODEC} is none or gzip")
+        raise errors.InvalidInput(f"Invalid codec name: {short_repr(codec)}", hint=f"{CODEC} is none or gzip")
     return f"{version:05d}-{uuid}{'.gz' if codec == 'gzip' else ''}.metadata.json"
 
 
@@ -77,7 +77,7 @@ def is_gzipped(file_location: str) -> bool:
     return _GZIPPED.fullmatch(file_location) is not None
 
 
-def packed(file_location: str, pieces: Sequence[bytes]) -> Sequence[bytes]:
+def compress(file_location: str, pieces: Sequence[bytes]) -> Sequence[bytes]:
     """What is written under this name."""
     size = sum(map(len, pieces))
     if size > limits.CATALOG_DOCUMENT_BYTES_MAX:
@@ -101,7 +101,7 @@ def _gathered(pieces: Sequence[bytes]) -> list[bytes]:
     return [piece for piece in (*made, b"".join(small)) if piece]
 
 
-def unpacked(file_location: str, data: bytes) -> bytes:
+def decompress(file_location: str, data: bytes) -> bytes:
     """What a file of this name says. A small one that unpacks to a huge one is refused."""
     if not is_gzipped(file_location):
         return data

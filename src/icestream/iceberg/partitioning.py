@@ -14,7 +14,7 @@ from typing import Final
 from icestream import errors
 from icestream.iceberg import transforms, values
 from icestream.iceberg.schema import Field
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 
 FIRST_FIELD_ID: Final = 1000
 UNPARTITIONED: Final[Object] = {"spec-id": 0, "fields": []}
@@ -54,7 +54,7 @@ def check(spec: Object, fields: dict[int, Field]) -> None:
     for one in spec["fields"]:
         name, applied, columns = one["name"], one["transform"], sources(one)
         if not name or name in names:
-            raise errors.InvalidInput(f"Cannot use partition name more than once, or an empty one: {shown(name)}")
+            raise errors.InvalidInput(f"Cannot use partition name more than once, or an empty one: {short_repr(name)}")
         names.add(name)
         if transforms.canonical(applied) == transforms.VOID:
             continue
@@ -62,7 +62,7 @@ def check(spec: Object, fields: dict[int, Field]) -> None:
             _check_source(one, fields.get(column))
         if name in ids_by_name and ids_by_name[name] not in columns:
             raise errors.InvalidInput(
-                f"Cannot create identity partition sourced from different field in schema: {shown(name)}"
+                f"Cannot create identity partition sourced from different field in schema: {short_repr(name)}"
             )
 
 
@@ -79,10 +79,10 @@ def check_ids(spec: Object) -> None:
 
 def _check_source(field: Object, source: Field | None) -> None:
     if source is None:
-        raise errors.InvalidInput(f"Cannot find source column for partition field: {shown(field)}")
+        raise errors.InvalidInput(f"Cannot find source column for partition field: {short_repr(field)}")
     transforms.check(field["transform"], source.kind)
     if not source.in_structs:
-        raise errors.InvalidInput(f"Invalid partition field parent: {shown(source.name)} lies in a list or map")
+        raise errors.InvalidInput(f"Invalid partition field parent: {short_repr(source.name)} lies in a list or map")
 
 
 def same(one: Object, other: Object) -> bool:
@@ -123,7 +123,7 @@ def check_sequential(spec: Object) -> None:
     """A v1 table has no ids in its data files: its fields are counted."""
     ids = [field["field-id"] for field in spec["fields"]]
     if ids != list(range(FIRST_FIELD_ID, FIRST_FIELD_ID + len(ids))):
-        raise errors.InvalidInput(f"Spec does not use sequential IDs that are required in v1: {shown(ids)}")
+        raise errors.InvalidInput(f"Spec does not use sequential IDs that are required in v1: {short_repr(ids)}")
 
 
 def with_fresh_ids(spec: Object, fresh: dict[int, int], spec_id: int) -> Object:
@@ -139,5 +139,5 @@ def with_fresh_ids(spec: Object, fresh: dict[int, int], spec_id: int) -> Object:
 
 def _fresh(fresh: dict[int, int], column: int, field: Object) -> int:
     if column not in fresh:
-        raise errors.InvalidInput(f"Cannot find source column for partition field: {shown(field)}")
+        raise errors.InvalidInput(f"Cannot find source column for partition field: {short_repr(field)}")
     return fresh[column]

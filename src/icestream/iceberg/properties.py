@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from icestream import errors
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 
 FORMAT_VERSION: Final = "format-version"
 # What engines show as properties although the document has fields for it; it is never stored as one.
@@ -33,7 +33,7 @@ def as_integer(properties: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(found)
     except ValueError:
-        raise errors.InvalidInput(f"Table property {name} must have integer value: {shown(found)}") from None
+        raise errors.InvalidInput(f"Table property {name} must have integer value: {short_repr(found)}") from None
 
 
 def as_flag(properties: Mapping[str, str], name: str, default: bool) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.iceberg import types, values
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 
 DEFAULTS_SINCE_VERSION: Final = 3
 FIELD_ID_MAX: Final = values.INT_MAX - 200  # those behind it are Iceberg's own columns, like _file and _pos
@@ -30,7 +30,7 @@ class Field(NamedTuple):
 def fields_of(schema: Object) -> dict[int, Field]:
     """Every field of every level by its id. Raises InvalidInput for what is no schema."""
     if schema.get("type", "struct") != "struct":
-        raise errors.InvalidInput(f"Cannot create schema, not a struct type: {shown(schema.get('type'))}")
+        raise errors.InvalidInput(f"Cannot create schema, not a struct type: {short_repr(schema.get('type'))}")
     found: dict[int, Field] = {}
     names: dict[str, int] = {}
     for field in _walk(schema, "", True, 0):
@@ -38,7 +38,7 @@ def fields_of(schema: Object) -> dict[int, Field]:
             raise errors.InvalidInput(f"Invalid schema: multiple fields for id {field.id}")
         if field.name in names:
             raise errors.InvalidInput(
-                f"Invalid schema: multiple fields for name {shown(field.name)}: {names[field.name]} and {field.id}"
+                f"Invalid schema: multiple fields for name {short_repr(field.name)}: {names[field.name]} and {field.id}"
             )
         found[field.id] = field
         names[field.name] = field.id
@@ -86,9 +86,13 @@ def _check_identifiers(schema: Object, fields: dict[int, Field]) -> None:
         parents = field.name.split(".")[:-1]
         above = [by_name.get(".".join(parents[: number + 1])) for number in range(len(parents))]
         if types.is_nested(field.kind) or types.family(field.kind) in ("float", "double"):
-            raise errors.InvalidInput(f"Cannot add field {shown(field.name)} as an identifier field: not such a type")
+            raise errors.InvalidInput(
+                f"Cannot add field {short_repr(field.name)} as an identifier field: not such a type"
+            )
         if not field.in_structs or not all(one is None or one.is_required for one in (field, *above)):
-            raise errors.InvalidInput(f"Cannot add field {shown(field.name)} as an identifier field: it is optional")
+            raise errors.InvalidInput(
+                f"Cannot add field {short_repr(field.name)} as an identifier field: it is optional"
+            )
 
 
 def identifiers(schema: Object) -> list[int]:
@@ -127,7 +131,7 @@ def check_version(fields: dict[int, Field], version: int) -> None:
         if version < DEFAULTS_SINCE_VERSION and field.holder.get("initial-default") is not None:
             problems.append(
                 f"Invalid initial default for {field.name}: non-null default "
-                f"({shown(field.holder['initial-default'])}) is not supported until v{DEFAULTS_SINCE_VERSION}"
+                f"({short_repr(field.holder['initial-default'])}) is not supported until v{DEFAULTS_SINCE_VERSION}"
             )
     if problems:
         raise errors.InvalidInput(f"Invalid schema for v{version}:\n- " + "\n- ".join(problems))

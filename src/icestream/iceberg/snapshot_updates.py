@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from icestream import errors, limits
 from icestream.iceberg import snapshots, values
-from icestream.iceberg.table_builder import Draft
+from icestream.iceberg.table_builder import TableMetadataBuilder
 from icestream.iceberg.table_metadata import ROW_LINEAGE_SINCE
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 
 
-def add_snapshot(draft: Draft, update: Object) -> None:
-    added = values.an_object(values.required(update, "snapshot"), "snapshot")
+def add_snapshot(draft: TableMetadataBuilder, update: Object) -> None:
+    added = values.as_object(values.required(update, "snapshot"), "snapshot")
     snapshots.check_snapshot(added)
     if added["snapshot-id"] == snapshots.NO_SNAPSHOT:
         raise errors.InvalidInput(f"Invalid snapshot: id {snapshots.NO_SNAPSHOT} stands for no snapshot")
@@ -31,7 +31,7 @@ def add_snapshot(draft: Draft, update: Object) -> None:
     draft.add_snapshot(added)
 
 
-def _check_schema(draft: Draft, added: Object) -> None:
+def _check_schema(draft: TableMetadataBuilder, added: Object) -> None:
     """Old writers name none."""
     named = added.get("schema-id")
     if named is not None and values.find(draft.fields["schemas"], "schema-id", named) is None:
@@ -40,7 +40,7 @@ def _check_schema(draft: Draft, added: Object) -> None:
         )
 
 
-def _count_sequence(draft: Draft, added: Object) -> None:
+def _count_sequence(draft: TableMetadataBuilder, added: Object) -> None:
     number = snapshots.sequence_number(added)
     if draft.format_version == 1:
         if number != 0:
@@ -59,7 +59,7 @@ def _count_sequence(draft: Draft, added: Object) -> None:
     draft.put("last-sequence-number", max(number, last))
 
 
-def _count_rows(draft: Draft, added: Object) -> None:
+def _count_rows(draft: TableMetadataBuilder, added: Object) -> None:
     first, count = values.optional_long(added, "first-row-id"), values.optional_long(added, "added-rows")
     if first is None:
         raise errors.InvalidInput("Cannot add a snapshot: first-row-id is null")
@@ -78,13 +78,13 @@ def _count_rows(draft: Draft, added: Object) -> None:
     draft.put("next-row-id", first + count)
 
 
-def remove_snapshots(draft: Draft, update: Object) -> None:
+def remove_snapshots(draft: TableMetadataBuilder, update: Object) -> None:
     """With the statistics of those, and every branch and tag that named one. Ids that are not there are no error; the
     children of a removed snapshot keep its id, so that whoever reads on from it is told that it is gone."""
     draft.remove_snapshots(set(values.longs(update, "snapshot-ids")))
 
 
-def set_reference(draft: Draft, update: Object) -> None:
+def set_reference(draft: TableMetadataBuilder, update: Object) -> None:
     name = values.text(update, "ref-name")
     if not name:
         raise errors.InvalidInput("Invalid ref name: empty")
@@ -94,9 +94,9 @@ def set_reference(draft: Draft, update: Object) -> None:
     if draft.snapshot(reference["snapshot-id"]) is None:
         raise errors.InvalidInput(f"Cannot set {name} to unknown snapshot: {reference['snapshot-id']}")
     if name == snapshots.MAIN and reference["type"] != "branch":
-        raise errors.InvalidInput(f"Cannot set {shown(name)} to a tag, it must be a branch")
+        raise errors.InvalidInput(f"Cannot set {short_repr(name)} to a tag, it must be a branch")
     draft.set_reference(name, reference)
 
 
-def remove_reference(draft: Draft, update: Object) -> None:
+def remove_reference(draft: TableMetadataBuilder, update: Object) -> None:
     draft.remove_reference(values.text(update, "ref-name"))

@@ -13,7 +13,7 @@ from typing import Final
 
 from icestream import errors
 from icestream.iceberg import values
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 
 MAIN: Final = "main"
 NO_SNAPSHOT: Final = -1  # how v1 and v2 write that there is none
@@ -83,7 +83,7 @@ def check_reference(name: str, reference: Object) -> Object:
     values.long(reference, "snapshot-id")
     kind = values.text(reference, "type").lower()
     if kind not in ("branch", "tag"):
-        raise errors.InvalidInput(f"Invalid snapshot ref type: {shown(kind)}")
+        raise errors.InvalidInput(f"Invalid snapshot ref type: {short_repr(kind)}")
     retention = {
         "min-snapshots-to-keep": values.optional_integer(reference, "min-snapshots-to-keep"),
         "max-snapshot-age-ms": values.optional_long(reference, "max-snapshot-age-ms"),
@@ -91,7 +91,7 @@ def check_reference(name: str, reference: Object) -> Object:
     }
     for field, value in retention.items():
         if value is not None and value <= 0:
-            raise errors.InvalidInput(f"Invalid ref {shown(name)}: {field} must be greater than 0")
+            raise errors.InvalidInput(f"Invalid ref {short_repr(name)}: {field} must be greater than 0")
     if kind == "tag" and (retention["min-snapshots-to-keep"] or retention["max-snapshot-age-ms"]):
         raise errors.InvalidInput(f"Tags do not support setting min-snapshots-to-keep or max-snapshot-age-ms: {name}")
     return {field: reference[field] for field in _REFERENCE_FIELDS if reference.get(field) is not None} | {"type": kind}

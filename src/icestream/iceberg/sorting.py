@@ -12,7 +12,7 @@ from typing import Final
 from icestream import errors
 from icestream.iceberg import transforms, values
 from icestream.iceberg.schema import Field
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 
 UNSORTED: Final[Object] = {"order-id": 0, "fields": []}
 FIRST_ID: Final = 1
@@ -29,9 +29,9 @@ def fields_of(order: Object) -> list[Object]:
         values.text(field, "transform")
         _sources(field)
         if values.text(field, "direction").lower() not in ("asc", "desc"):
-            raise errors.InvalidInput(f"Invalid sort direction: {shown(field['direction'])}")
+            raise errors.InvalidInput(f"Invalid sort direction: {short_repr(field['direction'])}")
         if values.text(field, "null-order").lower() not in ("nulls-first", "nulls-last"):
-            raise errors.InvalidInput(f"Unexpected null order: {shown(field['null-order'])}")
+            raise errors.InvalidInput(f"Unexpected null order: {short_repr(field['null-order'])}")
     if found and values.optional_integer(order, "order-id") == 0:
         raise errors.InvalidInput("Sort order ID 0 is reserved for unsorted order")
     return found
@@ -49,7 +49,7 @@ def check(order: Object, fields: dict[int, Field]) -> None:
         for column in _sources(one):
             source = fields.get(column)
             if source is None:
-                raise errors.InvalidInput(f"Cannot find source column for sort field: {shown(one)}")
+                raise errors.InvalidInput(f"Cannot find source column for sort field: {short_repr(one)}")
             transforms.check(one["transform"], source.kind)
 
 
@@ -68,7 +68,7 @@ def with_fresh_ids(order: Object, fresh: dict[int, int]) -> Object:
     for field in fields_of(order):
         columns = _sources(field)
         if not all(column in fresh for column in columns):
-            raise errors.InvalidInput(f"Cannot find source column for sort field: {shown(field)}")
+            raise errors.InvalidInput(f"Cannot find source column for sort field: {short_repr(field)}")
         renamed = [fresh[column] for column in columns]
         made.append({**field, **({"source-id": renamed[0]} if "source-id" in field else {"source-ids": renamed})})
     return {**order, "order-id": FIRST_ID if made else 0, "fields": made}

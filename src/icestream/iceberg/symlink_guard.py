@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from errno import EXDEV
 from pathlib import Path
 
-from icestream.iceberg.location import is_inside, normal_or_none
+from icestream.iceberg.location import is_inside, normalize_or_none
 
 
-class LeadsOut(OSError):
+class SymlinkEscape(OSError):
     """Nothing was read, written or removed."""
 
     def __init__(self, path: Path, place: str) -> None:
         super().__init__(EXDEV, f"a symbolic link leads out of the warehouse, to {place}", str(path))
 
 
-class Fence:
+class SymlinkGuard:
     def __init__(self, roots: Sequence[str]) -> None:
         """`roots`: locations. Those that are no local directories do not matter here; others refuse what is none."""
-        found = [normal_or_none(root) for root in roots]
+        found = [normalize_or_none(root) for root in roots]
         self._roots = [one.removeprefix("file:") for one in found if one and one.startswith("file:/")]
         self._places: list[str] = []  # where the roots are in truth
 
@@ -43,7 +43,7 @@ class Fence:
             return
         self._places = [os.path.realpath(root) for root in self._roots]
         if not any(is_inside(place, root) for root in self._places):
-            raise LeadsOut(path, place)
+            raise SymlinkEscape(path, place)
 
 
 def place_of(fd: int, path: Path) -> str:

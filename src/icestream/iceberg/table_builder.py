@@ -18,17 +18,17 @@ from icestream import errors, limits
 from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import snapshots as snapshot
-from icestream.iceberg.entries import Entries
 from icestream.iceberg.properties import as_integer
 from icestream.iceberg.schema import Field
-from icestream.iceberg.table_metadata import ROW_LINEAGE_SINCE, Table
+from icestream.iceberg.shared_list import SharedList
+from icestream.iceberg.table_metadata import ROW_LINEAGE_SINCE, TableMetadata
 from icestream.iceberg.values import Object
 
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
 
 
-class Draft:
-    def __init__(self, base: Table | None, now_ms: int, format_version: int) -> None:
+class TableMetadataBuilder:
+    def __init__(self, base: TableMetadata | None, now_ms: int, format_version: int) -> None:
         """`format_version` is that of a table that does not exist yet."""
         self.base = base
         self.fields: Object = dict(base.fields) if base else _nothing(format_version)
@@ -36,10 +36,10 @@ class Draft:
         self.is_changed = base is None
         self.last_added: dict[str, int] = {}  # by the name of the list: schemas, partition-specs, sort-orders
         self.added_snapshots: set[int] = set()
-        self._snapshots = base.snapshots if base else Entries([], "snapshot-id")
+        self._snapshots = base.snapshots if base else SharedList([], "snapshot-id")
         self._removed: set[int] = set()  # snapshots that are still in `_snapshots`
         self._has_removed = False
-        self._log = base.snapshot_log if base else Entries([])
+        self._log = base.snapshot_log if base else SharedList([])
         self._was_main: set[int] = set()  # added here, and set as main here
 
     # --- fields ---
@@ -140,7 +140,7 @@ class Draft:
 
     # --- the end ---
 
-    def finish(self, base_location: str | None) -> Table:
+    def finish(self, base_location: str | None) -> TableMetadata:
         """The table that the updates made; the base itself when they changed nothing.
 
         `base_location` is the metadata file of the base, None when it has none.
@@ -154,7 +154,7 @@ class Draft:
             since_v3 = self.format_version >= ROW_LINEAGE_SINCE
             self.fields["current-snapshot-id"] = None if since_v3 else snapshot.NO_SNAPSHOT
         log = self._finished_log()
-        return Table(self.fields, self._snapshots, log, self._finished_files(base_location))
+        return TableMetadata(self.fields, self._snapshots, log, self._finished_files(base_location))
 
     def _check_layouts(self) -> None:
         """What is in use exists and fits the present schema. Unchanged, it fitted before."""
@@ -175,7 +175,7 @@ class Draft:
         partitioning.check(spec, fields)
         sorting.check(order, fields)
 
-    def _finished_log(self) -> Entries:
+    def _finished_log(self) -> SharedList:
         current = self.fields["current-snapshot-id"]
         replaced = self._was_main - {current}
         if replaced or self._has_removed:
@@ -189,9 +189,9 @@ class Draft:
                 )
         return self._log
 
-    def _finished_files(self, base_location: str | None) -> Entries:
+    def _finished_files(self, base_location: str | None) -> SharedList:
         if self.base is None:
-            return Entries([])
+            return SharedList([])
         if base_location is None:
             return self.base.metadata_log
         most = max(1, as_integer(self.fields["properties"], PREVIOUS_VERSIONS_MAX, limits.CATALOG_METADATA_LOG_DEFAULT))
@@ -199,7 +199,7 @@ class Draft:
         return kept.plus({"timestamp-ms": self.base.fields["last-updated-ms"], "metadata-file": base_location})
 
 
-def _without(log: Entries, replaced: set[int], snapshots: Entries, has_removed: bool) -> Entries:
+def _without(log: SharedList, replaced: set[int], snapshots: SharedList, has_removed: bool) -> SharedList:
     """History with a hole would tell that a snapshot was current when another one was: it begins behind the hole."""
     begin = 0
     if has_removed:

@@ -12,9 +12,9 @@ from icestream import errors, limits
 from icestream.iceberg import requirements as requirement
 from icestream.iceberg import updates as update
 from icestream.iceberg.properties import as_flag
-from icestream.iceberg.table_builder import Draft
-from icestream.iceberg.table_metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSIONS, Table
-from icestream.iceberg.values import Object, an_object, integer
+from icestream.iceberg.table_builder import TableMetadataBuilder
+from icestream.iceberg.table_metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSIONS, TableMetadata
+from icestream.iceberg.values import Object, as_object, integer
 
 DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 
@@ -27,24 +27,26 @@ def check_size(requirements: Sequence[Object], updates: Sequence[Object]) -> Non
         if len(found) > most:
             raise errors.InvalidInput(f"a commit of {len(found)} {what}, at most {most}")
         for one in found:
-            an_object(one, what)
+            as_object(one, what)
 
 
 def is_create(requirements: Sequence[Object]) -> bool:
     return any(requirement.kind(one) == requirement.CREATE for one in requirements)
 
 
-def check_requirements(table: Table | None, requirements: Sequence[Object]) -> None:
+def check_requirements(table: TableMetadata | None, requirements: Sequence[Object]) -> None:
     for one in requirements:
         requirement.check(table, one)
 
 
-def apply_updates(table: Table | None, table_location: str | None, updates: Sequence[Object], now_ms: int) -> Table:
+def apply_updates(
+    table: TableMetadata | None, table_location: str | None, updates: Sequence[Object], now_ms: int
+) -> TableMetadata:
     """The table that the updates make of another, or of none. The same one when they change nothing.
 
     `table_location` is the metadata file that holds `table`.
     """
-    draft = Draft(table, now_ms, _first_version(updates))
+    draft = TableMetadataBuilder(table, now_ms, _first_version(updates))
     for one in updates:
         update.apply(draft, one)
     return draft.finish(table_location)
@@ -58,7 +60,7 @@ def _first_version(updates: Sequence[Object]) -> int:
     return FORMAT_VERSION_DEFAULT
 
 
-def dropped_files(before: Table, after: Table) -> list[str]:
+def dropped_metadata_files(before: TableMetadata, after: TableMetadata) -> list[str]:
     """Metadata files that nobody needs when `after` is in force: as the table's properties say, none by default."""
     if not as_flag(after.properties, DELETE_AFTER_COMMIT, False):
         return []

@@ -7,22 +7,22 @@ from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import schema as schemas
 from icestream.iceberg.properties import FORMAT_VERSION, RESERVED, as_integer
 from icestream.iceberg.table_commit import apply_updates
-from icestream.iceberg.table_metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSIONS, Table
+from icestream.iceberg.table_metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSIONS, TableMetadata
 from icestream.iceberg.values import Object
 
 # Set on every new table, so that engines with other defaults write alike.
 NEW_TABLE_PROPERTIES = {"write.parquet.compression-codec": "zstd"}
 
 
-def new_table(request: Object, location: str, uuid: str, now_ms: int) -> Table:
+def new_table_metadata(request: Object, location: str, uuid: str, now_ms: int) -> TableMetadata:
     """`request` has schema, and optionally partition-spec, write-order and properties, each of which may be null."""
     given = values.optional_text_map(request, "properties")
     version = as_integer(given, FORMAT_VERSION, FORMAT_VERSION_DEFAULT)
     if version not in FORMAT_VERSIONS:
         raise errors.InvalidInput(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSIONS[-1]})")
-    schema, fresh = schemas.with_fresh_ids(values.an_object(values.required(request, "schema"), "schema"), 0)
-    spec = values.an_object(request.get("partition-spec") or partitioning.UNPARTITIONED, "partition-spec")
-    order = values.an_object(request.get("write-order") or sorting.UNSORTED, "write-order")
+    schema, fresh = schemas.with_fresh_ids(values.as_object(values.required(request, "schema"), "schema"), 0)
+    spec = values.as_object(request.get("partition-spec") or partitioning.UNPARTITIONED, "partition-spec")
+    order = values.as_object(request.get("write-order") or sorting.UNSORTED, "write-order")
     properties = {name: value for name, value in given.items() if name not in RESERVED}
     updates: list[Object] = [
         {"action": "assign-uuid", "uuid": uuid},

@@ -18,7 +18,7 @@ from icestream import errors, limits
 from icestream.iceberg import partitioning, side_files, sorting, values
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import snapshots as snapshot
-from icestream.iceberg.entries import Entries
+from icestream.iceberg.shared_list import SharedList
 from icestream.iceberg.values import Object
 
 FORMAT_VERSIONS: Final = (1, 2, 3)
@@ -27,10 +27,12 @@ ROW_LINEAGE_SINCE: Final = 3
 _LISTS: Final = ("snapshots", "snapshot-log", "metadata-log")
 
 
-class Table:
+class TableMetadata:
     __slots__ = ("_pieces", "fields", "metadata_log", "snapshot_log", "snapshots")
 
-    def __init__(self, fields: Object, snapshots: Entries, snapshot_log: Entries, metadata_log: Entries) -> None:
+    def __init__(
+        self, fields: Object, snapshots: SharedList, snapshot_log: SharedList, metadata_log: SharedList
+    ) -> None:
         self.fields = fields
         self.snapshots = snapshots
         self.snapshot_log = snapshot_log
@@ -85,7 +87,7 @@ class Table:
     def encode(self) -> bytes:
         return b"".join(self.pieces())
 
-    def _lists(self) -> Iterable[tuple[str, Entries]]:
+    def _lists(self) -> Iterable[tuple[str, SharedList]]:
         return zip(_LISTS, (self.snapshots, self.snapshot_log, self.metadata_log), strict=True)
 
     def _written_fields(self) -> Object:
@@ -100,21 +102,21 @@ class Table:
         """The same as plain values."""
         return self._written_fields() | {name: list(entries) for name, entries in self._lists()}
 
-    def with_referenced_snapshots(self) -> Table:
+    def with_referenced_snapshots(self) -> TableMetadata:
         """Without the snapshots that no branch or tag names: what a client asks for that loads history late."""
         wanted = {one["snapshot-id"] for one in self.references.values()}
         kept = self.snapshots.kept(lambda one: one["snapshot-id"] in wanted)
-        return Table(self.fields, kept, self.snapshot_log, self.metadata_log)
+        return TableMetadata(self.fields, kept, self.snapshot_log, self.metadata_log)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def decode(data: bytes) -> Table:
+def decode(data: bytes) -> TableMetadata:
     return load(values.decode(data, limits.CATALOG_DOCUMENT_BYTES_MAX))
 
 
-def load(document: Object) -> Table:
+def load(document: Object) -> TableMetadata:
     """A table from its document. Raises InvalidInput for one that is not valid in its own format version."""
     version = values.integer(document, "format-version")
     if version not in FORMAT_VERSIONS:
@@ -141,7 +143,7 @@ def _complete_v1(fields: Object) -> None:
     fields.pop("last-sequence-number", None)
     alone, spec = fields.pop("schema", None), fields.pop("partition-spec", None)
     if fields.get("schemas") is None:
-        one = values.an_object(alone, "schema")
+        one = values.as_object(alone, "schema")
         fields["schemas"] = [one | {"schema-id": schemas.schema_id(one)}]
         fields["current-schema-id"] = schemas.schema_id(one)
     if fields.get("partition-specs") is None:
@@ -183,7 +185,7 @@ def _check_side_files(fields: Object) -> None:
             check(one)
 
 
-def _with_snapshots(fields: Object, document: Object) -> Table:
+def _with_snapshots(fields: Object, document: Object) -> TableMetadata:
     found = values.optional_objects(document, "snapshots")
     known: set[int] = set()
     last = values.LONG_MAX if fields["format-version"] == 1 else fields["last-sequence-number"]
@@ -205,7 +207,7 @@ def _with_snapshots(fields: Object, document: Object) -> Table:
     for entry in files:
         values.long(entry, "timestamp-ms")
         values.text(entry, "metadata-file")
-    return Table(fields, Entries([*found], "snapshot-id"), Entries([*log]), Entries([*files]))
+    return TableMetadata(fields, SharedList([*found], "snapshot-id"), SharedList([*log]), SharedList([*files]))
 
 
 def _check_references(fields: Object, known: set[int]) -> None:
@@ -213,11 +215,11 @@ def _check_references(fields: Object, known: set[int]) -> None:
     current = None if current == snapshot.NO_SNAPSHOT else current
     if current is not None and current not in known:
         raise errors.InvalidInput("Invalid table metadata: Cannot find current version")
-    fields["refs"] = values.an_object(fields.get("refs") or {}, "refs")
+    fields["refs"] = values.as_object(fields.get("refs") or {}, "refs")
     if current is not None and snapshot.MAIN not in fields["refs"]:
         fields["refs"] = {snapshot.MAIN: {"snapshot-id": current, "type": "branch"}, **fields["refs"]}
     for name, reference in fields["refs"].items():
-        snapshot.check_reference(name, values.an_object(reference, f"ref {name}"))
+        snapshot.check_reference(name, values.as_object(reference, f"ref {name}"))
         if reference["snapshot-id"] not in known:
             raise errors.InvalidInput(f"Snapshot for reference {name} does not exist in the existing snapshots list")
     main = fields["refs"].get(snapshot.MAIN)

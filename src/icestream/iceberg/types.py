@@ -14,7 +14,7 @@ import re
 from typing import Any, Final
 
 from icestream import errors
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 
 # The first format version that has them; all others are as old as the format.
 SINCE_VERSION: Final[dict[str, int]] = {
@@ -49,7 +49,7 @@ def primitive(name: str) -> str:
         return "geometry"
     if _GEOGRAPHY.fullmatch(lower):
         return "geography"
-    raise errors.InvalidInput(f"Cannot parse type string to primitive: {shown(name)}")
+    raise errors.InvalidInput(f"Cannot parse type string to primitive: {short_repr(name)}")
 
 
 def family(kind: Any) -> str:
@@ -58,7 +58,7 @@ def family(kind: Any) -> str:
         return primitive(kind)
     nested = kind.get("type") if isinstance(kind, dict) else None
     if nested not in ("struct", "list", "map"):
-        raise errors.InvalidInput(f"Cannot parse type from json: {shown(kind)}")
+        raise errors.InvalidInput(f"Cannot parse type from json: {short_repr(kind)}")
     return str(nested)
 
 

@@ -7,10 +7,10 @@ from typing import Final
 
 from icestream import errors
 from icestream.iceberg import identity_updates, layout_updates, side_file_updates, snapshot_updates, values
-from icestream.iceberg.table_builder import Draft
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.table_builder import TableMetadataBuilder
+from icestream.iceberg.values import Object, short_repr
 
-UPDATES: Final[dict[str, Callable[[Draft, Object], None]]] = {
+UPDATES: Final[dict[str, Callable[[TableMetadataBuilder, Object], None]]] = {
     "assign-uuid": identity_updates.assign_uuid,
     "upgrade-format-version": identity_updates.upgrade_format_version,
     "add-schema": layout_updates.add_schema,
@@ -41,8 +41,8 @@ def action(update: Object) -> str:
     return values.text(update, "action").lower()
 
 
-def apply(draft: Draft, update: Object) -> None:
+def apply(draft: TableMetadataBuilder, update: Object) -> None:
     known = UPDATES.get(action(update))
     if known is None:
-        raise errors.InvalidInput(f"Unknown update of a table: {shown(action(update))}")
+        raise errors.InvalidInput(f"Unknown update of a table: {short_repr(action(update))}")
     known(draft, update)

@@ -27,7 +27,7 @@ def decode(data: bytes, bytes_max: int = limits.CATALOG_BODY_BYTES_MAX) -> Objec
         found = orjson.loads(data)
     except ValueError as error:
         raise errors.InvalidInput(f"Cannot parse JSON: {error}") from None
-    return an_object(found, "document")
+    return as_object(found, "document")
 
 
 def encode(values: Any) -> bytes:
@@ -37,15 +37,15 @@ def encode(values: Any) -> bytes:
         raise errors.InvalidInput(f"Cannot write as JSON: {error}") from None
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value as messages name it: short."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def an_object(value: Any, what: str) -> Object:
+def as_object(value: Any, what: str) -> Object:
     if not isinstance(value, dict):
-        raise errors.InvalidInput(f"Cannot parse {what} from non-object: {shown(value)}")
+        raise errors.InvalidInput(f"Cannot parse {what} from non-object: {short_repr(value)}")
     return value
 
 
@@ -78,7 +78,7 @@ def optional_long(holder: Object, name: str) -> int | None:
 
 def _number(value: Any, name: str, most: int) -> int:
     if type(value) is not int or not -most - 1 <= value <= most:  # a bool is no number, a float neither
-        raise errors.InvalidInput(f"Cannot parse {name} from non-integer: {shown(value)}")
+        raise errors.InvalidInput(f"Cannot parse {name} from non-integer: {short_repr(value)}")
     return value
 
 
@@ -94,14 +94,14 @@ def optional_text(holder: Object, name: str) -> str | None:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise errors.InvalidInput(f"Cannot parse {name} from non-string: {shown(value)}")
+        raise errors.InvalidInput(f"Cannot parse {name} from non-string: {short_repr(value)}")
     return value
 
 
 def flag(holder: Object, name: str) -> bool:
     value = required(holder, name)
     if not isinstance(value, bool):
-        raise errors.InvalidInput(f"Cannot parse {name} from non-boolean: {shown(value)}")
+        raise errors.InvalidInput(f"Cannot parse {name} from non-boolean: {short_repr(value)}")
     return value
 
 
@@ -109,17 +109,17 @@ def optional_flag(holder: Object, name: str, default: bool = False) -> bool:
     return default if holder.get(name) is None else flag(holder, name)
 
 
-def a_list(holder: Object, name: str) -> list[Any]:
+def array(holder: Object, name: str) -> list[Any]:
     value = required(holder, name)
     if not isinstance(value, list):
-        raise errors.InvalidInput(f"Cannot parse {name} from non-array: {shown(value)}")
+        raise errors.InvalidInput(f"Cannot parse {name} from non-array: {short_repr(value)}")
     return value
 
 
 def objects(holder: Object, name: str) -> list[Object]:
-    found = a_list(holder, name)
+    found = array(holder, name)
     for one in found:
-        an_object(one, f"one of {name}")
+        as_object(one, f"one of {name}")
     return found
 
 
@@ -128,22 +128,22 @@ def optional_objects(holder: Object, name: str) -> list[Object]:
 
 
 def integers(holder: Object, name: str) -> list[int]:
-    return [_number(value, name, INT_MAX) for value in a_list(holder, name)]
+    return [_number(value, name, INT_MAX) for value in array(holder, name)]
 
 
 def longs(holder: Object, name: str) -> list[int]:
-    return [_number(value, name, LONG_MAX) for value in a_list(holder, name)]
+    return [_number(value, name, LONG_MAX) for value in array(holder, name)]
 
 
 def texts(holder: Object, name: str) -> list[str]:
-    return [_text(value, name) for value in a_list(holder, name)]
+    return [_text(value, name) for value in array(holder, name)]
 
 
 def text_map(holder: Object, name: str) -> dict[str, str]:
-    found = an_object(required(holder, name), name)
+    found = as_object(required(holder, name), name)
     for key, value in found.items():
         if not isinstance(value, str):
-            _text(value, f"{name} {shown(key)}")
+            _text(value, f"{name} {short_repr(key)}")
     return found
 
 
@@ -151,7 +151,7 @@ def optional_text_map(holder: Object, name: str) -> dict[str, str]:
     return {} if holder.get(name) is None else text_map(holder, name)
 
 
-def either(holder: Object, name: str, older_name: str) -> str:
+def present_name(holder: Object, name: str, older_name: str) -> str:
     """The name under which a field is there, where an older one was allowed."""
     return older_name if holder.get(name) is None and older_name in holder else name
 

@@ -13,14 +13,14 @@ from icestream import errors, limits
 from icestream.iceberg import values, view_versions
 from icestream.iceberg.properties import as_flag, as_integer
 from icestream.iceberg.values import Object
-from icestream.iceberg.view_metadata import FORMAT_VERSION, View
+from icestream.iceberg.view_metadata import FORMAT_VERSION, ViewMetadata
 
 HISTORY_SIZE = "version.history.num-entries"
 DROP_DIALECT = "replace.drop-dialect.allowed"
 
 
-class ViewDraft:
-    def __init__(self, base: View | None, now_ms: int) -> None:
+class ViewMetadataBuilder:
+    def __init__(self, base: ViewMetadata | None, now_ms: int) -> None:
         self.base = base
         self.now_ms = now_ms
         self.fields: Object = dict(base.fields) if base else _nothing()
@@ -50,7 +50,7 @@ class ViewDraft:
         self._history = {"version-id": version_id, "timestamp-ms": time_ms}
         self.is_changed = True
 
-    def finish(self) -> View:
+    def finish(self) -> ViewMetadata:
         if self.base is not None and not self.is_changed:
             return self.base
         current = values.find(self.fields["versions"], "version-id", self.fields["current-version-id"])
@@ -62,7 +62,7 @@ class ViewDraft:
         if self._history is not None:
             self.fields["version-log"] = [*self.fields["version-log"], self._history]
         self._drop_versions(current)
-        return View(self.fields)
+        return ViewMetadata(self.fields)
 
     def _check_dialects(self, current: Object) -> None:
         if self.base is None or as_flag(self.fields["properties"], DROP_DIALECT, False):

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from icestream.iceberg import values, view_updates
 from icestream.iceberg.values import Object
-from icestream.iceberg.view_builder import ViewDraft
-from icestream.iceberg.view_metadata import View
+from icestream.iceberg.view_builder import ViewMetadataBuilder
+from icestream.iceberg.view_metadata import ViewMetadata
 
 
-def commit(view: View, requirements: Sequence[Object], updates: Sequence[Object], now_ms: int) -> View:
+def commit(view: ViewMetadata, requirements: Sequence[Object], updates: Sequence[Object], now_ms: int) -> ViewMetadata:
     """The same view when the updates change nothing."""
     for one in requirements:
         view_updates.check_requirement(view, one)
     return _applied(view, updates, now_ms)
 
 
-def new_view(request: Object, location: str, uuid: str, now_ms: int) -> View:
+def new_view_metadata(request: Object, location: str, uuid: str, now_ms: int) -> ViewMetadata:
     """`request` has schema, view-version and properties. The version gets the id of the schema beside it."""
-    version = values.an_object(values.required(request, "view-version"), "view version")
+    version = values.as_object(values.required(request, "view-version"), "view version")
     updates: list[Object] = [
         {"action": "assign-uuid", "uuid": uuid},
         {"action": "add-schema", "schema": values.required(request, "schema")},
@@ -31,8 +31,8 @@ def new_view(request: Object, location: str, uuid: str, now_ms: int) -> View:
     return _applied(None, updates, now_ms)
 
 
-def _applied(view: View | None, updates: Sequence[Object], now_ms: int) -> View:
-    draft = ViewDraft(view, now_ms)
+def _applied(view: ViewMetadata | None, updates: Sequence[Object], now_ms: int) -> ViewMetadata:
+    draft = ViewMetadataBuilder(view, now_ms)
     for one in updates:
         view_updates.apply(draft, one)
     return draft.finish()

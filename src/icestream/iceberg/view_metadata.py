@@ -12,7 +12,7 @@ from icestream.iceberg.values import Object
 FORMAT_VERSION: Final = 1
 
 
-class View:
+class ViewMetadata:
     __slots__ = ("fields",)
 
     def __init__(self, fields: Object) -> None:
@@ -48,11 +48,11 @@ class View:
         return self.fields
 
 
-def decode(data: bytes) -> View:
+def decode(data: bytes) -> ViewMetadata:
     return load(values.decode(data, limits.CATALOG_DOCUMENT_BYTES_MAX))
 
 
-def load(document: Object) -> View:
+def load(document: Object) -> ViewMetadata:
     """A view from its document. Raises InvalidInput for one that is not valid."""
     if values.integer(document, "format-version") != FORMAT_VERSION:
         raise errors.InvalidInput(f"Unsupported format version: {document['format-version']}")
@@ -70,4 +70,4 @@ def load(document: Object) -> View:
     for entry in values.objects(document, "version-log"):
         values.integer(entry, "version-id")
         values.long(entry, "timestamp-ms")
-    return View(document | {"properties": values.optional_text_map(document, "properties")})
+    return ViewMetadata(document | {"properties": values.optional_text_map(document, "properties")})

@@ -8,19 +8,19 @@ from typing import Final
 from icestream import errors, limits
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import values, view_versions
-from icestream.iceberg.values import Object, shown
-from icestream.iceberg.view_builder import ViewDraft
-from icestream.iceberg.view_metadata import FORMAT_VERSION, View
+from icestream.iceberg.values import Object, short_repr
+from icestream.iceberg.view_builder import ViewMetadataBuilder
+from icestream.iceberg.view_metadata import FORMAT_VERSION, ViewMetadata
 
 
-def assign_uuid(draft: ViewDraft, update: Object) -> None:
+def assign_uuid(draft: ViewMetadataBuilder, update: Object) -> None:
     given, present = values.text(update, "uuid"), draft.fields["view-uuid"]
     if present is not None and given.lower() != present.lower():
         raise errors.InvalidInput("Cannot reassign uuid")
     draft.put("view-uuid", present or given)
 
 
-def upgrade_format_version(draft: ViewDraft, update: Object) -> None:
+def upgrade_format_version(draft: ViewMetadataBuilder, update: Object) -> None:
     wanted = values.integer(update, "format-version")
     if wanted < FORMAT_VERSION:
         raise errors.InvalidInput(f"Cannot downgrade v{FORMAT_VERSION} view to v{wanted}")
@@ -28,8 +28,8 @@ def upgrade_format_version(draft: ViewDraft, update: Object) -> None:
         raise errors.InvalidInput(f"Unsupported format version: {wanted}")
 
 
-def add_schema(draft: ViewDraft, update: Object) -> None:
-    added = values.an_object(values.required(update, "schema"), "schema")
+def add_schema(draft: ViewMetadataBuilder, update: Object) -> None:
+    added = values.as_object(values.required(update, "schema"), "schema")
     schemas.fields_of(added)
     known = draft.fields["schemas"]
     found = next((one for one in known if schemas.same(one, added)), None)
@@ -39,9 +39,9 @@ def add_schema(draft: ViewDraft, update: Object) -> None:
     draft.last_added_schema = found["schema-id"]
 
 
-def add_version(draft: ViewDraft, update: Object) -> None:
+def add_version(draft: ViewMetadataBuilder, update: Object) -> None:
     """A version that behaves like one that is there is that one."""
-    added = values.an_object(values.required(update, "view-version"), "view version")
+    added = values.as_object(values.required(update, "view-version"), "view version")
     view_versions.check_version(added)
     if added["schema-id"] == -1:
         if draft.last_added_schema is None:
@@ -65,7 +65,7 @@ def _number(given: int, known: list[Object]) -> int:
     return max(given, free)
 
 
-def set_current_version(draft: ViewDraft, update: Object) -> None:
+def set_current_version(draft: ViewMetadataBuilder, update: Object) -> None:
     wanted = values.integer(update, "view-version-id")
     if wanted == -1:
         if draft.last_added_version is None:
@@ -77,24 +77,24 @@ def set_current_version(draft: ViewDraft, update: Object) -> None:
     draft.set_current(chosen)
 
 
-def set_location(draft: ViewDraft, update: Object) -> None:
+def set_location(draft: ViewMetadataBuilder, update: Object) -> None:
     location = values.text(update, "location").rstrip("/")
     if not location:
         raise errors.InvalidInput("Invalid location: empty")
     draft.put("location", location)
 
 
-def set_properties(draft: ViewDraft, update: Object) -> None:
-    given = values.text_map(update, values.either(update, "updates", "updated"))
+def set_properties(draft: ViewMetadataBuilder, update: Object) -> None:
+    given = values.text_map(update, values.present_name(update, "updates", "updated"))
     draft.put("properties", draft.fields["properties"] | given)
 
 
-def remove_properties(draft: ViewDraft, update: Object) -> None:
-    given = set(values.texts(update, values.either(update, "removals", "removed")))
+def remove_properties(draft: ViewMetadataBuilder, update: Object) -> None:
+    given = set(values.texts(update, values.present_name(update, "removals", "removed")))
     draft.put("properties", {name: one for name, one in draft.fields["properties"].items() if name not in given})
 
 
-UPDATES: Final[dict[str, Callable[[ViewDraft, Object], None]]] = {
+UPDATES: Final[dict[str, Callable[[ViewMetadataBuilder, Object], None]]] = {
     "assign-uuid": assign_uuid,
     "upgrade-format-version": upgrade_format_version,
     "add-schema": add_schema,
@@ -106,18 +106,18 @@ UPDATES: Final[dict[str, Callable[[ViewDraft, Object], None]]] = {
 }
 
 
-def apply(draft: ViewDraft, update: Object) -> None:
+def apply(draft: ViewMetadataBuilder, update: Object) -> None:
     action = values.text(update, "action").lower()
     known = UPDATES.get(action)
     if known is None:
-        raise errors.InvalidInput(f"Unknown update of a view: {shown(action)}")
+        raise errors.InvalidInput(f"Unknown update of a view: {short_repr(action)}")
     known(draft, update)
 
 
-def check_requirement(view: View, requirement: Object) -> None:
+def check_requirement(view: ViewMetadata, requirement: Object) -> None:
     kind = values.text(requirement, "type").lower()
     if kind != "assert-view-uuid":
-        raise errors.InvalidInput(f"Unknown requirement of a view: {shown(kind)}")
+        raise errors.InvalidInput(f"Unknown requirement of a view: {short_repr(kind)}")
     wanted = values.text(requirement, "uuid")
     if wanted.lower() != view.uuid.lower():
         raise errors.CommitConflict(f"Requirement failed: view UUID does not match: expected {view.uuid} != {wanted}")

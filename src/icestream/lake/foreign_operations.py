@@ -34,10 +34,10 @@ from icestream.catalogs.catalog import Conflict, TableCatalog, TableChange, Unkn
 from icestream.catalogs.highest_offset import highest_offset
 from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.identifier import Identifier, joined
+from icestream.iceberg.identifier import Identifier, join_levels
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.lake.operations import AskLog, Owner
 from icestream.metadata import command as cmd
@@ -139,7 +139,7 @@ class ForeignOperations:
         self,
         table: Identifier,
         known: Known,
-        found: Table,
+        found: TableMetadata,
         made: Rebound,
         target: int | None,
         given: Collection[Consent],
@@ -174,7 +174,7 @@ class ForeignOperations:
         if had is not None and await self._is_there(had):
             raise errors.AlreadyExists(
                 f"topic {log.topic} has its table, and it is readable: {_named(had)}",
-                hint=f"`icestream lake rewind {joined((*had.namespace, had.name))}` goes on with it",
+                hint=f"`icestream lake rewind {join_levels((*had.namespace, had.name))}` goes on with it",
             )
         if table is None:
             table = table_name.table_of(TopicName.parse(log.topic), self._fixed) if had is None else _named(had)
@@ -213,11 +213,11 @@ class ForeignOperations:
                 return int(key.removeprefix(MIRRORS)), mirror, entry
         return None
 
-    async def _loaded(self, table: Identifier) -> Table:
+    async def _loaded(self, table: Identifier) -> TableMetadata:
         try:
             return tables.load((await self._catalog.load(table)).metadata)
         except errors.UnknownTable as error:
-            hint = f"`icestream lake tables {joined(table.namespace)}` lists those that there are"
+            hint = f"`icestream lake tables {join_levels(table.namespace)}` lists those that there are"
             raise errors.UnknownTable(error.message, hint=hint) from None
 
     async def _is_there(self, mirror: Mirror) -> bool:
@@ -229,25 +229,25 @@ class ForeignOperations:
         except (errors.UnknownTable, errors.UnknownNamespace, errors.MetadataFileMissing, errors.MetadataFileDamaged):
             return False
 
-    async def _free(self, table: Identifier, known: Known) -> Table:
+    async def _free(self, table: Identifier, known: Known) -> TableMetadata:
         """A table that this topic may take: no other's, and it has none but this one."""
         found, holder = await self._loaded(table), await self._holder(table)
         if holder is not None and holder[0] != known.log.topic_id:
             raise errors.AlreadyExists(
                 f"the table belongs to topic {holder[1].topic} (id {holder[0]})",
-                hint=f"`icestream lake detach {joined((*table.namespace, table.name))}` parts them",
+                hint=f"`icestream lake detach {join_levels((*table.namespace, table.name))}` parts them",
             )
         had = known.mirror
         if had is not None and _named(had) != table and await self._is_there(had):
             raise errors.AlreadyExists(
                 f"topic {known.log.topic} has the table {_named(had)}",
-                hint=f"`icestream lake detach {joined((*had.namespace, had.name))}` parts them",
+                hint=f"`icestream lake detach {join_levels((*had.namespace, had.name))}` parts them",
             )
         return found
 
     # --- changing ---
 
-    async def _move_main(self, table: Identifier, found: Table, target: int) -> None:
+    async def _move_main(self, table: Identifier, found: TableMetadata, target: int) -> None:
         current = found.current_snapshot_id
         requirements: list[Object] = [
             {"type": "assert-table-uuid", "uuid": found.uuid},

@@ -14,7 +14,7 @@ from icestream import errors
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
 from icestream.catalogs import table_name
-from icestream.iceberg.identifier import Identifier, identifier, namespace_of
+from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.lake.unknown_table import looking_for
 from icestream.model.topic_name import TopicName
 
@@ -122,7 +122,7 @@ class OwnOperations:
         if (table := await self._catalog.topics.table_of(log.topic_id)) is not None:
             return table
         if (parted := await self._catalog.topics.parted(log.topic_id)) is not None:
-            return identifier(namespace_of(parted.namespace), parted.name)
+            return identifier(check_namespace(parted.namespace), parted.name)
         return table_name.table_of(TopicName.parse(log.topic), self._fixed)
 
     async def _with_namespace(self, table: Identifier) -> None:

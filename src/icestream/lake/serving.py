@@ -24,7 +24,7 @@ from icestream.catalogs.factory import open_catalog, open_files
 from icestream.catalogs.fence_record import is_object_location, object_warehouse_of
 from icestream.catalogs.object_fence import guard_files
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
-from icestream.iceberg.log_disk import LogDisk
+from icestream.iceberg.log_disk import LogDiskMonitor
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
@@ -98,7 +98,7 @@ async def _serve(
     def near() -> ShortOffload:
         return ShortOffload(disk, clock, lambda: counted.under_way <= 1, limits.CATALOG_INLINE_BELOW_NS)
 
-    log = None if options.log is None else LogDisk(options.log)
+    log = None if options.log is None else LogDiskMonitor(options.log)
     local = LocalFiles(open_inside(options.roots), disk, clock, log, near)
     objects = None if options.is_local else open_files(options.store, local=local)
     files: TableFiles = objects or local

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.iceberg.identifier import Identifier, joined
+from icestream.iceberg.identifier import Identifier, join_levels
 
 
 @contextlib.asynccontextmanager
@@ -32,7 +32,6 @@ async def _what_there_is(catalog: Catalog, table: Identifier) -> str:
     try:
         await catalog.namespaces.load(table.namespace)
     except errors.UnknownNamespace:
-        return (
-            f"there is no namespace {joined(table.namespace)}: `icestream lake namespaces` lists those that there are"
-        )
-    return f"`icestream lake tables {joined(table.namespace)}` lists those that there are"
+        namespace = join_levels(table.namespace)
+        return f"there is no namespace {namespace}: `icestream lake namespaces` lists those that there are"
+    return f"`icestream lake tables {join_levels(table.namespace)}` lists those that there are"

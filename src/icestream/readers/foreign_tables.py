@@ -29,7 +29,7 @@ from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
 from icestream.catalogs.mirror_anchor import anchor
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Changes
@@ -132,7 +132,9 @@ class ForeignTables:
         self._keep(topic_id, _Known(view, LONG_AGO_NS if topic_id in self._moved else began_ns))
         return view
 
-    async def _recorded(self, topic_id: int, mirror: Mirror, identifier: Identifier) -> tuple[Table, TableRecord]:
+    async def _recorded(
+        self, topic_id: int, mirror: Mirror, identifier: Identifier
+    ) -> tuple[TableMetadata, TableRecord]:
         try:
             loaded = await self._catalog.load(identifier)
         except (errors.UnknownTable, errors.UnknownNamespace):
@@ -204,14 +206,14 @@ def _topic(topic_id: int, mirror: Mirror) -> str:
     return mirror.topic or f"/default/topic-{topic_id}"  # a note of a time when it had no name
 
 
-def _committed(table: Table, topic_id: int, mirror: Mirror, base: Base | None) -> dict[int, int]:
+def _committed(table: TableMetadata, topic_id: int, mirror: Mirror, base: Base | None) -> dict[int, int]:
     main = main_standing(table, topic_id, base).progress.committed
     return {
         shard: max(mirror.committed.get(shard, 0), main.get(shard, 0)) for shard in sorted({*mirror.committed, *main})
     }
 
 
-def _version(loaded: LoadedTable, table: Table) -> str:
+def _version(loaded: LoadedTable, table: TableMetadata) -> str:
     """What differs when the table does."""
     return loaded.metadata_location or f"{table.current_snapshot_id}, {table.fields['last-updated-ms']}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from icestream import limits
 from icestream.catalogs.object_files import AnyFiles
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 from icestream.model.scan import Asked, Scanned
 from icestream.readers.cache_options import CacheOptions
 from icestream.readers.group_cache import NoCache, open_cache
@@ -69,7 +69,7 @@ def opener(files: TableFiles) -> OpenFile:
     def open_file(location: str) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
 
-        place = normal(location)
+        place = normalize(location)
         if place.startswith("file:"):
             return pa.OSFile(place.removeprefix("file:"), "rb")
         assert isinstance(files, AnyFiles)  # only it has anything but local files

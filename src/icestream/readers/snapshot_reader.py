@@ -10,7 +10,7 @@ from cachebox import LRUCache
 from icestream import limits
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import ManifestEntry
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.observability import metrics
 from icestream.readers.data_files import DataFile, DeleteFile, SnapshotFiles, field_ids, files_of
@@ -24,7 +24,7 @@ class SnapshotReader:
         self._manifests = manifests
         self._read: LRUCache[str, Files] = LRUCache(limits.SCAN_MANIFESTS_MAX)
 
-    async def files_of_main(self, table: Table) -> SnapshotFiles:
+    async def files_of_main(self, table: TableMetadata) -> SnapshotFiles:
         metrics.SCAN_PLANS.inc()
         at = table.current_snapshot_id
         snapshot = table.snapshots.find(at) if at is not None else None

@@ -10,7 +10,7 @@ from icestream.catalog.records import TableRecord
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.standing import standing
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.readers.data_files import DataFile, SnapshotFiles, table_columns
 from icestream.readers.window import Unit, Units
 
@@ -27,7 +27,7 @@ class TableView:
         self,
         identifier: Identifier,
         record: TableRecord,
-        table: Table,
+        table: TableMetadata,
         files: SnapshotFiles,
         mirror: Mapping[int, int] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from icestream import errors, limits
 from icestream.cluster.shared_warehouse import MARK_NAME
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 from icestream.runtime.clock import Clock
 from icestream.runtime.files import LocalDirectory, open_directory
 from icestream.runtime.randomness import Randomness
@@ -27,7 +27,7 @@ _BYTES: Final = 33
 
 def warehouse_directory(settings: Settings) -> str:
     """The location of the warehouse, where it is a directory in which this node places tables; else empty."""
-    location = normal(settings.storage.iceberg_config.warehouse)
+    location = normalize(settings.storage.iceberg_config.warehouse)
     is_ours = settings.catalog_embedded or settings.catalog.type != "rest"  # another server places them itself
     return location if is_ours and location.startswith("file:/") else ""
 

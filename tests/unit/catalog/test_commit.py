@@ -17,7 +17,7 @@ from icestream import errors, limits
 from icestream.iceberg import requirements as requirement
 from icestream.iceberg import table_commit
 from icestream.iceberg import updates as update
-from icestream.iceberg.table_metadata import Table, decode, load
+from icestream.iceberg.table_metadata import TableMetadata, decode, load
 from tests.support.effort import QUARTER
 from tests.support.tables import (
     FILE,
@@ -156,9 +156,9 @@ def test_old_metadata_files_go_as_the_table_says() -> None:
     keep_two = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "TRUE"}
     after = commit_to(made, {"action": "set-properties", "updates": keep_two}, location="file:/5")
     assert [entry["metadata-file"] for entry in after.metadata_log] == ["file:/4", "file:/5"]
-    assert table_commit.dropped_files(made, after) == ["file:/0", "file:/1", "file:/2", "file:/3"]
+    assert table_commit.dropped_metadata_files(made, after) == ["file:/0", "file:/1", "file:/2", "file:/3"]
     silent = commit_to(made, {"action": "set-properties", "updates": {"n": "x"}}, location="file:/5")
-    assert table_commit.dropped_files(made, silent) == []
+    assert table_commit.dropped_metadata_files(made, silent) == []
     assert [entry["timestamp-ms"] for entry in silent.metadata_log][-1] == made.fields["last-updated-ms"]
 
 
@@ -227,13 +227,13 @@ def allocated(work: Callable[[], object]) -> int:
 
 
 @functools.cache
-def grown(count: int) -> Table:
+def grown(count: int) -> TableMetadata:
     made = with_snapshots(count)
     made.pieces()
     return made
 
 
-def one_commit(base: Table) -> Table:
+def one_commit(base: TableMetadata) -> TableMetadata:
     number = len(base.snapshots) + 1
     requirements = [
         need("assert-table-uuid", uuid=UUID),

@@ -8,7 +8,7 @@ import pytest
 
 from icestream import errors
 from icestream.iceberg import table_commit
-from icestream.iceberg.table_metadata import Table, load
+from icestream.iceberg.table_metadata import TableMetadata, load
 from tests.support.tables import (
     LOCATION,
     NOW_MS,
@@ -117,7 +117,7 @@ def staged(version: int = 2) -> list[dict[str, Any]]:
     ]
 
 
-def created(updates: list[dict[str, Any]]) -> Table:
+def created(updates: list[dict[str, Any]]) -> TableMetadata:
     return table_commit.apply_updates(None, None, updates, NOW_MS + 10_000)
 
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.iceberg.entries import Entries
+from icestream.iceberg.shared_list import SharedList
 
 
 def item(number: int) -> dict[str, int]:
     return {"snapshot-id": number}
 
 
-def check(entries: Entries, model: list[int], seen: int) -> None:
+def check(entries: SharedList, model: list[int], seen: int) -> None:
     assert [one["snapshot-id"] for one in entries] == model
     assert len(entries) == len(model)
     assert orjson.loads(b"[" + b"".join(entries.pieces()) + b"]") == [item(number) for number in model]
@@ -32,7 +32,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_every_version_stays_what_it_was(steps: list[Step]) -> None:
     """Each step makes a new version of any older one; in the end all of them are looked at."""
-    versions: list[tuple[Entries, list[int]]] = [(Entries([], "snapshot-id"), [])]
+    versions: list[tuple[SharedList, list[int]]] = [(SharedList([], "snapshot-id"), [])]
     seen = 0
     for kind, which, amount in steps:
         entries, model = versions[which % len(versions)]
@@ -57,14 +57,14 @@ def test_every_version_stays_what_it_was(steps: list[Step]) -> None:
 
 
 def test_a_version_that_others_went_on_from_goes_on_by_itself() -> None:
-    base = Entries([item(1)], "snapshot-id")
+    base = SharedList([item(1)], "snapshot-id")
     one, other = base.plus(item(2)), base.plus(item(3))
     assert (one.find(3), other.find(2)) == (None, None)
     assert [len(each) for each in (base, one, other)] == [1, 2, 2]
 
 
 def test_the_ends_are_found_by_number() -> None:
-    entries = Entries([item(1), item(2), item(3)]).without_first(1)
+    entries = SharedList([item(1), item(2), item(3)]).without_first(1)
     assert (entries[0], entries[-1]) == (item(2), item(3))
     for outside in (2, -3):
         with pytest.raises(IndexError):
@@ -72,7 +72,7 @@ def test_the_ends_are_found_by_number() -> None:
 
 
 def test_removing_the_oldest_copies_nothing() -> None:
-    entries = Entries([item(number) for number in range(1_000)], "snapshot-id")
+    entries = SharedList([item(number) for number in range(1_000)], "snapshot-id")
     entries.pieces()
     shorter = entries.without({0, 1, 2})
     assert shorter._shared is entries._shared

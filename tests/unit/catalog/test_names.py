@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from icestream import errors, limits
 from icestream.catalog import keys
 from icestream.iceberg import location, metadata_file
-from icestream.iceberg.identifier import Identifier, identifier, namespace_of
+from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 
 # The characters that keys are made of come often.
 LEVEL = st.text(st.sampled_from("a.:/%é\x1e\U0001f9ca ") | st.characters(codec="utf-8"), min_size=1, max_size=6).filter(
@@ -23,7 +23,7 @@ LEVELS = st.lists(LEVEL, min_size=1, max_size=4)
 
 @given(LEVELS, LEVELS)
 def test_different_namespaces_never_share_a_key(one: list[str], other: list[str]) -> None:
-    first, second = namespace_of(one), namespace_of(other)
+    first, second = check_namespace(one), check_namespace(other)
     assert (keys.namespace_key(first) == keys.namespace_key(second)) == (first == second)
     assert keys.namespace_key(first).startswith(keys.namespaces_in(second)) == (first[:-1] == second)
     table = Identifier(first[:-1], first[-1])
@@ -40,7 +40,7 @@ def test_a_name_comes_back_from_its_key(levels: list[str]) -> None:
 @pytest.mark.parametrize("name", ["", "a\x1fb", "\x00", "\ud800", "x" * (limits.CATALOG_NAME_BYTES_MAX + 1), "é" * 257])
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(errors.InvalidInput):
-        namespace_of([name])
+        check_namespace([name])
     with pytest.raises(errors.InvalidInput):
         identifier(("ns",), name)
 
@@ -48,8 +48,8 @@ def test_what_is_no_name_is_refused(name: str) -> None:
 def test_a_namespace_has_some_levels_and_a_key_is_not_endless() -> None:
     for levels in ([], ["x"] * (limits.CATALOG_LEVELS_MAX + 1)):
         with pytest.raises(errors.InvalidInput, match="levels"):
-            namespace_of(levels)
-    long = namespace_of(["x" * 500] * 5)
+            check_namespace(levels)
+    long = check_namespace(["x" * 500] * 5)
     with pytest.raises(errors.InvalidInput, match="too long"):
         keys.namespace_key(long)
     with pytest.raises(errors.InvalidInput, match="too long"):
@@ -81,8 +81,8 @@ def test_a_token_that_we_did_not_make_is_refused(token: str) -> None:
     ],
 )
 def test_a_place_has_one_form(given_: str, expected: str) -> None:
-    assert location.normal(given_) == expected
-    assert location.normal(expected) == expected
+    assert location.normalize(given_) == expected
+    assert location.normalize(expected) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_place_has_one_form(given_: str, expected: str) -> None:
 )  # fmt: skip
 def test_tricks_in_places_are_refused(given_: str) -> None:
     with pytest.raises(errors.InvalidInput, match="Invalid location"):
-        location.normal(given_)
+        location.normalize(given_)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_tricks_in_places_are_refused(given_: str) -> None:
 def test_only_places_in_the_warehouse_are_allowed(given_: str, is_allowed: bool) -> None:
     roots = ["file:/data/w", "file:/other"]
     if is_allowed:
-        assert location.allowed(given_, roots) == location.normal(given_)
+        assert location.check_inside(given_, roots) == location.normalize(given_)
     else:
         with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
-            location.allowed(given_, roots)
+            location.check_inside(given_, roots)
 
 
 @given(LEVELS, LEVEL)
 def test_a_new_table_gets_a_place_that_every_file_system_takes(levels: list[str], name: str) -> None:
-    place = location.for_new(location.of_namespace("file:/w", levels), name, "token")
-    assert location.allowed(place, ["file:/w"]) == place
+    place = location.new_location(location.namespace_location("file:/w", levels), name, "token")
+    assert location.check_inside(place, ["file:/w"]) == place
     assert place.endswith("-token")
     assert all(len(part) < 255 for part in place.split("/"))
 
@@ -156,14 +156,14 @@ def test_a_metadata_file_is_named_after_number_and_chance() -> None:
 def test_a_packed_file_comes_back() -> None:
     pieces = [b'{"a":', b"1}"]
     for name in ("file:/0.gz.metadata.json", "file:/0.metadata.json", "file:/0.metadata.json.gz"):
-        packed = b"".join(metadata_file.packed(name, pieces))
-        assert metadata_file.unpacked(name, packed) == b'{"a":1}'
+        packed = b"".join(metadata_file.compress(name, pieces))
+        assert metadata_file.decompress(name, packed) == b'{"a":1}'
         assert (packed == b'{"a":1}') == (".gz" not in name)
 
 
 def test_small_pieces_are_written_together() -> None:
     large = b"x" * 100_000
-    assert metadata_file.packed("a", [b"1", b"2", large, b"3", large, large, b"4"]) == [
+    assert metadata_file.compress("a", [b"1", b"2", large, b"3", large, large, b"4"]) == [
         b"12",
         large,
         b"3",
@@ -181,11 +181,11 @@ def test_small_pieces_are_written_together() -> None:
 def test_a_packed_file_that_is_broken_or_a_bomb_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CATALOG_DOCUMENT_BYTES_MAX", 1_000_000)
     with pytest.raises(errors.MetadataFileDamaged):
-        metadata_file.unpacked("file:/0.gz.metadata.json", data)
+        metadata_file.decompress("file:/0.gz.metadata.json", data)
 
 
 def test_a_document_that_grew_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CATALOG_DOCUMENT_BYTES_MAX", 5)
     pieces: list[Any] = [b"123", b"456"]
     with pytest.raises(errors.InvalidInput, match="expire snapshots"):
-        metadata_file.packed("file:/0.metadata.json", pieces)
+        metadata_file.compress("file:/0.metadata.json", pieces)

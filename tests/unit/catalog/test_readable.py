@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.iceberg.table_metadata import Table, decode, load
+from icestream.iceberg.table_metadata import TableMetadata, decode, load
 from icestream.iceberg.values import INT_MAX, LONG_MAX
 from tests.support.tables import SCHEMA, add, append, column, commit_to, point, schema, snapshot, table, with_snapshots
 
@@ -22,7 +22,7 @@ def upgrade(version: int) -> dict[str, Any]:
     return {"action": "upgrade-format-version", "format-version": version}
 
 
-def check_read_again(made: Table) -> Table:
+def check_read_again(made: TableMetadata) -> TableMetadata:
     found = decode(made.encode())
     assert found.as_json() == made.as_json()
     return found

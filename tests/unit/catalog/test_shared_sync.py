@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
-from icestream.iceberg.log_disk import LogDisk
+from icestream.iceberg.log_disk import LogDiskMonitor
 from icestream.iceberg.shared_sync import SharedSync
 from icestream.runtime.clock import Clock, SimulatedClock
 
@@ -125,7 +125,7 @@ async def test_a_disk_that_producers_write_to_rests_between_two_syncs() -> None:
 
 
 def test_a_log_is_busy_while_messages_come_and_on_this_disk_alone(tmp_path: Path) -> None:
-    disk, here = LogDisk(tmp_path), {tmp_path.stat().st_dev}
+    disk, here = LogDiskMonitor(tmp_path), {tmp_path.stat().st_dev}
     assert not disk.is_busy(here), "no log at all"
     names = [tmp_path / f"log-{number:020}.wal" for number in (9, 10, 11)]
     for name in names:
@@ -137,4 +137,4 @@ def test_a_log_is_busy_while_messages_come_and_on_this_disk_alone(tmp_path: Path
     assert not disk.is_busy({-1})
     assert disk.is_busy(here)
     assert not disk.is_busy(here), "not since"
-    assert not LogDisk(tmp_path / "none").is_busy(here)
+    assert not LogDiskMonitor(tmp_path / "none").is_busy(here)

@@ -9,7 +9,7 @@ import pytest
 
 from icestream import errors
 from icestream.iceberg import updates as update
-from icestream.iceberg.table_metadata import Table, load
+from icestream.iceberg.table_metadata import TableMetadata, load
 from tests.support.tables import (
     LOCATION,
     NOW_MS,
@@ -69,7 +69,7 @@ def _the_base_is_never_touched() -> Any:
     assert BASE.as_json() == BASE_JSON
 
 
-def fields(*updates: dict[str, Any], base: Table = BASE) -> dict[str, Any]:
+def fields(*updates: dict[str, Any], base: TableMetadata = BASE) -> dict[str, Any]:
     made = commit_to(base, *updates)
     assert load(made.as_json()).as_json() == made.as_json(), "what a commit makes is a valid document"
     return made.as_json()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.iceberg import view_updates
-from icestream.iceberg.view_commit import commit, new_view
-from icestream.iceberg.view_metadata import View, decode, load
+from icestream.iceberg.view_commit import commit, new_view_metadata
+from icestream.iceberg.view_metadata import ViewMetadata, decode, load
 from tests.support.effort import QUARTER
 from tests.support.tables import NOW_MS, SCHEMA, UUID, column, schema
 
@@ -30,9 +30,9 @@ def version(number: int, sql: str = "select 1", dialect: str = "spark", **more: 
     } | more
 
 
-def view(**more: Any) -> View:
+def view(**more: Any) -> ViewMetadata:
     request = {"schema": SCHEMA, "view-version": version(1, **{"schema-id": 7}), "properties": {"a": "b"}} | more
-    return new_view(request, LOCATION, UUID, NOW_MS)
+    return new_view_metadata(request, LOCATION, UUID, NOW_MS)
 
 
 BASE = view()
@@ -49,7 +49,7 @@ def do(action: str, **values: Any) -> dict[str, Any]:
     return {"action": action, **{name.replace("_", "-"): value for name, value in values.items()}}
 
 
-def change(*updates: dict[str, Any], base: View = BASE) -> View:
+def change(*updates: dict[str, Any], base: ViewMetadata = BASE) -> ViewMetadata:
     made = commit(base, [], updates, NOW_MS + 10_000)
     assert decode(made.encode()).as_json() == made.as_json()
     return made
@@ -58,7 +58,7 @@ def change(*updates: dict[str, Any], base: View = BASE) -> View:
 USE_LAST = do("set-current-view-version", view_version_id=-1)
 
 
-def replace(base: View, number: int, **more: Any) -> View:
+def replace(base: ViewMetadata, number: int, **more: Any) -> ViewMetadata:
     return change(do("add-view-version", view_version=version(number, f"select {number}", **more)), USE_LAST, base=base)
 
 

@@ -15,7 +15,7 @@ from icestream.catalogs.caller import Caller
 from icestream.catalogs.catalog import Conflict, Done, TableChange, Unknown
 from icestream.catalogs.pointers import Pointer, PointerCatalog
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.runtime.randomness import SeededRandomness
 from tests.support.eager_clock import EagerClock
@@ -75,7 +75,7 @@ class MemoryPointers:
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
         return Pointer(self.there[identifier])
 
-    async def insert(self, identifier: Identifier, location: str, made: Table) -> None:
+    async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
         def act() -> bool:
             if identifier in self.there:
                 raise errors.AlreadyExists(f"Table already exists: {identifier}")
@@ -84,7 +84,7 @@ class MemoryPointers:
 
         await self._sent(act)
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: Table) -> bool:
+    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool:
         def act() -> bool:
             if self.there.get(identifier) != expected.location:
                 return False

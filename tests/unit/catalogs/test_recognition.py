@@ -6,7 +6,7 @@ import pytest
 
 from icestream.catalogs.catalog import TableChange
 from icestream.catalogs.recognition import Sight, may_be_sent_again, sight
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from tests.support import tables
 from tests.support.tables import UUID, add, append, commit_to, point, snapshot, with_snapshots
@@ -29,7 +29,7 @@ def setting(**properties: str) -> TableChange:
     return TableChange([], [{"action": "set-properties", "updates": properties}])
 
 
-def seen(table: Table, change: TableChange) -> Sight:
+def seen(table: TableMetadata, change: TableChange) -> Sight:
     return sight(table.as_json(), change)
 
 

@@ -13,7 +13,7 @@ from icestream import errors, limits
 from icestream.catalogs.catalog import Conflict, Done, Unknown
 from icestream.iceberg import avro
 from icestream.iceberg.manifests import ManifestFile, PartitionField
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.model.written import WrittenFile
 from icestream.pipeline.commit import manifest_merge, schema_compat, snapshot_expiry
 from icestream.pipeline.commit.partition_check import check_partition
@@ -85,7 +85,7 @@ def test_hazard_24_a_table_never_has_many_manifests_and_each_file_is_copied_seld
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
 
-def aged(*ages_ms: int, now_ms: int) -> Table:
+def aged(*ages_ms: int, now_ms: int) -> TableMetadata:
     """A history with snapshots of these ages, the oldest first; they are 1, 2, …"""
     made = with_snapshots(len(ages_ms))
     for one, age in zip(made.snapshots, ages_ms, strict=True):
@@ -225,7 +225,7 @@ def file_of(schema_id: int = 0, spec_id: int = 0) -> WrittenFile:
     return WrittenFile(1, "file:/t/a.parquet", 1, 10, [], schema_id, spec_id, [], {}, {}, {}, {}, {}, [])
 
 
-def with_schema(fields: list[dict[str, Any]]) -> Table:
+def with_schema(fields: list[dict[str, Any]]) -> TableMetadata:
     base = table(schema=ENVELOPE)
     schema = {**base.current_schema, "fields": fields}
     schema.pop("schema-id")
@@ -247,7 +247,7 @@ def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
     assert "spec 7" in schema_compat.incompatibility(made, [file_of(spec_id=7)])
     assert "schema 7" in schema_compat.incompatibility(made, [file_of(schema_id=7)])
     required = {"id": 100, "name": "extra", "type": "string", "required": True, "initial-default": None}
-    unreadable = Table(
+    unreadable = TableMetadata(
         {
             **made.fields,
             "current-schema-id": 1,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.iceberg.partition_groups import groups_of
+from icestream.pipeline.files.partition_groups import group_by_partition
 
 
 @given(
@@ -36,7 +36,7 @@ def test_the_front_is_the_front_of_each_shard_and_as_long_as_it_can_be(
     spec = {"fields": [{"name": "key", "source-id": 3, "transform": "identity"}]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "ROUND_PARTITIONS_MAX", values_max)
-        found = groups_of(table, spec, {3: "key"})
+        found = group_by_partition(table, spec, {3: "key"})
     if found.taken is None:
         assert len({key for _, key in rows}) <= values_max
         return

@@ -24,7 +24,7 @@ from pyiceberg.types import (
 
 from icestream import errors
 from icestream.iceberg import murmur
-from icestream.iceberg.column_transforms import transformed
+from icestream.iceberg.arrow_transforms import transform_column
 from icestream.iceberg.conversions import lower_bound, upper_bound
 from icestream.pipeline.files.parquet_layout import ARROW
 from tests.support.effort import QUARTER
@@ -103,12 +103,12 @@ def test_truncated_values_are_those_of_iceberg(kind: str, data: st.DataObject) -
 
 def check(kind: str, transform: str, values: list[Any]) -> None:
     oracle = parse_transform(transform).transform(TYPES[kind])
-    assert plain(transformed(transform, pa.array(values, ARROW[kind]))) == [oracle(value) for value in values]
+    assert plain(transform_column(transform, pa.array(values, ARROW[kind]))) == [oracle(value) for value in values]
 
 
 def test_a_slice_and_chunks_are_transformed_as_they_are() -> None:
     keys = pa.chunked_array([pa.array([b"a", b"b", b"c"]).slice(1), pa.array([b"b", None])])
-    found = transformed("bucket[100]", keys).to_pylist()
+    found = transform_column("bucket[100]", keys).to_pylist()
     oracle = parse_transform("bucket[100]").transform(BinaryType())
     assert found == [oracle(b"b"), oracle(b"c"), oracle(b"b"), None]
 
@@ -116,7 +116,7 @@ def test_a_slice_and_chunks_are_transformed_as_they_are() -> None:
 @pytest.mark.parametrize("transform", ["bucket[0]", "hour", "zorder", "truncate[x]"])
 def test_what_is_not_known_is_refused(transform: str) -> None:
     with pytest.raises(errors.InvalidInput, match="partitioned by"):
-        transformed(transform, pa.array([b"a"]))
+        transform_column(transform, pa.array([b"a"]))
 
 
 @pytest.mark.parametrize("kind", ["int", "long", "timestamptz"])

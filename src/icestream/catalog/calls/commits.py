@@ -31,8 +31,8 @@ from icestream.catalog.topic.commit import Outcome, Request, State
 from icestream.iceberg import metadata_file, requirements, table_commit, values
 from icestream.iceberg import updates as update
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.location import allowed
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.location import check_inside
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
@@ -49,7 +49,7 @@ class Committed(NamedTuple):
     """A table as it is in force."""
 
     location: str
-    table: Table
+    table: TableMetadata
     repeated: int | None = None  # the snapshot of a round that was committed before
 
 
@@ -102,7 +102,7 @@ class Commits:
     async def load(
         self,
         identifier: Identifier,
-        read: Callable[[str], Awaitable[Table]] | None = None,
+        read: Callable[[str], Awaitable[TableMetadata]] | None = None,
         known: Entry | None = None,
     ) -> Loaded:
         """`read`: another way to its document than that of commits. `known`: its entry, for who may use an old one."""
@@ -161,9 +161,9 @@ class Commits:
     def _placed_update(self, one: Object) -> Object:
         match update.action(one):
             case "set-location" if isinstance(one.get("location"), str):
-                return {**one, "location": allowed(one["location"], self._roots)}
+                return {**one, "location": check_inside(one["location"], self._roots)}
             case "set-properties":
-                name = values.either(one, "updates", "updated")
+                name = values.present_name(one, "updates", "updated")
                 metadata_file.check_places(values.optional_text_map(one, name), self._roots)
         return one
 
@@ -253,10 +253,10 @@ class Commits:
                 found[bound.topic_id] = await self._snapshots.adding(bound.topic_id, marks)
         return found
 
-    async def write_all(self, wanted: Sequence[tuple[Table, int]], *, is_synced: bool = True) -> list[str]:
+    async def write_all(self, wanted: Sequence[tuple[TableMetadata, int]], *, is_synced: bool = True) -> list[str]:
         """Documents with their versions to files, several at a time: all of them, or none is left."""
 
-        async def write(table: Table, version: int) -> str:
+        async def write(table: TableMetadata, version: int) -> str:
             async with self._writing:
                 return await self._steps.documents.write(table, table.properties, version, is_synced=is_synced)
 
@@ -291,7 +291,7 @@ class Commits:
             name
             for one in judged
             if one.loaded
-            for name in table_commit.dropped_files(one.loaded.state.table, one.outcome.table)
+            for name in table_commit.dropped_metadata_files(one.loaded.state.table, one.outcome.table)
         ]
         planned = commits.commit(changes, lease, marked.values())
         written = [*locations.values()]
@@ -359,4 +359,4 @@ def _references(judged: Judged, updates: Sequence[Object]) -> list[str]:
     if not found:
         return []
     tables = (judged.outcome.table, *([judged.loaded.state.table] if judged.loaded else ()))
-    return [*found, *(place for one in tables for place in metadata_file.places(one.location, one.properties))]
+    return [*found, *(place for one in tables for place in metadata_file.data_places(one.location, one.properties))]

@@ -18,7 +18,7 @@ from icestream.catalog.plan import namespaces
 from icestream.catalog.plan.namespaces import PropertyChanges
 from icestream.catalog.requests import Noted, RequestName
 from icestream.iceberg.identifier import Namespace
-from icestream.iceberg.location import is_inside, normal_or_none, of_namespace
+from icestream.iceberg.location import is_inside, namespace_location, normalize_or_none
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -45,7 +45,7 @@ class Namespaces:
         return self._located(namespace, namespaces.existing(namespace, entry).properties)
 
     def _located(self, namespace: Namespace, properties: Mapping[str, str]) -> dict[str, str]:
-        return {LOCATION: of_namespace(self._warehouse, namespace), **properties}
+        return {LOCATION: namespace_location(self._warehouse, namespace), **properties}
 
     async def list(self, parent: Namespace, token: str | None, size: int | None) -> Page:
         """The levels directly in another namespace; () is the root. Without a token: all of them."""
@@ -127,10 +127,10 @@ class Namespaces:
 
 def table_base(namespace: Namespace, properties: Mapping[str, str], warehouse: str, roots: Sequence[str]) -> str:
     """The location below which new tables of a namespace lie: its own where that is inside of one of the roots."""
-    own = normal_or_none(properties.get(LOCATION, ""))
+    own = normalize_or_none(properties.get(LOCATION, ""))
     if own is not None and any(is_inside(own, root) for root in roots):
         return own
-    return of_namespace(warehouse, namespace)
+    return namespace_location(warehouse, namespace)
 
 
 async def page(store: MetadataStore, prefix: str, token: str | None, size: int | None) -> Page:

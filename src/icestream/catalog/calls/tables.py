@@ -17,9 +17,9 @@ from icestream.catalog.topic import properties
 from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.location import allowed, for_new
-from icestream.iceberg.table_creation import new_table
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.location import check_inside, new_location
+from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
@@ -49,7 +49,7 @@ class Tables:
 
     # --- new tables ---
 
-    async def stage(self, identifier: Identifier, asked: Object) -> Table:
+    async def stage(self, identifier: Identifier, asked: Object) -> TableMetadata:
         """A table as it would be created, and an empty folder for it. A commit with `assert-create` makes it."""
         base = await self._base(identifier.namespace)
         relations.check_free(identifier, await self._relations.entry(identifier), relations.TABLE)
@@ -58,7 +58,7 @@ class Tables:
         return made
 
     async def create(self, identifier: Identifier, asked: Object, request: RequestName | None = None) -> Committed:
-        table: Table | None = None
+        table: TableMetadata | None = None
 
         async def plan() -> Step[Committed]:
             nonlocal table  # the same uuid in every attempt
@@ -88,15 +88,15 @@ class Tables:
         record = namespaces.existing(namespace, await self._relations.namespace(namespace))
         return table_base(namespace, record.properties, self._warehouse, self._roots)
 
-    def _new(self, identifier: Identifier, asked: Object, base: str) -> Table:
+    def _new(self, identifier: Identifier, asked: Object, base: str) -> TableMetadata:
         """`base`: the location of its namespace."""
         given_properties = values.optional_text_map(asked, "properties")
         properties.check_new(given_properties)
         metadata_file.check_places(given_properties, self._roots)
         given = values.optional_text(asked, "location")
         uuid = self._steps.documents.new_uuid()
-        location = allowed(given, self._roots) if given is not None else for_new(base, identifier.name, uuid)
-        return new_table(asked, location, uuid, self._steps.now_ms())
+        location = check_inside(given, self._roots) if given is not None else new_location(base, identifier.name, uuid)
+        return new_table_metadata(asked, location, uuid, self._steps.now_ms())
 
     async def register(
         self,
@@ -106,7 +106,7 @@ class Tables:
         request: RequestName | None = None,
     ) -> Committed:
         """A table from a metadata file that is there. What it names is made durable first (hazard 11)."""
-        location = allowed(location, self._roots)
+        location = check_inside(location, self._roots)
 
         async def plan() -> Step[Committed]:
             namespace = await self._relations.namespace(identifier.namespace)
@@ -117,7 +117,7 @@ class Tables:
             table = await refusing_links(location, self._steps.documents.table(location))
             bound = await self._steps.store.get(keys.bound_key(table.uuid or ""))
             relations.check_registrable(table.uuid, bound)
-            places = metadata_file.places(table.location, table.properties)
+            places = metadata_file.data_places(table.location, table.properties)
             await self._steps.documents.make_durable([location, *places])
             version = metadata_file.version_of(location)
             record = TableRecord(table.uuid or "", location, version, is_registered=True)

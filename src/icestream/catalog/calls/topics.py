@@ -23,8 +23,8 @@ from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.commit import Outcome, State
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
 from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
-from icestream.iceberg.identifier import Identifier, Namespace, identifier, joined, namespace_of
-from icestream.iceberg.location import for_new
+from icestream.iceberg.identifier import Identifier, Namespace, check_namespace, identifier, join_levels
+from icestream.iceberg.location import new_location
 from icestream.iceberg.values import Object
 from icestream.metadata.entry import Entry
 
@@ -184,7 +184,7 @@ class Topics:
         """`table`: its name. In place of a table whose metadata file is gone it must be that one's. The pipeline makes
         the first table of a topic with it, too: with its `layout`, and bound in the same step."""
         uuid = self._steps.documents.new_uuid()
-        location = for_new(await self._base(table.namespace), table.name, uuid)
+        location = new_location(await self._base(table.namespace), table.name, uuid)
 
         async def decide(given: Collection[Consent]) -> tuple[Rebound, tuple[Entry, TableRecord, Entry] | None]:
             lost = await self._lost(log)
@@ -250,7 +250,7 @@ class Topics:
 
     def _first(self, new: NewTable, base: str) -> Outcome:
         uuid = self._steps.documents.new_uuid()
-        location = for_new(base, new.name.name, uuid)
+        location = new_location(base, new.name.name, uuid)
         # What a retention dropped before there was a table is a declared gap of the log already.
         consents = [Consent.GAP]
         return recreate.recreate(new.log, NO_FORMER, consents, location, uuid, self._steps.now_ms(), new.layout).outcome
@@ -297,7 +297,7 @@ class Topics:
         else:
             raise errors.AlreadyExists(
                 f"topic {log.topic} has its table, and it is readable: {named}",
-                hint=f"`icestream lake rewind {joined((*named.namespace, named.name))}` goes on with it",
+                hint=f"`icestream lake rewind {join_levels((*named.namespace, named.name))}` goes on with it",
             )
         binding = record.binding
         if binding is None or binding.topic_id != log.topic_id:
@@ -308,4 +308,4 @@ class Topics:
 
 
 def _named(record: TopicRecord) -> Identifier:
-    return identifier(namespace_of(record.namespace), record.name)
+    return identifier(check_namespace(record.namespace), record.name)

@@ -17,17 +17,17 @@ from icestream.catalog.requests import Noted, RequestName
 from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
-from icestream.iceberg.location import allowed, for_new, of_namespace
+from icestream.iceberg.location import check_inside, namespace_location, new_location
 from icestream.iceberg.values import Object
-from icestream.iceberg.view_commit import commit, new_view
-from icestream.iceberg.view_metadata import View
+from icestream.iceberg.view_commit import commit, new_view_metadata
+from icestream.iceberg.view_metadata import ViewMetadata
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
 
 class LoadedView(NamedTuple):
     location: str
-    view: View
+    view: ViewMetadata
 
 
 class Views:
@@ -67,11 +67,11 @@ class Views:
         given = values.optional_text(asked, "location")
         uuid = self._steps.documents.new_uuid()
         location = (
-            allowed(given, self._roots)
+            check_inside(given, self._roots)
             if given is not None
-            else for_new(of_namespace(self._warehouse, identifier.namespace), identifier.name, uuid)
+            else new_location(namespace_location(self._warehouse, identifier.namespace), identifier.name, uuid)
         )
-        made = new_view(asked, location, uuid, self._steps.now_ms())
+        made = new_view_metadata(asked, location, uuid, self._steps.now_ms())
 
         async def plan() -> Step[LoadedView]:
             namespace = await self._relations.namespace(identifier.namespace)
@@ -98,7 +98,7 @@ class Views:
                 read = cmd.AtRevision(keys.relation_key(identifier), entry.mod_revision)
                 return Step(None, found, noted=noted, unchanged=[read])
             if made.location != found.view.location:
-                allowed(made.location, self._roots)
+                check_inside(made.location, self._roots)
             written = await self._steps.documents.write(made, made.properties, record.version + 1)
             after = ViewRecord(record.uuid, written, record.version + 1)
             moved = relations.moved(identifier, entry, after)
@@ -119,7 +119,7 @@ class Views:
         return look
 
     async def register(self, identifier: Identifier, location: str, request: RequestName | None = None) -> LoadedView:
-        location = allowed(location, self._roots)
+        location = check_inside(location, self._roots)
 
         async def plan() -> Step[LoadedView]:
             namespace = await self._relations.namespace(identifier.namespace)

@@ -18,7 +18,7 @@ from icestream.catalog.records import BoundRecord, LeaseRecord, PartedRecord, Ta
 from icestream.catalog.topic.binding import Binding
 from icestream.catalog.topic.commit import Outcome
 from icestream.catalog.topic.rebound import NO_FORMER, Former
-from icestream.iceberg.identifier import Identifier, Namespace, joined
+from icestream.iceberg.identifier import Identifier, Namespace, join_levels
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
@@ -54,7 +54,7 @@ def check_unbound(topic: str, topic_id: int, entry: Entry | None) -> None:
     if entry is not None:
         there = records.decode(TopicRecord, keys.topic_key(topic_id), entry)
         raise errors.AlreadyExists(
-            f"topic {topic} has its table: {joined((*there.namespace, there.name))}",
+            f"topic {topic} has its table: {join_levels((*there.namespace, there.name))}",
             hint="part them first: `icestream lake detach`",
         )
 

@@ -16,8 +16,8 @@ from icestream import errors
 from icestream.catalog import keys, records
 from icestream.catalog.plan.planned import Planned
 from icestream.catalog.records import NamespaceRecord
-from icestream.iceberg.identifier import Namespace, joined
-from icestream.iceberg.values import shown
+from icestream.iceberg.identifier import Namespace, join_levels
+from icestream.iceberg.values import short_repr
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 
@@ -32,7 +32,7 @@ class PropertyChanges(NamedTuple):
 
 def existing(namespace: Namespace, entry: Entry | None) -> NamespaceRecord:
     if entry is None:
-        raise errors.UnknownNamespace(f"Namespace does not exist: {joined(namespace)}")
+        raise errors.UnknownNamespace(f"Namespace does not exist: {join_levels(namespace)}")
     return records.decode(NamespaceRecord, keys.namespace_key(namespace), entry)
 
 
@@ -55,7 +55,7 @@ def create(
     namespace: Namespace, properties: Mapping[str, str], new_id: str, found: Entry | None, parent: Entry | None
 ) -> Planned:
     if found is not None:
-        raise errors.AlreadyExists(f"Namespace already exists: {joined(namespace)}")
+        raise errors.AlreadyExists(f"Namespace already exists: {join_levels(namespace)}")
     key = keys.namespace_key(namespace)
     value = records.encode(NamespaceRecord(new_id, dict(properties)))
     planned = Planned(
@@ -79,7 +79,7 @@ def change_properties(
     both = sorted(set(updates) & set(removals))
     if both:
         raise errors.Contradiction(
-            f"Invalid namespace properties update: cannot simultaneously set and remove {shown(both)}"
+            f"Invalid namespace properties update: cannot simultaneously set and remove {short_repr(both)}"
         )
     record = existing(namespace, found)
     assert found is not None
@@ -108,7 +108,7 @@ def drop(namespace: Namespace, found: Entry | None, is_empty: bool) -> Planned:
     record = existing(namespace, found)
     assert found is not None
     if not is_empty:
-        raise errors.NotEmpty(f"Namespace {joined(namespace)} is not empty")
+        raise errors.NotEmpty(f"Namespace {join_levels(namespace)} is not empty")
     key = keys.namespace_key(namespace)
     return Planned(
         [cmd.AtRevision(key, found.mod_revision)],

@@ -27,7 +27,7 @@ from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, 
 from icestream.catalog.topic.rebound import Former, Rebound
 from icestream.catalog.topic.removal import Progress, Removal
 from icestream.catalog.topic.standing import Standing, standing, with_changes
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 
 ON_WORD = "an operator says what the table holds, and no snapshot does"
 
@@ -67,7 +67,7 @@ def adopt(
     return Rebound(rebound.outcome(state, binding, removals, now_ms), told)
 
 
-def _given_up(table: Table, log: TopicLog, found: Standing, former: Former) -> tuple[str, ...]:
+def _given_up(table: TableMetadata, log: TopicLog, found: Standing, former: Former) -> tuple[str, ...]:
     """What is missing there of offsets that the topic had not committed: the log has them, and will not bring them."""
     missing = with_changes(found.progress.removals, table, found.since, log.topic_id, found.progress.committed, 0)
     return tuple(

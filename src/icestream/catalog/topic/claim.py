@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.iceberg import values
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 from icestream.runtime.checksum import crc32
 
 TYPE: Final = "assert-icestream-range"
@@ -69,7 +69,7 @@ def lease_of(requirements: Iterable[Object]) -> str:
 def _read_lease(requirement: Object) -> str:
     found = values.optional_text(requirement, "lease") or ""
     if found and not _LEASE.fullmatch(found):
-        raise errors.InvalidInput(f"a lease is named by 16 hex digits, not {shown(found)}")
+        raise errors.InvalidInput(f"a lease is named by 16 hex digits, not {short_repr(found)}")
     return found
 
 
@@ -84,7 +84,7 @@ def _read_round_id(given: str) -> bytes:
     try:
         return uuid.UUID(given).bytes
     except ValueError:
-        raise errors.InvalidInput(f"a round-id is a UUID, not {shown(given)}") from None
+        raise errors.InvalidInput(f"a round-id is a UUID, not {short_repr(given)}") from None
 
 
 def _not_negative(holder: Object, name: str) -> int:

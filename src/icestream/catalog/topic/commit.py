@@ -24,7 +24,7 @@ from icestream.catalog.topic.standing import after_commit, check_not_ahead
 from icestream.iceberg import requirements as requirement
 from icestream.iceberg import snapshots, table_commit, values
 from icestream.iceberg import updates as update
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 Name = TypeVar("Name", bound=Hashable)
@@ -33,7 +33,7 @@ Name = TypeVar("Name", bound=Hashable)
 class State(NamedTuple):
     """What a commit is judged against."""
 
-    table: Table
+    table: TableMetadata
     location: str  # of its metadata file
     binding: Binding | None = None
     removals: Removals = ()
@@ -48,7 +48,7 @@ class Request(NamedTuple):
 class Outcome(NamedTuple):
     """What is in force afterwards. The same table object: there is nothing to write."""
 
-    table: Table
+    table: TableMetadata
     binding: Binding | None
     removals: Removals
     repeated: int | None = None  # the snapshot of the round that was committed before
@@ -104,7 +104,7 @@ def _written_by_server(
     added = [one for one in updates if update.action(one) == "add-snapshot"]
     if len(added) != 1:
         raise errors.InvalidInput(f"a round adds one snapshot, not {len(added)}")
-    made = values.an_object(values.required(added[0], "snapshot"), "snapshot")
+    made = values.as_object(values.required(added[0], "snapshot"), "snapshot")
     binding = verdict.binding(state.binding, claim, values.long(made, "snapshot-id"))
     offsets = {one.shard: (one.start, one.end) for one in claim.ranges}
     summary = values.optional_text_map(made, "summary") | properties.summary(binding, offsets, state.removals)
@@ -113,7 +113,7 @@ def _written_by_server(
     return binding, [*written, *properties.set_written(state.table.properties, binding)]
 
 
-def _check_appends(before: Table, after: Table, snapshot_id: int) -> None:
+def _check_appends(before: TableMetadata, after: TableMetadata, snapshot_id: int) -> None:
     added = after.snapshots.find(snapshot_id)
     if after.current_snapshot_id != snapshot_id or added is None:
         raise errors.InvalidInput("a round sets main to the snapshot that it adds")
@@ -129,7 +129,7 @@ def _check_appends(before: Table, after: Table, snapshot_id: int) -> None:
 # --- everybody else ---------------------------------------------------------------------------------------------------
 
 
-def _judge_foreign(state: State, after: Table, request: Request, now_ms: int) -> Outcome:
+def _judge_foreign(state: State, after: TableMetadata, request: Request, now_ms: int) -> Outcome:
     if state.binding is None:
         return Outcome(after, None, state.removals)
     objection = guard.objection(state.table, after, request.updates)

@@ -19,14 +19,14 @@ from icestream.catalog.topic import envelope
 from icestream.iceberg import updates as update
 from icestream.iceberg import values
 from icestream.iceberg.snapshots import MAIN
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 INGEST_FORMAT_VERSION_MAX: Final = 2
 HINT: Final = "part them first: `icestream lake detach`, or ask again with icestream-force"
 
 
-def objection(before: Table, after: Table, updates: Sequence[Object]) -> errors.TopicTable | None:
+def objection(before: TableMetadata, after: TableMetadata, updates: Sequence[Object]) -> errors.TopicTable | None:
     """Why the commit is refused on a bound table; None when it is not."""
     if after.format_version > max(INGEST_FORMAT_VERSION_MAX, before.format_version):
         return _refusal(f"the pipeline cannot write format version {after.format_version}")

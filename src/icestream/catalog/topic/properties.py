@@ -62,13 +62,13 @@ def check_untouched(updates: Iterable[Object], properties: Mapping[str, str], is
     for one in updates:
         match update.action(one):
             case "set-properties":
-                given = values.text_map(one, values.either(one, "updates", "updated"))
+                given = values.text_map(one, values.present_name(one, "updates", "updated"))
                 touched = [name for name in given if _is_ours(name) and properties.get(name) != given[name]]
             case "remove-properties":
-                removed = values.texts(one, values.either(one, "removals", "removed"))
+                removed = values.texts(one, values.present_name(one, "removals", "removed"))
                 touched = [name for name in removed if is_bound and _is_ours(name) and name in properties]
             case "add-snapshot":
-                snapshot = values.an_object(values.required(one, "snapshot"), "snapshot")
+                snapshot = values.as_object(values.required(one, "snapshot"), "snapshot")
                 touched = [
                     name for name in values.optional_text_map(snapshot, "summary") if is_bound and _is_ours(name)
                 ]

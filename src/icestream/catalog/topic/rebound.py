@@ -22,7 +22,7 @@ from icestream.catalog.topic.removal import Progress, Removals
 from icestream.catalog.topic.run import Runs
 from icestream.catalog.topic.standing import Standing, adds_rows, with_changes
 from icestream.iceberg import table_commit
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
@@ -85,7 +85,7 @@ def foreign_rows(found: Standing) -> tuple[str, ...]:
 
 def missing(
     consequence: Consequence,
-    table: Table,
+    table: TableMetadata,
     log: TopicLog,
     found: Standing,
     progress: Progress,

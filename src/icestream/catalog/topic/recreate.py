@@ -13,7 +13,7 @@ from icestream.catalog.topic.commit import Outcome
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog, fates
 from icestream.catalog.topic.rebound import Former, Rebound
 from icestream.iceberg.table_commit import apply_updates
-from icestream.iceberg.table_creation import new_table
+from icestream.iceberg.table_creation import new_table_metadata
 from icestream.iceberg.values import Object
 
 
@@ -31,5 +31,7 @@ def recreate(
     told.check(consents)
     binding = rebound.going_on(told, log, {}, former.pipeline_epoch, is_fresh=True)
     asked: Object = {**(layout or {}), "schema": envelope.new_schema()}
-    made = apply_updates(new_table(asked, location, uuid, now_ms), None, properties.set_written({}, binding), now_ms)
+    made = apply_updates(
+        new_table_metadata(asked, location, uuid, now_ms), None, properties.set_written({}, binding), now_ms
+    )
     return Rebound(Outcome(made, binding, told.gaps(None, now_ms)), told)

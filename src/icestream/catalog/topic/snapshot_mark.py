@@ -16,7 +16,7 @@ from icestream.catalog.topic.binding import Base
 from icestream.catalog.topic.standing import lineage, standing
 from icestream.iceberg import updates as update
 from icestream.iceberg import values
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
@@ -26,7 +26,7 @@ class Mark(NamedTuple):
     committed: Mapping[int, int]
 
 
-def let_go(before: Table, updates: Sequence[Object], topic_id: int, base: Base | None) -> list[Mark]:
+def let_go(before: TableMetadata, updates: Sequence[Object], topic_id: int, base: Base | None) -> list[Mark]:
     """Of the snapshots that these updates take from the table, the oldest first."""
     gone = {
         one
@@ -38,7 +38,7 @@ def let_go(before: Table, updates: Sequence[Object], topic_id: int, base: Base |
     return _marks(before, sorted(found, key=_age), topic_id, base)
 
 
-def made_since(table: Table, known: int, count_max: int, topic_id: int, base: Base | None) -> list[Mark]:
+def made_since(table: TableMetadata, known: int, count_max: int, topic_id: int, base: Base | None) -> list[Mark]:
     """Of the snapshots of main behind the one that is known, the oldest first; at most so many, the newest."""
     behind = takewhile(lambda one: one["snapshot-id"] != known, lineage(table, table.current_snapshot_id))
     found = [one for one, _ in zip(behind, range(count_max), strict=False)]
@@ -49,7 +49,7 @@ def _age(snapshot: Object) -> tuple[int, int]:
     return snapshot["timestamp-ms"], snapshot["snapshot-id"]
 
 
-def _marks(table: Table, snapshots: Iterable[Object], topic_id: int, base: Base | None) -> list[Mark]:
+def _marks(table: TableMetadata, snapshots: Iterable[Object], topic_id: int, base: Base | None) -> list[Mark]:
     """Where nobody knows what a snapshot held, it gets none."""
     found = []
     for one in snapshots:

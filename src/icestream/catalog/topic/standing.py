@@ -37,7 +37,7 @@ from icestream.catalog.topic.removal import (
 )
 from icestream.catalog.topic.taken_rows import taken_rows, takes_rows
 from icestream.iceberg import snapshots
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
     is_known: bool  # False: its history is cut off, and the progress says nothing
 
 
-def standing(table: Table, snapshot_id: int | None, topic_id: int, base: Base | None) -> Standing:
+def standing(table: TableMetadata, snapshot_id: int | None, topic_id: int, base: Base | None) -> Standing:
     since: list[Object] = []
     for one in lineage(table, snapshot_id):
         if base is not None and one["snapshot-id"] == base.snapshot_id:
@@ -59,7 +59,7 @@ def standing(table: Table, snapshot_id: int | None, topic_id: int, base: Base | 
     return Standing(Progress({}), since, is_whole and (base is None or snapshot_id is None))
 
 
-def lineage(table: Table, snapshot_id: int | None) -> Iterator[Object]:
+def lineage(table: TableMetadata, snapshot_id: int | None) -> Iterator[Object]:
     """A snapshot and those before it, as far as they are known."""
     for _ in range(len(table.snapshots)):  # a document from outside may go in circles
         found = None if snapshot_id is None else table.snapshots.find(snapshot_id)
@@ -72,7 +72,7 @@ def lineage(table: Table, snapshot_id: int | None) -> Iterator[Object]:
 # --- main moves -------------------------------------------------------------------------------------------------------
 
 
-def check_not_ahead(before: Table, after: Table, binding: Binding) -> errors.TopicTable | None:
+def check_not_ahead(before: TableMetadata, after: TableMetadata, binding: Binding) -> errors.TopicTable | None:
     """Why main may not go where a foreign commit moves it; None when it may."""
     new = after.current_snapshot_id
     if new == before.current_snapshot_id or new is None:
@@ -95,14 +95,18 @@ def check_not_ahead(before: Table, after: Table, binding: Binding) -> errors.Top
     return None
 
 
-def _picked_ends(table: Table, since: list[Object], binding: Binding) -> Iterator[tuple[int, Mapping[int, int]]]:
+def _picked_ends(
+    table: TableMetadata, since: list[Object], binding: Binding
+) -> Iterator[tuple[int, Mapping[int, int]]]:
     """Where the rounds end that were cherry-picked behind main's last round."""
     for added in since:
         if (ranges := picked_round(table, added, binding.topic_id)) is not None:
             yield added["snapshot-id"], {shard: end for shard, (_, end) in ranges.items()}
 
 
-def after_commit(removals: Removals, before: Table, after: Table, binding: Binding, time_ms: int) -> Removals:
+def after_commit(
+    removals: Removals, before: TableMetadata, after: TableMetadata, binding: Binding, time_ms: int
+) -> Removals:
     """What main lacks once a foreign commit is in force."""
     old, new = before.current_snapshot_id, after.current_snapshot_id
     if old == new or old is None or new is None:
@@ -117,14 +121,14 @@ def after_commit(removals: Removals, before: Table, after: Table, binding: Bindi
     return with_changes(known, after, found.since, binding.topic_id, binding.committed(), time_ms)
 
 
-def picked_round(table: Table, added: Object, topic_id: int) -> Ranges | None:
+def picked_round(table: TableMetadata, added: Object, topic_id: int) -> Ranges | None:
     """The offsets that a cherry-pick brought back, when its source is a round of the topic; None when it is unknown."""
     source_id = (added.get("summary") or {}).get("source-snapshot-id", "")
     source = table.snapshots.find(int(source_id)) if source_id.isascii() and source_id.isdigit() else None
     return None if source is None else added_by(source, topic_id)
 
 
-def _has_round_before(table: Table, made: Object, topic_id: int) -> bool:
+def _has_round_before(table: TableMetadata, made: Object, topic_id: int) -> bool:
     before = lineage(table, made.get("parent-snapshot-id"))
     return any(progress_of(one, topic_id) is not None for one in before)
 
@@ -140,7 +144,7 @@ def _behind(old: int, since: list[Object]) -> list[Object]:
     return since[: ids.index(old)] if old in ids else since
 
 
-def main_standing(table: Table, topic_id: int, base: Base | None) -> Standing:
+def main_standing(table: TableMetadata, topic_id: int, base: Base | None) -> Standing:
     """Of main, by the table alone. `base`: what an operator said of it; of snapshot 0: when it had none."""
     anchor = base if base is not None and base.snapshot_id else None
     found = standing(table, table.current_snapshot_id, topic_id, anchor)
@@ -149,7 +153,7 @@ def main_standing(table: Table, topic_id: int, base: Base | None) -> Standing:
     return found
 
 
-def lacking(table: Table, topic_id: int, committed: Mapping[int, int], base: Base | None = None) -> Removals:
+def lacking(table: TableMetadata, topic_id: int, committed: Mapping[int, int], base: Base | None = None) -> Removals:
     """What main lacks, by the table alone: in a catalog that is not ours nobody notes it with each commit."""
     current = table.current_snapshot_id
     found = main_standing(table, topic_id, base)
@@ -173,7 +177,12 @@ def _lost(
 
 
 def with_changes(
-    removals: Removals, table: Table, since: list[Object], topic_id: int, committed: Mapping[int, int], time_ms: int
+    removals: Removals,
+    table: TableMetadata,
+    since: list[Object],
+    topic_id: int,
+    committed: Mapping[int, int],
+    time_ms: int,
 ) -> Removals:
     """What is missing once these snapshots, the newest first, changed rows of a table that lacked `removals`.
 

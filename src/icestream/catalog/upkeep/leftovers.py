@@ -25,10 +25,10 @@ from icestream.catalog.records import TableRecord
 from icestream.catalog.upkeep.pointers import pointed_to
 from icestream.iceberg import metadata_file
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import is_inside, normal
+from icestream.iceberg.location import is_inside, normalize
 from icestream.iceberg.properties import as_flag
 from icestream.iceberg.table_commit import DELETE_AFTER_COMMIT
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 
@@ -62,11 +62,11 @@ class Leftovers:
             table = await self._documents.read_table(record.location)
         except errors.MetadataFileMissing:
             return  # gone meanwhile
-        home = normal(table.location)
-        where = normal(metadata_file.directory(table.location, table.properties))
+        home = normalize(table.location)
+        where = normalize(metadata_file.directory(table.location, table.properties))
         if not home.endswith(f"-{record.uuid}") or not is_inside(where, home) or tables_in[where] > 1:
             return
-        known = {normal(entry["metadata-file"]) for entry in table.metadata_log} | {normal(record.location)}
+        known = {normalize(entry["metadata-file"]) for entry in table.metadata_log} | {normalize(record.location)}
         for name, modified_ms in await self._files.names(where):
             location = f"{where}/{name}"
             is_old = modified_ms + limits.CATALOG_FILE_GRACE_MS <= now_ms
@@ -76,7 +76,7 @@ class Leftovers:
                     _log.info("a metadata file that nothing points to is removed", file=location)
                     await self._files.remove(location)
 
-    async def _is_left(self, record: TableRecord, table: Table, known: set[str], location: str) -> bool:
+    async def _is_left(self, record: TableRecord, table: TableMetadata, known: set[str], location: str) -> bool:
         version = metadata_file.version_of(location)
         versions = {metadata_file.version_of(one) for one in known}
         if version > record.version:
@@ -91,4 +91,4 @@ class Leftovers:
             return True  # cut off while it was written
         except errors.MetadataFileMissing:
             return False
-        return bool(found.metadata_log) and normal(found.metadata_log[-1]["metadata-file"]) in known
+        return bool(found.metadata_log) and normalize(found.metadata_log[-1]["metadata-file"]) in known

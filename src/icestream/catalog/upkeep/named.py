@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from icestream import errors
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 
 
 class Manifests(Protocol):
@@ -21,7 +21,7 @@ class Manifests(Protocol):
 Damaged = Callable[[str, errors.IcestreamError], None]  # of a list or manifest that is there and of no use
 
 
-async def manifests_of(table: Table, manifests: Manifests, damaged: Damaged) -> AsyncIterator[str]:
+async def manifests_of(table: TableMetadata, manifests: Manifests, damaged: Damaged) -> AsyncIterator[str]:
     """Each once. One list that is gone names nothing: nobody reads through it either."""
     seen: set[str] = set()
     for snapshot in table.snapshots:
@@ -49,13 +49,13 @@ async def files_of(manifest: str, manifests: Manifests, damaged: Damaged) -> lis
         return []
 
 
-def lists_of(table: Table) -> Iterator[str]:
+def lists_of(table: TableMetadata) -> Iterator[str]:
     for snapshot in table.snapshots:
         if (found := snapshot.get("manifest-list")) is not None:
             yield found
 
 
-def own_files(table: Table) -> Iterator[str]:
+def own_files(table: TableMetadata) -> Iterator[str]:
     """What the document itself names, apart from snapshots."""
     for entry in table.metadata_log:
         yield entry["metadata-file"]

@@ -16,8 +16,8 @@ from icestream.catalog import keys, records
 from icestream.catalog.documents import Documents
 from icestream.catalog.records import TableRecord
 from icestream.catalog.upkeep.named import Manifests, files_of, lists_of, manifests_of, own_files
-from icestream.iceberg.location import is_inside, normal, normal_or_none
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.location import is_inside, normalize, normalize_or_none
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 
@@ -34,7 +34,7 @@ class Needed:
         self.unread: dict[str, errors.IcestreamError] = {}  # by the keys of tables that could not be read
 
     def note(self, paths: Iterable[str]) -> None:
-        for path in map(normal_or_none, paths):
+        for path in map(normalize_or_none, paths):
             if path and any(is_inside(path, place) for place in self._places):
                 self.files.add(path)
 
@@ -76,8 +76,8 @@ class NeededFiles:
         except (errors.PersistentStorageError, errors.InvalidInput) as error:
             needed.missed(key, record.location, error)
 
-    async def _named_by(self, key: str, table: Table, needed: Needed) -> AsyncIterator[None]:
-        home = normal(table.location)
+    async def _named_by(self, key: str, table: TableMetadata, needed: Needed) -> AsyncIterator[None]:
+        home = normalize(table.location)
         is_near = needed.is_near(home)
 
         def damaged(file: str, error: errors.IcestreamError) -> None:
@@ -93,7 +93,7 @@ class NeededFiles:
                 self._remember(manifest, paths, home)
 
     def _remember(self, manifest: str, paths: Sequence[str], home: str) -> None:
-        if paths and all(is_inside(normal_or_none(path) or "", home) for path in paths):
+        if paths and all(is_inside(normalize_or_none(path) or "", home) for path in paths):
             if len(self._harmless) >= limits.CATALOG_MANIFESTS_REMEMBERED:
                 self._harmless.clear()
             self._harmless.add(manifest)

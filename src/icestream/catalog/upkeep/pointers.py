@@ -7,7 +7,7 @@ what the other one points to.
 from __future__ import annotations
 
 from icestream.catalog import keys, records
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 from icestream.metadata.store import MetadataStore
 
 
@@ -16,5 +16,5 @@ async def pointed_to(store: MetadataStore) -> set[str]:
     after = ""
     while page := await store.list(keys.RELATIONS, after):
         after = page[-1][0]
-        found.update(normal(records.decode_relation(key, entry).location) for key, entry in page)
+        found.update(normalize(records.decode_relation(key, entry).location) for key, entry in page)
     return found

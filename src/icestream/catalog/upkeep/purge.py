@@ -34,9 +34,9 @@ from icestream.catalog.records import PurgeRecord
 from icestream.catalog.upkeep.named import Manifests, files_of, lists_of, manifests_of, own_files
 from icestream.catalog.upkeep.needed import Needed, NeededFiles
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import is_inside, normal, normal_or_none
+from icestream.iceberg.location import is_inside, normalize, normalize_or_none
 from icestream.iceberg.properties import as_flag
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -51,7 +51,7 @@ class Doomed:
     key: str
     entry: Entry
     record: PurgeRecord
-    table: Table
+    table: TableMetadata
     location: str
 
     @property
@@ -139,7 +139,7 @@ class Purges:
         """None: there is nothing to purge, and the record is gone."""
         try:
             table = await self._documents.read_table(record.location)
-            location = normal(table.location)
+            location = normalize(table.location)
         except errors.MetadataFileMissing:
             await self._end(key, "a purge found its metadata file gone: it was done before", file=record.location)
             return None
@@ -174,7 +174,7 @@ class Purges:
         """`damaged` takes what stays because nobody can read what it names."""
 
         def may_go(path: str) -> str | None:
-            found = normal_or_none(path)
+            found = normalize_or_none(path)
             is_free = found is not None and found not in kept and path not in damaged
             return found if is_free and found is not None and is_inside(found, one.location) else None
 
@@ -189,7 +189,7 @@ class Purges:
                 if (found := may_go(path)) is not None:
                     await self._files.remove(found)
                     yield
-        last = normal(one.record.location)
+        last = normalize(one.record.location)
         for path in (*manifests, *lists_of(one.table), *own_files(one.table)):
             if (found := may_go(path)) is not None and found != last:
                 await self._files.remove(found)

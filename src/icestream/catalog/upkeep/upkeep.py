@@ -24,7 +24,7 @@ from icestream.catalog.upkeep.partings import Partings
 from icestream.catalog.upkeep.pointers import pointed_to
 from icestream.catalog.upkeep.purge import Purges
 from icestream.catalog.upkeep.retired import Retired
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
@@ -102,7 +102,7 @@ class Upkeep:
         while (location := self._retired.take(self._now_ms())) is not None:
             in_use = await pointed_to(self._store) if in_use is None else in_use
             try:
-                if normal(location) not in in_use:
+                if normalize(location) not in in_use:
                     await self._documents.forget(location)
             except errors.InvalidInput as error:  # a document that others wrote may name anything as its past
                 _log.warning("a metadata file outside of the warehouse stays", file=location, reason=str(error))

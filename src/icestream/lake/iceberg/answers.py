@@ -18,7 +18,7 @@ from icestream import error_codes, errors
 from icestream.catalog.calls.commits import Committed
 from icestream.catalog.calls.views import LoadedView
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.lake.iceberg.access import NO_TABLE_ACCESS, TableAccess
 
@@ -59,7 +59,7 @@ def table(found: Committed, only_referenced: bool = False, access: TableAccess =
     return Answer(200, _described(found.location, shown.pieces(), more, access), (_JSON, tag))
 
 
-def staged(made: Table, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
+def staged(made: TableMetadata, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
     """A table that is not there yet: it has no metadata file."""
     return Answer(200, b"".join((b'{"metadata":', *made.pieces(), *_access(access), b"}")), (_JSON,))
 

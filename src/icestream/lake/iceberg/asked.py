@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from icestream import errors
 from icestream.catalog.requests import RequestName
 from icestream.iceberg import values
-from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, identifier, namespace_of
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, check_namespace, identifier
+from icestream.iceberg.values import Object, short_repr
 from icestream.lake.iceberg import body
 from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access, TableAccess
 
@@ -72,7 +72,7 @@ class Asked:
         """Token and size. A client that sends no token wants everything."""
         size = self.parameter("pageSize")
         if size is not None and not (size.isascii() and size.isdigit() and len(size) <= _PAGE_DIGITS_MAX):
-            raise errors.InvalidInput(f"pageSize is a number, not {shown(size)}")
+            raise errors.InvalidInput(f"pageSize is a number, not {short_repr(size)}")
         return self.parameter("pageToken"), None if size is None else int(size)
 
     def header(self, name: bytes) -> str | None:
@@ -122,20 +122,20 @@ def _text(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise errors.InvalidInput(f"not UTF-8: {shown(raw)}") from None
+        raise errors.InvalidInput(f"not UTF-8: {short_repr(raw)}") from None
 
 
 def levels_of(joined: str) -> Namespace:
-    return namespace_of(joined.split(SEPARATOR))
+    return check_namespace(joined.split(SEPARATOR))
 
 
 def identifier_of(named: Object) -> Identifier:
     """`{"namespace": […], "name": …}` in a body."""
-    return identifier(namespace_of(values.texts(named, "namespace")), values.text(named, "name"))
+    return identifier(check_namespace(values.texts(named, "namespace")), values.text(named, "name"))
 
 
 def _query_of(raw: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(raw.decode("ascii"), True, errors="strict", max_num_fields=_QUERY_FIELDS_MAX))
     except ValueError:
-        raise errors.InvalidInput(f"not a query: {shown(raw)}") from None
+        raise errors.InvalidInput(f"not a query: {short_repr(raw)}") from None

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from icestream import errors
 from icestream.iceberg import values
-from icestream.iceberg.values import Object, shown
+from icestream.iceberg.values import Object, short_repr
 
 _KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 
@@ -45,5 +45,5 @@ def _refuse_doubles(pairs: list[tuple[str, Any]]) -> None:
     known = set[str]()
     for name, _ in pairs:
         if name in known:
-            raise errors.InvalidInput(f"Cannot parse JSON: two fields {shown(name)} in one object")
+            raise errors.InvalidInput(f"Cannot parse JSON: two fields {short_repr(name)} in one object")
         known.add(name)

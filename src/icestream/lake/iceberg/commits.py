@@ -22,7 +22,7 @@ async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
     is_forced = asked.is_forced
     changes: dict[Identifier, Request] = {}
     for change in values.objects(asked.document(), "table-changes"):
-        identifier = identifier_of(values.an_object(values.required(change, "identifier"), "identifier"))
+        identifier = identifier_of(values.as_object(values.required(change, "identifier"), "identifier"))
         if identifier in changes:
             raise errors.InvalidInput(f"a transaction with two changes of {identifier}", hint="make them one")
         changes[identifier] = _request(change, is_forced)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
-from icestream.iceberg.identifier import namespace_of
+from icestream.iceberg.identifier import check_namespace
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.answers import NOTHING, Answer
 from icestream.lake.iceberg.asked import Asked, levels_of
@@ -19,7 +19,7 @@ async def list_namespaces(catalog: Catalog, asked: Asked) -> Answer:
 
 async def create_namespace(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
-    namespace = namespace_of(values.texts(document, "namespace"))
+    namespace = check_namespace(values.texts(document, "namespace"))
     properties = values.optional_text_map(document, "properties")
     made = await catalog.namespaces.create(namespace, properties, asked.name)
     return answers.document({"namespace": namespace, "properties": made})

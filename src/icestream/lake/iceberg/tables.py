@@ -5,7 +5,7 @@ from __future__ import annotations
 from icestream import errors
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
-from icestream.iceberg.values import shown
+from icestream.iceberg.values import short_repr
 from icestream.lake.iceberg import answers
 from icestream.lake.iceberg.answers import NOTHING, Answer
 from icestream.lake.iceberg.asked import Asked, identifier_of
@@ -38,7 +38,7 @@ async def register_table(catalog: Catalog, asked: Asked) -> Answer:
 async def load_table(catalog: Catalog, asked: Asked) -> Answer:
     snapshots = asked.parameter("snapshots") or "all"
     if snapshots not in ("all", "refs"):
-        raise errors.InvalidInput(f"Invalid snapshots: {shown(snapshots)}", hint="all or refs")
+        raise errors.InvalidInput(f"Invalid snapshots: {short_repr(snapshots)}", hint="all or refs")
     found = await catalog.tables.load(asked.relation)
     tag = answers.entity_tag(found.location, snapshots == "refs")
     if _is_known(asked.header(b"if-none-match"), tag):
@@ -67,8 +67,8 @@ async def drop_table(catalog: Catalog, asked: Asked) -> Answer:
 
 async def rename_table(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
-    source = identifier_of(values.an_object(values.required(document, "source"), "source"))
-    target = identifier_of(values.an_object(values.required(document, "destination"), "destination"))
+    source = identifier_of(values.as_object(values.required(document, "source"), "source"))
+    target = identifier_of(values.as_object(values.required(document, "destination"), "destination"))
     await catalog.tables.rename(source, target, asked.is_forced, asked.name)
     return NOTHING
 

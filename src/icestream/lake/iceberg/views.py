@@ -49,7 +49,7 @@ async def drop_view(catalog: Catalog, asked: Asked) -> Answer:
 
 async def rename_view(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
-    source = identifier_of(values.an_object(values.required(document, "source"), "source"))
-    target = identifier_of(values.an_object(values.required(document, "destination"), "destination"))
+    source = identifier_of(values.as_object(values.required(document, "source"), "source"))
+    target = identifier_of(values.as_object(values.required(document, "destination"), "destination"))
     await catalog.views.rename(source, target, asked.name)
     return NOTHING

@@ -16,7 +16,7 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.records import PurgeRecord
 from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
 from icestream.iceberg import file_listing
-from icestream.iceberg.identifier import Identifier, identifier, namespace_of
+from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import (
@@ -67,7 +67,7 @@ def manifests_of(request: Request) -> ManifestReader:
 def table_of(
     namespace: Annotated[list[str], Query(description="Its levels, in order.")], table: Annotated[str, Query()]
 ) -> Identifier:
-    return identifier(namespace_of(namespace), table)
+    return identifier(check_namespace(namespace), table)
 
 
 OwnCatalog = Annotated[Catalog, Depends(catalog_of)]
@@ -77,7 +77,7 @@ Table = Annotated[Identifier, Depends(table_of)]
 
 
 def _named(given: TableGiven) -> Identifier:
-    return identifier(namespace_of(given.namespace), given.table)
+    return identifier(check_namespace(given.namespace), given.table)
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ async def _topic_of(operations: Operations, broker: BrokerCalls, table: Identifi
 async def recreate(operations: Deciding, broker: Broker, given: RecreateGiven) -> Any:
     tables: list[Identifier | None] = [None]
     if given.namespace is not None and given.table is not None:
-        tables = [identifier(namespace_of(given.namespace), given.table)]
+        tables = [identifier(check_namespace(given.namespace), given.table)]
 
     async def decide(log: AskLog, is_dry: bool) -> Consequence:
         tables[0], told = await operations.recreate(tables[0], log, _consents(given), is_dry)

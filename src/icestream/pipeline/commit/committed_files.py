@@ -14,7 +14,7 @@ from icestream import errors, limits
 from icestream.catalog.topic.standing import lineage
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.manifest_cache import ManifestCache
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 
 
 class CommittedFiles:
@@ -34,7 +34,7 @@ class CommittedFiles:
         answers = await asyncio.gather(*map(is_gone, wanted))
         return {location for location, is_missing in zip(wanted, answers, strict=True) if is_missing}
 
-    async def gone_of_newest(self, table: Table) -> dict[int, list[str]]:
+    async def gone_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
         """By snapshot what is gone of the files that the newest ones of main brought, the newest first: for a table
         that another driver wrote. Of a snapshot whose manifests cannot be read that is its manifest list."""
         found: dict[int, list[str]] = {}

@@ -23,7 +23,7 @@ from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifests import EncodedEntry
 from icestream.iceberg.snapshots import MAIN
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit import manifest_merge, schema_compat
@@ -136,7 +136,7 @@ class Committer:
             return error
         return [location for location in locations if location in gone]
 
-    async def gone_of_newest(self, table: Table) -> dict[int, list[str]]:
+    async def gone_of_newest(self, table: TableMetadata) -> dict[int, list[str]]:
         """The same of what is in a table already, by snapshot (committed_files.py)."""
         return await self._committed_files.gone_of_newest(table)
 
@@ -293,7 +293,7 @@ class Committer:
         return uuid.UUID(bytes=self._randomness.token(16), version=4).bytes
 
 
-def _requirements(table: Table) -> list[Object]:
+def _requirements(table: TableMetadata) -> list[Object]:
     return [
         {"type": "assert-table-uuid", "uuid": table.uuid},
         {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.current_snapshot_id},
@@ -302,5 +302,5 @@ def _requirements(table: Table) -> list[Object]:
     ]
 
 
-def _applied(table: Table, updates: Sequence[Object], now_ms: int) -> Table:
+def _applied(table: TableMetadata, updates: Sequence[Object], now_ms: int) -> TableMetadata:
     return table_commit.apply_updates(table, None, updates, now_ms)

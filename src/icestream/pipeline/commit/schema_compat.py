@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model.written import WrittenFile
 
@@ -17,7 +17,7 @@ from icestream.model.written import WrittenFile
 _WIDENED: Final = {("int", "long"), ("float", "double")}
 
 
-def incompatibility(table: Table, files: Sequence[WrittenFile]) -> str:
+def incompatibility(table: TableMetadata, files: Sequence[WrittenFile]) -> str:
     """Empty: they may."""
     schemas = {one["schema-id"]: one for one in table.fields["schemas"]}
     specs = {one["spec-id"] for one in table.fields["partition-specs"]}

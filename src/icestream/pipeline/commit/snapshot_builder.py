@@ -20,7 +20,7 @@ from icestream.iceberg.manifests import (
     new_manifest_file,
 )
 from icestream.iceberg.snapshots import MAIN
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model.file_name import list_name, manifest_name
 from icestream.model.written import WrittenFile
@@ -59,7 +59,7 @@ class NewSnapshot(NamedTuple):
 
 
 def new_snapshot(
-    table: Table,
+    table: TableMetadata,
     manifests: Sequence[ManifestFile],
     appended: Sequence[Appended],
     entries: Mapping[str, Sequence[EncodedEntry]],
@@ -116,23 +116,23 @@ def new_snapshot(
     return NewSnapshot(snapshot_id, parent, sequence, files, left, kept_entries, updates)
 
 
-def metadata_folder(table: Table) -> str:
+def metadata_folder(table: TableMetadata) -> str:
     return (table.properties.get("write.metadata.path") or f"{table.location}/metadata").rstrip("/")
 
 
-def _time_ms(table: Table) -> int:
+def _time_ms(table: TableMetadata) -> int:
     """Of the current snapshot: no history goes back in time, whatever the clock does."""
     found = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
     return int(found["timestamp-ms"]) if found is not None else 0
 
 
-def _main(table: Table, snapshot_id: int) -> Object:
+def _main(table: TableMetadata, snapshot_id: int) -> Object:
     """Main keeps what it says about its history."""
     kept = {name: value for name, value in (table.references.get(MAIN) or {}).items() if name != "snapshot-id"}
     return {"type": "branch", **kept, "action": "set-snapshot-ref", "ref-name": MAIN, "snapshot-id": snapshot_id}
 
 
-def _counts(table: Table, appended: Sequence[Appended]) -> dict[str, str]:
+def _counts(table: TableMetadata, appended: Sequence[Appended]) -> dict[str, str]:
     written = [file for one in appended for file in one.written]
     added = {
         "added-data-files": len(written),
@@ -143,7 +143,7 @@ def _counts(table: Table, appended: Sequence[Appended]) -> dict[str, str]:
     return {"operation": "append", **{name: str(value) for name, value in added.items()}, **_totals(table, added)}
 
 
-def _totals(table: Table, added: Mapping[str, int]) -> dict[str, str]:
+def _totals(table: TableMetadata, added: Mapping[str, int]) -> dict[str, str]:
     """Of the parent, and what is added; none where the parent does not say."""
     parent = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
     before = {} if parent is None else parent.get("summary") or {}

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from icestream import limits
 from icestream.catalog.topic.standing import lineage
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 MAX_AGE: Final = "history.expire.max-snapshot-age-ms"
@@ -42,7 +42,7 @@ class TagRetention(NamedTuple):
     daily_tags_ms: int = limits.DAILY_TAGS_MS_DEFAULT
 
 
-def expired(table: Table, now_ms: int, gone_tags: Collection[str] = ()) -> list[int]:
+def expired(table: TableMetadata, now_ms: int, gone_tags: Collection[str] = ()) -> list[int]:
     """The snapshots that go when another one is added to main now, the oldest first."""
     age_ms = max(limits.SNAPSHOT_AGE_MS, _number(table, MAX_AGE))
     kept_min = max(1, _number(table, MIN_KEPT))
@@ -65,7 +65,7 @@ class _Aged(NamedTuple):
     since_ms: int  # when its successor was made
 
 
-def _history(table: Table, now_ms: int) -> list[_Aged]:
+def _history(table: TableMetadata, now_ms: int) -> list[_Aged]:
     """Of main, the newest first. What follows it is made now."""
     found, since_ms = [], now_ms
     for one in lineage(table, table.current_snapshot_id):
@@ -74,12 +74,12 @@ def _history(table: Table, now_ms: int) -> list[_Aged]:
     return found
 
 
-def _number(table: Table, name: str) -> int:
+def _number(table: TableMetadata, name: str) -> int:
     found = table.properties.get(name, "")
     return int(found) if found.isascii() and found.isdigit() else 0
 
 
-def tag_updates(table: Table, history: TagRetention, now_ms: int) -> list[Object]:
+def tag_updates(table: TableMetadata, history: TagRetention, now_ms: int) -> list[Object]:
     """For a commit that makes a snapshot now: tags that its parent gets, and tags that go."""
     current = table.current_snapshot_id
     parent = None if current is None else table.snapshots.find(current)
@@ -119,6 +119,6 @@ def _tag(name: str, snapshot_id: int, kept_ms: int) -> Object:
     }
 
 
-def _age_ms(table: Table, reference: Object, now_ms: int) -> int:
+def _age_ms(table: TableMetadata, reference: Object, now_ms: int) -> int:
     found = table.snapshots.find(reference["snapshot-id"])
     return now_ms - found["timestamp-ms"] if found is not None else 0

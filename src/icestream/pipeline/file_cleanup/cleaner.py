@@ -26,9 +26,9 @@ from icestream.catalog.records import TableRecord
 from icestream.catalogs.catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import is_inside, normal, normal_or_none
+from icestream.iceberg.location import is_inside, normalize, normalize_or_none
 from icestream.iceberg.properties import as_flag
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
 from icestream.model.file_name import Kind, our_file
 from icestream.observability import metrics
@@ -49,7 +49,7 @@ _log = get_logger("pipeline.clean_up")
 class LiveTable(NamedTuple):
     """A table, loaded after what it has committed under was read."""
 
-    table: Table
+    table: TableMetadata
     home: str
     epoch: int
     lists: frozenset[str]
@@ -211,7 +211,7 @@ class FileCleaner:
         """What lies in the folders of a table under names of ours, cannot come into it any more, and is not in it."""
         found: dict[Kind, set[str]] = {kind: set() for kind in Kind}
         for folder in sorted({metadata_folder(live.table), data_folder(live.table)}):
-            where = normal_or_none(folder)
+            where = normalize_or_none(folder)
             if where is None or not is_inside(where, live.home):
                 continue
             for name, _ in await self._files.names(where):
@@ -293,13 +293,13 @@ class FileCleaner:
         return size
 
 
-def _live(one: WatchedTable, table: Table, epoch: int) -> LiveTable | None:
+def _live(one: WatchedTable, table: TableMetadata, epoch: int) -> LiveTable | None:
     """None: it is not ours to clean."""
-    home = normal(table.location)
+    home = normalize(table.location)
     is_at_home = table.uuid == one.uuid and home.endswith(f"-{one.uuid}")
     if not is_at_home or not as_flag(table.properties, GC_ENABLED, True):
         return None
-    paths = [normal_or_none(snapshot.get("manifest-list") or "") for snapshot in table.snapshots]
+    paths = [normalize_or_none(snapshot.get("manifest-list") or "") for snapshot in table.snapshots]
     lists = frozenset(path for path in paths if path is not None)
     return LiveTable(table, home, epoch, lists, frozenset(statistics_of(table)))
 

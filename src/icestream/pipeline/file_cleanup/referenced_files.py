@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.iceberg.location import normal_or_none
+from icestream.iceberg.location import normalize_or_none
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import ManifestEntry
 
@@ -69,11 +69,11 @@ class ReferencedFiles:
         return [
             ReferencedFile(location, manifest.length)
             for manifest in manifests
-            if (location := normal_or_none(manifest.path)) is not None
+            if (location := normalize_or_none(manifest.path)) is not None
         ]
 
 
 def _files(entries: Iterator[ManifestEntry], *, with_deleted: bool = False) -> Iterator[ReferencedFile]:
     for entry in entries:
-        if (with_deleted or entry.is_live) and (location := normal_or_none(entry.file_path)) is not None:
+        if (with_deleted or entry.is_live) and (location := normalize_or_none(entry.file_path)) is not None:
             yield ReferencedFile(location, entry.file_size_bytes)

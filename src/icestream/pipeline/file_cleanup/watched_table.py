@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from icestream import limits
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.location import normal_or_none
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.location import normalize_or_none
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 _APPEND = "append"
@@ -52,7 +52,7 @@ class WatchedTable:
     def look_before(self, time_ns: int) -> None:
         self.look_ns = time_ns if self.look_ns is None else min(self.look_ns, time_ns)
 
-    def learn(self, table: Table) -> None:
+    def learn(self, table: TableMetadata) -> None:
         """Our own commit: its snapshot may go before the next look, where the driver was held up."""
         current = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
         known = None if current is None else _known(current)
@@ -66,7 +66,7 @@ class WatchedTable:
         self.waiting.clear()
         self.folders_ns = folders_ns
 
-    def observe(self, table: Table, due_ns: int) -> None:
+    def observe(self, table: TableMetadata, due_ns: int) -> None:
         """The table as it is now: what went since the last look waits from now on."""
         before, statistics = self.known, self.statistics
         self.known = {one["snapshot-id"]: known for one in table.snapshots if (known := _known(one)) is not None}
@@ -103,14 +103,14 @@ class WatchedTable:
 
 
 def _known(one: Object) -> KnownSnapshot | None:
-    manifest_list = normal_or_none(one.get("manifest-list") or "")
+    manifest_list = normalize_or_none(one.get("manifest-list") or "")
     if manifest_list is None:
         return None
     operation = (one.get("summary") or {}).get("operation", "")
     return KnownSnapshot(manifest_list, one.get("parent-snapshot-id"), operation)
 
 
-def statistics_of(table: Table) -> list[str]:
+def statistics_of(table: TableMetadata) -> list[str]:
     names = ("statistics", "partition-statistics")
-    paths = [normal_or_none(one["statistics-path"]) for name in names for one in table.fields.get(name) or ()]
+    paths = [normalize_or_none(one["statistics-path"]) for name in names for one in table.fields.get(name) or ()]
     return [one for one in paths if one is not None]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from icestream import errors, limits
 from icestream.iceberg.file_io import TableFiles, sync_disk
-from icestream.iceberg.location import normal
+from icestream.iceberg.location import normalize
 
 Failures = dict[str, str]
 # Folders whose own names are on disk, as this process knows: one that it finds may come from a task that was killed
@@ -45,7 +45,7 @@ class FolderStore:
         self._failures: Failures = {}
 
     def put(self, location: str, data: Any) -> None:
-        path = Path(normal(location).removeprefix("file:"))
+        path = Path(normalize(location).removeprefix("file:"))
         self._files += 1
         try:
             number = self._created(path)

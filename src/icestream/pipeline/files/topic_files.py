@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from icestream.iceberg.partition_groups import Group, groups_of
 from icestream.model.file_name import data_name
 from icestream.model.written import Covered, WrittenFile
 from icestream.pipeline.files.data_file import ColumnMetrics, encoded
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import layout_of
+from icestream.pipeline.files.partition_groups import PartitionGroup, group_by_partition
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.rows.topic_rows import TopicRows
 
@@ -33,7 +33,7 @@ def write_topic(
     names = {column.field_id: column.name for column in layout.columns}
     ids = {name: field_id for field_id, name in names.items()}
     files = []
-    grouped = groups_of(table, target.spec, names)
+    grouped = group_by_partition(table, target.spec, names)
     for group in grouped.groups:
         for rows in _sized(_rows_of(table, group), target.target_bytes):
             data, metrics = encoded(rows, layout, target.codec, target.codec_level)
@@ -77,7 +77,7 @@ def _joined(parts: Sequence[TopicRows]) -> dict[str, Any]:
     return found
 
 
-def _rows_of(table: Any, group: Group) -> Any:
+def _rows_of(table: Any, group: PartitionGroup) -> Any:
     return table if group.rows is None else table.take(pa.array(group.rows))
 
 

@@ -22,7 +22,7 @@ from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
 from icestream.catalogs import table_name
 from icestream.catalogs.catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.identifier import Identifier, Namespace, identifier, namespace_of
+from icestream.iceberg.identifier import Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog import TopicBacklog
@@ -124,7 +124,7 @@ class EmbeddedLedger:
         if entry is None:
             return None
         record = records.decode(TopicRecord, key, entry)
-        return identifier(namespace_of(record.namespace), record.name)
+        return identifier(check_namespace(record.namespace), record.name)
 
     async def _loaded(self, topic_id: int, topic: str, name: Identifier) -> TopicTable:
         """Positions first: a document that is newer than they are conflicts with nothing."""

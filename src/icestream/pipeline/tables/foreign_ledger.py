@@ -35,7 +35,7 @@ from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
@@ -138,7 +138,7 @@ class ForeignLedger:
         added = added_summary({one.shard: (one.start, one.end) for one in brought.claims})
         return progress | added | {ROUND: brought.round_id.hex(), EPOCH: str(brought.epoch)}
 
-    def _lacking(self, topic_id: int, table: Table, committed: Mapping[int, int]) -> Removals:
+    def _lacking(self, topic_id: int, table: TableMetadata, committed: Mapping[int, int]) -> Removals:
         base = anchor(table, topic_id, self._noted.get(topic_id, (None, 0))[0])
         return lacking(table, topic_id, committed, base)
 
@@ -180,7 +180,7 @@ class ForeignLedger:
         now_ms = int(table.table.fields["last-updated-ms"])  # it was read back: the table is as it was before
         return [*found, Mark(done.snapshot_id, now_ms, table.next_offsets)]
 
-    def _made_since(self, topic_id: int, table: Table) -> list[Mark]:
+    def _made_since(self, topic_id: int, table: TableMetadata) -> list[Mark]:
         mirror = self._noted.get(topic_id, (None, 0))[0]
         known = mirror.snapshot_id if mirror is not None else 0
         base = anchor(table, topic_id, mirror)
@@ -213,7 +213,7 @@ class ForeignLedger:
         return found
 
     async def _standing(
-        self, topic_id: int, topic: str, name: Identifier, table: Table, mirror: Mirror | None
+        self, topic_id: int, topic: str, name: Identifier, table: TableMetadata, mirror: Mirror | None
     ) -> TopicTable:
         envelope.check_bindable(table.current_schema)
         progress = main_standing(table, topic_id, anchor(table, topic_id, mirror)).progress
@@ -226,7 +226,7 @@ class ForeignLedger:
         await self._mend(topic_id, mirror, table, progress.committed)
         return TopicTable(topic_id, topic, name, table, positions)
 
-    async def _mend(self, topic_id: int, mirror: Mirror, table: Table, committed: Mapping[int, int]) -> None:
+    async def _mend(self, topic_id: int, mirror: Mirror, table: TableMetadata, committed: Mapping[int, int]) -> None:
         """What the snapshots of main say, and the mirror does not yet. Unless an operator was faster."""
         if all(end <= mirror.committed.get(shard, 0) for shard, end in committed.items()):
             return
@@ -246,7 +246,7 @@ class ForeignLedger:
             self._noted[topic_id] = noted, answer.revision
             self._snapshots.done(topic_id, added, answer.revision)
 
-    async def _highest(self, topic_id: int, table: Table) -> int | None:
+    async def _highest(self, topic_id: int, table: TableMetadata) -> int | None:
         """The highest offset in the files of main. Files that we looked at, or wrote ourselves, are not read again."""
         current = table.current_snapshot_id
         if self._seen.get(topic_id, 0) == current:

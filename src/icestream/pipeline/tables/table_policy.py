@@ -14,7 +14,7 @@ from typing import Any, Final
 from icestream import limits
 from icestream.catalog.topic import envelope
 from icestream.iceberg import partitioning
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.model import table_layout
 from icestream.pipeline.round_plan import TableTarget
@@ -58,7 +58,7 @@ def partition(name: str, schema: Object) -> Object:
 # --- a table that is there --------------------------------------------------------------------------------------------
 
 
-def evolution(table: Table, policy: Mapping[str, str]) -> list[Object]:
+def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
     """The updates that bring a table in line: columns that a newer release has, partitions and properties as the
     policy says. No column is taken away, and none changes its id."""
     schema = table.current_schema
@@ -85,7 +85,7 @@ def _properties(found: Mapping[str, str], policy: Mapping[str, str]) -> list[Obj
     return updates
 
 
-def _with_columns(table: Table, schema: Object, missing: list[Object]) -> list[Object]:
+def _with_columns(table: TableMetadata, schema: Object, missing: list[Object]) -> list[Object]:
     """New columns are optional: rows that are there have none."""
     last = table.fields["last-column-id"]
     added = []
@@ -104,19 +104,19 @@ def _with_columns(table: Table, schema: Object, missing: list[Object]) -> list[O
     ]
 
 
-def default_spec(table: Table) -> Object:
+def default_spec(table: TableMetadata) -> Object:
     found: Object = next(
         one for one in table.fields["partition-specs"] if one["spec-id"] == table.fields["default-spec-id"]
     )
     return found
 
 
-def data_folder(table: Table) -> str:
+def data_folder(table: TableMetadata) -> str:
     found = table.properties.get("write.data.path") or table.properties.get("write.folder-storage.path")
     return (found or f"{table.location}/data").rstrip("/")
 
 
-def target_of(table: Table, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
+def target_of(table: TableMetadata, policy: Mapping[str, str], storage: Mapping[str, Any]) -> TableTarget:
     codec, level = table_layout.codec_and_level(policy.get("compression", ""))
     properties = table.properties
     codec = codec or properties.get(CODEC) or "zstd"

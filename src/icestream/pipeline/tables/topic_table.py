@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifests import ManifestFile
-from icestream.iceberg.table_metadata import Table
+from icestream.iceberg.table_metadata import TableMetadata
 
 
 class Position(NamedTuple):
@@ -32,7 +32,7 @@ class TopicTable:
     topic_id: int
     topic: str
     identifier: Identifier
-    table: Table
+    table: TableMetadata
     positions: dict[int, Position]
     manifests: list[ManifestFile] | None = None  # of the current snapshot, the newest first; None: not read yet
     is_stale: bool = False  # it must be looked at again before anything is planned

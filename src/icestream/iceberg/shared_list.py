@@ -52,7 +52,7 @@ class _Shared:
         return self.positions.get(wanted)
 
 
-class Entries:
+class SharedList:
     __slots__ = ("_begin", "_end", "_shared")
 
     def __init__(self, items: list[Object], key: str = "") -> None:
@@ -61,8 +61,8 @@ class Entries:
         self._begin = 0
         self._end = len(items)
 
-    def _part(self, begin: int, end: int) -> Entries:
-        made = Entries.__new__(Entries)
+    def _part(self, begin: int, end: int) -> SharedList:
+        made = SharedList.__new__(SharedList)
         made._shared, made._begin, made._end = self._shared, begin, end
         return made
 
@@ -83,7 +83,7 @@ class Entries:
         position = self._shared.position(wanted)
         return None if position is None or not self._begin <= position < self._end else self._shared.items[position]
 
-    def plus(self, item: Object) -> Entries:
+    def plus(self, item: Object) -> SharedList:
         items = self._shared.items
         # Somebody else went on from here, or most of the list is of the past: a list of one's own.
         if self._end < len(items) or self._begin > len(self) + _CHUNK:
@@ -91,9 +91,9 @@ class Entries:
         items.append(item)
         return self._part(self._begin, self._end + 1)
 
-    def _copied(self) -> Entries:
+    def _copied(self) -> SharedList:
         old, begin, end = self._shared, self._begin, self._end
-        made = Entries(old.items[begin:end], old.key)
+        made = SharedList(old.items[begin:end], old.key)
         made._shared.parts = old.parts[begin:end]
         if begin % _CHUNK == 0:
             made._shared.chunks = old.chunks[begin // _CHUNK : end // _CHUNK]
@@ -103,10 +103,10 @@ class Entries:
                 del made._shared.positions[item[old.key]]
         return made
 
-    def without_first(self, count: int) -> Entries:
+    def without_first(self, count: int) -> SharedList:
         return self._part(min(self._begin + count, self._end), self._end) if count > 0 else self
 
-    def without(self, ids: AbstractSet[int]) -> Entries:
+    def without(self, ids: AbstractSet[int]) -> SharedList:
         """Without the items of these ids, all of which are there. Usually the oldest go, which costs nothing."""
         key = self._shared.key
         first = 0
@@ -114,12 +114,12 @@ class Entries:
             first += 1
         return self.without_first(first) if first == len(ids) else self.kept(lambda item: item[key] not in ids)
 
-    def kept(self, keep: Callable[[Object], bool]) -> Entries:
+    def kept(self, keep: Callable[[Object], bool]) -> SharedList:
         items, parts = self._shared.items, self._shared.parts
         chosen = [number for number in range(self._begin, self._end) if keep(items[number])]
         if len(chosen) == len(self):
             return self
-        made = Entries([items[number] for number in chosen], self._shared.key)
+        made = SharedList([items[number] for number in chosen], self._shared.key)
         if len(parts) >= self._end:
             made._shared.parts = [parts[number] for number in chosen]
         return made

@@ -14,31 +14,31 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from icestream import errors, limits
-from icestream.iceberg.column_transforms import transformed
+from icestream.iceberg.arrow_transforms import transform_column
 
 Ints = NDArray[np.int64]
 Value = int | bool | bytes | str | None
 
 
-class Group(NamedTuple):
+class PartitionGroup(NamedTuple):
     values: list[Value]  # one for each field of the spec
     rows: Any  # which rows, in their order; None: all
 
 
-class Grouped(NamedTuple):
-    groups: list[Group]
+class PartitionedRows(NamedTuple):
+    groups: list[PartitionGroup]
     taken: Any  # which rows, rising: the front of each shard; None: all
 
 
-def groups_of(table: Any, spec: dict[str, Any], names: dict[int, str]) -> Grouped:
+def group_by_partition(table: Any, spec: dict[str, Any], names: dict[int, str]) -> PartitionedRows:
     """`names`: of the columns, by field id. Raises InvalidInput for a spec that we cannot follow."""
     if not spec["fields"]:
-        return Grouped([Group([], None)], None)
+        return PartitionedRows([PartitionGroup([], None)], None)
     columns = [_values(table, field, names) for field in spec["fields"]]
     codes = _codes(columns, table.num_rows)
     count = int(codes.max(initial=0)) + 1
     if count == 1:
-        return Grouped([Group([_plain(column[0]) for column in columns], None)], None)
+        return PartitionedRows([PartitionGroup([_plain(column[0]) for column in columns], None)], None)
     taken = None
     if count > limits.ROUND_PARTITIONS_MAX:
         taken = _front(table, codes, limits.ROUND_PARTITIONS_MAX)
@@ -48,9 +48,10 @@ def groups_of(table: Any, spec: dict[str, Any], names: dict[int, str]) -> Groupe
     bounds = np.searchsorted(codes[order], np.arange(count + 1))
     rows = order if taken is None else taken[order]
     groups = [
-        Group([_plain(column[int(rows[low])]) for column in columns], rows[low:high]) for low, high in pairwise(bounds)
+        PartitionGroup([_plain(column[int(rows[low])]) for column in columns], rows[low:high])
+        for low, high in pairwise(bounds)
     ]
-    return Grouped(groups, taken)
+    return PartitionedRows(groups, taken)
 
 
 def _codes(columns: list[Any], rows: int) -> Ints:
@@ -83,7 +84,7 @@ def _values(table: Any, field: dict[str, Any], names: dict[int, str]) -> Any:
         )
     if name not in table.schema.names:
         return pa.nulls(table.num_rows, pa.int32())
-    return transformed(field["transform"], table.column(name))
+    return transform_column(field["transform"], table.column(name))
 
 
 def _plain(value: Any) -> Value:

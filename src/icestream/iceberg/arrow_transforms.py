@@ -23,7 +23,7 @@ _NAMED: Final = re.compile(r"(bucket|truncate)\[(\d{1,9})\]")
 _UNITS: Final = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 
 
-def transformed(transform: str, column: Any) -> Any:
+def transform_column(transform: str, column: Any) -> Any:
     """An Arrow array: of 32-bit integers, or of the column's type (identity, truncate). Raises InvalidInput."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(pa.utf8())
