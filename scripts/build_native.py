@@ -40,8 +40,9 @@ CLEARED_LINE = "\r\033[K"
 
 SLOWER = """\
 setup: Icestream runs without its native extension: {reason}.
-       Everything works, but slower: log writes and syncs run inline on the event loop instead of in a thread of their
-       own, record encoding and scanning run in Python, and calls of Danube's clients cost ten times as much.
+       A single node works, but slower: log writes and syncs run inline on the event loop instead of in a thread of
+       their own, record encoding and scanning run in Python, and calls of Danube's clients cost ten times as much.
+       A cluster needs the extension, which holds the Raft core.
        {remedy}"""
 
 

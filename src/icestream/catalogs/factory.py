@@ -93,7 +93,7 @@ def open_objects(
     randomness: Randomness | None = None,
     waits: Patience | None = None,
 ) -> Objects:
-    """The bucket of `object_store`: for what is not a table."""
+    """The bucket of `object_store`, for objects that do not belong to a table."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     options = StoreOptions.of(settings.storage.iceberg_config.object_store)
     if options.kind == "local":

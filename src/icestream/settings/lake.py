@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, StrictBool
 
@@ -110,6 +110,10 @@ class Catalog(Section):
             )
 
 
+# What the readers and writers of table files can open (catalogs/store_options.py maps each to its kind of store).
+WAREHOUSE_SCHEMES: Final = ("file", "s3", "s3a", "s3n", "gs", "abfs", "abfss", "wasb", "wasbs", "memory")
+
+
 class ObjectStore(Section):
     """Where the files of the tables lie, and in its bucket or directory what is not a table."""
 
@@ -120,8 +124,8 @@ class ObjectStore(Section):
     )
     bucket: Annotated[str, text.NAME] | None = Field(
         default=None,
-        description="Bucket of an `s3` or `gcs` store, container of an `azure` one: for what is not a table. Tables "
-        "lie below `warehouse`, which may name another.",
+        description="Bucket of an `s3` or `gcs` store, container of an `azure` one. The warehouse is its root unless "
+        "`warehouse` names another location.",
     )
     region: Annotated[str, text.NAME] | None = Field(
         default=None, description="Region of an `s3` store. Without it: what the credentials of the process name."
@@ -219,11 +223,21 @@ class Iceberg(Section):
     )
     writer_max_memory_bytes: Annotated[int, units.size(limits.MIB)] = Field(
         default=limits.WRITER_MEMORY_BYTES_DEFAULT,
-        description="Bytes of messages that one writing task holds at a time; it writes a file when they are reached.",
+        description="Bytes of uncommitted messages at which a topic is written at once, without waiting for "
+        "`writer_batch_size` or `writer_flush_interval_ms`. The memory of a writing task has a fixed bound of its "
+        "own (ROUND_TASK_BYTES_MAX in limits.py).",
         json_schema_extra=ONLINE,
     )
 
     def broken_rules(self) -> Iterator[Broken]:
+        scheme, separator, _ = self.warehouse.partition("://")
+        if separator and scheme not in WAREHOUSE_SCHEMES:
+            yield Broken(
+                ("warehouse",),
+                f"`warehouse` {self.warehouse} has the scheme {scheme}, which no file system or object store of "
+                "Icestream has",
+                f"use a directory, or one of {', '.join(WAREHOUSE_SCHEMES)}",
+            )
         if self.catalog.warehouse is not None and self.catalog.warehouse.rstrip("/") != self.warehouse.rstrip("/"):
             yield Broken(
                 ("warehouse", "catalog.warehouse"),

@@ -65,9 +65,11 @@ class Ports(Section):
     danube: Annotated[int, _PORT] = Field(default=6650, description="Danube clients (gRPC).")
     danube_admin: Annotated[int, _PORT] = Field(default=50051, description="Danube's admin services (gRPC).")
     native: Annotated[int, _PORT] = Field(default=6651, description="Native frames of the Icestream client.")
-    mqtt: Annotated[int, _PORT] = Field(default=1883, description="MQTT; the port that its standard names.")
+    mqtt: Annotated[int, _PORT] = Field(
+        default=1883, description="MQTT, the port that its standard names. Reserved: nothing listens there yet."
+    )
     lake: Annotated[int, _PORT] = Field(
-        default=8181, description="HTTP of the lake process: Iceberg REST catalog, admin API, console."
+        default=8181, description="HTTP of the lake process: Iceberg REST catalog, admin API."
     )
     broker_http: Annotated[int, _PORT] = Field(
         default=9040, description="HTTP of the broker: metrics, health, ranges of the log."
@@ -147,11 +149,11 @@ class MetaStore(Section):
 
 
 class BackupIceberg(Section):
-    """Iceberg manifests beside each backup (seed 003); all of it may be changed at run time."""
+    """Iceberg manifests beside each backup (seed 003). Reserved: checked and shown, and not used until backups exist."""
 
     enable: StrictBool = Field(
         default=False,
-        description="Write a manifest for each batch of backup files. Off, as long as nobody reads them.",
+        description="Write a manifest for each batch of backup files. Not used yet: there are no backups.",
         json_schema_extra=ONLINE,
     )
     warehouse: Annotated[str, text.RELATIVE] = Field(
@@ -173,7 +175,7 @@ class BackupIceberg(Section):
 
 
 class Backup(Section):
-    """Backups of the node."""
+    """Backups of the node. Reserved: not used yet."""
 
     iceberg: BackupIceberg = BackupIceberg()
 

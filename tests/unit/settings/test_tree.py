@@ -281,6 +281,7 @@ def test_a_kind_of_catalog_follows_from_its_address() -> None:
         ((f"{STORE}.type=azure", f"{STORE}.bucket=b"), "needs an `account_name`"),
         ((f"{STORE}.type=gcs",), "a `gcs` object store needs a `bucket`"),
         ((f"{STORE}.role_arn=lake",), "the ARN of a role"),
+        ((f"{ICEBERG}.warehouse=hdfs://name-node/lake",), "has the scheme hdfs"),
         ((f"{CATALOG}.headers=hunter2",), "a header such as"),
     ],
 )
