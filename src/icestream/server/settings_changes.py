@@ -27,7 +27,7 @@ WAL: Final = frozenset(
     )
 )  # fmt: skip
 APPLIED: Final = LOG_MESSAGES | BROKER | WAL
-# Backups and the pipeline come later.
+# Nothing to do in this process: backups do not exist yet, and the pipeline asks for changed `writer_` settings itself.
 NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_")
 _log = get_logger("config")
 

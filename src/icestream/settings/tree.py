@@ -149,7 +149,7 @@ class MetaStore(Section):
 
 
 class BackupIceberg(Section):
-    """Iceberg manifests beside each backup (seed 003). Reserved: checked and shown, and not used until backups exist."""
+    """Iceberg manifests beside each backup (seed 003). Reserved: checked and shown, not used before backups exist."""
 
     enable: StrictBool = Field(
         default=False,

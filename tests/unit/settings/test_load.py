@@ -46,6 +46,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> No
     assert set(loaded.origins) == set(KEYS)
 
 
+def test_the_seeds_variable_sets_how_often_cursors_are_written() -> None:
+    loaded = load(env={"DANUBE_SUB_CURSOR_FLUSH_MS": "250"})
+    assert loaded.settings.broker.cursor_flush_ms == 250
+
+
 def test_the_later_flag_wins() -> None:
     assert load(flags=["log.level=debug", "log.level=error"]).settings.log.level == "error"
 
