@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.process import cpu_seconds, family
-from icestream.catalog.topic.envelope import new_schema
+from icestream.catalog.topic_rules.topic_schema import new_schema
 from icestream.model import envelope
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.block import Constant, encode_block

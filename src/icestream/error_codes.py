@@ -55,7 +55,7 @@ SAID: dict[type[errors.IcestreamError], Said] = {
     errors.OutOfOrderSequence: Said(http=409, grpc="FAILED_PRECONDITION"),
     errors.ProducerFenced: Said(http=409, grpc="FAILED_PRECONDITION"),
     errors.CommitConflict: Said(http=409, iceberg=(409, "CommitFailedException")),
-    errors.TopicTable: Said(http=403, iceberg=(403, "ForbiddenException")),
+    errors.TopicTableConflict: Said(http=403, iceberg=(403, "ForbiddenException")),
     errors.Contradiction: Said(http=422, iceberg=(422, "UnprocessableEntityException")),
     errors.PersistentStorageError: Said(iceberg=(503, "ServiceUnavailableException")),
     errors.Refused: Said(5, 503, grpc="UNAVAILABLE"),

@@ -32,7 +32,7 @@
     │   ├── UnknownTable           unknown_table     no
     │   ├── UnknownView            unknown_view      no
     │   ├── Contradiction          contradiction     no    two parts of one request exclude each other
-    │   ├── TopicTable             topic_table       no    the table of a topic does not allow this (hazard 21)
+    │   ├── TopicTableConflict     topic_table       no    the table of a topic does not allow this (hazard 21)
     │   ├── CommitConflict         commit_conflict   no    the table is not what the commit was made for: load it again
     │   │   └── RangeRefused       range_refused     no    the offsets of a round do not continue the table (hazard 14)
     │   └── UnknownVersion         unknown_version   no    no version of the protocol that both sides speak
@@ -236,7 +236,7 @@ class Contradiction(InvalidInput, code="contradiction"):
     """Two parts of one request exclude each other."""
 
 
-class TopicTable(InvalidInput, code="topic_table"):
+class TopicTableConflict(InvalidInput, code="topic_table"):
     """The table of a topic does not allow this (hazard 21)."""
 
 

@@ -11,10 +11,10 @@ import pytest
 from icestream import errors, limits
 from icestream.catalogs.bucket import Objects
 from icestream.catalogs.factory import open_catalog, open_files, open_objects
-from icestream.catalogs.fence_record import FenceReport, FenceTerms, object_warehouse_of, replaced_error
-from icestream.catalogs.object_fence import FenceWatch, ObjectFence
 from icestream.catalogs.object_files import ObjectFiles
 from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.warehouse_fence import FenceWatch, WarehouseFence
+from icestream.catalogs.warehouse_fence_record import FenceReport, FenceTerms, object_warehouse_of, replaced_error
 from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.node_store import NodeStore
@@ -49,7 +49,7 @@ def objects(request: pytest.FixtureRequest) -> Objects:
 
 
 async def test_a_cluster_that_was_replaced_is_fenced_off(objects: Objects) -> None:
-    fence = ObjectFence(objects, f"s3://objects/{new_name()}/")
+    fence = WarehouseFence(objects, f"s3://objects/{new_name()}/")
     assert await fence.look(FenceTerms("a")) == FenceReport("a")
     for _ in range(2):
         assert await fence.look(FenceTerms("b", ["a"])) == FenceReport("b")
@@ -57,7 +57,7 @@ async def test_a_cluster_that_was_replaced_is_fenced_off(objects: Objects) -> No
 
 
 async def test_a_cluster_that_was_replaced_twice_keeps_its_first_successor(objects: Objects) -> None:
-    fence = ObjectFence(objects, f"s3://objects/{new_name()}")
+    fence = WarehouseFence(objects, f"s3://objects/{new_name()}")
     await fence.look(FenceTerms("b", ["a"]))
     assert await fence.look(FenceTerms("c", ["a", "b"])) == FenceReport("c"), "it replaced the successor too"
     assert await fence.look(FenceTerms("b", ["a"])) == FenceReport("b", "b", "c")
@@ -65,7 +65,7 @@ async def test_a_cluster_that_was_replaced_twice_keeps_its_first_successor(objec
 
 
 async def test_of_two_clusters_that_replace_the_same_one_only_one_may_use_the_warehouse(objects: Objects) -> None:
-    fence = ObjectFence(objects, f"s3://objects/{new_name()}")
+    fence = WarehouseFence(objects, f"s3://objects/{new_name()}")
     reports = await asyncio.gather(*(fence.look(FenceTerms(name, ["a"])) for name in ("b", "c")))
     (winner,) = [report.cluster for report in reports if not report.successor]
     (loser,) = [report for report in reports if report.successor]
@@ -76,7 +76,7 @@ async def test_a_fence_that_cannot_be_read_is_said(objects: Objects) -> None:
     folder = new_name()
     await objects.put_new(f"{folder}/.icestream-fence/a", b"no JSON")
     with pytest.raises(errors.ConfigurationError, match="cannot be read as the fence"):
-        await ObjectFence(objects, f"s3://objects/{folder}").look(FenceTerms("a"))
+        await WarehouseFence(objects, f"s3://objects/{folder}").look(FenceTerms("a"))
 
 
 # --- a node -----------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Looking:
     def __init__(self, settings: Settings, objects: Objects) -> None:
         self.clock = SimulatedClock()
         self._keeper = LinkKeeper(settings.local_socket, "lake", SystemClock())
-        self._watch = FenceWatch(self._keeper, ObjectFence(objects, WAREHOUSE), self.clock)
+        self._watch = FenceWatch(self._keeper, WarehouseFence(objects, WAREHOUSE), self.clock)
         self.files = ObjectFiles(lambda _kind, _bucket: objects)
         self.files.admit = self._watch.admit
         self._tasks = [asyncio.create_task(work) for work in (self._keeper.run(), self._watch.run())]
@@ -153,7 +153,7 @@ async def test_a_catalog_of_pointers_moves_none_on_the_wrong_side_of_the_fence(
     table = Identifier((new_name(),), "orders")
     await catalog.create_namespace(table.namespace, {})
     before = await catalog.create(table, ASKED)
-    fence = ObjectFence(files.objects_at(warehouse), warehouse)
+    fence = WarehouseFence(files.objects_at(warehouse), warehouse)
     await fence.look(FenceTerms("b", ["a"]))
 
     async def admit() -> None:

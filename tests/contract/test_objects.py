@@ -12,9 +12,9 @@ import pytest
 
 from icestream import errors, limits
 from icestream.catalogs.bucket import Objects
-from icestream.catalogs.caller import Caller, Patience
 from icestream.catalogs.factory import open_files, open_objects
-from icestream.catalogs.object_files import place_of
+from icestream.catalogs.object_files import parse_object_location
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
 from icestream.catalogs.store_options import StoreOptions
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -196,7 +196,9 @@ async def test_a_file_that_is_too_large_is_no_metadata_file(monkeypatch: pytest.
 async def test_a_store_that_fails_too_often_is_left_alone(request: pytest.FixtureRequest) -> None:
     from icestream.catalogs.bucket import open_bucket
 
-    caller = Caller("test store", SystemClock(), SystemRandomness(), Patience(request_seconds=0.2, attempts_max=1))
+    caller = StorageCaller(
+        "test store", SystemClock(), SystemRandomness(), CallTimeouts(request_seconds=0.2, attempts_max=1)
+    )
     away = open_bucket(StoreOptions(kind="s3", endpoint="http://127.0.0.1:1", path_style=True), "s3", "b", caller)
     for _ in range(limits.BREAKER_FAILURES_MAX):
         with pytest.raises(errors.StorageUnavailable):
@@ -220,9 +222,9 @@ async def test_a_store_that_fails_too_often_is_left_alone(request: pytest.Fixtur
 async def test_a_location_leads_to_a_bucket_and_a_name(location: str, expected: tuple[str, str, str] | None) -> None:
     if expected is None:
         with pytest.raises(errors.InvalidInput):
-            place_of(location)
+            parse_object_location(location)
     else:
-        assert tuple(place_of(location)) == expected
+        assert tuple(parse_object_location(location)) == expected
 
 
 async def test_a_role_is_assumed_for_the_store(glue: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream import errors
-from icestream.catalogs.catalog import Done, TableChange
 from icestream.catalogs.factory import open_catalog
 from icestream.catalogs.store_options import StoreOptions, file_io
+from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.settings import Settings
 from tests.contract.test_table_catalog import ASKED
@@ -88,7 +88,7 @@ async def test_they_append_to_our_table_and_we_go_on(pair: tuple[Settings, Any])
     rows = pa.table({"id": [1, 2], "data": ["a", "b"], "at": pa.array([None, None], pa.timestamp("us", "UTC"))})
     table.append(rows.cast(table.schema().as_arrow()))
     outcome = await ours.commit(identifier, TableChange([], [{"action": "set-properties", "updates": {"seen": "yes"}}]))
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, CommitDone)
     assert outcome.table is not None
     assert outcome.table.current_snapshot_id is not None
     again = theirs.load_table((namespace[0], "orders"))
@@ -109,7 +109,7 @@ async def test_we_change_drop_and_list_their_table(pair: tuple[Settings, Any]) -
     assert (name,) in await ours.list_namespaces()
     assert await ours.list_tables((name,)) == [identifier]
     updates = [{"action": "set-properties", "updates": {"a": "1"}}]
-    assert isinstance(await ours.commit(identifier, TableChange([], updates)), Done)
+    assert isinstance(await ours.commit(identifier, TableChange([], updates)), CommitDone)
     assert theirs.load_table((name, "theirs")).properties["a"] == "1"
     await ours.drop(identifier)
     assert theirs.list_tables(name) == []
@@ -146,7 +146,7 @@ async def test_a_catalog_of_the_first_schema_is_used_as_it_is(request: pytest.Fi
         connection.execute(row, [made.metadata_location])
         assert await ours.list_tables(("ns",)) == [table, theirs]
         updates = [{"action": "set-properties", "updates": {"a": "1"}}]
-        assert isinstance(await ours.commit(theirs, TableChange([], updates)), Done)
+        assert isinstance(await ours.commit(theirs, TableChange([], updates)), CommitDone)
         await ours.rename(theirs, moved)
         assert (await ours.load(moved)).metadata["properties"]["a"] == "1"
         connection.execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")

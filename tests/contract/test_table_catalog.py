@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors
-from icestream.catalogs.catalog import Conflict, Done, LoadedTable, TableCatalog, TableChange
 from icestream.catalogs.factory import open_catalog
+from icestream.catalogs.table_catalog import CommitDone, CommitRefused, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier, Namespace
 from tests.support.catalog_servers import (
     CATALOG,
@@ -171,12 +171,12 @@ async def test_a_name_that_is_taken_is_not_given_twice(catalog: TableCatalog, ta
 async def test_a_commit_is_done(catalog: TableCatalog, table: Identifier) -> None:
     found = await catalog.load(table)
     outcome = await catalog.commit(table, appending(found, 11))
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, CommitDone)
     assert outcome.table is not None
     assert snapshots(outcome.table) == [11]
     after = await catalog.load(table)
     assert after.current_snapshot_id == 11
-    assert isinstance(await catalog.commit(table, appending(after, 12)), Done)
+    assert isinstance(await catalog.commit(table, appending(after, 12)), CommitDone)
     assert snapshots(await catalog.load(table)) == [11, 12]
 
 
@@ -184,10 +184,10 @@ async def test_a_stale_commit_is_a_conflict_that_brings_the_table(catalog: Table
     found = await catalog.load(table)
     await catalog.commit(table, appending(found, 11))
     outcome = await catalog.commit(table, appending(found, 12))
-    assert isinstance(outcome, Conflict)
+    assert isinstance(outcome, CommitRefused)
     assert outcome.table is not None
     assert snapshots(outcome.table) == [11]
-    assert isinstance(await catalog.commit(table, appending(outcome.table, 12)), Done)
+    assert isinstance(await catalog.commit(table, appending(outcome.table, 12)), CommitDone)
 
 
 async def test_the_same_commit_twice_is_in_the_table_once(catalog: TableCatalog, table: Identifier, kind: str) -> None:
@@ -195,7 +195,7 @@ async def test_the_same_commit_twice_is_in_the_table_once(catalog: TableCatalog,
     change = appending(await catalog.load(table), 11)
     await catalog.commit(table, change)
     again = await catalog.commit(table, change)
-    assert isinstance(again, Done if kind in ("rest", "embedded-http") else Conflict)
+    assert isinstance(again, CommitDone if kind in ("rest", "embedded-http") else CommitRefused)
     assert snapshots(await catalog.load(table)) == [11]
 
 
@@ -204,7 +204,7 @@ async def test_properties_and_schemas_change(catalog: TableCatalog, table: Ident
         {"action": "set-properties", "updates": {"a": "1"}},
         {"action": "remove-properties", "removals": ["owner"]},
     ]
-    assert isinstance(await catalog.commit(table, TableChange([], updates)), Done)
+    assert isinstance(await catalog.commit(table, TableChange([], updates)), CommitDone)
     found = await catalog.load(table)
     assert found.properties["a"] == "1"
     assert "owner" not in found.properties
@@ -217,7 +217,7 @@ async def test_properties_and_schemas_change(catalog: TableCatalog, table: Ident
             {"action": "set-current-schema", "schema-id": -1},
         ],
     )
-    assert isinstance(await catalog.commit(table, change), Done)
+    assert isinstance(await catalog.commit(table, change), CommitDone)
     now = await catalog.load(table)
     (current,) = [one for one in now.metadata["schemas"] if one["schema-id"] == now.metadata["current-schema-id"]]
     assert [one["name"] for one in current["fields"]] == ["id", "data", "at", "more"]
@@ -232,15 +232,15 @@ async def test_several_tables_each_have_an_outcome(catalog: TableCatalog, table:
     await catalog.commit(stale, appending(old, 10))
     changes = {one: appending(await catalog.load(one), 11) for one in (table, other)}
     outcomes = await catalog.commit_all({**changes, stale: appending(old, 11)})
-    assert isinstance(outcomes[stale], Conflict)
+    assert isinstance(outcomes[stale], CommitRefused)
     for one in changes:
-        is_done = isinstance(outcomes[one], Done)
+        is_done = isinstance(outcomes[one], CommitDone)
         assert is_done or outcomes[one].is_bystander  # type: ignore[union-attr]
         assert snapshots(await catalog.load(one)) == ([11] if is_done else [])
-    waiting = {one: change for one, change in changes.items() if not isinstance(outcomes[one], Done)}
+    waiting = {one: change for one, change in changes.items() if not isinstance(outcomes[one], CommitDone)}
     if waiting:
         again = await catalog.commit_all(waiting)
-        assert all(isinstance(one, Done) for one in again.values())
+        assert all(isinstance(one, CommitDone) for one in again.values())
     for one in changes:
         assert snapshots(await catalog.load(one)) == [11]
 
@@ -252,9 +252,9 @@ async def test_nobody_loses_a_commit_to_others(catalog: TableCatalog, table: Ide
         for number in range(3):
             while True:
                 outcome = await catalog.commit(table, appending(await catalog.load(table), 100 * writer + number + 1))
-                if isinstance(outcome, Done):
+                if isinstance(outcome, CommitDone):
                     break
-                assert isinstance(outcome, Conflict), outcome
+                assert isinstance(outcome, CommitRefused), outcome
 
     await asyncio.gather(*map(write, range(3)))
     found = await catalog.load(table)

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from icestream import limits
-from icestream.catalogs.catalog import Done, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
 from icestream.model.file_name import Kind, our_file
 from icestream.observability import metrics
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
@@ -170,7 +170,7 @@ async def test_hazard_01_a_table_that_is_not_ours_to_clean_keeps_all(world: Faul
     change: dict[str, Any] = {"action": "set-properties", "updates": {"gc.enabled": "false"}}
     if why == "elsewhere":
         change = {"action": "set-location", "location": f"file:{world.folder}/warehouse/elsewhere"}
-    assert isinstance(await world.catalog.commit(name_of(1), TableChange([], [change])), Done)
+    assert isinstance(await world.catalog.commit(name_of(1), TableChange([], [change])), CommitDone)
     before = _all_files(world)
     await pass_time(world, one, HALF_AN_HOUR)
     one.topics.forget()

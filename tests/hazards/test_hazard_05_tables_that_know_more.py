@@ -12,10 +12,9 @@ from icestream import errors
 from icestream.broker import records
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.topic_owners import TopicOwners
-from icestream.catalog import keys
-from icestream.catalog import records as catalog_records
-from icestream.catalog.topic.binding import new_binding
-from icestream.catalogs.mirror import Mirror, mirror_key
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.topic_rules.binding import new_binding
+from icestream.catalogs.mirror import ForeignTableRecord, foreign_table_key
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, envelope
@@ -34,13 +33,15 @@ async def bound(store: MemoryStore, topic_id: int, **ends: int) -> None:
     shards = {int(shard.removeprefix("s")): (0, end) for shard, end in ends.items()}
     binding = new_binding(f"/default/t{topic_id}", topic_id, shards)
     record = catalog_records.TableRecord(f"uuid-{topic_id}", "file:/x", 0, binding)
-    await store.put(keys.relation_key(Identifier(("default",), f"t{topic_id}")), catalog_records.encode(record))
+    await store.put(catalog_keys.relation_key(Identifier(("default",), f"t{topic_id}")), catalog_records.encode(record))
 
 
 async def noted(store: MemoryStore, topic_id: int, **ends: int) -> None:
     """One of another catalog."""
     committed = {int(shard.removeprefix("s")): end for shard, end in ends.items()}
-    await store.put(mirror_key(topic_id), msgspec.json.encode(Mirror(["default"], f"t{topic_id}", "", committed)))
+    await store.put(
+        foreign_table_key(topic_id), msgspec.json.encode(ForeignTableRecord(["default"], f"t{topic_id}", "", committed))
+    )
 
 
 async def known(store: MemoryStore, topic_id: int, owner: str = "") -> None:
@@ -57,7 +58,7 @@ async def test_hazard_05_tables_count_like_cursors() -> None:
     await noted(store, 2, s0=5)
     await bound(store, 3, s0=9)
     await bound(store, 4, s0=9)  # its topic was deleted
-    await store.put(keys.relation_key(Identifier(("default",), "plain")), catalog_records.encode(_plain()))
+    await store.put(catalog_keys.relation_key(Identifier(("default",), "plain")), catalog_records.encode(_plain()))
     found = await stored_positions(store, TopicOwners("this node", "this node"))
     assert found == ({ShardKey(1, 0): 7, ShardKey(1, 1): 3, ShardKey(2, 0): 5}, {})
 
@@ -72,7 +73,7 @@ async def test_hazard_05_a_record_that_cannot_be_read_is_told_and_stops_no_start
         await known(store, topic_id)
     await bound(store, 1, s0=7)
     await noted(store, 2, s0=5)
-    damaged = [keys.relation_key(Identifier(("default",), "a")), mirror_key(3)]
+    damaged = [catalog_keys.relation_key(Identifier(("default",), "a")), foreign_table_key(3)]
     for key in damaged:
         await store.put(key, b"\xff no record")
     await bound(store, 4, s0=2)
@@ -119,8 +120,8 @@ async def test_hazard_05_a_node_looks_at_its_tables_before_it_opens_its_log(tmp_
 
 
 async def noted_on(ask: Operator, topic_id: int, end: int) -> None:
-    mirror = Mirror(["default"], "orders", "", {0: end})
-    await ask.node.store.put(mirror_key(topic_id), msgspec.json.encode(mirror))
+    mirror = ForeignTableRecord(["default"], "orders", "", {0: end})
+    await ask.node.store.put(foreign_table_key(topic_id), msgspec.json.encode(mirror))
 
 
 OTHER = TopicName("default", "other")
@@ -191,11 +192,11 @@ async def damaged_on(ask: Operator, kind: str, topic_id: int) -> str:
     """The record of its table; which one."""
     store = ask.node.store
     if kind == "elsewhere":
-        key = mirror_key(topic_id)
+        key = foreign_table_key(topic_id)
     else:
-        key = keys.relation_key(Identifier(("default",), "orders"))
+        key = catalog_keys.relation_key(Identifier(("default",), "orders"))
         of_topic = catalog_records.TopicRecord(["default"], "orders", "uuid")
-        await store.put(keys.topic_key(topic_id), catalog_records.encode(of_topic))
+        await store.put(catalog_keys.topic_key(topic_id), catalog_records.encode(of_topic))
     await store.put(key, DAMAGED)
     return key
 

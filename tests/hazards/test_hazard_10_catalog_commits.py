@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from icestream import error_codes, errors, limits
-from icestream.catalog import keys, records
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.plan import commits
-from icestream.catalog.plan.commits import Change
-from icestream.catalog.records import TableRecord
-from icestream.catalog.topic.binding import Binding, Round
-from icestream.catalog.topic.commit import Request
-from icestream.catalog.topic.run import Run
+from icestream.catalog.catalog_records import TableRecord
+from icestream.catalog.plans import commit_plans
+from icestream.catalog.plans.commit_plans import PlannedChange
+from icestream.catalog.topic_rules.binding import Binding, CommittedRound
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
+from icestream.catalog.topic_rules.offset_run import OffsetRun
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.entry import Entry
 from icestream.runtime.simulated_disk import SimulatedDisk
@@ -32,26 +32,26 @@ pytestmark = pytest.mark.asyncio
 LEASED = b'{"epoch":%d}' % LEASE
 
 
-def setting(name: str, value: str) -> Request:
-    return Request([], [{"action": "set-properties", "updates": {name: value}}])
+def setting(name: str, value: str) -> CommitRequest:
+    return CommitRequest([], [{"action": "set-properties", "updates": {name: value}}])
 
 
 async def topics(world: World, count: int) -> list[Identifier]:
     """Tables of so many topics, all at offset 0."""
-    await world.store.put(keys.LEASE, LEASED)
+    await world.store.put(catalog_keys.LEASE, LEASED)
     made = [await world.with_table(f"t{number:03d}", schema=ENVELOPE) for number in range(count)]
     for number, identifier in enumerate(made):
         await world.catalog.topics.bind(identifier, f"/default/t{number}", number + 1, {0: (0, 0)})
     return made
 
 
-async def a_round(catalog: Catalog, tables: list[Identifier], number: int) -> dict[Identifier, Request]:
+async def a_round(catalog: Catalog, tables: list[Identifier], number: int) -> dict[Identifier, CommitRequest]:
     """The offsets [10 (n - 1), 10 n) of each table."""
     asked = {}
     for place, identifier in enumerate(tables):
         state = (await catalog.commits.load(identifier)).state
         requirement = claim(number, (0, 0, 10 * number - 10, 10 * number), topic_id=place + 1)
-        asked[identifier] = Request([requirement], appending(state, 1_000 + number))
+        asked[identifier] = CommitRequest([requirement], appending(state, 1_000 + number))
     return asked
 
 
@@ -85,7 +85,7 @@ async def test_hazard_10_a_lease_that_ended_between_plan_and_transaction_refuses
 
     async def deposed(*given: Any) -> Any:
         behind.submit = submit  # type: ignore[method-assign]
-        await behind.put(keys.LEASE, b'{"epoch":6}')
+        await behind.put(catalog_keys.LEASE, b'{"epoch":6}')
         return await submit(*given)
 
     behind.submit = deposed  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ async def test_hazard_10_a_lease_that_is_renewed_does_not_disturb() -> None:
     world = World()
     tables = await topics(world, 2)
     asked = await a_round(world.catalog, tables, 1)
-    await world.store.put_with_ttl(keys.LEASE, LEASED, 60_000)
+    await world.store.put_with_ttl(catalog_keys.LEASE, LEASED, 60_000)
     await world.catalog.commits.commit_all(asked)
     assert await committed(world.catalog, tables) == [10, 10]
 
@@ -130,7 +130,7 @@ async def test_hazard_10_a_crash_at_any_step_of_a_commit_over_tables_leaves_all_
     assert outcomes == {0, 10}
 
 
-async def _drive(catalog: Catalog, asked: dict[Identifier, Request]) -> None:
+async def _drive(catalog: Catalog, asked: dict[Identifier, CommitRequest]) -> None:
     await catalog.commits.commit_all(asked)
 
 
@@ -166,7 +166,7 @@ async def test_hazard_47_a_foreign_commit_beside_a_round_is_named_alone() -> Non
     tables = await topics(world, 3)
     asked = await a_round(world.catalog, tables, 1)
     state = (await world.catalog.commits.load(tables[1])).state
-    await world.catalog.commits.commit(tables[1], Request([], appending(state, 7)))
+    await world.catalog.commits.commit(tables[1], CommitRequest([], appending(state, 7)))
     with pytest.raises(errors.CommitConflict) as refused:
         await world.catalog.commits.commit_all(asked)
     assert [one["table"] for one in refused.value.details["tables"]] == ["ns.t001"]
@@ -206,7 +206,7 @@ async def test_old_files_go_when_the_table_says_so() -> None:
     world = World()
     await world.with_table()
     limits_ = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "2"}
-    await world.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": limits_}]))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [{"action": "set-properties", "updates": limits_}]))
     reader = world.another(9)
     for number in range(5):
         await world.catalog.commits.commit(TABLE, setting("n", str(number)))
@@ -226,9 +226,9 @@ async def test_old_files_go_when_the_table_says_so() -> None:
 async def test_a_reader_whose_file_is_gone_asks_for_the_pointer_again() -> None:
     world = World()
     await world.with_table()
-    first = await world.store.get(keys.relation_key(TABLE))
+    first = await world.store.get(catalog_keys.relation_key(TABLE))
     limits_ = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"}
-    await world.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": limits_}]))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [{"action": "set-properties", "updates": limits_}]))
     await world.catalog.commits.commit(TABLE, setting("a", "b"))
     world.clock.advance(3_600)
     await world.upkeep()
@@ -246,19 +246,21 @@ async def test_a_reader_whose_file_is_gone_asks_for_the_pointer_again() -> None:
 
 def full_record(shards: int) -> TableRecord:
     """A table that remembers as much as it can."""
-    runs = {shard: (Run(2**40, 2**61, 2**61 + 1),) for shard in range(shards)}
-    rounds = tuple(Round(bytes([number] * 16), 2**62, 2**31) for number in range(limits.CATALOG_ROUNDS_KEPT))
+    runs = {shard: (OffsetRun(2**40, 2**61, 2**61 + 1),) for shard in range(shards)}
+    rounds = tuple(CommittedRound(bytes([number] * 16), 2**62, 2**31) for number in range(limits.CATALOG_ROUNDS_KEPT))
     location = "file:/warehouse/" + "x" * 200 + "/metadata/00000-" + UUID + ".metadata.json"
     return TableRecord(UUID, location, 10**6, Binding("/default/orders", 1, runs, 7, rounds))
 
 
 def planned(count: int, shards: int) -> Any:
     record = full_record(shards)
-    entry = Entry(records.encode(record), 1, 1, 1, 0)
+    entry = Entry(catalog_records.encode(record), 1, 1, 1, 0)
     changes = [
-        Change(Identifier(NS, f"table-{number}"), entry, record, record.binding, True) for number in range(count)
+        PlannedChange(Identifier(NS, f"table-{number}"), entry, record, record.binding, True) for number in range(count)
     ]
-    return commits.commit(changes, commits.Lease("/pipeline/lease/" + "f" * 16, Entry(LEASED, 1, 1, 1, 0)))
+    return commit_plans.commit(
+        changes, commit_plans.DriverLeaseEntry("/pipeline/lease/" + "f" * 16, Entry(LEASED, 1, 1, 1, 0))
+    )
 
 
 async def test_hazard_10_a_round_of_200_tables_fits_one_transaction() -> None:
@@ -267,15 +269,15 @@ async def test_hazard_10_a_round_of_200_tables_fits_one_transaction() -> None:
 
 
 async def test_hazard_28_a_table_of_the_most_shards_fits_its_key() -> None:
-    runs = tuple(Run(epoch, 2**40 + epoch, 2**40 + epoch, epoch < 3) for epoch in range(4))
+    runs = tuple(OffsetRun(epoch, 2**40 + epoch, 2**40 + epoch, epoch < 3) for epoch in range(4))
     record = full_record(limits.SHARDS_PER_TOPIC_MAX)
     assert record.binding is not None
     many = msgspec.structs.replace(
         record,
         binding=msgspec.structs.replace(record.binding, runs=dict.fromkeys(range(limits.SHARDS_PER_TOPIC_MAX), runs)),
     )
-    assert len(records.encode(many)) <= limits.METADATA_VALUE_BYTES_MAX
-    assert records.decode_relation("", Entry(records.encode(many), 1, 1, 1, 0)) == many
+    assert len(catalog_records.encode(many)) <= limits.METADATA_VALUE_BYTES_MAX
+    assert catalog_records.decode_relation("", Entry(catalog_records.encode(many), 1, 1, 1, 0)) == many
 
 
 async def test_hazard_10_what_does_not_fit_is_refused_with_the_numbers() -> None:
@@ -291,12 +293,12 @@ async def test_hazard_10_what_does_not_fit_is_refused_with_the_numbers() -> None
 async def test_hazard_10_a_record_that_is_not_one_is_told_as_damage() -> None:
     world = World()
     await world.with_table()
-    key = keys.relation_key(TABLE)
-    for value in (b"", b"\xff", records.encode(full_record(1))[:-3], msgspec.msgpack.encode({"type": "index"})):
+    key = catalog_keys.relation_key(TABLE)
+    for value in (b"", b"\xff", catalog_records.encode(full_record(1))[:-3], msgspec.msgpack.encode({"type": "index"})):
         await world.store.put(key, value)
         with pytest.raises(errors.MetadataDamaged, match="register the table again") as damaged:
             await world.catalog.tables.load(TABLE)
         assert error_codes.iceberg_error(damaged.value)[0] == 422
-    await world.store.put(keys.namespace_key(NS), b"[]")
+    await world.store.put(catalog_keys.namespace_key(NS), b"[]")
     with pytest.raises(errors.MetadataDamaged):
         await world.catalog.namespaces.load(NS)

@@ -8,7 +8,7 @@ import pytest
 
 from icestream import error_codes, errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
 from tests.support.metadata_machine import MetadataMachine
@@ -18,15 +18,15 @@ from tests.support.warehouse import NS, TABLE, World, files_on
 
 pytestmark = pytest.mark.asyncio
 
-PROPERTY = Request([], [{"action": "set-properties", "updates": {"a": "b"}}])
+PROPERTY = CommitRequest([], [{"action": "set-properties", "updates": {"a": "b"}}])
 
 
-def compacted(world: World, location: str) -> Request:
+def compacted(world: World, location: str) -> CommitRequest:
     """A commit of another engine, whose files were written and never synced."""
     for name in ("metadata/snap-1.avro", "metadata/manifest-1.avro", "data/rows-1.parquet"):
         world.write(f"{location}/{name}", name.encode() * 100)
     made = snapshot(1, **{"manifest-list": f"{location}/metadata/snap-1.avro", "timestamp-ms": NOW_MS})
-    return Request([], [add(made), point("main", 1)])
+    return CommitRequest([], [add(made), point("main", 1)])
 
 
 async def test_hazard_11_files_of_other_engines_are_on_disk_before_they_count() -> None:
@@ -62,7 +62,7 @@ async def test_hazard_11_a_commit_that_names_no_new_file_syncs_only_its_own(upda
     world = World()
     await world.with_table()
     world.disk.operations.clear()
-    await world.catalog.commits.commit(TABLE, Request([], [update]))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [update]))
     kinds = [kind for kind, _ in world.disk.operations if kind != "write"]
     assert kinds == ["create", "sync", "sync_directory"]
 
@@ -74,7 +74,7 @@ async def test_hazard_11_a_round_has_synced_its_files_itself() -> None:
     await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
     loaded = await world.catalog.commits.load(TABLE)
     world.disk.operations.clear()
-    asked = Request([claim(1, (0, 0, 0, 10))], appending(loaded.state, 9))
+    asked = CommitRequest([claim(1, (0, 0, 0, 10))], appending(loaded.state, 9))
     done = await world.catalog.commits.commit(TABLE, asked)
     assert done.table.current_snapshot_id == 9
     assert "sync_disk" not in {kind for kind, _ in world.disk.operations}
@@ -125,7 +125,9 @@ async def test_hazard_11_data_outside_of_the_warehouse_is_refused_when_it_is_ask
         await world.with_table(properties=properties)
     await world.with_table()
     with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
-        await world.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": properties}]))
+        await world.catalog.commits.commit(
+            TABLE, CommitRequest([], [{"action": "set-properties", "updates": properties}])
+        )
 
 
 @pytest.mark.parametrize(("number", "kind"), [(5, errors.PersistentStorageError), (28, errors.DiskFull)])
@@ -149,7 +151,7 @@ async def test_hazard_11_a_place_outside_is_not_touched() -> None:
     await world.with_table()
     made = snapshot(1, **{"manifest-list": "file:/etc/snap.avro", "timestamp-ms": NOW_MS})
     with pytest.raises(errors.InvalidInput, match="outside of the warehouse"):
-        await world.catalog.commits.commit(TABLE, Request([], [add(made), point("main", 1)]))
+        await world.catalog.commits.commit(TABLE, CommitRequest([], [add(made), point("main", 1)]))
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from icestream import errors
-from icestream.catalogs.catalog import Conflict, Done, LoadedTable
 from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.table_catalog import CommitDone, CommitRefused, LoadedTable
 from icestream.iceberg.identifier import Identifier
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
 from tests.support.catalog_servers import own_on_s3
@@ -27,7 +27,7 @@ async def test_a_commit_outlives_one_bad_answer_of_the_store(seaweed_server: Sea
         await catalog.create_namespace(TABLE.namespace, {})
         await catalog.create(TABLE, ASKED)
         proxy.plan(fault)
-        assert isinstance(await catalog.commit(TABLE, appending(await catalog.load(TABLE), 1)), Done)
+        assert isinstance(await catalog.commit(TABLE, appending(await catalog.load(TABLE), 1)), CommitDone)
         assert proxy.seen >= 1
         await proxy.release()
         assert snapshots(await catalog.load(TABLE)) == [1]
@@ -44,7 +44,7 @@ async def test_a_store_that_takes_nothing_changes_nothing(seaweed_server: Seawee
             await catalog.commit(TABLE, appending(before, 1))
         proxy.plan()
         assert (await loaded(catalog)).metadata_location == before.metadata_location
-        assert not isinstance(await catalog.commit(TABLE, appending(before, 2)), Conflict)
+        assert not isinstance(await catalog.commit(TABLE, appending(before, 2)), CommitRefused)
 
 
 async def loaded(catalog: EmbeddedCatalog) -> LoadedTable:

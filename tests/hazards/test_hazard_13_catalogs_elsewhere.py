@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from icestream import errors
-from icestream.catalogs.catalog import Conflict, Done, Outcome, TableCatalog, Unknown
 from icestream.catalogs.factory import open_catalog
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, CommitRefused, CommitUnknown, TableCatalog
 from icestream.iceberg.identifier import Identifier
 from tests.contract.test_table_catalog import ASKED, appending, snapshots
 from tests.support.catalog_servers import (
@@ -106,7 +106,7 @@ async def warm(catalog: TableCatalog, identifier: Identifier) -> None:
             return
 
 
-async def outcome_of(found: Under, identifier: Identifier, *faults: str) -> Outcome | errors.IcestreamError:
+async def outcome_of(found: Under, identifier: Identifier, *faults: str) -> CommitOutcome | errors.IcestreamError:
     change = appending(await found.plain.load(identifier), OURS)
     found.proxy.plan(*faults)
     try:
@@ -115,14 +115,14 @@ async def outcome_of(found: Under, identifier: Identifier, *faults: str) -> Outc
         return error
 
 
-async def check_truth(found: Under, identifier: Identifier, outcome: Outcome | errors.IcestreamError) -> None:
+async def check_truth(found: Under, identifier: Identifier, outcome: CommitOutcome | errors.IcestreamError) -> None:
     """Also after everything that was on its way has arrived."""
     await found.proxy.release()
     there = snapshots(await found.plain.load(identifier))
     assert there.count(OURS) <= 1
-    if isinstance(outcome, Done):
+    if isinstance(outcome, CommitDone):
         assert OURS in there
-    elif not isinstance(outcome, Unknown):
+    elif not isinstance(outcome, CommitUnknown):
         assert OURS not in there, outcome
 
 
@@ -139,7 +139,7 @@ async def test_one_bad_answer_and_the_commit_is_done_once(
     async with under(kind, request, tmp_path) as found, with_table(found) as identifier:
         outcome = await outcome_of(found, identifier, fault)
         assert found.proxy.seen >= 1
-        assert isinstance(outcome, Done), outcome
+        assert isinstance(outcome, CommitDone), outcome
         await check_truth(found, identifier, outcome)
 
 
@@ -148,11 +148,11 @@ async def test_a_conflict_from_a_gateway_is_believed_only_after_a_look(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     async with under(kind, request, tmp_path) as found, with_table(found) as identifier:
-        assert isinstance(await outcome_of(found, identifier, "409-after"), Done)
+        assert isinstance(await outcome_of(found, identifier, "409-after"), CommitDone)
         change = appending(await found.plain.load(identifier), OURS + 1)
         found.proxy.plan("409")
         outcome = await found.catalog.commit(identifier, change)
-        assert isinstance(outcome, Conflict)
+        assert isinstance(outcome, CommitRefused)
         assert snapshots(await found.plain.load(identifier)) == [OURS]
 
 
@@ -169,9 +169,9 @@ async def test_overtaken_by_others_while_the_answer_is_lost(
         await found.proxy.until_seen()
         theirs = await found.plain.commit(identifier, appending(await found.plain.load(identifier), 99))
         outcome = await trying
-        assert isinstance(outcome, Done | Conflict), outcome
+        assert isinstance(outcome, CommitDone | CommitRefused), outcome
         await check_truth(found, identifier, outcome)
-        if isinstance(theirs, Done):
+        if isinstance(theirs, CommitDone):
             assert 99 in snapshots(await found.plain.load(identifier))
 
 
@@ -182,7 +182,7 @@ async def test_a_catalog_that_takes_no_commit_leaves_it_unknown_while_one_may_co
     """All copies are held for ever: one may still come, and it does."""
     async with under(kind, request, tmp_path, request_ms=500) as found, with_table(found) as identifier:
         outcome = await outcome_of(found, identifier, *["hold"] * 99)
-        assert isinstance(outcome, Unknown), outcome
+        assert isinstance(outcome, CommitUnknown), outcome
         await check_truth(found, identifier, outcome)
         assert snapshots(await found.plain.load(identifier)) == [OURS]
 
@@ -193,7 +193,7 @@ async def test_a_catalog_that_falls_silent_is_given_up(
 ) -> None:
     async with under(kind, request, tmp_path, request_ms=1000) as found, with_table(found) as identifier:
         outcome = await outcome_of(found, identifier, "silence")
-        assert isinstance(outcome, Done | Unknown), outcome
+        assert isinstance(outcome, CommitDone | CommitUnknown), outcome
         await check_truth(found, identifier, outcome)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from icestream import error_codes, errors, limits
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.requests import RequestName
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.idempotency import IdempotentRequest
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MemoryStore
@@ -26,8 +26,8 @@ VIEW = Identifier(NS, "view")
 HOWS = ("done", "never", "late")
 
 
-def setting(name: str, value: str) -> Request:
-    return Request([], [{"action": "set-properties", "updates": {name: value}}])
+def setting(name: str, value: str) -> CommitRequest:
+    return CommitRequest([], [{"action": "set-properties", "updates": {name: value}}])
 
 
 async def world_with_table() -> tuple[World, LosingStore]:
@@ -262,7 +262,7 @@ async def test_hazard_13_a_conflict_is_certain() -> None:
     world, _ = await world_with_table()
     requirement = {"type": "assert-current-schema-id", "current-schema-id": 9}
     with pytest.raises(errors.CommitConflict) as conflict:
-        await world.catalog.commits.commit(TABLE, Request([requirement], []))
+        await world.catalog.commits.commit(TABLE, CommitRequest([requirement], []))
     assert error_codes.iceberg_error(conflict.value) == (409, "CommitFailedException")
 
 
@@ -418,7 +418,7 @@ async def test_hazard_13_a_request_with_a_name_is_found_out_however_much_others_
 
     store.lose(how)
     store.after = others
-    name = RequestName("01890a5d-ac96-774b-bcce-b302099a8057", b"asked")
+    name = IdempotentRequest("01890a5d-ac96-774b-bcce-b302099a8057", b"asked")
     await world.catalog.commits.commit(TABLE, setting("a", "b"), name)
     found = await world.another(9).tables.load(TABLE)
     assert found.table.properties["a"] == "b"

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.iceberg.identifier import Identifier
 from tests.hazards.test_hazard_21_foreign_commits import REFUSED
 from tests.support.asgi import Answer
@@ -27,7 +27,7 @@ class TopicWorld(IcebergWorld):
 
     async def with_topics(self, *names: str) -> IcebergClient:
         await self.client("POST", "/namespaces", {"namespace": ["ns"]})
-        await self.store.put(keys.LEASE, orjson.dumps({"epoch": LEASE}))
+        await self.store.put(catalog_keys.LEASE, orjson.dumps({"epoch": LEASE}))
         for number, name in enumerate(names):
             await self.client("POST", "/namespaces/ns/tables", {"name": name, "schema": ENVELOPE})
             bound = Identifier(("ns",), name)
@@ -128,7 +128,7 @@ async def test_hazard_21_what_would_stop_a_topic_is_403_and_forced_it_parts_them
     await client("POST", TABLE, body, icestream_force="true")
     parted = await client("GET", TABLE)
     assert "icestream.topic" not in parted["metadata"]["properties"]
-    assert await world.store.get(keys.topic_key(TOPIC_ID)) is None
+    assert await world.store.get(catalog_keys.topic_key(TOPIC_ID)) is None
 
 
 async def test_hazard_21_a_topic_s_table_is_not_dropped_renamed_or_registered_again() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog.topic.binding import with_takeover
-from icestream.catalog.topic.commit import Request, State, judge_commit, judge_transaction
-from icestream.catalog.topic.run import Run
+from icestream.catalog.topic_rules.binding import with_takeover
+from icestream.catalog.topic_rules.commit_rules import CommitRequest, TableState, judge_commit, judge_transaction
+from icestream.catalog.topic_rules.offset_run import OffsetRun
 from tests.support.tables import FILE, NOW_MS, append, point, snapshot, table
 from tests.support.topic_tables import (
     LEASE,
@@ -26,10 +26,10 @@ from tests.support.topic_tables import (
 )
 
 
-def refusal(state: State, requirement: dict[str, Any], lease: int | None = LEASE) -> dict[str, Any]:
+def refusal(state: TableState, requirement: dict[str, Any], lease: int | None = LEASE) -> dict[str, Any]:
     """What a round that is refused is told."""
     with pytest.raises(errors.RangeRefused) as refused:
-        judge_commit(state, Request([requirement], appending(state, 7_777)), lease, NOW_MS)
+        judge_commit(state, CommitRequest([requirement], appending(state, 7_777)), lease, NOW_MS)
     return refused.value.details
 
 
@@ -54,7 +54,7 @@ def test_hazard_14_a_repeat_is_known_by_its_round_and_changes_nothing() -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     again = commit_round(state, 1, (0, 0, 0, 100), snapshot_id=4_711)
     assert (again.repeated, again.table, again.binding) == (1_001, state.table, state.binding)
-    older = judge_commit(state, Request([claim(1, (0, 0, 0, 100), lease=4)], []), 6, NOW_MS)
+    older = judge_commit(state, CommitRequest([claim(1, (0, 0, 0, 100), lease=4)], []), 6, NOW_MS)
     assert older.repeated == 1_001, "its rows are in the table, whatever became of the driver's lease"
     moved = settled(foreign(state, *replacing(state, 9, "replace")))
     assert commit_round(moved, 1, (0, 0, 0, 100)).repeated == 1_001, "also when main has moved since"
@@ -80,7 +80,7 @@ def test_hazard_14_a_round_id_with_other_ranges_is_no_repeat() -> None:
 def test_hazard_14_c_properties_make_no_round() -> None:
     """A copy of the table, or of its properties, is a table like any other."""
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
-    copied = State(state.table, FILE)
+    copied = TableState(state.table, FILE)
     done = foreign(copied, *replacing(copied, 9, "append"))
     assert (done.repeated, done.table.current_snapshot_id) == (None, 9)
     with pytest.raises(errors.RangeRefused) as refused:
@@ -127,7 +127,7 @@ def test_hazard_14_a_takeover_closes_the_run_of_the_old_owner() -> None:
     assert refusal(state, claim(2, (0, 0, 100, 200)))["reason"] == "other_epoch", "the old owner's tail never enters"
     done = commit_round(state, 3, (0, 1, 4_096, 5_000))
     assert done.binding is not None
-    assert done.binding.runs[0] == (Run(0, 0, 100, True), Run(1, 4_096, 5_000, False))
+    assert done.binding.runs[0] == (OffsetRun(0, 0, 100, True), OffsetRun(1, 4_096, 5_000, False))
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(0, 4_096), (1, 99)])
@@ -175,7 +175,7 @@ def test_hazard_14_the_runs_of_a_shard_stay_few() -> None:
 def test_hazard_14_a_round_appends_one_snapshot_to_main(change: Any, says: str) -> None:
     state = settled(commit_round(bound(), 1, (0, 0, 0, 100)))
     with pytest.raises(errors.InvalidInput, match=says):
-        judge_commit(state, Request([claim(2, (0, 0, 100, 200))], change(state)), LEASE, NOW_MS + 10_000)
+        judge_commit(state, CommitRequest([claim(2, (0, 0, 100, 200))], change(state)), LEASE, NOW_MS + 10_000)
 
 
 def test_hazard_14_a_round_on_an_older_main_is_a_conflict() -> None:
@@ -184,10 +184,10 @@ def test_hazard_14_a_round_on_an_older_main_is_a_conflict() -> None:
     moved = settled(foreign(state, *replacing(state, 8, "replace")))
     updates[0]["snapshot"]["sequence-number"] = 99
     with pytest.raises(errors.CommitConflict, match="branch main has changed"):
-        judge_commit(moved, Request([claim(2, (0, 0, 100, 200))], updates), LEASE, NOW_MS + 10_000)
+        judge_commit(moved, CommitRequest([claim(2, (0, 0, 100, 200))], updates), LEASE, NOW_MS + 10_000)
     needs = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 1_001}
     with pytest.raises(errors.CommitConflict, match="branch main has changed"):
-        judge_commit(moved, Request([needs, claim(2, (0, 0, 100, 200))], updates), LEASE, NOW_MS + 10_000)
+        judge_commit(moved, CommitRequest([needs, claim(2, (0, 0, 100, 200))], updates), LEASE, NOW_MS + 10_000)
 
 
 def test_hazard_14_a_round_may_expire_snapshots_in_the_same_commit() -> None:
@@ -195,7 +195,7 @@ def test_hazard_14_a_round_may_expire_snapshots_in_the_same_commit() -> None:
     for number in (1, 2, 3):
         state = settled(commit_round(state, number, (0, 0, number - 1, number)))
     updates = [*appending(state, 9), {"action": "remove-snapshots", "snapshot-ids": [1_001, 1_002]}]
-    done = judge_commit(state, Request([claim(4, (0, 0, 3, 4))], updates), LEASE, NOW_MS + 10_000)
+    done = judge_commit(state, CommitRequest([claim(4, (0, 0, 3, 4))], updates), LEASE, NOW_MS + 10_000)
     assert [one["snapshot-id"] for one in done.table.snapshots] == [1_003, 9]
     assert done.removals == ()
 
@@ -220,9 +220,9 @@ def test_hazard_14_a_claim_that_makes_no_sense_is_a_mistake(requirement: dict[st
     state = bound()
     broken = claim(1, (0, 0, 0, 1)) | requirement
     with pytest.raises(errors.InvalidInput, match=says):
-        judge_commit(state, Request([broken], appending(state, 9)), LEASE, NOW_MS)
+        judge_commit(state, CommitRequest([broken], appending(state, 9)), LEASE, NOW_MS)
     with pytest.raises(errors.InvalidInput, match="2 of assert-icestream-range"):
-        judge_commit(state, Request([claim(1, (0, 0, 0, 1))] * 2, []), LEASE, NOW_MS)
+        judge_commit(state, CommitRequest([claim(1, (0, 0, 0, 1))] * 2, []), LEASE, NOW_MS)
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -237,13 +237,13 @@ def test_hazard_14_nobody_else_writes_our_properties() -> None:
         [{"action": "remove-properties", "removals": ["icestream.topic"]}],
         replacing(state, 9, "replace", **{"icestream.committed": "{}"}),
     ):
-        with pytest.raises(errors.TopicTable, match="is written by Icestream alone"):
+        with pytest.raises(errors.TopicTableConflict, match="is written by Icestream alone"):
             foreign(state, *updates)
     commit = [*appending(state, 9), {"action": "set-properties", "updates": lies}]
-    with pytest.raises(errors.TopicTable):
-        judge_commit(state, Request([claim(2, (0, 0, 100, 200))], commit), LEASE, NOW_MS)
-    with pytest.raises(errors.TopicTable):
-        foreign(State(table(), FILE), {"action": "set-properties", "updates": lies})
+    with pytest.raises(errors.TopicTableConflict):
+        judge_commit(state, CommitRequest([claim(2, (0, 0, 100, 200))], commit), LEASE, NOW_MS)
+    with pytest.raises(errors.TopicTableConflict):
+        foreign(TableState(table(), FILE), {"action": "set-properties", "updates": lies})
 
 
 def test_hazard_14_saying_again_what_is_there_and_other_properties_are_no_harm() -> None:
@@ -251,7 +251,7 @@ def test_hazard_14_saying_again_what_is_there_and_other_properties_are_no_harm()
     copied = {"action": "set-properties", "updates": dict(state.table.properties) | {"owner": "me"}}
     done = foreign(state, copied, {"action": "remove-properties", "removals": ["icestream.none", "none"]})
     assert done.table.properties == state.table.properties | {"owner": "me"}
-    copy = State(state.table, FILE)
+    copy = TableState(state.table, FILE)
     bare = foreign(copy, {"action": "remove-properties", "removals": ["icestream.topic"]})
     assert "icestream.topic" not in bare.table.properties, "a copy that belongs to nobody may be tidied up"
 
@@ -259,14 +259,14 @@ def test_hazard_14_saying_again_what_is_there_and_other_properties_are_no_harm()
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
-def kinds() -> dict[str, tuple[State, Request]]:
+def kinds() -> dict[str, tuple[TableState, CommitRequest]]:
     """One table of each kind: a round that is new, one that is there already, one that is in conflict."""
     fresh, known = bound(1), settled(commit_round(bound(1), 1, (0, 0, 0, 100)))
     return {
-        "new": (fresh, Request([claim(1, (0, 0, 0, 100))], appending(fresh, 1_001))),
-        "repeat": (known, Request([claim(1, (0, 0, 0, 100))], appending(known, 1_001))),
-        "conflict": (known, Request([claim(2, (0, 0, 0, 100))], appending(known, 1_002))),
-        "foreign": (State(append(table(), 1), FILE), Request([], [point("tag", 1, "tag")])),
+        "new": (fresh, CommitRequest([claim(1, (0, 0, 0, 100))], appending(fresh, 1_001))),
+        "repeat": (known, CommitRequest([claim(1, (0, 0, 0, 100))], appending(known, 1_001))),
+        "conflict": (known, CommitRequest([claim(2, (0, 0, 0, 100))], appending(known, 1_002))),
+        "foreign": (TableState(append(table(), 1), FILE), CommitRequest([], [point("tag", 1, "tag")])),
     }
 
 
@@ -292,13 +292,13 @@ def test_hazard_14_a_conflict_refuses_all_and_names_the_tables(order: tuple[str,
 
 
 def test_hazard_14_a_mistake_in_a_transaction_names_its_table() -> None:
-    broken = Request([], [{"action": "fly"}])
+    broken = CommitRequest([], [{"action": "fly"}])
     with pytest.raises(errors.InvalidInput, match=r"^foreign: Unknown update"):
-        judge_transaction({"foreign": (State(table(), FILE), broken)}, LEASE, NOW_MS)
+        judge_transaction({"foreign": (TableState(table(), FILE), broken)}, LEASE, NOW_MS)
 
 
 def test_hazard_14_an_unbound_table_gets_no_round() -> None:
-    state = State(append(table(), 1), FILE)
+    state = TableState(append(table(), 1), FILE)
     with pytest.raises(errors.RangeRefused, match="belongs to no topic"):
         commit_round(state, 1, (0, 0, 0, 100))
     assert snapshot(1)["snapshot-id"] == state.table.current_snapshot_id

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
@@ -96,9 +96,11 @@ async def test_hazard_18_the_broker_sees_as_little_of_a_large_table_as_of_a_smal
             add(snapshot(n, **{"manifest-list": f"{location}/metadata/s{n}.avro", "timestamp-ms": NOW_MS + n}))
             for n in range(1, count + 1)
         ]
-        await world.catalog.commits.commit(TABLE, Request([], [*updates, point("main", count)]))
+        await world.catalog.commits.commit(TABLE, CommitRequest([], [*updates, point("main", count)]))
         store.taken()
-        await world.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": {"a": "b"}}]))
+        await world.catalog.commits.commit(
+            TABLE, CommitRequest([], [{"action": "set-properties", "updates": {"a": "b"}}])
+        )
         sizes[count] = store.taken()
     assert len(sizes[1]) == 1
     assert sizes[1_000] == sizes[1]

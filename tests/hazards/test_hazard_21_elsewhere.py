@@ -17,10 +17,10 @@ import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalog.topic import envelope
-from icestream.catalog.topic.consequence import Consent, Consequence, ShardLog, TopicLog
-from icestream.catalog.topic.removal import REMOVED
-from icestream.catalogs.catalog import Done, TableChange
+from icestream.catalog.topic_rules import topic_schema
+from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, ShardLog, TopicLog
+from icestream.catalog.topic_rules.removal import REMOVED
+from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
@@ -74,12 +74,14 @@ class Foreign:
     async def roll_back(self, number: int) -> None:
         point = {"action": "set-snapshot-ref", "ref-name": MAIN, "type": "branch"}
         point["snapshot-id"] = (await self.snapshots())[number]["snapshot-id"]
-        assert isinstance(await self.catalog.commit(TABLE, TableChange([], [point])), Done)
+        assert isinstance(await self.catalog.commit(TABLE, TableChange([], [point])), CommitDone)
 
-    async def rewind(self, *consents: Consent, snapshot: int | None = None, is_dry: bool = False) -> Consequence:
+    async def rewind(self, *consents: Consent, snapshot: int | None = None, is_dry: bool = False) -> OperationPreview:
         return await self.operations.rewind(TABLE, self.log, consents, snapshot, is_dry)
 
-    async def adopt(self, name: Identifier, *consents: Consent, positions: dict[int, int] | None = None) -> Consequence:
+    async def adopt(
+        self, name: Identifier, *consents: Consent, positions: dict[int, int] | None = None
+    ) -> OperationPreview:
         return await self.operations.adopt(name, self.log, consents, positions, False)
 
     def stopped(self) -> list[str]:
@@ -99,7 +101,7 @@ async def test_hazard_21_a_rollback_stops_the_topic_until_it_is_rewound(lake: Fo
     await lake.publish(4)
     assert "main holds shard 0 up to 4, and 12 was committed" in lake.stopped()[0]
     told = await lake.rewind(is_dry=True)
-    assert [(one.goes_on_at, one.written_again) for one in told.fates] == [(4, (4, 12))]
+    assert [(one.goes_on_at, one.written_again) for one in told.shards] == [(4, (4, 12))]
     await lake.publish(0)
     assert lake.stopped(), "a dry run changes nothing"
     await lake.rewind()
@@ -111,7 +113,7 @@ async def test_hazard_21_what_the_log_has_no_longer_is_a_gap_that_somebody_agree
     await lake.rounds()
     await lake.roll_back(0)
     lake.earliest = 6
-    with pytest.raises(errors.TopicTable, match="offsets 4 to 5 of shard 0"):
+    with pytest.raises(errors.TopicTableConflict, match="offsets 4 to 5 of shard 0"):
         await lake.rewind()
     await lake.rewind(Consent.GAP)
     await lake.publish(4)
@@ -158,7 +160,7 @@ async def test_hazard_21_rows_of_others_need_a_word_and_stop_nobody_afterwards(l
     lake.pipeline.topics.doubt([1])
     await lake.publish(4)
     assert "a row of offset 43, and 4 is what comes next" in lake.stopped()[0]
-    with pytest.raises(errors.TopicTable, match="rows may come twice"):
+    with pytest.raises(errors.TopicTableConflict, match="rows may come twice"):
         await lake.adopt(TABLE)
     await lake.adopt(TABLE, Consent.DUPLICATES)
     await lake.publish(4)
@@ -176,16 +178,16 @@ async def recreate_with(lake: Foreign, metadata: dict[str, Any]) -> None:
 async def test_hazard_21_a_detached_table_gets_nothing_until_it_is_adopted(lake: Foreign) -> None:
     await lake.rounds()
     await lake.operations.detach(TABLE)
-    with pytest.raises(errors.TopicTable, match="belongs to no topic"):
+    with pytest.raises(errors.TopicTableConflict, match="belongs to no topic"):
         await lake.operations.detach(TABLE)
-    with pytest.raises(errors.TopicTable, match="belongs to no topic"):
+    with pytest.raises(errors.TopicTableConflict, match="belongs to no topic"):
         await lake.rewind()
     lake.pipeline.topics.doubt([1])
     await lake.publish(4)
     assert "had the table default.t1 and has none now" in lake.stopped()[0]
     assert lake.broker.floors == {(1, 0): 12}, "the messages stay in the log"
     told = await lake.adopt(TABLE)
-    assert [(one.goes_on_at, one.missing) for one in told.fates] == [(12, None)]
+    assert [(one.goes_on_at, one.missing) for one in told.shards] == [(12, None)]
     await lake.publish(4)
     assert (lake.stopped(), await lake.rows()) == ([], list(range(20)))
 
@@ -193,7 +195,7 @@ async def test_hazard_21_a_detached_table_gets_nothing_until_it_is_adopted(lake:
 async def test_hazard_21_a_round_that_lands_beside_an_operation_does_not_count_for_the_log(lake: Foreign) -> None:
     """Its rows are in the old table, and the log brings them to the new one."""
     await lake.rounds()
-    await lake.catalog.create(OTHER, {"schema": envelope.new_schema(), "properties": {"format-version": "2"}})
+    await lake.catalog.create(OTHER, {"schema": topic_schema.new_schema(), "properties": {"format-version": "2"}})
 
     def meanwhile() -> None:
         lake.pipeline.writer.between = lambda: None
@@ -229,10 +231,10 @@ async def test_hazard_21_a_table_that_was_dropped_is_made_again(lake: Foreign) -
     await lake.go_on()
     assert lake.stopped()
     lake.earliest = 2
-    with pytest.raises(errors.TopicTable, match="offsets 0 to 1 of shard 0"):
+    with pytest.raises(errors.TopicTableConflict, match="offsets 0 to 1 of shard 0"):
         await lake.operations.recreate(None, lake.log, [], False)
     name, told = await lake.operations.recreate(None, lake.log, [Consent.GAP], False)
-    assert (name, [one.goes_on_at for one in told.fates]) == (TABLE, [2])
+    assert (name, [one.goes_on_at for one in told.shards]) == (TABLE, [2])
     await lake.publish(4)
     assert (lake.stopped(), await lake.rows()) == ([], list(range(2, 20)))
 
@@ -240,10 +242,10 @@ async def test_hazard_21_a_table_that_was_dropped_is_made_again(lake: Foreign) -
 async def test_hazard_21_a_name_that_is_taken_is_not_overwritten(lake: Foreign) -> None:
     await lake.rounds(1)
     await lake.catalog.drop(TABLE)
-    await lake.catalog.create(TABLE, {"schema": envelope.new_schema()})
+    await lake.catalog.create(TABLE, {"schema": topic_schema.new_schema()})
     await lake.publish(4)
     assert "another table" in lake.stopped()[0]
-    with pytest.raises(errors.TopicTable, match="another table"):
+    with pytest.raises(errors.TopicTableConflict, match="another table"):
         await lake.rewind()
     with pytest.raises(errors.AlreadyExists, match=r"there is a table default\.t1 already"):
         await lake.operations.recreate(None, lake.log, [], False)
@@ -255,7 +257,7 @@ async def test_hazard_21_a_name_that_is_taken_is_not_overwritten(lake: Foreign) 
 async def test_hazard_21_a_table_belongs_to_one_topic_and_a_topic_has_one_table(lake: Foreign) -> None:
     await lake.rounds(1)
     await lake.publish(4, 2)
-    await lake.catalog.create(OTHER, {"schema": envelope.new_schema()})
+    await lake.catalog.create(OTHER, {"schema": topic_schema.new_schema()})
     with pytest.raises(errors.AlreadyExists, match=r"topic /default/t1 has the table default\.t1"):
         await lake.operations.bind(OTHER, lake.log, [], False)
     with pytest.raises(errors.AlreadyExists, match=r"belongs to topic /default/t2 \(id 2\)"):
@@ -274,11 +276,11 @@ async def test_hazard_21_positions_on_an_operators_word_are_said_of_one_snapshot
     theirs = Identifier(("default",), "t2")
     await lake.operations.detach(theirs)
     lake.broker.synced[1, 0] = 9
-    with pytest.raises(errors.TopicTable, match="no snapshot in the history"):
+    with pytest.raises(errors.TopicTableConflict, match="no snapshot in the history"):
         await lake.adopt(theirs)
-    with pytest.raises(errors.TopicTable, match="rows may come twice"):
+    with pytest.raises(errors.TopicTableConflict, match="rows may come twice"):
         await lake.adopt(theirs, positions={0: 8})
-    with pytest.raises(errors.TopicTable, match="never committed"):
+    with pytest.raises(errors.TopicTableConflict, match="never committed"):
         await lake.adopt(theirs, Consent.DUPLICATES, positions={0: 8})
     await lake.adopt(theirs, Consent.DUPLICATES, Consent.GAP, positions={0: 8})
     lake.pipeline.topics.doubt([1])

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog.topic import bind, envelope
-from icestream.catalog.topic.commit import Request, State, judge_commit
-from icestream.catalog.topic.removal import Removal
+from icestream.catalog.topic_rules import bind, topic_schema
+from icestream.catalog.topic_rules.commit_rules import CommitRequest, TableState, judge_commit
+from icestream.catalog.topic_rules.removal import Removal
 from tests.support.tables import FILE, NOW_MS, add, column, commit_to, point, schema, snapshot, table
 from tests.support.topic_tables import (
     ENVELOPE,
@@ -27,7 +27,7 @@ from tests.support.topic_tables import (
 )
 
 
-def three_rounds() -> State:
+def three_rounds() -> TableState:
     """Offsets 0..29 of shard 0 and 0..2 of shard 1, in snapshots 1001 to 1003."""
     state = bound()
     for number in (1, 2, 3):
@@ -66,7 +66,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_hazard_21_what_would_stop_the_topic_is_refused(name: str) -> None:
     state = three_rounds()
-    with pytest.raises(errors.TopicTable) as refused:
+    with pytest.raises(errors.TopicTableConflict) as refused:
         foreign(state, *REFUSED[name])
     assert "detach" in refused.value.hint
 
@@ -98,7 +98,7 @@ def test_hazard_21_a_column_is_missed_also_under_the_id_of_the_schema_that_had_i
         *with_schema(*OTHERS),
     ]
     assert commit_to(state.table, *around).fields["current-schema-id"] == last
-    with pytest.raises(errors.TopicTable, match="column shard belongs to the envelope"):
+    with pytest.raises(errors.TopicTableConflict, match="column shard belongs to the envelope"):
         foreign(state, *around)
 
 
@@ -107,7 +107,7 @@ def test_hazard_21_whoever_adds_a_required_column_is_told_how_else(before: list[
     state = three_rounds()
     if before:
         state = settled(foreign(state, *with_schema(*COLUMNS, *before)))
-    with pytest.raises(errors.TopicTable, match="column must is required, and no message has it") as refused:
+    with pytest.raises(errors.TopicTableConflict, match="column must is required, and no message has it") as refused:
         foreign(state, *with_schema(*COLUMNS, column(300, "must", "long", required=True)))
     assert refused.value.hint.startswith("make it optional")
 
@@ -115,8 +115,8 @@ def test_hazard_21_whoever_adds_a_required_column_is_told_how_else(before: list[
 def test_hazard_21_a_round_is_not_above_these_rules() -> None:
     state = three_rounds()
     updates = [*appending(state, 9), *with_schema(*OTHERS)]
-    with pytest.raises(errors.TopicTable):
-        judge_commit(state, Request([claim(4, (0, 0, 30, 40))], updates), LEASE, NOW_MS + 10_000)
+    with pytest.raises(errors.TopicTableConflict):
+        judge_commit(state, CommitRequest([claim(4, (0, 0, 30, 40))], updates), LEASE, NOW_MS + 10_000)
 
 
 # --- allowed ----------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_hazard_21_without_history_all_may_be_gone() -> None:
 
 def test_hazard_21_a_table_from_before_its_topic_holds_none_of_it() -> None:
     old = commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1))
-    state = settled(bind.bind(State(old, FILE), TOPIC, TOPIC_ID, {0: (0, 100)}, NOW_MS + 5_000))
+    state = settled(bind.bind(TableState(old, FILE), TOPIC, TOPIC_ID, {0: (0, 100)}, NOW_MS + 5_000))
     state = settled(commit_round(state, 1, (0, 0, 100, 110)))
     state = settled(foreign(state, point("main", 1)))
     assert [(one.ranges, one.is_exact) for one in state.removals] == [({0: (0, 110)}, True)]
@@ -289,7 +289,7 @@ def test_hazard_21_a_snapshot_that_lies_about_its_progress_is_not_believed() -> 
     """It was made when the table was not bound."""
     lie = {"operation": "append", "icestream.topic-id": str(TOPIC_ID), "icestream.committed": "all"}
     old = commit_to(table(schema=ENVELOPE), add(snapshot(1, summary=lie)), point("main", 1))
-    state = settled(bind.bind(State(old, FILE), TOPIC, TOPIC_ID, {0: (0, 0)}, NOW_MS + 5_000))
+    state = settled(bind.bind(TableState(old, FILE), TOPIC, TOPIC_ID, {0: (0, 0)}, NOW_MS + 5_000))
     state = settled(commit_round(state, 1, (0, 0, 0, 10)))
     assert settled(foreign(state, point("main", 1))).removals[0].ranges == {0: (0, 10)}
 
@@ -327,14 +327,14 @@ def test_hazard_21_a_table_is_bound_once_and_only_if_it_fits() -> None:
         (table(3, schema=ENVELOPE), "cannot write format version 3"),
     ):
         with pytest.raises(errors.InvalidInput, match=says):
-            bind.bind(State(broken, FILE), TOPIC, TOPIC_ID, {0: (0, 0)}, NOW_MS)
+            bind.bind(TableState(broken, FILE), TOPIC, TOPIC_ID, {0: (0, 0)}, NOW_MS)
     for shards in ({}, {999: (0, 0)}):
         with pytest.raises(errors.InvalidInput, match="shards"):
-            bind.bind(State(table(schema=ENVELOPE), FILE), TOPIC, TOPIC_ID, shards, NOW_MS)
+            bind.bind(TableState(table(schema=ENVELOPE), FILE), TOPIC, TOPIC_ID, shards, NOW_MS)
 
 
 def test_hazard_21_the_envelope_is_that_of_the_design() -> None:
-    assert set(envelope.COLUMNS) == {
+    assert set(topic_schema.COLUMNS) == {
         "shard", "offset", "publish_time", "append_time", "key", "payload", "headers", "producer_name", "producer_id",
         "request_id", "sequence", "topic_name", "broker_addr", "subscription_name", "schema_id", "schema_version",
         "schema_error", "wire", "qos", "retain", "content_type",
@@ -348,5 +348,5 @@ def test_hazard_21_a_table_that_was_parted_is_like_any_other() -> None:
     assert again.binding is not None
     assert again.binding.committed() == {0: 7}
     assert again.table.properties["icestream.topic"] == "/default/other"
-    plain = State(table(), FILE)
+    plain = TableState(table(), FILE)
     assert bind.detach(plain, NOW_MS).table is plain.table

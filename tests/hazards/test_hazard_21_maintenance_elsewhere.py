@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from pyiceberg.table import StaticTable
 
-from icestream.catalogs.catalog import Done, TableChange
-from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.snapshots import MAIN
 from tests.support.paper_pipeline import PaperPipeline
@@ -48,7 +48,7 @@ class Maintained:
         return (await self.catalog.load(TABLE)).metadata
 
     async def change(self, *updates: dict[str, Any]) -> None:
-        assert isinstance(await self.catalog.commit(TABLE, TableChange([], list(updates))), Done)
+        assert isinstance(await self.catalog.commit(TABLE, TableChange([], list(updates))), CommitDone)
 
     def move_main(self, snapshot_id: int) -> dict[str, Any]:
         return {"action": "set-snapshot-ref", "ref-name": MAIN, "type": "branch", "snapshot-id": snapshot_id}
@@ -78,10 +78,10 @@ class Maintained:
         found = StaticTable.from_metadata(loaded.metadata_location or "").scan(selected_fields=("offset",)).to_arrow()
         return sorted(found["offset"].to_pylist())
 
-    async def mirror(self) -> Mirror:
-        entry = await self.pipeline.world.store.get(mirror_key(1))
+    async def mirror(self) -> ForeignTableRecord:
+        entry = await self.pipeline.world.store.get(foreign_table_key(1))
         assert entry is not None
-        return decode_mirror("m", entry)
+        return decode_foreign_table("m", entry)
 
     def stopped(self) -> list[str]:
         return [one.stopped.reason for one in self.pipeline.topics.halted.values()]
@@ -128,7 +128,7 @@ async def test_hazard_21_maintenance_behind_a_note_that_came_late(lake: Maintain
     """The note of the last commit was lost; a look mended it, and speaks of the main that it saw."""
     store, before = lake.pipeline.world.store, await lake.mirror()
     await lake.publish()
-    await store.put(mirror_key(1), msgspec.json.encode(before))
+    await store.put(foreign_table_key(1), msgspec.json.encode(before))
     await lake.restart()
     lake.broker.floors[1, 0] = 10
     await lake.pipeline.round()

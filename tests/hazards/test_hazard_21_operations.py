@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from icestream import errors
-from icestream.catalog.topic import adopt, bind, recreate, rewind
-from icestream.catalog.topic.commit import State
-from icestream.catalog.topic.consequence import Consent, Fate, ShardLog, TopicLog
-from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
-from icestream.catalog.topic.removal import Removal, bounded
-from icestream.catalog.topic.run import Run
+from icestream.catalog.topic_rules import adopt, bind, recreate, rewind
+from icestream.catalog.topic_rules.commit_rules import TableState
+from icestream.catalog.topic_rules.offset_run import OffsetRun
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, ShardPreview, TopicLog
+from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable, Rebinding
+from icestream.catalog.topic_rules.removal import Removal, bounded
 from tests.support.tables import FILE, LOCATION, NOW_MS, UUID, add, commit_to, point, snapshot, table
 from tests.support.topic_tables import (
     ENVELOPE,
@@ -38,7 +38,7 @@ def log(earliest: int = 0, end: int = 50, epoch: int = 0, **more: Any) -> TopicL
     return TopicLog(TOPIC, more.get("topic_id", TOPIC_ID), {0: ShardLog(epoch, earliest, end)})
 
 
-def three_rounds() -> State:
+def three_rounds() -> TableState:
     """Offsets 0..29 of the one shard, in snapshots 1001 to 1003."""
     state = bound(1)
     for number in (1, 2, 3):
@@ -46,22 +46,22 @@ def three_rounds() -> State:
     return state
 
 
-def rolled_back() -> State:
+def rolled_back() -> TableState:
     """Main holds 0..9; committed is 30."""
     return settled(foreign(three_rounds(), point("main", 1_001)))
 
 
-def parted() -> State:
+def parted() -> TableState:
     return settled(bind.detach(three_rounds(), NOW))
 
 
-def committed(done: Rebound) -> dict[int, int]:
-    assert done.outcome.binding is not None
-    return done.outcome.binding.committed()
+def committed(done: Rebinding) -> dict[int, int]:
+    assert done.decision.binding is not None
+    return done.decision.binding.committed()
 
 
-def told(done: Rebound) -> list[tuple[str, dict[int, tuple[int, int]], bool]]:
-    return [(one.operation, one.ranges, one.is_exact) for one in done.outcome.removals]
+def told(done: Rebinding) -> list[tuple[str, dict[int, tuple[int, int]], bool]]:
+    return [(one.operation, one.ranges, one.is_exact) for one in done.decision.removals]
 
 
 # --- rewind -----------------------------------------------------------------------------------------------------------
@@ -71,32 +71,34 @@ def test_hazard_21_rewind_writes_again_what_the_log_has() -> None:
     done = rewind.rewind(rolled_back(), log(), (), NOW)
     assert committed(done) == {0: 10}
     assert told(done) == [], "nothing is missing any more"
-    assert done.consequence.fates == (Fate(0, 10, 10, 30, 50),)
-    assert "shard 0: offsets 10 to 29 are written again from the log" in done.consequence.words()
-    assert done.outcome.table.properties["icestream.committed"] == '{"0":10}'
-    again = settled(commit_round(settled(done.outcome), 4, (0, 0, 10, 40)))
+    assert done.preview.shards == (ShardPreview(0, 10, 10, 30, 50),)
+    assert "shard 0: offsets 10 to 29 are written again from the log" in done.preview.words()
+    assert done.decision.table.properties["icestream.committed"] == '{"0":10}'
+    again = settled(commit_round(settled(done.decision), 4, (0, 0, 10, 40)))
     assert again.binding is not None
     assert again.binding.committed() == {0: 40}
 
 
 def test_hazard_21_rewind_declares_what_the_log_lacks() -> None:
-    with pytest.raises(errors.TopicTable, match="offsets 10 to 24 of shard 0 are in neither table nor log") as refused:
+    with pytest.raises(
+        errors.TopicTableConflict, match="offsets 10 to 24 of shard 0 are in neither table nor log"
+    ) as refused:
         rewind.rewind(rolled_back(), log(25), (), NOW)
     assert "--accept-gap" in refused.value.hint
-    with pytest.raises(errors.TopicTable):
+    with pytest.raises(errors.TopicTableConflict):
         rewind.rewind(rolled_back(), log(25), [Consent.DUPLICATES], NOW)
     done = rewind.rewind(rolled_back(), log(25), [Consent.GAP], NOW)
     assert committed(done) == {0: 25}
     assert told(done) == [("rewind", {0: (10, 25)}, True)]
-    later = settled(commit_round(settled(done.outcome), 4, (0, 0, 25, 40)))
-    assert later.removals == done.outcome.removals
+    later = settled(commit_round(settled(done.decision), 4, (0, 0, 25, 40)))
+    assert later.removals == done.decision.removals
     back = settled(foreign(later, point("main", 1_001)))
     assert [one.ranges for one in back.removals] == [{0: (10, 40)}]
 
 
 def test_hazard_21_rewind_forgets_rounds_that_main_no_longer_has() -> None:
     """Answered as a repeat, their rows would be lost: the driver believes that they are in the table."""
-    state = settled(rewind.rewind(rolled_back(), log(), (), NOW).outcome)
+    state = settled(rewind.rewind(rolled_back(), log(), (), NOW).decision)
     late = commit_round(state, 2, (0, 0, 10, 20), snapshot_id=2_000)
     assert late.repeated is None
     assert late.table.current_snapshot_id == 2_000
@@ -107,16 +109,16 @@ def test_hazard_21_rewind_forgets_rounds_that_main_no_longer_has() -> None:
 def test_hazard_21_rewind_to_another_snapshot_moves_main_with_it() -> None:
     state = settled(foreign(three_rounds(), point("main", 1_003, **{"max-ref-age-ms": 5})))
     done = rewind.rewind(state, log(), (), NOW, 1_002)
-    assert done.outcome.table.current_snapshot_id == 1_002
-    assert done.outcome.table.references["main"]["max-ref-age-ms"] == 5, "what else the branch says stays"
+    assert done.decision.table.current_snapshot_id == 1_002
+    assert done.decision.table.references["main"]["max-ref-age-ms"] == 5, "what else the branch says stays"
     assert committed(done) == {0: 20}
-    assert "main goes from snapshot 1003 to 1002" in done.consequence.words()[0]
+    assert "main goes from snapshot 1003 to 1002" in done.preview.words()[0]
 
 
 def test_hazard_21_nobody_moves_main_ahead_of_its_topic() -> None:
     """The pipeline would write the same offsets again."""
-    state = settled(rewind.rewind(three_rounds(), log(), (), NOW, 1_001).outcome)
-    with pytest.raises(errors.TopicTable, match="would be written again") as refused:
+    state = settled(rewind.rewind(three_rounds(), log(), (), NOW, 1_001).decision)
+    with pytest.raises(errors.TopicTableConflict, match="would be written again") as refused:
         foreign(state, point("main", 1_003))
     assert "rewind --snapshot" in refused.value.hint
     assert foreign(state, point("main", 1_003), is_forced=True).binding is None
@@ -128,7 +130,7 @@ def test_hazard_21_nobody_moves_main_ahead_of_its_topic() -> None:
 def test_hazard_21_rewind_to_a_snapshot_that_lacks_rows_is_a_loss() -> None:
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     state = settled(foreign(state, point("main", 1_003)))
-    with pytest.raises(errors.TopicTable, match="snapshot 1004 lacks rows: rollback of snapshot 1001"):
+    with pytest.raises(errors.TopicTableConflict, match="snapshot 1004 lacks rows: rollback of snapshot 1001"):
         rewind.rewind(state, log(), (), NOW, 1_004)
     done = rewind.rewind(state, log(), [Consent.GAP], NOW, 1_004)
     assert (committed(done), told(done)) == ({0: 40}, [("rollback", {0: (10, 30)}, True)])
@@ -142,7 +144,7 @@ def test_hazard_21_rewind_keeps_what_others_deleted_as_suspect() -> None:
 
 def test_hazard_21_rewind_asks_about_rows_that_others_added() -> None:
     state = settled(foreign(rolled_back(), *replacing(rolled_back(), 9, "append", added_records="2")))
-    with pytest.raises(errors.TopicTable, match="snapshot 9 added rows and is no round") as refused:
+    with pytest.raises(errors.TopicTableConflict, match="snapshot 9 added rows and is no round") as refused:
         rewind.rewind(state, log(), (), NOW)
     assert "--accept-duplicates" in refused.value.hint
     assert committed(rewind.rewind(state, log(), [Consent.DUPLICATES], NOW)) == {0: 10}
@@ -151,8 +153,8 @@ def test_hazard_21_rewind_asks_about_rows_that_others_added() -> None:
 def test_hazard_21_rewind_with_nothing_to_do_changes_nothing() -> None:
     state = three_rounds()
     done = rewind.rewind(state, log(), (), NOW)
-    assert (done.outcome.table, done.outcome.binding) == (state.table, state.binding)
-    assert done.consequence.words()[0] == "nothing to do: the table has every row that was committed"
+    assert (done.decision.table, done.decision.binding) == (state.table, state.binding)
+    assert done.preview.words()[0] == "nothing to do: the table has every row that was committed"
 
 
 def test_hazard_21_rewind_under_ingest_goes_back_to_before_the_hole() -> None:
@@ -161,9 +163,9 @@ def test_hazard_21_rewind_under_ingest_goes_back_to_before_the_hole() -> None:
     state = settled(commit_round(state, 5, (0, 0, 40, 50)))
     done = rewind.rewind(state, log(), (), NOW)
     assert (committed(done), told(done)) == ({0: 10}, [])
-    assert done.outcome.table.current_snapshot_id == 1_001
-    assert done.consequence.needed == frozenset()
-    assert "shard 0: offsets 10 to 49 are written again from the log" in done.consequence.words()
+    assert done.decision.table.current_snapshot_id == 1_001
+    assert done.preview.needed == frozenset()
+    assert "shard 0: offsets 10 to 49 are written again from the log" in done.preview.words()
     partly = rewind.rewind(state, log(15), [Consent.GAP], NOW)
     assert (committed(partly), told(partly)) == ({0: 15}, [("rewind", {0: (10, 15)}, True)])
 
@@ -171,8 +173,8 @@ def test_hazard_21_rewind_under_ingest_goes_back_to_before_the_hole() -> None:
 def test_hazard_21_rewind_names_what_the_log_can_no_longer_bring_back() -> None:
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     done = rewind.rewind(state, log(30), (), NOW)
-    assert (done.outcome.table, done.outcome.removals) == (state.table, state.removals)
-    assert done.consequence.words()[:2] == [
+    assert (done.decision.table, done.decision.removals) == (state.table, state.removals)
+    assert done.preview.words()[:2] == [
         "nothing to do: the log has none of the offsets that are known to be missing",
         "shard 0: offsets 10 to 29 stay missing (rollback, snapshot 1001): the log begins at 30",
     ]
@@ -183,7 +185,7 @@ def test_hazard_21_rewind_does_not_undo_the_work_of_other_engines_by_itself() ->
     state = settled(foreign(state, *replacing(state, 8, "replace")))
     assert committed(rewind.rewind(state, log(), (), NOW)) == {0: 10}, "a compaction changes no rows"
     state = settled(foreign(state, *replacing(state, 9, "delete", deleted_records="2")))
-    with pytest.raises(errors.TopicTable, match="undoes delete 9 of another engine") as refused:
+    with pytest.raises(errors.TopicTableConflict, match="undoes delete 9 of another engine") as refused:
         rewind.rewind(state, log(), BOTH, NOW)
     assert "--snapshot 1001" in refused.value.hint
     assert committed(rewind.rewind(state, log(), (), NOW, 1_001)) == {0: 10}
@@ -191,7 +193,7 @@ def test_hazard_21_rewind_does_not_undo_the_work_of_other_engines_by_itself() ->
 
 def test_hazard_21_rewind_that_undoes_added_rows_needs_a_word() -> None:
     state = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "append", added_records="2")))
-    with pytest.raises(errors.TopicTable, match="rows that snapshot 9 added are undone") as refused:
+    with pytest.raises(errors.TopicTableConflict, match="rows that snapshot 9 added are undone") as refused:
         rewind.rewind(state, log(), (), NOW, 1_003)
     assert "--accept-gap" in refused.value.hint
     assert committed(rewind.rewind(state, log(), [Consent.GAP], NOW, 1_003)) == {0: 30}
@@ -200,7 +202,7 @@ def test_hazard_21_rewind_that_undoes_added_rows_needs_a_word() -> None:
 def test_hazard_21_rewind_says_that_the_snapshot_before_the_hole_has_expired() -> None:
     state = settled(commit_round(rolled_back(), 4, (0, 0, 30, 40)))
     state = settled(foreign(state, {"action": "remove-snapshots", "snapshot-ids": [1_001]}))
-    with pytest.raises(errors.TopicTable, match=r"from offset 10 on .* the snapshot before them has expired"):
+    with pytest.raises(errors.TopicTableConflict, match=r"from offset 10 on .* the snapshot before them has expired"):
         rewind.rewind(state, log(), BOTH, NOW)
 
 
@@ -210,14 +212,16 @@ def test_hazard_21_a_cherry_picked_round_is_not_missing_any_more() -> None:
     state = settled(foreign(rolled_back(), *picked))
     assert [(one.ranges, one.is_exact) for one in state.removals] == [({0: (10, 20)}, True)]
     back = rewind.rewind(state, log(), (), NOW)
-    assert (committed(back), back.outcome.table.current_snapshot_id) == ({0: 10}, 1_001), "picked rows come once"
+    assert (committed(back), back.decision.table.current_snapshot_id) == ({0: 10}, 1_001), "picked rows come once"
     between = replacing(rolled_back(), 9, "append", added_records="10", source_snapshot_id="1002")
     assert [one.ranges for one in foreign(rolled_back(), *between).removals] == [{0: (20, 30)}]
 
 
 def test_hazard_21_a_round_ahead_of_its_topic_cannot_be_cherry_picked() -> None:
-    state = settled(rewind.rewind(rolled_back(), log(), (), NOW).outcome)
-    with pytest.raises(errors.TopicTable, match="up to 20, but the topic is at 10: they would be written again"):
+    state = settled(rewind.rewind(rolled_back(), log(), (), NOW).decision)
+    with pytest.raises(
+        errors.TopicTableConflict, match="up to 20, but the topic is at 10: they would be written again"
+    ):
         foreign(state, *replacing(state, 9, "append", added_records="10", source_snapshot_id="1002"))
 
 
@@ -251,26 +255,26 @@ def test_hazard_21_removals_that_earlier_releases_put_together_name_the_last_sna
 
 def test_hazard_21_rewind_after_a_delete_does_not_say_that_the_log_lacks_what_nobody_knows() -> None:
     deleted = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "delete", deleted_records="2")))
-    words = rewind.rewind(deleted, log(), (), NOW).consequence.words()
+    words = rewind.rewind(deleted, log(), (), NOW).preview.words()
     assert words[:2] == [
         "nothing to do: which offsets were deleted is not known, and so neither whether the log has them",
         "shard 0: up to 2 of offsets 0 to 29 stay missing (delete, snapshot 9): `icestream lake rewind --snapshot` "
         "goes back to before it",
     ]
-    without_log = rewind.rewind(deleted, log(30), (), NOW).consequence.words()
+    without_log = rewind.rewind(deleted, log(30), (), NOW).preview.words()
     assert without_log[0] == "nothing to do: the log has none of the offsets that may be missing"
 
 
 def test_hazard_21_rewind_needs_a_history() -> None:
     state = settled(foreign(three_rounds(), *replacing(three_rounds(), 9, "replace")))
     state = settled(foreign(state, {"action": "remove-snapshots", "snapshot-ids": [1_001, 1_002, 1_003]}))
-    with pytest.raises(errors.TopicTable, match="history of snapshot 9 is cut off"):
+    with pytest.raises(errors.TopicTableConflict, match="history of snapshot 9 is cut off"):
         rewind.rewind(state, log(), BOTH, NOW)
     with pytest.raises(errors.InvalidInput, match="no snapshot 1001"):
         rewind.rewind(state, log(), BOTH, NOW, 1_001)
-    with pytest.raises(errors.TopicTable, match="belongs to no topic"):
+    with pytest.raises(errors.TopicTableConflict, match="belongs to no topic"):
         rewind.rewind(parted(), log(), BOTH, NOW)
-    with pytest.raises(errors.TopicTable, match=r"belongs to a deleted topic /default/orders \(id \d+\)"):
+    with pytest.raises(errors.TopicTableConflict, match=r"belongs to a deleted topic /default/orders \(id \d+\)"):
         rewind.rewind(three_rounds(), log(topic_id=99), BOTH, NOW)
 
 
@@ -278,99 +282,99 @@ def test_hazard_21_rewind_over_a_change_of_owners() -> None:
     """What the dead owner's run had committed stays known up to the new point."""
     state = rolled_back()
     done = rewind.rewind(state, log(4_096, 5_000, epoch=3), [Consent.GAP], NOW)
-    assert done.outcome.binding is not None
-    assert done.outcome.binding.runs[0] == (Run(0, 0, 30, True), Run(3, 4_096, 4_096))
+    assert done.decision.binding is not None
+    assert done.decision.binding.runs[0] == (OffsetRun(0, 0, 30, True), OffsetRun(3, 4_096, 4_096))
     with pytest.raises(errors.InvalidInput, match="epoch 3 cannot go on under epoch 2"):
-        rewind.rewind(settled(done.outcome), log(0, 5_000, epoch=2), BOTH, NOW, 1_001)
+        rewind.rewind(settled(done.decision), log(0, 5_000, epoch=2), BOTH, NOW, 1_001)
 
 
 # --- adopt ------------------------------------------------------------------------------------------------------------
 
 
 def test_hazard_21_adopt_goes_on_where_the_last_round_stood() -> None:
-    done = adopt.adopt(parted(), log(20), Former({0: 30}, 7), (), NOW)
+    done = adopt.adopt(parted(), log(20), FormerTable({0: 30}, 7), (), NOW)
     assert (committed(done), told(done)) == ({0: 30}, [])
-    assert done.outcome.binding is not None
-    assert done.outcome.binding.pipeline_epoch == 7
+    assert done.decision.binding is not None
+    assert done.decision.binding.pipeline_epoch == 7
     with pytest.raises(errors.RangeRefused, match="pipeline epoch 5"):
-        commit_round(settled(done.outcome), 4, (0, 0, 30, 40))
-    assert settled(commit_round(settled(done.outcome), 4, (0, 0, 30, 40), lease=8)).removals == ()
+        commit_round(settled(done.decision), 4, (0, 0, 30, 40))
+    assert settled(commit_round(settled(done.decision), 4, (0, 0, 30, 40), lease=8)).removals == ()
 
 
 def test_hazard_21_adopt_after_a_rollback_while_it_was_parted() -> None:
     state = settled(foreign(parted(), point("main", 1_002)))
-    done = adopt.adopt(state, log(20), Former({0: 30}, 0), (), NOW)
-    assert done.consequence.fates == (Fate(0, 20, 20, 30, 50),)
-    with pytest.raises(errors.TopicTable, match="offsets 20 to 24"):
-        adopt.adopt(state, log(25), NO_FORMER, (), NOW)
-    assert told(adopt.adopt(state, log(25), NO_FORMER, [Consent.GAP], NOW)) == [("adopt", {0: (20, 25)}, True)]
+    done = adopt.adopt(state, log(20), FormerTable({0: 30}, 0), (), NOW)
+    assert done.preview.shards == (ShardPreview(0, 20, 20, 30, 50),)
+    with pytest.raises(errors.TopicTableConflict, match="offsets 20 to 24"):
+        adopt.adopt(state, log(25), NO_FORMER_TABLE, (), NOW)
+    assert told(adopt.adopt(state, log(25), NO_FORMER_TABLE, [Consent.GAP], NOW)) == [("adopt", {0: (20, 25)}, True)]
 
 
 def test_hazard_21_adopt_refuses_a_table_that_says_nothing() -> None:
-    strange = State(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
-    with pytest.raises(errors.TopicTable, match="no snapshot in the history") as refused:
-        adopt.adopt(strange, log(), NO_FORMER, BOTH, NOW)
+    strange = TableState(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
+    with pytest.raises(errors.TopicTableConflict, match="no snapshot in the history") as refused:
+        adopt.adopt(strange, log(), NO_FORMER_TABLE, BOTH, NOW)
     assert "--position SHARD=OFFSET" in refused.value.hint
-    with pytest.raises(errors.TopicTable, match="no snapshot in the history"):
-        adopt.adopt(parted(), log(topic_id=99), NO_FORMER, BOTH, NOW)
+    with pytest.raises(errors.TopicTableConflict, match="no snapshot in the history"):
+        adopt.adopt(parted(), log(topic_id=99), NO_FORMER_TABLE, BOTH, NOW)
 
 
 def test_hazard_21_positions_on_an_operators_word_leave_everything_suspect() -> None:
-    strange = State(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
-    with pytest.raises(errors.TopicTable, match="an operator says"):
-        adopt.adopt(strange, log(20), NO_FORMER, [Consent.GAP], NOW, {0: 30})
-    done = adopt.adopt(strange, log(20), NO_FORMER, [Consent.DUPLICATES], NOW, {0: 30})
+    strange = TableState(commit_to(table(schema=ENVELOPE), add(snapshot(1)), point("main", 1)), FILE)
+    with pytest.raises(errors.TopicTableConflict, match="an operator says"):
+        adopt.adopt(strange, log(20), NO_FORMER_TABLE, [Consent.GAP], NOW, {0: 30})
+    done = adopt.adopt(strange, log(20), NO_FORMER_TABLE, [Consent.DUPLICATES], NOW, {0: 30})
     assert (committed(done), told(done)) == ({0: 30}, [("adopt", {0: (0, 30)}, False)])
-    later = settled(commit_round(settled(done.outcome), 4, (0, 0, 30, 40)))
+    later = settled(commit_round(settled(done.decision), 4, (0, 0, 30, 40)))
     back = settled(foreign(later, point("main", 1)))
     assert [(one.ranges, one.is_exact) for one in back.removals] == [({0: (30, 40)}, True), ({0: (0, 30)}, False)]
 
 
 def test_hazard_21_adopt_refuses_other_messages_under_the_same_numbers() -> None:
     with pytest.raises(errors.InvalidInput, match="up to 30, but the topic has come to 12 only"):
-        adopt.adopt(parted(), log(0, 12), NO_FORMER, BOTH, NOW)
+        adopt.adopt(parted(), log(0, 12), NO_FORMER_TABLE, BOTH, NOW)
     with pytest.raises(errors.InvalidInput, match="holds shard 3"):
-        adopt.adopt(parted(), log(), NO_FORMER, BOTH, NOW, {3: 1})
+        adopt.adopt(parted(), log(), NO_FORMER_TABLE, BOTH, NOW, {3: 1})
 
 
 def test_hazard_21_adopt_and_bind_take_what_is_free_and_fits() -> None:
-    empty = State(table(schema=ENVELOPE), FILE)
-    with pytest.raises(errors.TopicTable, match="has no rows"):
-        adopt.adopt(empty, log(), NO_FORMER, BOTH, NOW)
-    with pytest.raises(errors.TopicTable, match="the table has rows"):
-        bind.begin(parted(), log(), NO_FORMER, BOTH, NOW)
+    empty = TableState(table(schema=ENVELOPE), FILE)
+    with pytest.raises(errors.TopicTableConflict, match="has no rows"):
+        adopt.adopt(empty, log(), NO_FORMER_TABLE, BOTH, NOW)
+    with pytest.raises(errors.TopicTableConflict, match="the table has rows"):
+        bind.begin(parted(), log(), NO_FORMER_TABLE, BOTH, NOW)
     for take in (adopt.adopt, bind.begin):
         with pytest.raises(errors.AlreadyExists, match="belongs to topic"):
-            take(three_rounds(), log(), NO_FORMER, BOTH, NOW)
+            take(three_rounds(), log(), NO_FORMER_TABLE, BOTH, NOW)
         with pytest.raises(errors.InvalidInput, match="no column shard"):
-            take(State(table(), FILE), log(), NO_FORMER, BOTH, NOW)
+            take(TableState(table(), FILE), log(), NO_FORMER_TABLE, BOTH, NOW)
 
 
 # --- bind, recreate ---------------------------------------------------------------------------------------------------
 
 
-def begun(given: TopicLog, consents: Collection[Consent]) -> Rebound:
-    return bind.begin(State(table(schema=ENVELOPE), FILE), given, Former({0: 30}, 0), consents, NOW)
+def begun(given: TopicLog, consents: Collection[Consent]) -> Rebinding:
+    return bind.begin(TableState(table(schema=ENVELOPE), FILE), given, FormerTable({0: 30}, 0), consents, NOW)
 
 
-def recreated(given: TopicLog, consents: Collection[Consent]) -> Rebound:
-    return recreate.recreate(given, Former({0: 30}, 0), consents, LOCATION, UUID, NOW)
+def recreated(given: TopicLog, consents: Collection[Consent]) -> Rebinding:
+    return recreate.recreate(given, FormerTable({0: 30}, 0), consents, LOCATION, UUID, NOW)
 
 
 @pytest.mark.parametrize("make", [begun, recreated])
 def test_hazard_21_a_fresh_table_gets_what_the_log_has_and_declares_the_rest(make: Any) -> None:
     done = make(log(0), ())
     assert (committed(done), told(done)) == ({0: 0}, [])
-    with pytest.raises(errors.TopicTable, match="offsets 0 to 19 of shard 0"):
+    with pytest.raises(errors.TopicTableConflict, match="offsets 0 to 19 of shard 0"):
         make(log(20), ())
     done = make(log(20), [Consent.GAP])
     assert (committed(done), [one[1:] for one in told(done)]) == ({0: 20}, [({0: (0, 20)}, True)])
-    later = settled(commit_round(settled(done.outcome), 4, (0, 0, 20, 40)))
+    later = settled(commit_round(settled(done.decision), 4, (0, 0, 20, 40)))
     assert '"0":[0,20]' in later.table.snapshots[-1]["summary"]["icestream.removed"]
 
 
 def test_hazard_21_a_fresh_table_has_the_envelope_in_its_order() -> None:
-    fields = recreated(log(), ()).outcome.table.current_schema["fields"]
+    fields = recreated(log(), ()).decision.table.current_schema["fields"]
     assert [one["name"] for one in fields[:6]] == ["shard", "offset", "publish_time", "append_time", "key", "payload"]
     assert [one["name"] for one in fields if one["required"]] == ["shard", "offset"]
     (headers,) = (one["type"] for one in fields if one["name"] == "headers")

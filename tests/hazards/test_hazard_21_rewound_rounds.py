@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors
-from icestream.catalog.topic.commit import Request
-from icestream.catalog.topic.consequence import Consent, Consequence
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
+from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.operations import AskLog, Operations, OwnOperations
 from icestream.lake.topic_log import decided, topic_log
@@ -69,10 +69,10 @@ class Operator:
         """To the first snapshot, as another engine does."""
         point = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch"}
         change = point | {"snapshot-id": (await self.snapshots())[0]}
-        await self.world.making.commits.commit(NAME, Request([], [change]))
+        await self.world.making.commits.commit(NAME, CommitRequest([], [change]))
 
-    async def rewind(self, *consents: Consent) -> Consequence:
-        async def decide(log: AskLog, is_dry: bool) -> Consequence:
+    async def rewind(self, *consents: Consent) -> OperationPreview:
+        async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
             return await self.operations.rewind(NAME, log, consents, None, is_dry)
 
         return await decided(self.calls, TOPIC, consents, False, decide)  # type: ignore[arg-type]
@@ -81,8 +81,8 @@ class Operator:
         """As a lake process that ends before it has told the broker."""
         await self.operations.rewind(NAME, lambda: topic_log(self.calls, TOPIC), [], None, False)  # type: ignore[arg-type]
 
-    async def recreate(self, *consents: Consent) -> Consequence:
-        async def decide(log: AskLog, is_dry: bool) -> Consequence:
+    async def recreate(self, *consents: Consent) -> OperationPreview:
+        async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
             return (await self.operations.recreate(NAME, log, consents, is_dry))[1]
 
         return await decided(self.calls, TOPIC, consents, False, decide)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ async def test_hazard_21_a_rewound_topic_is_written_again_from_the_log(world: Fa
     one, operator = world.driver(), await three_rounds(world)
     await operator.roll_back()
     told = await operator.rewind()
-    assert [(fate.goes_on_at, fate.committed) for fate in told.fates] == [(9, 27), (5, 15)]
+    assert [(fate.goes_on_at, fate.committed) for fate in told.shards] == [(9, 27), (5, 15)]
     assert floors(world) == [9, 5]
     await world.drain(one)
     await world.check()
@@ -155,11 +155,11 @@ async def test_hazard_21_what_the_log_has_no_longer_is_a_gap_that_somebody_agree
     before = floors(world)
     earliest = [world.log.reader.earliest(key) for key in KEYS]
     assert 9 < earliest[0] < before[0]
-    with pytest.raises(errors.TopicTable, match="in neither table nor log"):
+    with pytest.raises(errors.TopicTableConflict, match="in neither table nor log"):
         await operator.rewind()
     assert floors(world) == before, "what was refused changes nothing"
     told = await operator.rewind(Consent.GAP)
-    assert [fate.goes_on_at for fate in told.fates] == earliest == floors(world)
+    assert [fate.goes_on_at for fate in told.shards] == earliest == floors(world)
     for key, start, end in zip(KEYS, (9, 5), earliest, strict=True):
         world.forgone[key] = set(range(start, end))
     await world.drain(one)

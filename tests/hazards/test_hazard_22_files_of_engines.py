@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT, ManifestEntry
 from icestream.model import envelope
 from icestream.model.block import blocks_of
@@ -239,7 +239,9 @@ async def test_hazard_22_a_file_without_ids_is_read_by_the_names_of_its_columns(
         if is_mapped:
             mapping = [{"field-id": id_, "names": [f"old_{name}"]} for name, id_ in (await lake.field_ids()).items()]
             names = {"schema.name-mapping.default": json.dumps(mapping)}
-            await lake.catalog.commits.commit(TABLE, Request([], [{"action": "set-properties", "updates": names}]))
+            await lake.catalog.commits.commit(
+                TABLE, CommitRequest([], [{"action": "set-properties", "updates": names}])
+            )
             table = table.rename_columns([f"old_{name}" for name in table.column_names])
         return await lake.write_table(table, SAVES[file_format], file_format=file_format.upper(), bounds=False)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icestream.catalog.topic import envelope
+from icestream.catalog.topic_rules import topic_schema
 from icestream.readers.sections import TYPES
 
 MIB = 1024 * 1024
@@ -23,7 +23,7 @@ CAP_BYTES = 256 * MIB
 
 def write(path: Path, offsets: list[int], payload: Callable[[int], bytes], *, dictionary: bool) -> dict[str, Any]:
     """One row group, made in pieces: the test itself shall need little."""
-    ids = {field["name"]: field["id"] for field in envelope.new_schema()["fields"]}
+    ids = {field["name"]: field["id"] for field in topic_schema.new_schema()["fields"]}
     names = ("shard", "offset", "append_time", "payload")
     schema = pa.schema(
         [pa.field(name, TYPES[name], metadata={b"PARQUET:field_id": b"%d" % ids[name]}) for name in names]

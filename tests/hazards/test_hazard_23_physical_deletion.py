@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from icestream import errors, limits
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg import metadata_file
 from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
 from icestream.iceberg.identifier import Identifier
@@ -39,7 +39,7 @@ async def filled(world: World, name: str = "table", *more: str, **properties: st
     identifier = await world.with_table(name, properties=properties)
     location = (await world.catalog.tables.load(identifier)).table.location
     for number in (1, 2):
-        await world.catalog.commits.commit(identifier, Request([], appended(world, location, number, *more)))
+        await world.catalog.commits.commit(identifier, CommitRequest([], appended(world, location, number, *more)))
     return location
 
 
@@ -55,7 +55,7 @@ async def purged(world: World, identifier: Identifier = TABLE) -> None:
 
 
 async def purges(world: World) -> int:
-    return len(await world.store.list_all(keys.PURGES))
+    return len(await world.store.list_all(catalog_keys.PURGES))
 
 
 # --- purge ------------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ async def test_hazard_23_nobody_registers_a_table_whose_files_are_going() -> Non
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR)
     work = world.keeping.work()
-    while (await world.store.list_all(keys.PURGES))[0][1].value.count(b'"is_begun":true') == 0:
+    while (await world.store.list_all(catalog_keys.PURGES))[0][1].value.count(b'"is_begun":true') == 0:
         await anext(work)
     with pytest.raises(errors.InvalidInput, match="being purged"):
         await world.catalog.tables.register(TABLE, last)
@@ -182,7 +182,7 @@ async def test_hazard_23_a_purge_goes_on_after_a_crash_at_any_step() -> None:
         await work.aclose()
         if await purges(world) == 0:
             break
-        again = world.upkeep_of(world.another(3))
+        again = world.cleanup_of(world.another(3))
         assert [None async for _ in again.work()]
         assert (below(world, location), below(world, kept), await purges(world)) == ([], others, 0)
         steps += 1
@@ -230,7 +230,7 @@ async def test_hazard_23_what_is_a_table_or_a_view_itself_stays() -> None:
     other = (await world.catalog.tables.load(OTHER)).location
     view = (await world.catalog.views.create(Identifier(NS, "view"), NEW_VIEW)).location
     await world.with_table(location=WAREHOUSE)
-    await world.catalog.commits.commit(TABLE, Request([], appended(world, WAREHOUSE, 1, other, view)))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], appended(world, WAREHOUSE, 1, other, view)))
     await purged(world)
     assert [one for one in world.metadata_files() if one in (other, view)] == sorted([other, view])
     assert "/warehouse/data/rows-1-1.parquet" not in world.disk.names()
@@ -280,7 +280,7 @@ async def test_hazard_23_purges_go_on_behind_one_whose_disk_does_not_answer() ->
         await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
     manifests = FailingManifests(ManifestReader(files_on(world.disk), InlineOffload()), location)
-    keeping = world.catalog.upkeep(manifests)
+    keeping = world.catalog.cleanup(manifests)
     with pytest.raises(errors.StorageUnavailable):
         assert [None async for _ in keeping.work()]
     assert (bool(below(world, location)), below(world, behind), await purges(world)) == (True, [], 1)
@@ -320,11 +320,11 @@ async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outsi
     (home / "m.avro").write_bytes(manifest(f"{location}/data/log-1.wal"))
     (home / "s.avro").write_bytes(manifest_list(f"{location}/m.avro"))
     made = snapshot(1, **{"manifest-list": f"{location}/s.avro", "timestamp-ms": clock.wall_us() // 1000})
-    await catalog.commits.commit(TABLE, Request([], [add(made)]))
+    await catalog.commits.commit(TABLE, CommitRequest([], [add(made)]))
     (home / "data").symlink_to(log)
     await catalog.tables.drop(TABLE, is_purging=True)
     clock.advance(HOUR)
-    assert [None async for _ in catalog.upkeep(ManifestReader(files, InlineOffload())).work()]
+    assert [None async for _ in catalog.cleanup(ManifestReader(files, InlineOffload())).work()]
     assert (log / "log-1.wal").read_bytes() == b"acked messages"
     assert [name for _, names, files in os.walk(home) for name in (*names, *files)] == ["data"], "all of its own went"
 
@@ -332,8 +332,8 @@ async def test_hazard_23_a_link_in_the_warehouse_leads_no_purge_to_what_is_outsi
 # --- old metadata files, and those that nothing ever pointed to -------------------------------------------------------
 
 
-def setting(value: str) -> Request:
-    return Request([], [{"action": "set-properties", "updates": {"a": value}}])
+def setting(value: str) -> CommitRequest:
+    return CommitRequest([], [{"action": "set-properties", "updates": {"a": value}}])
 
 
 async def left_over(world: World) -> str:
@@ -394,7 +394,7 @@ async def test_hazard_23_what_was_the_table_once_goes_only_if_the_table_says_so(
             await world.catalog.commits.commit(TABLE, setting(str(number)))
         old_files(world.disk).update(world.metadata_files())
         assert len(world.metadata_files()) == 5
-        reborn = world.upkeep_of(world.another(4))
+        reborn = world.cleanup_of(world.another(4))
         world.clock.advance(HOUR)
         assert [None async for _ in reborn.work()]
         assert len(world.metadata_files()) == (2 if says == "true" else 5)
@@ -569,6 +569,6 @@ async def test_a_snapshot_of_the_first_format_names_its_manifests_itself() -> No
     world.write(f"{location}/rows.parquet")
     made = snapshot(1, **{"manifests": [f"{location}/m.avro"], "timestamp-ms": world.clock.wall_us() // 1000})
     del made["manifest-list"], made["sequence-number"]
-    await world.catalog.commits.commit(TABLE, Request([], [add(made)]))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [add(made)]))
     await purged(world)
     assert below(world, location) == []

@@ -70,7 +70,7 @@ async def test_hazard_27_an_old_file_that_another_node_removed_is_never_served()
         await fast("POST", TABLE, set_properties(n=str(number)))
     assert len(world.metadata_files()) == 5
     world.clock.advance(3_600)
-    assert [None async for _ in world.upkeep_of(catalogs[1]).work()]
+    assert [None async for _ in world.cleanup_of(catalogs[1]).work()]
     assert len(world.metadata_files()) == 2
     found = await slow("GET", TABLE)
     assert found["metadata"]["properties"]["n"] == "3"

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.cluster.shared_warehouse import MARK_NAME, WAREHOUSE
 from icestream.iceberg.file_io import LocalFiles, open_inside
 from icestream.metadata.raft_core import has_raft_core
@@ -161,7 +161,7 @@ async def test_hazard_27_what_one_node_committed_all_others_serve_from_the_share
         for number in range(9):
             writer, *readers = catalogs[number % 3 :] + catalogs[: number % 3]
             updates = [{"action": "set-properties", "updates": {"n": str(number)}}]
-            made = await writer.commits.commit(TABLE, Request([], updates))
+            made = await writer.commits.commit(TABLE, CommitRequest([], updates))
             for reader in readers:
                 found = await reader.tables.load(TABLE)
                 assert (found.location, found.table.properties["n"]) == (made.location, str(number))

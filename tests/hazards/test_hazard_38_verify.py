@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.readers.verify.report import Report, Weight
 from icestream.readers.verify.shard_in_log import ShardInLog
 from tests.support.topic_lake import TABLE, Row, TopicLake, damage, damage_footer, remove, row, rows
@@ -157,7 +157,7 @@ async def test_hazard_38_a_file_that_only_another_snapshot_needs_is_looked_for(t
 async def test_hazard_38_what_a_tag_needs_is_named_with_it(tmp_path: Path) -> None:
     lake = await filled(tmp_path)
     tag = {"action": "set-snapshot-ref", "ref-name": "noon", "type": "tag", "snapshot-id": 10_002}
-    await lake.catalog.commits.commit(TABLE, Request([], [tag]))
+    await lake.catalog.commits.commit(TABLE, CommitRequest([], [tag]))
     await lake.replace([await lake.write(rows(0, 20))])
     manifest = next((tmp_path / "default").rglob("m2-0.avro"))
     manifest.write_bytes(b"damaged")

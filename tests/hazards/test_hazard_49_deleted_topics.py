@@ -13,9 +13,9 @@ from icestream.broker import records
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
 from icestream.broker.service import Broker
-from icestream.catalog import keys
-from icestream.catalog.topic.consequence import ShardLog, TopicLog
-from icestream.catalogs.mirror import MIRRORS, Mirror, mirror_key
+from icestream.catalog import catalog_keys
+from icestream.catalog.topic_rules.operation_preview import ShardLog, TopicLog
+from icestream.catalogs.mirror import MIRRORS, ForeignTableRecord, foreign_table_key
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import Operation, Put
 from icestream.model.shard import ShardKey
@@ -46,7 +46,7 @@ class Both(World):
 
     async def left(self) -> list[str]:
         words = ("topics", "bound", "parted", "deleted_topics")
-        found = [key.split("/")[2] for key, _ in await self.store.list_all(keys.ROOT)]
+        found = [key.split("/")[2] for key, _ in await self.store.list_all(catalog_keys.ROOT)]
         return [word for word in found if word in words]
 
 
@@ -55,9 +55,11 @@ async def test_hazard_49_the_note_of_a_table_in_another_catalog_goes_with_its_to
     broker = await world.start()
     topic_id = (await world.log_of(broker)).topic_id
     for number in (topic_id, topic_id + 1):
-        await world.store.put(mirror_key(number), msgspec.json.encode(Mirror(["a"], "b", "u", {0: 10})))
+        await world.store.put(
+            foreign_table_key(number), msgspec.json.encode(ForeignTableRecord(["a"], "b", "u", {0: 10}))
+        )
     await broker.delete_topic(TOPIC)
-    assert [key for key, _ in await world.store.list_all(MIRRORS)] == [mirror_key(topic_id + 1)]
+    assert [key for key, _ in await world.store.list_all(MIRRORS)] == [foreign_table_key(topic_id + 1)]
 
 
 async def test_hazard_49_the_table_of_a_deleted_topic_stays_as_any_other() -> None:
@@ -115,7 +117,7 @@ async def test_hazard_49_a_crash_while_they_are_parted_begins_again() -> None:
     await broker.delete_topic(TOPIC)
     await world.catalog.topics.detach(TABLE)  # as far as the process came
     assert sorted(await world.left()) == ["deleted_topics", "parted"]
-    assert [None async for _ in world.upkeep_of(world.another(5)).work()]
+    assert [None async for _ in world.cleanup_of(world.another(5)).work()]
     assert await world.left() == []
     await broker.shutdown()
 
@@ -127,7 +129,7 @@ async def test_hazard_49_a_table_that_cannot_be_read_is_not_tried_for_ever() -> 
     await world.catalog.topics.begin(TABLE, await world.log_of(broker))
     world.disk.remove((await world.catalog.tables.load(TABLE)).location.removeprefix("file:"))
     await broker.delete_topic(TOPIC)
-    assert [None async for _ in world.upkeep_of(world.another(5)).work()]
+    assert [None async for _ in world.cleanup_of(world.another(5)).work()]
     assert "deleted_topics" not in await world.left()
     await world.catalog.tables.drop(TABLE, is_forced=True)
     await broker.shutdown()
@@ -157,10 +159,12 @@ async def test_hazard_49_nothing_is_left_of_what_its_snapshots_held() -> None:
     world = Both()
     broker = await world.start()
     log = await world.log_of(broker)
-    await world.store.put(keys.open_marks_key(log.topic_id), b"marks")
-    await world.store.put(keys.open_marks_key(log.topic_id + 1), b"another topic's")
+    await world.store.put(catalog_keys.open_marks_key(log.topic_id), b"marks")
+    await world.store.put(catalog_keys.open_marks_key(log.topic_id + 1), b"another topic's")
     await broker.delete_topic(TOPIC)
-    assert [key for key, _ in await world.store.list_all(keys.MARKS)] == [keys.open_marks_key(log.topic_id + 1)]
+    assert [key for key, _ in await world.store.list_all(catalog_keys.MARKS)] == [
+        catalog_keys.open_marks_key(log.topic_id + 1)
+    ]
     await broker.shutdown()
 
 

@@ -18,7 +18,7 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.broker.service import Broker
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.catalog.catalog import Catalog
 from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
@@ -61,7 +61,7 @@ class World:
         self.files = LocalFiles(open_local, InlineOffload())
         self.avro = ManifestReader(self.files, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SystemRandomness(), f"file:{folder}/warehouse")
-        self.upkeep = self.catalog.upkeep(self.avro)
+        self.upkeep = self.catalog.cleanup(self.avro)
         self.broker: Broker
         self._lives: list[DriverLife] = []
 
@@ -124,7 +124,11 @@ class World:
 
     async def begun(self) -> list[str]:
         """What the store says of deletions."""
-        found = [key for prefix in (records.DELETED_TOPICS, keys.ROOT) for key, _ in await self.store.list_all(prefix)]
+        found = [
+            key
+            for prefix in (records.DELETED_TOPICS, catalog_keys.ROOT)
+            for key, _ in await self.store.list_all(prefix)
+        ]
         words = ("deleted_topics", "parted", "topics", "bound", "purges")
         return [word for key in found for word in words if f"/{word}/" in key]
 
@@ -293,7 +297,7 @@ async def test_hazard_49_what_cannot_be_carried_out_is_refused_before_anything_i
     await world.drain()
     await world.catalog.topics.detach(TABLE)
     await world.publish(b"2")
-    with pytest.raises(errors.TopicTable, match="1 messages"):
+    with pytest.raises(errors.TopicTableConflict, match="1 messages"):
         await world.broker.delete_topic(TOPIC)
     await world.broker.shutdown()
     await world.start(BrokerOptions(deleted_rest=RestEnd.COMMIT, has_own_catalog=False))

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.metadata import command as cmd
 from tests.support.fault_world import FaultWorld
 
@@ -51,7 +51,7 @@ def _say(said: int, *words: object) -> None:
 
 def _saying_pointers(txn: Callable[..., Awaitable[Any]], said: int) -> Callable[..., Awaitable[Any]]:
     async def saying(compare: Sequence[cmd.Compare], then: Sequence[Any], *more: Any, **named: Any) -> Any:
-        values = [one.value for one in then if isinstance(one, cmd.Put) and one.key.startswith(keys.RELATIONS)]
+        values = [one.value for one in then if isinstance(one, cmd.Put) and one.key.startswith(catalog_keys.RELATIONS)]
         locations = [msgspec.msgpack.decode(value).get("location") for value in values]
         for one in locations:
             _say(said, "pointer", one)

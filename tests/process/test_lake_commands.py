@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from icestream import connect_sync, error_codes, errors, testing
-from icestream.catalog.topic import envelope
+from icestream.catalog.topic_rules import topic_schema
 from icestream.metadata.remote_store import RemoteStore
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -62,7 +62,7 @@ class Lake:
         return int(self("GET", "/api/v1/lake/topics?topic=/default/orders")["topic_id"])
 
     def table(self, name: str) -> None:
-        self("POST", "/v1/namespaces/shop/tables", {"name": name, "schema": envelope.new_schema()})
+        self("POST", "/v1/namespaces/shop/tables", {"name": name, "schema": topic_schema.new_schema()})
 
     def append(self, name: str, number: int, *requirements: Any) -> None:
         loaded = self("GET", f"/v1/namespaces/shop/tables/{name}")["metadata"]

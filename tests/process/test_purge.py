@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from icestream.catalog import keys, records
-from icestream.catalog.records import PurgeRecord
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import PurgeRecord
 from icestream.metadata.remote_store import RemoteStore
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -56,9 +56,9 @@ async def let_an_hour_pass(socket: Path) -> None:
     """Purges that are written down become due."""
     async with kept_link(socket) as keeper:
         store = RemoteStore(keeper, SystemClock(), SystemRandomness())
-        for key, entry in await store.list_all(keys.PURGES):
-            record = records.decode(PurgeRecord, key, entry)
-            await store.put(key, records.encode(msgspec.structs.replace(record, time_ms=0)))
+        for key, entry in await store.list_all(catalog_keys.PURGES):
+            record = catalog_records.decode(PurgeRecord, key, entry)
+            await store.put(key, catalog_records.encode(msgspec.structs.replace(record, time_ms=0)))
 
 
 def test_hazard_23_a_purge_survives_kill_9_and_takes_only_its_own(tmp_path: Path) -> None:

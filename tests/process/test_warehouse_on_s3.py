@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from icestream import error_codes, errors
-from icestream.catalogs.catalog import Done, LoadedTable, TableCatalog, TableChange
 from icestream.catalogs.factory import open_catalog
+from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.cluster.force_new_cluster import force_new_cluster
 from icestream.iceberg.identifier import Identifier
 from icestream.runtime.clock import SystemClock
@@ -40,7 +40,7 @@ async def made(port: int) -> LoadedTable:
     await catalog.create_namespace(TABLE.namespace, {})
     await catalog.create(TABLE, ASKED)
     outcome = await catalog.commit(TABLE, appending(await catalog.load(TABLE), 1))
-    assert isinstance(outcome, Done)
+    assert isinstance(outcome, CommitDone)
     await catalog.close()
     assert outcome.table is not None
     return outcome.table
@@ -49,7 +49,7 @@ async def made(port: int) -> LoadedTable:
 async def committed(port: int, number: int) -> list[int]:
     catalog = catalog_at(port)
     change: TableChange = appending(await catalog.load(TABLE), number)
-    assert isinstance(await catalog.commit(TABLE, change), Done)
+    assert isinstance(await catalog.commit(TABLE, change), CommitDone)
     found = snapshots(await catalog.load(TABLE))
     await catalog.close()
     return found

@@ -15,10 +15,10 @@ import uvicorn
 
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import read_tokens
-from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.catalogs.factory import open_catalog, open_files
 from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.lake.iceberg.face import IcebergFace
 from icestream.lake.requests import Requests

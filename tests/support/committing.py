@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icestream.catalog import keys, records
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.records import LeaseRecord
-from icestream.catalogs.catalog import TableCatalog
+from icestream.catalog.catalog_records import LeaseRecord
 from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -98,7 +98,7 @@ class Committing:
 
     async def lease(self, epoch: int) -> None:
         self.epoch = epoch
-        await self.store.put(keys.lease_key(self._lease), records.encode(LeaseRecord(epoch)))
+        await self.store.put(catalog_keys.lease_key(self._lease), catalog_records.encode(LeaseRecord(epoch)))
 
     async def open(self, backlog: TopicBacklog) -> TopicTable:
         return await self.books.open(backlog)

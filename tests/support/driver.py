@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from icestream.catalog import keys, records
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic import envelope
-from icestream.catalog.topic.commit import State
+from icestream.catalog.topic_rules import topic_schema
+from icestream.catalog.topic_rules.commit_rules import TableState
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
@@ -50,16 +50,16 @@ class Driver:
         self._run(self._bound)
 
     async def _bound(self, catalog: Catalog, store: RemoteStore) -> None:
-        await store.put(keys.LEASE, records.encode(records.LeaseRecord(EPOCH)))
-        await catalog.tables.create(self.table, {"schema": envelope.new_schema()})
+        await store.put(catalog_keys.LEASE, catalog_records.encode(catalog_records.LeaseRecord(EPOCH)))
+        await catalog.tables.create(self.table, {"schema": topic_schema.new_schema()})
         await catalog.topics.bind(
             self.table, f"/{self.table.namespace[0]}/{self.table.name}", self.topic_id, {0: (0, 0)}
         )
 
-    def state(self) -> State:
+    def state(self) -> TableState:
         """What stands beside the pointer: the binding, and what main lacks."""
 
-        async def load(catalog: Catalog, _: RemoteStore) -> State:
+        async def load(catalog: Catalog, _: RemoteStore) -> TableState:
             return (await catalog.commits.load(self.table)).state
 
         return self._run(load)

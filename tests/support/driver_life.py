@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from icestream.catalogs.catalog import TableCatalog
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.store import MetadataStore

@@ -13,10 +13,10 @@ from typing import Any
 from pyiceberg.table import StaticTable
 
 from icestream.broker.pipeline_service import LogLocation, PipelineService
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
@@ -198,7 +198,7 @@ class FaultWorld:
 
     async def end_lease(self) -> None:
         """It was not renewed in time."""
-        await self.store.delete(keys.LEASE)
+        await self.store.delete(catalog_keys.LEASE)
 
     def _books(self, catalog: TableCatalog) -> OffsetLedger:
         if self.is_foreign:

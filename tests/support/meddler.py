@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icestream import errors
-from icestream.catalog.topic import envelope
-from icestream.catalog.topic.commit import Request
-from icestream.catalogs.catalog import Outcome, TableCatalog, TableChange
+from icestream.catalog.topic_rules import topic_schema
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
+from icestream.catalogs.table_catalog import CommitOutcome, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
@@ -84,11 +84,11 @@ class Meddler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         await self.meddle()
         return await self._inner.commit(identifier, change)
 
-    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         await self.meddle()
         return await self._inner.commit_all(changes)
 
@@ -103,7 +103,7 @@ class Meddler:
         before = await self._world.rows(1)
         try:
             await self._do()
-        except errors.TopicTable:
+        except errors.TopicTableConflict:
             self.was_refused = True
         if self._deed in ("rollback", "delete"):
             after = await self._world.rows(1)
@@ -119,13 +119,13 @@ class Meddler:
                 await making.drop(NAME, is_forced=is_forced)
             case "drop and make anew":
                 await making.drop(NAME)
-                await making.create(NAME, {"schema": envelope.new_schema()})
+                await making.create(NAME, {"schema": topic_schema.new_schema()})
             case "rename":
                 await making.rename(NAME, ELSEWHERE, is_forced=is_forced)
                 self._world.names[1] = ELSEWHERE
             case _:
                 updates = await self._updates()
-                await self._world.making.commits.commit(NAME, Request([], updates, is_forced))
+                await self._world.making.commits.commit(NAME, CommitRequest([], updates, is_forced))
 
     async def _updates(self) -> list[Object]:
         table = tables.load((await self._inner.load(NAME)).metadata)

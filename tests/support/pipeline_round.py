@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icestream.catalog.topic.envelope import new_schema
+from icestream.catalog.topic_rules.topic_schema import new_schema
 from icestream.model.backlog import Backlog, LogFile, ShardBacklog, Stretch, TopicBacklog
 from icestream.model.written import TopicWritten, WrittenFile
 from icestream.pipeline.planner import plan_round

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from icestream.catalog.topic.removal import Removal
+from icestream.catalog.topic_rules.removal import Removal
 
 Row = tuple[int, int]  # shard, offset
 

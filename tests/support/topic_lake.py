@@ -14,10 +14,10 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icestream.catalog import keys, records
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic import envelope as table_envelope
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules import topic_schema as table_envelope
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -156,7 +156,7 @@ class TopicLake:
         self._asked = count(1)
 
     async def bind(self, shards: int = 1, start: int = 0) -> None:
-        await self.store.put(keys.LEASE, records.encode(records.LeaseRecord(LEASE)))
+        await self.store.put(catalog_keys.LEASE, catalog_records.encode(catalog_records.LeaseRecord(LEASE)))
         await self.catalog.namespaces.create(TABLE.namespace, {})
         await self.catalog.tables.create(TABLE, {"name": TABLE.name, "schema": table_envelope.new_schema()})
         await self.catalog.topics.bind(TABLE, self.topic, self.topic_id, dict.fromkeys(range(shards), (0, start)))
@@ -283,7 +283,7 @@ class TopicLake:
             made["parent-snapshot-id"] = table.current_snapshot_id
         point = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         updates = [{"action": "add-snapshot", "snapshot": made}, point]
-        await self.catalog.commits.commit(TABLE, Request(claims, updates))
+        await self.catalog.commits.commit(TABLE, CommitRequest(claims, updates))
         self.live = list(entries)
         return snapshot_id
 
@@ -292,7 +292,7 @@ class TopicLake:
         table = await self.table()
         gone = [one["snapshot-id"] for one in table.snapshots if one["snapshot-id"] != table.current_snapshot_id]
         updates = [{"action": "remove-snapshots", "snapshot-ids": list(snapshots) or gone}]
-        await self.catalog.commits.commit(TABLE, Request([], updates))
+        await self.catalog.commits.commit(TABLE, CommitRequest([], updates))
 
     # --- reading ---
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from icestream.catalog.topic import bind, envelope
-from icestream.catalog.topic.commit import Outcome, Request, State, judge_commit
+from icestream.catalog.topic_rules import bind, topic_schema
+from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
 from icestream.iceberg.values import Object
 from tests.support.tables import FILE, NOW_MS, add, column, point, schema, snapshot, table
 
@@ -17,19 +17,19 @@ HEADERS = {"type": "map", "key-id": 101, "key": "string", "value-id": 102, "valu
 ENVELOPE = schema(
     *(
         column(number, name, HEADERS if kind == "map" else kind, name in ("shard", "offset"))
-        for number, (name, kind) in enumerate(envelope.COLUMNS.items(), 1)
+        for number, (name, kind) in enumerate(topic_schema.COLUMNS.items(), 1)
     )
 )
 
 
-def bound(shards: int = 2, epoch: int = 0) -> State:
+def bound(shards: int = 2, epoch: int = 0) -> TableState:
     """A new table of a topic with so many shards, all at offset 0."""
-    state = State(table(schema=ENVELOPE), FILE)
+    state = TableState(table(schema=ENVELOPE), FILE)
     return settled(bind.bind(state, TOPIC, TOPIC_ID, dict.fromkeys(range(shards), (epoch, 0)), NOW_MS))
 
 
-def settled(outcome: Outcome) -> State:
-    return State(outcome.table, FILE, outcome.binding, outcome.removals)
+def settled(outcome: CommitDecision) -> TableState:
+    return TableState(outcome.table, FILE, outcome.binding, outcome.removals)
 
 
 def round_id(number: int) -> str:
@@ -47,7 +47,7 @@ def claim(number: int, *ranges: tuple[int, int, int, int], lease: int = LEASE, t
     }
 
 
-def appending(state: State, snapshot_id: int, **more: Any) -> list[Object]:
+def appending(state: TableState, snapshot_id: int, **more: Any) -> list[Object]:
     """The updates of a commit that adds a snapshot to main."""
     number = state.table.fields.get("last-sequence-number", 0) + 1
     made = snapshot(snapshot_id, state.table.current_snapshot_id, **{"sequence-number": number})
@@ -56,17 +56,23 @@ def appending(state: State, snapshot_id: int, **more: Any) -> list[Object]:
 
 
 def commit_round(
-    state: State, number: int, *ranges: tuple[int, int, int, int], lease: int = LEASE, snapshot_id: int | None = None
-) -> Outcome:
+    state: TableState,
+    number: int,
+    *ranges: tuple[int, int, int, int],
+    lease: int = LEASE,
+    snapshot_id: int | None = None,
+) -> CommitDecision:
     updates = appending(state, snapshot_id or 1_000 + number)
-    return judge_commit(state, Request([claim(number, *ranges, lease=lease)], updates), lease, NOW_MS + 10_000)
+    return judge_commit(state, CommitRequest([claim(number, *ranges, lease=lease)], updates), lease, NOW_MS + 10_000)
 
 
-def foreign(state: State, *updates: Object, requirements: tuple[Object, ...] = (), is_forced: bool = False) -> Outcome:
-    return judge_commit(state, Request(requirements, updates, is_forced), None, NOW_MS + 10_000)
+def foreign(
+    state: TableState, *updates: Object, requirements: tuple[Object, ...] = (), is_forced: bool = False
+) -> CommitDecision:
+    return judge_commit(state, CommitRequest(requirements, updates, is_forced), None, NOW_MS + 10_000)
 
 
-def replacing(state: State, snapshot_id: int, operation: str, **summary: str) -> list[Object]:
+def replacing(state: TableState, snapshot_id: int, operation: str, **summary: str) -> list[Object]:
     """The updates of another engine that compacts (`replace`), deletes or overwrites."""
     return appending(
         state, snapshot_id, summary={"operation": operation, **{_dashed(k): v for k, v in summary.items()}}

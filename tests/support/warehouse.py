@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.upkeep.upkeep import Upkeep
+from icestream.catalog.cleanup.catalog_cleanup import CatalogCleanup
 from icestream.iceberg.file_io import LocalFiles
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -119,14 +119,14 @@ class World:
         self.disk = disk or SimulatedDisk(1)
         mounts(self.disk).extend(enumerate(mounts_at, 1))
         self.catalog = self.another(seed)
-        self.keeping = self.upkeep_of(self.catalog)
+        self.keeping = self.cleanup_of(self.catalog)
 
     def another(self, seed: int, **more: Any) -> Catalog:
         """Another node, or another life of this one: it knows nothing but what is stored."""
         return Catalog(self.store, files_on(self.disk), self.clock, SeededRandomness(seed), WAREHOUSE, **more)
 
-    def upkeep_of(self, catalog: Catalog) -> Upkeep:
-        return catalog.upkeep(ManifestReader(files_on(self.disk), InlineOffload()))
+    def cleanup_of(self, catalog: Catalog) -> CatalogCleanup:
+        return catalog.cleanup(ManifestReader(files_on(self.disk), InlineOffload()))
 
     async def upkeep(self) -> int:
         """What is due goes; in how many steps."""

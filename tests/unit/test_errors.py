@@ -128,7 +128,7 @@ def test_an_error_crosses_a_process_border(kind: type[errors.IcestreamError]) ->
         (errors.NotEmpty, 409, "NamespaceNotEmptyException"),
         (errors.CommitConflict, 409, "CommitFailedException"),
         (errors.RangeRefused, 409, "CommitFailedException"),
-        (errors.TopicTable, 403, "ForbiddenException"),
+        (errors.TopicTableConflict, 403, "ForbiddenException"),
         (errors.Contradiction, 422, "UnprocessableEntityException"),
         (errors.InvalidInput, 400, "IllegalArgumentException"),
         (errors.NotReady, 503, "ServiceUnavailableException"),

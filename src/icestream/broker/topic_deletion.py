@@ -6,7 +6,7 @@
     3  the rest         discard: what the log holds of it goes; how many messages, by shard, stands in the decision
                         commit: the log keeps it until the pipeline has brought all of it into the table
     4  the table        is let go of. What becomes of it is written down for the lake process, in the transaction in
-                        which the DeletedTopic goes (catalog/upkeep/partings.py)
+                        which the DeletedTopic goes (catalog/cleanup/deleted_topic_tables.py)
 
 Whoever finds a DeletedTopic begins again with 2. Nothing in 2 belongs to a topic of the same name that is created
 later: that is why it is finished first, and noted. 3 and 4 go by the topic's id, which no other has.
@@ -23,10 +23,9 @@ from icestream.broker import records
 from icestream.broker.schema_registry_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
-from icestream.catalog import keys as catalog_keys
-from icestream.catalog import records as catalog_records
-from icestream.catalog.records import LetGoRecord, TopicRecord
-from icestream.catalogs.mirror import mirror_key
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import DeletedTopicRecord, TopicRecord
+from icestream.catalogs.mirror import foreign_table_key
 from icestream.metadata.command import Absent, AtRevision, Compare, Delete, DeletePrefix, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
@@ -71,7 +70,7 @@ class TopicDeletion:
         uncommitted = self._storage.uncommitted(record.id, record.shards)
         messages = sum(count for _, count in uncommitted)
         if messages and rest is RestEnd.COMMIT and await self._store.get(catalog_keys.parted_key(record.id)):
-            raise errors.TopicTable(
+            raise errors.TopicTableConflict(
                 f"topic {name} has no table any more, and {counted(messages, 'message')} in none",
                 hint="delete it with rest `discard`, or give it a table first (docs/lake.md)",
             )
@@ -192,12 +191,14 @@ class TopicDeletion:
                 Delete(records.deleted_topic_key(deleted.id)),
                 Delete(catalog_keys.parted_key(deleted.id)),
                 DeletePrefix(catalog_keys.marks_prefix(deleted.id)),
-                Delete(mirror_key(deleted.id)),  # in another catalog nothing else says that the table is the topic's
+                Delete(
+                    foreign_table_key(deleted.id)
+                ),  # in another catalog nothing else says that the table is the topic's
             ]
             compare: Compare = Absent(key)
             if entry is not None:
                 table = catalog_records.decode(TopicRecord, key, entry)
-                let_go = LetGoRecord(table.namespace, table.name, table.uuid, deleted.table)
+                let_go = DeletedTopicRecord(table.namespace, table.name, table.uuid, deleted.table)
                 operations.append(Put(catalog_keys.deleted_topic_key(deleted.id), catalog_records.encode(let_go)))
                 compare = AtRevision(key, entry.mod_revision)
             is_done = (await self._store.txn([compare], operations)).held

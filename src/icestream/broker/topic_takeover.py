@@ -20,10 +20,9 @@ from icestream import errors, limits
 from icestream.broker import records
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
-from icestream.catalog import keys as catalog_keys
-from icestream.catalog import records as catalog_records
-from icestream.catalog.records import TableRecord, decode_relation
-from icestream.catalogs.mirror import decode_mirror, mirror_key
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import TableRecord, decode_relation
+from icestream.catalogs.mirror import decode_foreign_table, foreign_table_key
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import AtRevision, Put
 from icestream.metadata.store import MetadataStore
@@ -84,9 +83,9 @@ class TopicTakeover:
 
     async def _committed(self, topic_id: int) -> dict[int, int]:
         """By shard, the end of what the table holds; nothing without a table. Raises MetadataDamaged."""
-        mirror = await self._store.get(mirror_key(topic_id))
+        mirror = await self._store.get(foreign_table_key(topic_id))
         if mirror is not None:
-            return dict(decode_mirror(mirror_key(topic_id), mirror).committed)
+            return dict(decode_foreign_table(foreign_table_key(topic_id), mirror).committed)
         key = catalog_keys.topic_key(topic_id)
         entry = await self._store.get(key)
         if entry is None:

@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icestream import limits
-from icestream.catalog.calls.commits import Commits
-from icestream.catalog.calls.namespaces import Namespaces
-from icestream.catalog.calls.relations import Relations
-from icestream.catalog.calls.steps import Steps
-from icestream.catalog.calls.tables import Tables
-from icestream.catalog.calls.topics import Topics
-from icestream.catalog.calls.views import Views
+from icestream.catalog.cleanup.catalog_cleanup import CatalogCleanup
+from icestream.catalog.cleanup.deleted_topic_tables import DeletedTopicTables
+from icestream.catalog.cleanup.file_references import ManifestSource
+from icestream.catalog.cleanup.orphan_metadata import OrphanMetadata
+from icestream.catalog.cleanup.purge import Purges
 from icestream.catalog.documents import Documents
-from icestream.catalog.upkeep.leftovers import Leftovers
-from icestream.catalog.upkeep.named import Manifests
-from icestream.catalog.upkeep.partings import Partings
-from icestream.catalog.upkeep.purge import Purges
-from icestream.catalog.upkeep.upkeep import Upkeep
+from icestream.catalog.operations.namespace_operations import NamespaceOperations
+from icestream.catalog.operations.relation_lookup import RelationLookup
+from icestream.catalog.operations.table_commits import TableCommits
+from icestream.catalog.operations.table_operations import TableOperations
+from icestream.catalog.operations.topic_operations import TopicOperations
+from icestream.catalog.operations.view_operations import ViewOperations
+from icestream.catalog.transactions import Steps
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
 from icestream.metadata.store import MetadataStore
@@ -50,18 +50,18 @@ class Catalog:
         documents = Documents(files, randomness, roots, cache_bytes)
         steps = Steps(store, documents, clock)
         self.store = store
-        self._upkeep = (documents, files, steps.retired, roots, clock)
-        relations = Relations(steps)
-        self.namespaces = Namespaces(steps, roots[0])
-        self.commits = Commits(steps, relations, roots)
-        self.tables = Tables(steps, relations, self.commits, roots[0], roots)
-        self.topics = Topics(steps, relations, self.commits, roots[0])
-        self.views = Views(steps, relations, roots[0], roots)
+        self._cleanup_parts = (documents, files, steps.retired, roots, clock)
+        relations = RelationLookup(steps)
+        self.namespaces = NamespaceOperations(steps, roots[0])
+        self.commits = TableCommits(steps, relations, roots)
+        self.tables = TableOperations(steps, relations, self.commits, roots[0], roots)
+        self.topics = TopicOperations(steps, relations, self.commits, roots[0])
+        self.views = ViewOperations(steps, relations, roots[0], roots)
 
-    def upkeep(self, manifests: Manifests) -> Upkeep:
+    def cleanup(self, manifests: ManifestSource) -> CatalogCleanup:
         """What goes on in the background, in one process of a node."""
-        documents, files, retired, roots, clock = self._upkeep
+        documents, files, retired, roots, clock = self._cleanup_parts
         purges = Purges(self.store, documents, files, manifests, roots)
-        partings = Partings(self.store, self.topics, self.tables)
-        leftovers = Leftovers(self.store, documents, files)
-        return Upkeep(self.store, documents, retired, partings, purges, leftovers, clock)
+        partings = DeletedTopicTables(self.store, self.topics, self.tables)
+        leftovers = OrphanMetadata(self.store, documents, files)
+        return CatalogCleanup(self.store, documents, retired, partings, purges, leftovers, clock)

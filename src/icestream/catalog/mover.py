@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from icestream import errors, limits
-from icestream.catalog.plan.planned import Moved, Planned, look
+from icestream.catalog.plans.planned_transaction import PlannedTransaction, TransactionOutcome, outcome_from_record
 from icestream.metadata.store import MetadataStore
 from icestream.runtime.clock import Clock
 
@@ -25,7 +25,7 @@ class Mover:
         self._store = store
         self._clock = clock
 
-    async def move(self, planned: Planned, told: Callable[[int], None] | None = None) -> Moved:
+    async def move(self, planned: PlannedTransaction, told: Callable[[int], None] | None = None) -> TransactionOutcome:
         """OVERTAKEN only after an unknown outcome. `told`: of the revision at which it was done, where it is known."""
         try:
             done = await self._store.txn(planned.compare, planned.then)
@@ -33,9 +33,9 @@ class Mover:
             return await self._resolved(planned, lost)
         if done.held and told is not None:
             told(done.revision)
-        return Moved.DONE if done.held else Moved.NOT_DONE
+        return TransactionOutcome.DONE if done.held else TransactionOutcome.NOT_DONE
 
-    async def _resolved(self, planned: Planned, lost: errors.OutcomeUnknown) -> Moved:
+    async def _resolved(self, planned: PlannedTransaction, lost: errors.OutcomeUnknown) -> TransactionOutcome:
         end_ns = self._clock.monotonic_ns() + int(limits.CATALOG_RESOLVE_SECONDS_MAX * 1e9)
         while self._clock.monotonic_ns() < end_ns:
             try:
@@ -47,11 +47,13 @@ class Mover:
             await self._clock.sleep(limits.CATALOG_RESOLVE_RETRY_SECONDS)
         raise errors.OutcomeUnknown(f"it may or may not have happened: {lost.message}", hint=LOOK_FIRST)
 
-    async def _look(self, planned: Planned) -> Moved | None:
+    async def _look(self, planned: PlannedTransaction) -> TransactionOutcome | None:
         """What became of it; None: ask again. A fence that holds settles it: what compares the same cannot."""
-        found = look(planned, await self._store.get(planned.key))
+        found = outcome_from_record(planned, await self._store.get(planned.key))
         if found is not None:
             return found
         if not (await self._store.txn(planned.compare, [planned.fence])).held:
             return None
-        return Moved.DONE if planned.made(await self._store.get(planned.key)) else Moved.NOT_DONE
+        return (
+            TransactionOutcome.DONE if planned.made(await self._store.get(planned.key)) else TransactionOutcome.NOT_DONE
+        )

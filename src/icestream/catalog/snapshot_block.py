@@ -18,16 +18,16 @@ from typing import Final, NamedTuple
 import msgspec
 
 from icestream import errors, limits
-from icestream.catalog.topic.snapshot_mark import Mark
+from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 
 VERSION: Final = 1
 Row = tuple[int, int, dict[int, int]]
 
 
-class Block(NamedTuple):
+class MarkBlock(NamedTuple):
     number: int = 0
     rows: tuple[Row, ...] = ()
-    last: Mark = Mark(0, 0, {})  # what the last row adds up to
+    last: SnapshotMark = SnapshotMark(0, 0, {})  # what the last row adds up to
 
     @property
     def is_full(self) -> bool:
@@ -36,34 +36,34 @@ class Block(NamedTuple):
             or sum(len(ends) for _, _, ends in self.rows) >= limits.SNAPSHOT_BLOCK_ENDS
         )
 
-    def plus(self, mark: Mark) -> Block:
+    def plus(self, mark: SnapshotMark) -> MarkBlock:
         mark = mark._replace(committed={shard: end for shard, end in mark.committed.items() if end})
         before, after = self.last.committed, mark.committed
         shards = sorted({*before, *after})
         ends = {one: after.get(one, 0) - before.get(one, 0) for one in shards if after.get(one) != before.get(one)}
-        return Block(self.number, (*self.rows, (mark.snapshot_id, mark.time_ms - self.last.time_ms, ends)), mark)
+        return MarkBlock(self.number, (*self.rows, (mark.snapshot_id, mark.time_ms - self.last.time_ms, ends)), mark)
 
-    def marks(self) -> Iterator[Mark]:
+    def marks(self) -> Iterator[SnapshotMark]:
         time_ms, committed = 0, dict[int, int]()
         for snapshot_id, passed_ms, ends in self.rows:
             time_ms += passed_ms
             for shard, more in ends.items():
                 committed[shard] = committed.get(shard, 0) + more
-            yield Mark(snapshot_id, time_ms, {shard: end for shard, end in committed.items() if end})
+            yield SnapshotMark(snapshot_id, time_ms, {shard: end for shard, end in committed.items() if end})
 
 
-def added(open_block: Block, marks: Iterable[Mark]) -> tuple[list[Block], Block]:
+def add_marks(open_block: MarkBlock, marks: Iterable[SnapshotMark]) -> tuple[list[MarkBlock], MarkBlock]:
     """The blocks that have become full, and the one that is open then."""
     full = []
     for mark in marks:
         open_block = open_block.plus(mark)
         if open_block.is_full:
             full.append(open_block)
-            open_block = Block(open_block.number + 1)
+            open_block = MarkBlock(open_block.number + 1)
     return full, open_block
 
 
-def encode(block: Block) -> bytes:
+def encode(block: MarkBlock) -> bytes:
     return msgspec.msgpack.encode((VERSION, block.number, block.rows))
 
 
@@ -75,7 +75,7 @@ def may_hold(value: bytes, snapshot_id: int) -> bool:
 _decoder: Final = msgspec.msgpack.Decoder(tuple[int, int, tuple[Row, ...]])
 
 
-def decode(key: str, value: bytes) -> Block:
+def decode(key: str, value: bytes) -> MarkBlock:
     """Raises MetadataDamaged for what nobody has written."""
     try:
         version, number, rows = _decoder.decode(value)
@@ -85,7 +85,7 @@ def decode(key: str, value: bytes) -> Block:
         raise _damaged(key, f"version {version}, number {number}")
     if len(rows) > limits.SNAPSHOT_MARKS_PER_BLOCK:
         raise _damaged(key, f"{len(rows)} marks")
-    found = Block(number, rows)
+    found = MarkBlock(number, rows)
     for mark in found.marks():
         if not _is_sound(mark):
             raise _damaged(key, f"of snapshot {mark.snapshot_id}")
@@ -93,7 +93,7 @@ def decode(key: str, value: bytes) -> Block:
     return found
 
 
-def _is_sound(mark: Mark) -> bool:
+def _is_sound(mark: SnapshotMark) -> bool:
     return (
         0 <= mark.time_ms <= limits.METADATA_TIME_MS_MAX
         and -(2**63) <= mark.snapshot_id < 2**63

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 from icestream import errors
 from icestream.catalogs import store_options
 from icestream.catalogs.aws_role import AssumedRole
-from icestream.catalogs.caller import Caller
 from icestream.catalogs.object_reader import ObjectReader
-from icestream.catalogs.store_options import Kind, StoreOptions
+from icestream.catalogs.storage_caller import StorageCaller
+from icestream.catalogs.store_options import StoreKind, StoreOptions
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -52,7 +52,7 @@ class Objects(Protocol):
 
 
 class Bucket:
-    def __init__(self, store: ObjectStore, caller: Caller, place: str) -> None:
+    def __init__(self, store: ObjectStore, caller: StorageCaller, place: str) -> None:
         """`place`: what messages call it, such as `s3://bucket/`."""
         self._store = store
         self._caller = caller
@@ -184,10 +184,10 @@ class Bucket:
         )
 
 
-def open_bucket(options: StoreOptions, kind: Kind, name: str, caller: Caller) -> Bucket:
+def open_bucket(options: StoreOptions, kind: StoreKind, name: str, caller: StorageCaller) -> Bucket:
     from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-    config = store_options.object_store(options, kind)
+    config = store_options.obstore_config(options, kind)
     common: dict[str, Any] = {
         "client_options": {
             "allow_http": True,

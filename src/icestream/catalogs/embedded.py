@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from icestream import errors
-from icestream.catalog.calls.commits import Committed
-from icestream.catalog.topic.commit import Request
-from icestream.catalogs.catalog import Conflict, Done, LoadedTable, Outcome, TableChange, Unknown
+from icestream.catalog.operations.table_commits import CommittedTable
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
+from icestream.catalogs.table_catalog import (
+    CommitDone,
+    CommitOutcome,
+    CommitRefused,
+    CommitUnknown,
+    LoadedTable,
+    TableChange,
+)
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.values import Object
 
@@ -44,25 +51,25 @@ class EmbeddedCatalog:
     async def create(self, identifier: Identifier, asked: Object) -> LoadedTable:
         return _loaded(await self._catalog.tables.create(identifier, asked))
 
-    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         try:
-            made = await self._catalog.commits.commit(identifier, Request(change.requirements, change.updates))
+            made = await self._catalog.commits.commit(identifier, CommitRequest(change.requirements, change.updates))
         except errors.CommitConflict as error:
-            return Conflict(error.message, await self._as_it_is(identifier), error.details)
+            return CommitRefused(error.message, await self._as_it_is(identifier), error.details)
         except errors.OutcomeUnknown as error:
-            return Unknown(error.message)
-        return Done(_loaded(made), repeated=made.repeated)
+            return CommitUnknown(error.message)
+        return CommitDone(_loaded(made), repeated=made.repeated)
 
-    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         if len(changes) == 1:  # a refusal speaks of the one table, without its name
             return {one: await self.commit(one, change) for one, change in changes.items()}
-        asked = {one: Request(change.requirements, change.updates) for one, change in changes.items()}
+        asked = {one: CommitRequest(change.requirements, change.updates) for one, change in changes.items()}
         try:
             made = await self._catalog.commits.commit_all(asked)
         except errors.CommitConflict as error:
             named = {str(one["table"]): one for one in error.details.get("tables") or ()}
             return {
-                one: Conflict(
+                one: CommitRefused(
                     str(named.get(str(one), {}).get("message") or error.message),
                     details=named.get(str(one), {}) if named else error.details,
                     is_bystander=bool(named) and str(one) not in named,
@@ -70,8 +77,8 @@ class EmbeddedCatalog:
                 for one in changes
             }
         except errors.OutcomeUnknown as error:
-            return dict.fromkeys(changes, Unknown(error.message))
-        return {one: Done(_loaded(found), repeated=found.repeated) for one, found in made.items()}
+            return dict.fromkeys(changes, CommitUnknown(error.message))
+        return {one: CommitDone(_loaded(found), repeated=found.repeated) for one, found in made.items()}
 
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
         await self._catalog.tables.drop(identifier, is_purging)
@@ -89,5 +96,5 @@ class EmbeddedCatalog:
             return None
 
 
-def _loaded(found: Committed) -> LoadedTable:
+def _loaded(found: CommittedTable) -> LoadedTable:
     return LoadedTable(found.table.as_json(), found.location)

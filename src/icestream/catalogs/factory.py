@@ -13,10 +13,10 @@ from pydantic import SecretStr
 
 from icestream import errors, limits
 from icestream.catalogs.bucket import Objects, open_bucket
-from icestream.catalogs.caller import Caller, Patience
-from icestream.catalogs.catalog import TableCatalog
-from icestream.catalogs.object_files import AnyFiles, ObjectFiles
-from icestream.catalogs.store_options import Kind, StoreOptions, revealed
+from icestream.catalogs.object_files import ObjectFiles, SchemeFiles
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
+from icestream.catalogs.store_options import StoreKind, StoreOptions, revealed
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_local
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.randomness import Randomness, SystemRandomness
@@ -25,7 +25,7 @@ from icestream.settings import Settings
 from icestream.settings.text import split_database_uri
 
 if TYPE_CHECKING:
-    from icestream.catalogs.pointers import Pointers
+    from icestream.catalogs.pointer_catalog import PointerStore
 
 # What each kind needs beyond the core: the module, and the extra that brings it.
 _EXTRAS = {"glue": ("boto3", "glue"), "sql": ("psycopg", "sql")}
@@ -35,7 +35,7 @@ def open_catalog(
     settings: Settings,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
-    waits: Patience | None = None,
+    waits: CallTimeouts | None = None,
     instance: Callable[[], str] | None = None,
     files: TableFiles | None = None,
 ) -> TableCatalog:
@@ -44,7 +44,7 @@ def open_catalog(
     metadata files are written, by a catalog that knows only pointers; its own where that is None."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     check_installed(settings.catalog.type)
-    caller = Caller("catalog", clock, randomness, waits or patience(settings.catalog.request_timeout_ms))
+    caller = StorageCaller("catalog", clock, randomness, waits or patience(settings.catalog.request_timeout_ms))
     match settings.catalog.type:
         case "embedded" | "rest":
             return _rest(settings, caller, clock, randomness, instance)
@@ -62,8 +62,8 @@ def check_installed(kind: str) -> None:
         )
 
 
-def patience(request_timeout_ms: int) -> Patience:
-    return Patience(request_seconds=request_timeout_ms / 1000)
+def patience(request_timeout_ms: int) -> CallTimeouts:
+    return CallTimeouts(request_seconds=request_timeout_ms / 1000)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -75,23 +75,23 @@ def open_files(
     randomness: Randomness | None = None,
     disk: Offload | None = None,
     local: LocalFiles | None = None,
-) -> AnyFiles:
+) -> SchemeFiles:
     """The files of tables, wherever their locations are. One breaker for each bucket: they fail one by one."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
-    waits = Patience(request_seconds=options.request_seconds)
+    waits = CallTimeouts(request_seconds=options.request_seconds)
 
-    def objects(kind: Kind, bucket: str) -> Objects:
-        return open_bucket(options, kind, bucket, Caller(f"object store {bucket}", clock, randomness, waits))
+    def objects(kind: StoreKind, bucket: str) -> Objects:
+        return open_bucket(options, kind, bucket, StorageCaller(f"object store {bucket}", clock, randomness, waits))
 
     local = local or LocalFiles(open_local, disk or ThreadOffload("warehouse", limits.CATALOG_WRITES_AT_ONCE))
-    return AnyFiles(local, ObjectFiles(objects))
+    return SchemeFiles(local, ObjectFiles(objects))
 
 
 def open_objects(
     settings: Settings,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
-    waits: Patience | None = None,
+    waits: CallTimeouts | None = None,
 ) -> Objects:
     """The bucket of `object_store`, for objects that do not belong to a table."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
@@ -100,7 +100,9 @@ def open_objects(
         raise errors.ConfigurationError(
             "a `local` object store has no bucket", hint="set storage.iceberg_config.object_store.type and bucket"
         )
-    caller = Caller("object store", clock, randomness, waits or Patience(request_seconds=options.request_seconds))
+    caller = StorageCaller(
+        "object store", clock, randomness, waits or CallTimeouts(request_seconds=options.request_seconds)
+    )
     return open_bucket(options, options.kind, options.bucket or "memory", caller)
 
 
@@ -108,7 +110,11 @@ def open_objects(
 
 
 def _rest(
-    settings: Settings, caller: Caller, clock: Clock, randomness: Randomness, instance: Callable[[], str] | None = None
+    settings: Settings,
+    caller: StorageCaller,
+    clock: Clock,
+    randomness: Randomness,
+    instance: Callable[[], str] | None = None,
 ) -> TableCatalog:
     from icestream.catalogs.rest import RestCatalog
     from icestream.catalogs.rest_client import RestClient, RestOptions
@@ -141,7 +147,7 @@ def _header(line: SecretStr) -> tuple[str, str]:
 
 
 def _glue(
-    settings: Settings, caller: Caller, clock: Clock, randomness: Randomness, files: TableFiles | None
+    settings: Settings, caller: StorageCaller, clock: Clock, randomness: Randomness, files: TableFiles | None
 ) -> TableCatalog:
     from icestream.catalogs.glue import GlueOptions, GluePointers
 
@@ -160,7 +166,7 @@ def _glue(
 
 
 def _sql(
-    settings: Settings, caller: Caller, clock: Clock, randomness: Randomness, files: TableFiles | None
+    settings: Settings, caller: StorageCaller, clock: Clock, randomness: Randomness, files: TableFiles | None
 ) -> TableCatalog:
     from icestream.catalogs.sql import SqlOptions, SqlPointers
 
@@ -182,13 +188,13 @@ def _sql(
 
 def _over_pointers(
     settings: Settings,
-    pointers: Pointers,
-    caller: Caller,
+    pointers: PointerStore,
+    caller: StorageCaller,
     clock: Clock,
     randomness: Randomness,
     files: TableFiles | None,
 ) -> TableCatalog:
-    from icestream.catalogs.pointers import PointerCatalog
+    from icestream.catalogs.pointer_catalog import PointerCatalog
 
     iceberg = settings.storage.iceberg_config
     files = files or open_files(StoreOptions.of(iceberg.object_store), clock, randomness)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from icestream import errors, limits
 from icestream.catalogs import glue_table
 from icestream.catalogs.glue_table import database_of
-from icestream.catalogs.pointers import Pointer
+from icestream.catalogs.pointer_catalog import TablePointer
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -85,7 +85,7 @@ class GluePointers:
         found = await self._pages("get_tables", "TableList", {"DatabaseName": database_of(namespace)}, namespace)
         return [Identifier(namespace, one["Name"]) for one in found if glue_table.is_iceberg(one)]
 
-    async def find(self, identifier: Identifier) -> Pointer:
+    async def find(self, identifier: Identifier) -> TablePointer:
         return glue_table.pointer_of(identifier, await self._table(identifier))
 
     async def _table(self, identifier: Identifier) -> Object:
@@ -100,7 +100,7 @@ class GluePointers:
             "create_table", {"DatabaseName": database, "TableInput": asked}, _no_database(identifier.namespace)
         )
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool:
+    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata) -> bool:
         try:
             before = await self._table(identifier)
         except errors.StorageUnavailable as error:  # nothing was changed yet

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from icestream import errors
-from icestream.catalogs.pointers import Pointer
+from icestream.catalogs.pointer_catalog import TablePointer
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -64,12 +64,12 @@ def renamed_input(name: str, found: Mapping[str, Any]) -> Object:
     return {"Name": name, **{key: found[key] for key in kept if key in found}}
 
 
-def pointer_of(identifier: Identifier, found: Mapping[str, Any]) -> Pointer:
+def pointer_of(identifier: Identifier, found: Mapping[str, Any]) -> TablePointer:
     parameters = found.get("Parameters") or {}
     location = parameters.get("metadata_location")
     if str(parameters.get("table_type")).upper() != _KIND or not location:
         raise errors.UnknownTable(f"{identifier} is a table of Glue, but not of Iceberg")
-    return Pointer(str(location), found.get("VersionId"))
+    return TablePointer(str(location), found.get("VersionId"))
 
 
 def is_iceberg(found: Mapping[str, Any]) -> bool:

@@ -12,16 +12,16 @@ from typing import Final
 import msgspec
 
 from icestream import errors
-from icestream.catalog.topic.binding import Base
-from icestream.catalog.topic.removal import Removals
+from icestream.catalog.topic_rules.binding import AdoptionBase
+from icestream.catalog.topic_rules.removal import Removals
 from icestream.metadata.entry import Entry
 
 MIRRORS: Final = "/pipeline/tables/"
 NOT_AGAIN: Final = "`icestream lake adopt`, `bind` or `recreate` gives the topic a table again (docs/lake.md)"
 
 
-class Mirror(msgspec.Struct, frozen=True, omit_defaults=True):
-    """In the metadata store, at `mirror_key`."""
+class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """In the metadata store, at `foreign_table_key`."""
 
     namespace: list[str]
     name: str
@@ -29,7 +29,7 @@ class Mirror(msgspec.Struct, frozen=True, omit_defaults=True):
     committed: dict[int, int]
     snapshot_id: int = 0  # at which main stood then
     topic: str = ""
-    base: Base | None = None  # what an operator said, and of which snapshot; 0: of a table without any
+    base: AdoptionBase | None = None  # what an operator said, and of which snapshot; 0: of a table without any
     rows_up_to: int = -1  # the highest offset that the table had when it was said
     is_parted: bool = False  # it had this table, and has none
     rows: int = -1  # of that snapshot; -1: it did not say
@@ -38,16 +38,16 @@ class Mirror(msgspec.Struct, frozen=True, omit_defaults=True):
     def check_has_table(self, topic: str) -> None:
         if self.is_parted:
             name = ".".join((*self.namespace, self.name))
-            raise errors.TopicTable(f"topic {topic} had the table {name} and has none now", hint=NOT_AGAIN)
+            raise errors.TopicTableConflict(f"topic {topic} had the table {name} and has none now", hint=NOT_AGAIN)
 
 
-def mirror_key(topic_id: int) -> str:
+def foreign_table_key(topic_id: int) -> str:
     return f"{MIRRORS}{topic_id}"
 
 
-def decode_mirror(key: str, entry: Entry) -> Mirror:
+def decode_foreign_table(key: str, entry: Entry) -> ForeignTableRecord:
     try:
-        return msgspec.json.decode(entry.value, type=Mirror)
+        return msgspec.json.decode(entry.value, type=ForeignTableRecord)
     except msgspec.MsgspecError as error:
         raise errors.MetadataDamaged(
             f"{key} in the metadata store is no mirror of a table: {error}",

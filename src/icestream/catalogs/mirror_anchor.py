@@ -14,20 +14,20 @@ table has another uuid: all of these still stop the topic (pipeline/tables/forei
 
 from __future__ import annotations
 
-from icestream.catalog.topic.binding import Base
-from icestream.catalog.topic.removal import Progress
-from icestream.catalog.topic.standing import main_standing
-from icestream.catalogs.mirror import Mirror
+from icestream.catalog.topic_rules.binding import AdoptionBase
+from icestream.catalog.topic_rules.removal import TopicProgress
+from icestream.catalog.topic_rules.snapshot_progress import main_progress
+from icestream.catalogs.mirror import ForeignTableRecord
 from icestream.iceberg import snapshots
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 
 
-def anchor(table: TableMetadata, topic_id: int, mirror: Mirror | None) -> Base | None:
+def anchor(table: TableMetadata, topic_id: int, mirror: ForeignTableRecord | None) -> AdoptionBase | None:
     """None: nothing but the rounds in its history says anything."""
     if mirror is None:
         return None
-    found = main_standing(table, topic_id, mirror.base)
+    found = main_progress(table, topic_id, mirror.base)
     history = found.since  # all of it, where nothing in it is known
     if found.is_known or not history:
         return mirror.base
@@ -35,10 +35,10 @@ def anchor(table: TableMetadata, topic_id: int, mirror: Mirror | None) -> Base |
         return mirror.base
     if not _is_of(history[-1].get("parent-snapshot-id"), history[0], mirror):
         return mirror.base
-    return Base(history[-1]["snapshot-id"], Progress(mirror.committed, mirror.removals))
+    return AdoptionBase(history[-1]["snapshot-id"], TopicProgress(mirror.committed, mirror.removals))
 
 
-def _is_of(parent: int | None, main: Object, mirror: Mirror) -> bool:
+def _is_of(parent: int | None, main: Object, mirror: ForeignTableRecord) -> bool:
     if parent is None or not mirror.snapshot_id:
         return False
     return parent == mirror.snapshot_id or -1 < mirror.rows == rows_of(main)

@@ -12,25 +12,25 @@ from typing import NamedTuple
 from icestream import errors, limits
 from icestream.catalogs.bucket import Objects
 from icestream.catalogs.object_reader import ObjectReader
-from icestream.catalogs.store_options import SCHEMES, Kind
+from icestream.catalogs.store_options import SCHEMES, StoreKind
 from icestream.iceberg.file_io import TableFiles, created_apart
 from icestream.iceberg.location import normalize
 
 
-class Place(NamedTuple):
-    kind: Kind
+class ObjectLocation(NamedTuple):
+    kind: StoreKind
     bucket: str
     name: str
 
 
-def place_of(location: str) -> Place:
+def parse_object_location(location: str) -> ObjectLocation:
     scheme, _, rest = normalize(location).partition("://")
     kind = SCHEMES.get(scheme)
     if kind is None or kind == "local":
         known = ", ".join(f"{one}://" for one in SCHEMES if one != "file")
         raise errors.InvalidInput(f"Cannot reach {location}", hint=f"locations begin with file:/, {known}")
     host, _, name = rest.partition("/")
-    return Place(kind, host.partition("@")[0], name)
+    return ObjectLocation(kind, host.partition("@")[0], name)
 
 
 async def _admitted() -> None:
@@ -38,13 +38,13 @@ async def _admitted() -> None:
 
 
 class ObjectFiles:
-    def __init__(self, open_objects: Callable[[Kind, str], Objects]) -> None:
+    def __init__(self, open_objects: Callable[[StoreKind, str], Objects]) -> None:
         """`open_objects(kind, bucket)`: once for each bucket."""
         self._open = open_objects
-        self._buckets: dict[tuple[Kind, str], Objects] = {}
+        self._buckets: dict[tuple[StoreKind, str], Objects] = {}
         self.admit: Callable[[], Awaitable[None]] = _admitted  # raises where nothing may be written
 
-    def _bucket(self, place: Place) -> Objects:
+    def _bucket(self, place: ObjectLocation) -> Objects:
         key = place.kind, place.bucket
         if key not in self._buckets:
             self._buckets[key] = self._open(*key)
@@ -52,15 +52,15 @@ class ObjectFiles:
 
     def objects_at(self, location: str) -> Objects:
         """The bucket of a location."""
-        return self._bucket(place_of(location))
+        return self._bucket(parse_object_location(location))
 
     def reader(self, location: str) -> ObjectReader:
         """A file of it for a library that reads pieces of it by itself; every read blocks. Raises FileNotFoundError."""
-        place = place_of(location)
+        place = parse_object_location(location)
         return self._bucket(place).reader(place.name)
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
-        place = place_of(location)
+        place = parse_object_location(location)
         await self.admit()
         await self._bucket(place).put_new(place.name, b"".join(pieces))
 
@@ -68,7 +68,7 @@ class ObjectFiles:
         await created_apart(self, files)
 
     async def read(self, location: str) -> bytes:
-        place = place_of(location)
+        place = parse_object_location(location)
         try:
             found = await self._bucket(place).get(place.name, limits.CATALOG_DOCUMENT_BYTES_MAX)
         except errors.UnexpectedAnswer as error:
@@ -80,24 +80,24 @@ class ObjectFiles:
         return found
 
     async def exists(self, location: str) -> bool:
-        place = place_of(location)
+        place = parse_object_location(location)
         return await self._bucket(place).exists(place.name)
 
     async def size(self, location: str) -> int:
-        place = place_of(location)
+        place = parse_object_location(location)
         return await self._bucket(place).size(place.name) or 0
 
     async def remove(self, location: str) -> None:
         """What cannot be removed now is left to whoever looks for orphans."""
         try:
-            place = place_of(location)
+            place = parse_object_location(location)
             await self.admit()
             await self._bucket(place).remove(place.name)
         except errors.IcestreamError:
             return
 
     async def names(self, location: str) -> list[tuple[str, int]]:
-        place = place_of(location)
+        place = parse_object_location(location)
         return await self._bucket(place).directly_in(place.name)
 
     async def remove_empty(self, location: str) -> None:
@@ -110,7 +110,7 @@ class ObjectFiles:
         """There are none."""
 
 
-class AnyFiles:
+class SchemeFiles:
     """Local files and objects side by side, told apart by their locations."""
 
     def __init__(self, local: TableFiles, objects: ObjectFiles) -> None:

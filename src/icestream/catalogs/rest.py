@@ -13,14 +13,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from icestream import errors
-from icestream.catalogs import creation
-from icestream.catalogs.caller import Caller
-from icestream.catalogs.catalog import Done, LoadedTable, Outcome, TableChange
-from icestream.catalogs.in_turn import in_turn
-from icestream.catalogs.rest_answer import Expected, said
+from icestream.catalogs import creation_check
+from icestream.catalogs.commit_resolution import CommitResolver, resolve_change
+from icestream.catalogs.multi_table_commit import MultiTableCommit
 from icestream.catalogs.rest_client import RestClient
-from icestream.catalogs.settlement import Settlement, settled
-from icestream.catalogs.transaction import Transaction
+from icestream.catalogs.rest_response import Expected, decode_response
+from icestream.catalogs.sequential_commits import commit_sequentially
+from icestream.catalogs.storage_caller import StorageCaller
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, LoadedTable, TableChange
 from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace
 from icestream.iceberg.values import Object
 from icestream.runtime.randomness import Randomness
@@ -34,7 +34,9 @@ _NEW_TABLE: Final[Expected] = {404: errors.UnknownNamespace, 409: errors.Already
 
 
 class RestCatalog:
-    def __init__(self, client: RestClient, caller: Caller, randomness: Randomness, warehouse: str | None, is_own: bool):
+    def __init__(
+        self, client: RestClient, caller: StorageCaller, randomness: Randomness, warehouse: str | None, is_own: bool
+    ):
         """`is_own`: it is the catalog inside a node of ours."""
         self._client = client
         self._caller = caller
@@ -90,7 +92,7 @@ class RestCatalog:
                 made[:] = [await self.load(identifier)]
             except (errors.UnknownTable, errors.UnknownNamespace):
                 return False
-            return creation.is_as_asked(made[0].metadata, asked)
+            return creation_check.matches_creation(made[0].metadata, asked)
 
         path = f"{_namespace(identifier.namespace)}/tables"
         answer = await self._changed(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)
@@ -113,7 +115,7 @@ class RestCatalog:
 
     # --- commits ---
 
-    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         what = f"commit to {identifier}"
         body = {"identifier": _named(identifier), **_changes(change)}
         headers = await self._request_name()
@@ -124,22 +126,22 @@ class RestCatalog:
             repeated[:] = [one for one in (answer.get("repeated"),) if isinstance(one, int)]
             return _loaded(answer)
 
-        outcome = await Settlement(self._caller, what, change, send, lambda: self.load(identifier)).settle()
-        if isinstance(outcome, Done) and repeated:
-            return Done(outcome.table, outcome.was_read_back, repeated[0])
+        outcome = await CommitResolver(self._caller, what, change, send, lambda: self.load(identifier)).settle()
+        if isinstance(outcome, CommitDone) and repeated:
+            return CommitDone(outcome.table, outcome.was_read_back, repeated[0])
         return outcome
 
-    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         config = await self._connected()
         if len(changes) == 1 or _TRANSACTIONS not in (config.get("endpoints") or ()):
-            return await in_turn(changes, self.commit)
+            return await commit_sequentially(changes, self.commit)
         body = {"table-changes": [{"identifier": _named(one), **_changes(change)} for one, change in changes.items()]}
         headers = await self._request_name()
 
         async def send() -> Object:
             return await self._ask("POST", "transactions/commit", _TABLE, body=body, headers=headers)
 
-        return await Transaction(self._caller, changes, send, self.load).settle()
+        return await MultiTableCommit(self._caller, changes, send, self.load).settle()
 
     async def close(self) -> None:
         await self._client.close()
@@ -156,7 +158,7 @@ class RestCatalog:
                 query = {"warehouse": self._warehouse} if self._warehouse is not None else None
 
                 async def ask() -> Object:
-                    return said(await self._client.ask("GET", "config", query), {}, self._client.base)
+                    return decode_response(await self._client.ask("GET", "config", query), {}, self._client.base)
 
                 found = await self._caller.read("read the configuration", ask)
                 if not isinstance(found.get("defaults"), dict) and not isinstance(found.get("overrides"), dict):
@@ -179,7 +181,7 @@ class RestCatalog:
         settings = {**(config.get("defaults") or {}), **(config.get("overrides") or {})}
         prefix = str(settings.get("prefix") or "").strip("/")
         answer = await self._client.ask(method, f"{prefix}/{path}" if prefix else path, query, body, headers)
-        return said(answer, expected, self._client.base, self._is_own)
+        return decode_response(answer, expected, self._client.base, self._is_own)
 
     async def _read(self, what: str, path: str, expected: Expected, query: Mapping[str, str] | None = None) -> Object:
         await self._connected()
@@ -209,7 +211,7 @@ class RestCatalog:
     ) -> Object | None:
         """The answer; None where it was lost and the catalog says that it is done."""
         headers = await self._request_name()
-        return await settled(
+        return await resolve_change(
             self._caller, what, lambda: self._ask(method, path, expected, query, body, headers), is_done
         )
 

@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import orjson
 
 from icestream import errors, limits
-from icestream.catalogs.rest_answer import RestAnswer, said
+from icestream.catalogs.rest_response import RestResponse, decode_response
 from icestream.runtime.clock import Clock
 from icestream.runtime.instance import HEADER, check_instance
 
@@ -65,7 +65,7 @@ class RestClient:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-    ) -> RestAnswer:
+    ) -> RestResponse:
         """Once; and once more with a fresh token, where the first one was refused."""
         url = f"{self.base}/v1/{path}" + (f"?{urlencode(query)}" if query else "")
         data = None if body is None else orjson.dumps(body)
@@ -117,7 +117,7 @@ class RestClient:
                 hint="check `credential` and `scope` of storage.iceberg_config.catalog",
             )
         try:
-            found = said(answer, {}, url)
+            found = decode_response(answer, {}, url)
         except errors.StorageUnavailable as error:  # asking for a token changes nothing
             raise errors.StorageUnavailable(error.message, hint=error.hint) from None
         token, lifetime = found.get("access_token"), found.get("expires_in")
@@ -130,7 +130,7 @@ class RestClient:
 
     # --- the wire ---
 
-    async def _exchange(self, method: str, url: str, data: bytes | None, headers: Mapping[str, str]) -> RestAnswer:
+    async def _exchange(self, method: str, url: str, data: bytes | None, headers: Mapping[str, str]) -> RestResponse:
         import httpx2
 
         client = self._client()
@@ -141,7 +141,7 @@ class RestClient:
                     body += piece
                     if len(body) > _ANSWER_BYTES_MAX:
                         raise errors.UnexpectedAnswer(f"{self.base} answers with more than {_ANSWER_BYTES_MAX} bytes")
-                return RestAnswer(response.status_code, bytes(body), response.headers.get(HEADER))
+                return RestResponse(response.status_code, bytes(body), response.headers.get(HEADER))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise errors.StorageUnavailable(
                 f"{self.base} cannot be reached: {_words(error)}",

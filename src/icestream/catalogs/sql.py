@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from icestream import errors, limits
-from icestream.catalogs.pointers import Pointer
+from icestream.catalogs.pointer_catalog import TablePointer
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.table_metadata import TableMetadata
 
@@ -134,13 +134,13 @@ class SqlPointers:
         )
         return [Identifier(namespace, str(row[0])) for row in rows]
 
-    async def find(self, identifier: Identifier) -> Pointer:
+    async def find(self, identifier: Identifier) -> TablePointer:
         rows = await self._rows(
             f"SELECT metadata_location FROM iceberg_tables WHERE {_NAME} AND {{is_table}}", self._named(identifier)
         )
         if not rows or rows[0][0] is None:
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
-        return Pointer(str(rows[0][0]))
+        return TablePointer(str(rows[0][0]))
 
     async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
         await self._changed(
@@ -151,7 +151,7 @@ class SqlPointers:
             str(identifier),
         )
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool:
+    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata) -> bool:
         return await self._changed(
             "UPDATE iceberg_tables SET metadata_location = %s, previous_metadata_location = %s "
             f"WHERE {_NAME} AND metadata_location = %s",

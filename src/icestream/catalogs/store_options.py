@@ -3,7 +3,7 @@
 settings      ours (`storage.iceberg_config.object_store`)
 object_store  obstore's keys, for our own reads and writes
 file_io       the properties of Iceberg's FileIO, which PyIceberg, Java, Spark and every other engine understand: what
-              clients of the catalog are told (`told`), and the secrets (`keys`)
+              clients of the catalog are told (`public_file_io`), and the secrets (`secret_file_io`)
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydantic import SecretStr
 from icestream import limits
 from icestream.settings.lake import ObjectStore
 
-Kind = Literal["s3", "gcs", "azure", "local", "memory"]
-SCHEMES: dict[str, Kind] = {
+StoreKind = Literal["s3", "gcs", "azure", "local", "memory"]
+SCHEMES: dict[str, StoreKind] = {
     "s3": "s3",
     "s3a": "s3",
     "s3n": "s3",
@@ -34,7 +34,7 @@ SCHEMES: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class StoreOptions:
-    kind: Kind = "local"
+    kind: StoreKind = "local"
     bucket: str | None = None
     region: str | None = None
     endpoint: str | None = None
@@ -71,7 +71,7 @@ def revealed(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
-def object_store(options: StoreOptions, kind: Kind) -> dict[str, Any]:
+def obstore_config(options: StoreOptions, kind: StoreKind) -> dict[str, Any]:
     """For a bucket of that kind; what another kind needs is left out."""
     match kind:
         case "s3":
@@ -100,7 +100,7 @@ def object_store(options: StoreOptions, kind: Kind) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def told(options: StoreOptions) -> dict[str, str]:
+def public_file_io(options: StoreOptions) -> dict[str, str]:
     """What every client of a catalog may know: where the files are, and how they are asked for."""
     match options.kind:
         case "s3":
@@ -136,7 +136,7 @@ def _azure_endpoint(options: StoreOptions) -> dict[str, str | None]:
     }
 
 
-def keys(options: StoreOptions) -> dict[str, str]:
+def secret_file_io(options: StoreOptions) -> dict[str, str]:
     """The secrets of the settings. Those that a role is assumed with are the role's business, and stay here."""
     match options.kind:
         case "s3" if options.role_arn is None:
@@ -158,7 +158,7 @@ def keys(options: StoreOptions) -> dict[str, str]:
 
 def file_io(options: StoreOptions) -> dict[str, str]:
     """Secrets included: for engines that we start, never for people."""
-    found = told(options) | keys(options)
+    found = public_file_io(options) | secret_file_io(options)
     if options.kind == "s3" and options.role_arn is not None:
         found |= {
             "s3.role-arn": options.role_arn,

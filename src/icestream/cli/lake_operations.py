@@ -186,8 +186,10 @@ def drop(
     if settings.catalog_embedded:
         try:
             LakeApi(settings).post("drop", **_given(table), purge=purge, force=force)
-        except errors.TopicTable as error:
-            raise errors.TopicTable(error.message, hint="`icestream lake detach` parts them, or say --force") from None
+        except errors.TopicTableConflict as error:
+            raise errors.TopicTableConflict(
+                error.message, hint="`icestream lake detach` parts them, or say --force"
+            ) from None
     else:
         try:
             ask_catalog(settings, lambda catalog: catalog.drop(wanted, purge))

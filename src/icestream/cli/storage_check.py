@@ -29,12 +29,12 @@ def storage(settings: Settings) -> Iterator[Finding]:
 
 
 async def _catalog(settings: Settings) -> Finding:
-    from icestream.catalogs.caller import Patience
     from icestream.catalogs.factory import open_catalog
+    from icestream.catalogs.storage_caller import CallTimeouts
 
     catalog = settings.catalog
     try:
-        found = open_catalog(settings, waits=Patience(catalog.request_timeout_ms / 1000, attempts_max=1))
+        found = open_catalog(settings, waits=CallTimeouts(catalog.request_timeout_ms / 1000, attempts_max=1))
         try:
             namespaces = await found.list_namespaces()
         finally:
@@ -49,12 +49,12 @@ async def _catalog(settings: Settings) -> Finding:
 
 
 async def _object_store(settings: Settings) -> Finding:
-    from icestream.catalogs.caller import Patience
     from icestream.catalogs.factory import open_objects
+    from icestream.catalogs.storage_caller import CallTimeouts
 
     store = settings.storage.iceberg_config.object_store
     try:
-        objects = open_objects(settings, waits=Patience(store.request_timeout_ms / 1000, attempts_max=1))
+        objects = open_objects(settings, waits=CallTimeouts(store.request_timeout_ms / 1000, attempts_max=1))
         await objects.exists(_PROBE)
     except errors.IcestreamError as error:
         return _problem("object store", error)

@@ -11,7 +11,7 @@ from icestream import errors, limits
 from icestream.cli.broker import Target
 
 if TYPE_CHECKING:
-    from icestream.catalogs.catalog import TableCatalog
+    from icestream.catalogs.table_catalog import TableCatalog
     from icestream.iceberg.identifier import Namespace
     from icestream.settings import Settings
 
@@ -37,12 +37,12 @@ def catalog_settings(target: Target, *, needs_node: bool = False) -> Settings:
 
 def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable[Answer]]) -> Answer:
     """Opens, asks, leaves. Raises ConnectionLost where the node's own catalog is not there."""
-    from icestream.catalogs.caller import Patience
     from icestream.catalogs.factory import open_catalog
+    from icestream.catalogs.storage_caller import CallTimeouts
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.told_settings import instance_of
 
-    waits = Patience(settings.catalog.request_timeout_ms / 1000, 1 if settings.catalog_embedded else ATTEMPTS_MAX)
+    waits = CallTimeouts(settings.catalog.request_timeout_ms / 1000, 1 if settings.catalog_embedded else ATTEMPTS_MAX)
 
     async def asked() -> Answer:
         catalog = open_catalog(settings, waits=waits, instance=lambda: instance_of(settings))

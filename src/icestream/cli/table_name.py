@@ -75,12 +75,12 @@ def table_named(text: str, target: Target) -> str:
 
 def _table_of_topic(topic: str, settings: Settings) -> tuple[str, ...] | None:
     """Our own catalog knows it; elsewhere the table has the name that the pipeline gives it."""
-    from icestream.catalogs.table_name import fixed_namespace, table_of
+    from icestream.catalogs.topic_table_name import fixed_namespace, table_for_topic
     from icestream.cli.lake_http import LakeApi
     from icestream.model.topic_name import TopicName
 
     if not settings.catalog_embedded:
-        table = table_of(TopicName.parse(topic), fixed_namespace(settings))
+        table = table_for_topic(TopicName.parse(topic), fixed_namespace(settings))
         return (*table.namespace, table.name)
     known = LakeApi(settings).get("topics", topic=topic)["table"]
     return (*known["namespace"], known["table"]) if known is not None else None

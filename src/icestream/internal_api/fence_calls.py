@@ -1,5 +1,5 @@
 """What processes of this node ask and tell of the fence of a warehouse in an object store: methods of a CALL that only
-the local socket offers (catalogs/fence_record.py).
+the local socket offers (catalogs/warehouse_fence_record.py).
 
 method          arguments                                  result
 fence_terms                                                cluster, superseded: ids; an empty cluster: there is no fence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from icestream.catalogs.fence_record import FenceReport, FenceTerms
+from icestream.catalogs.warehouse_fence_record import FenceReport, FenceTerms
 from icestream.frontends.native.public_calls import Call, Document, arguments_of
 
 if TYPE_CHECKING:

@@ -22,17 +22,17 @@ import msgspec
 
 from icestream import errors
 from icestream.catalog.mover import LOOK_FIRST
-from icestream.catalog.topic import adopt, bind, envelope, recreate, rewind
-from icestream.catalog.topic.binding import Base, Binding
-from icestream.catalog.topic.commit import State
-from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
-from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
-from icestream.catalog.topic.removal import Progress
-from icestream.catalog.topic.run import Run, Runs
-from icestream.catalogs import table_name
-from icestream.catalogs.catalog import Conflict, TableCatalog, TableChange, Unknown
+from icestream.catalog.topic_rules import adopt, bind, recreate, rewind, topic_schema
+from icestream.catalog.topic_rules.binding import AdoptionBase, Binding
+from icestream.catalog.topic_rules.commit_rules import TableState
+from icestream.catalog.topic_rules.offset_run import OffsetRun, OffsetRuns
+from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog
+from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable, Rebinding
+from icestream.catalog.topic_rules.removal import TopicProgress
+from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
-from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
+from icestream.catalogs.mirror import MIRRORS, ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalogs.table_catalog import CommitRefused, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier, join_levels
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -55,11 +55,11 @@ class Known(NamedTuple):
 
     log: TopicLog
     entry: Entry | None
-    mirror: Mirror | None
+    mirror: ForeignTableRecord | None
 
     @property
-    def former(self) -> Former:
-        return NO_FORMER if self.mirror is None else Former(self.mirror.committed, 0)
+    def former(self) -> FormerTable:
+        return NO_FORMER_TABLE if self.mirror is None else FormerTable(self.mirror.committed, 0)
 
 
 class ForeignOperations:
@@ -88,13 +88,15 @@ class ForeignOperations:
 
     async def bind(
         self, table: Identifier, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
-    ) -> Consequence:
+    ) -> OperationPreview:
         known = await self._known(ask_log)
         found = await self._free(table, known)
-        made = bind.begin(State(found, "", None, ()), known.log, known.former, _given(consents, is_dry), self._now())
+        made = bind.begin(
+            TableState(found, "", None, ()), known.log, known.former, _given(consents, is_dry), self._now()
+        )
         if not is_dry:
             await self._decide(table, known, found.uuid, made, None)
-        return made.consequence
+        return made.preview
 
     async def adopt(
         self,
@@ -103,10 +105,10 @@ class ForeignOperations:
         consents: Collection[Consent],
         positions: Mapping[int, int] | None,
         is_dry: bool,
-    ) -> Consequence:
+    ) -> OperationPreview:
         known = await self._known(ask_log)
         found = await self._free(table, known)
-        given, state = _given(consents, is_dry), State(found, "", None, ())
+        given, state = _given(consents, is_dry), TableState(found, "", None, ())
         made = adopt.adopt(state, known.log, known.former, given, self._now(), positions)
         return await self._settled(table, known, found, made, found.current_snapshot_id, given, is_dry)
 
@@ -117,22 +119,22 @@ class ForeignOperations:
         consents: Collection[Consent],
         snapshot_id: int | None,
         is_dry: bool,
-    ) -> Consequence:
+    ) -> OperationPreview:
         known = await self._known(ask_log)
         if known.mirror is None or known.mirror.is_parted or _named(known.mirror) != table:
-            raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
+            raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
         found = await self._loaded(table)
         if found.uuid != known.mirror.uuid:
-            raise errors.TopicTable(
+            raise errors.TopicTableConflict(
                 f"{table} is another table than the one that was written before",
                 hint="`icestream lake adopt` takes it over, `icestream lake recreate` makes a fresh one",
             )
-        state = State(found, "", _binding(known), known.mirror.base.progress.removals if known.mirror.base else ())
+        state = TableState(found, "", _binding(known), known.mirror.base.progress.removals if known.mirror.base else ())
         given = _given(consents, is_dry)
         made = rewind.rewind(state, known.log, given, self._now(), snapshot_id)
-        if made.outcome.binding is state.binding:
-            return made.consequence  # it stands there already
-        target = made.outcome.table.current_snapshot_id
+        if made.decision.binding is state.binding:
+            return made.preview  # it stands there already
+        target = made.decision.table.current_snapshot_id
         return await self._settled(table, known, found, made, target, given, is_dry)
 
     async def _settled(
@@ -140,14 +142,14 @@ class ForeignOperations:
         table: Identifier,
         known: Known,
         found: TableMetadata,
-        made: Rebound,
+        made: Rebinding,
         target: int | None,
         given: Collection[Consent],
         is_dry: bool,
-    ) -> Consequence:
+    ) -> OperationPreview:
         """`target`: the snapshot at which main stands then. Rows behind what its history says may be any."""
         highest = await highest_offset(self._manifests, found, target)
-        told = _doubted(made.consequence, highest)
+        told = _doubted(made.preview, highest)
         told.check(given)
         if not is_dry:
             if target is not None and target != found.current_snapshot_id:
@@ -158,7 +160,7 @@ class ForeignOperations:
     async def detach(self, table: Identifier) -> None:
         found = await self._holder(table)
         if found is None:
-            raise errors.TopicTable(
+            raise errors.TopicTableConflict(
                 f"{table} belongs to no topic", hint="there is nothing to part: `icestream topic list` shows the topics"
             )
         topic_id, mirror, entry = found
@@ -168,7 +170,7 @@ class ForeignOperations:
 
     async def recreate(
         self, table: Identifier | None, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
-    ) -> tuple[Identifier, Consequence]:
+    ) -> tuple[Identifier, OperationPreview]:
         known = await self._known(ask_log)
         log, had = known.log, known.mirror
         if had is not None and await self._is_there(had):
@@ -177,11 +179,15 @@ class ForeignOperations:
                 hint=f"`icestream lake rewind {join_levels((*had.namespace, had.name))}` goes on with it",
             )
         if table is None:
-            table = table_name.table_of(TopicName.parse(log.topic), self._fixed) if had is None else _named(had)
+            table = (
+                topic_table_name.table_for_topic(TopicName.parse(log.topic), self._fixed)
+                if had is None
+                else _named(had)
+            )
         made = recreate.recreate(log, known.former, _given(consents, is_dry), "file:/", "", self._now())
         if not is_dry:
             await self._decide(table, known, await self._made(table), made, None)
-        return table, made.consequence
+        return table, made.preview
 
     async def _made(self, table: Identifier) -> str | None:
         for depth in range(1, len(table.namespace) + 1):
@@ -189,7 +195,7 @@ class ForeignOperations:
                 await self._catalog.create_namespace(table.namespace[:depth], {})
             except errors.AlreadyExists:
                 continue
-        asked = {"schema": envelope.new_schema(), "properties": {"format-version": "2"}}
+        asked = {"schema": topic_schema.new_schema(), "properties": {"format-version": "2"}}
         try:
             return (await self._catalog.create(table, asked)).uuid
         except errors.AlreadyExists:
@@ -202,13 +208,13 @@ class ForeignOperations:
 
     async def _known(self, ask_log: AskLog) -> Known:
         """The mirror first, then the log: what is committed behind that changes the mirror."""
-        key = mirror_key((await ask_log()).topic_id)
+        key = foreign_table_key((await ask_log()).topic_id)
         entry = await self._store.get(key)
-        return Known(await ask_log(), entry, None if entry is None else decode_mirror(key, entry))
+        return Known(await ask_log(), entry, None if entry is None else decode_foreign_table(key, entry))
 
-    async def _holder(self, table: Identifier) -> tuple[int, Mirror, Entry] | None:
+    async def _holder(self, table: Identifier) -> tuple[int, ForeignTableRecord, Entry] | None:
         for key, entry in await self._store.list_all(MIRRORS):
-            mirror = decode_mirror(key, entry)
+            mirror = decode_foreign_table(key, entry)
             if _named(mirror) == table and not mirror.is_parted:
                 return int(key.removeprefix(MIRRORS)), mirror, entry
         return None
@@ -220,7 +226,7 @@ class ForeignOperations:
             hint = f"`icestream lake tables {join_levels(table.namespace)}` lists those that there are"
             raise errors.UnknownTable(error.message, hint=hint) from None
 
-    async def _is_there(self, mirror: Mirror) -> bool:
+    async def _is_there(self, mirror: ForeignTableRecord) -> bool:
         """The table that a topic has, by what it noted; another one under its name is not it."""
         if mirror.is_parted:
             return False
@@ -262,9 +268,9 @@ class ForeignOperations:
             "snapshot-id": target,
         }
         outcome = await self._catalog.commit(table, TableChange(requirements, [point]))
-        if isinstance(outcome, Unknown):
+        if isinstance(outcome, CommitUnknown):
             raise errors.OutcomeUnknown(f"main may have been moved to {target}: {outcome.reason}", hint=LOOK_FIRST)
-        if isinstance(outcome, Conflict):
+        if isinstance(outcome, CommitRefused):
             raise errors.CommitConflict(f"{table} was changed meanwhile: {outcome.reason}", hint="try again")
 
     async def _decide(
@@ -272,14 +278,14 @@ class ForeignOperations:
         table: Identifier,
         known: Known,
         uuid: str | None,
-        made: Rebound,
+        made: Rebinding,
         snapshot_id: int | None,
         rows_up_to: int = -1,
     ) -> None:
-        binding = made.outcome.binding
+        binding = made.decision.binding
         assert binding is not None
-        said = Base(snapshot_id or 0, Progress(binding.committed(), made.outcome.removals))
-        mirror = Mirror(
+        said = AdoptionBase(snapshot_id or 0, TopicProgress(binding.committed(), made.decision.removals))
+        mirror = ForeignTableRecord(
             [*table.namespace],
             table.name,
             uuid or "",
@@ -288,12 +294,12 @@ class ForeignOperations:
             known.log.topic,
             said,
             rows_up_to,
-            removals=made.outcome.removals,
+            removals=made.decision.removals,
         )
         await self._write(known.log.topic_id, known.entry, mirror)
 
-    async def _write(self, topic_id: int, entry: Entry | None, mirror: Mirror) -> None:
-        key = mirror_key(topic_id)
+    async def _write(self, topic_id: int, entry: Entry | None, mirror: ForeignTableRecord) -> None:
+        key = foreign_table_key(topic_id)
         before: cmd.Compare = cmd.Absent(key) if entry is None else cmd.AtRevision(key, entry.mod_revision)
         if not (await self._store.txn([before], [cmd.Put(key, msgspec.json.encode(mirror))])).held:
             raise errors.CommitConflict("the pipeline or somebody else decided about the topic's table", hint=AGAIN)
@@ -307,7 +313,7 @@ def _given(consents: Collection[Consent], is_dry: bool) -> Collection[Consent]:
     return _ALL if is_dry else consents
 
 
-def _named(mirror: Mirror) -> Identifier:
+def _named(mirror: ForeignTableRecord) -> Identifier:
     return Identifier(tuple(mirror.namespace), mirror.name)
 
 
@@ -315,17 +321,17 @@ def _binding(known: Known) -> Binding:
     """The mirror in the words of our own catalog. A base without a snapshot says nothing about those since."""
     mirror, log = known.mirror, known.log
     assert mirror is not None
-    runs: dict[int, Runs] = {
-        shard: (Run(log.shards[shard].epoch if shard in log.shards else 0, 0, end),)
+    runs: dict[int, OffsetRuns] = {
+        shard: (OffsetRun(log.shards[shard].epoch if shard in log.shards else 0, 0, end),)
         for shard, end in mirror.committed.items()
     }
     base = mirror.base if mirror.base is not None and mirror.base.snapshot_id else None
     return Binding(log.topic, log.topic_id, runs, base=base, is_rewound=True)
 
 
-def _doubted(told: Consequence, highest: int | None) -> Consequence:
+def _doubted(told: OperationPreview, highest: int | None) -> OperationPreview:
     """Rows behind what the history says: the pipeline would write these offsets again."""
-    held = max((fate.held for fate in told.fates), default=0)
+    held = max((fate.held for fate in told.shards), default=0)
     if highest is None or highest < held or told.doubts:
         return told
     return told._replace(doubts=(f"main has a row of offset {highest}, and its history knows those below {held}",))

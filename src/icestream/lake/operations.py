@@ -1,6 +1,6 @@
 """What an operator does to the tables of topics, wherever they are: `/api/v1/lake` asks for it in one way.
 
-OwnOperations       the catalog is ours: one transaction each, beside the table's pointer (catalog/calls/topics.py)
+OwnOperations       the catalog is ours: one transaction each (catalog/operations/topic_operations.py)
 ForeignOperations   it is another one: the same decisions, in the mirror that the pipeline keeps of a topic's table
                     (foreign_operations.py)
 """
@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
-from icestream.catalogs import table_name
+from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog
+from icestream.catalogs import topic_table_name
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.lake.unknown_table import looking_for
 from icestream.model.topic_name import TopicName
@@ -34,7 +34,7 @@ class Operations(Protocol):
 
     async def bind(
         self, table: Identifier, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
-    ) -> Consequence: ...
+    ) -> OperationPreview: ...
 
     async def adopt(
         self,
@@ -43,7 +43,7 @@ class Operations(Protocol):
         consents: Collection[Consent],
         positions: Mapping[int, int] | None,
         is_dry: bool,
-    ) -> Consequence: ...
+    ) -> OperationPreview: ...
 
     async def rewind(
         self,
@@ -52,15 +52,15 @@ class Operations(Protocol):
         consents: Collection[Consent],
         snapshot_id: int | None,
         is_dry: bool,
-    ) -> Consequence: ...
+    ) -> OperationPreview: ...
 
     async def recreate(
         self, table: Identifier | None, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
-    ) -> tuple[Identifier, Consequence]:
+    ) -> tuple[Identifier, OperationPreview]:
         """`table`: None: as it was called, else as its topic is."""
 
     async def detach(self, table: Identifier) -> None:
-        """Raises TopicTable for a table of no topic."""
+        """Raises TopicTableConflict for a table of no topic."""
 
 
 class OwnOperations:
@@ -76,10 +76,10 @@ class OwnOperations:
 
     async def bind(
         self, table: Identifier, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
-    ) -> Consequence:
+    ) -> OperationPreview:
         log = await ask_log()
         async with looking_for(self._catalog, table):
-            return (await self._catalog.topics.begin(table, log, consents, is_dry)).consequence
+            return (await self._catalog.topics.begin(table, log, consents, is_dry)).preview
 
     async def adopt(
         self,
@@ -88,10 +88,10 @@ class OwnOperations:
         consents: Collection[Consent],
         positions: Mapping[int, int] | None,
         is_dry: bool,
-    ) -> Consequence:
+    ) -> OperationPreview:
         log = await ask_log()
         async with looking_for(self._catalog, table):
-            return (await self._catalog.topics.adopt(table, log, consents, positions, is_dry)).consequence
+            return (await self._catalog.topics.adopt(table, log, consents, positions, is_dry)).preview
 
     async def rewind(
         self,
@@ -100,19 +100,19 @@ class OwnOperations:
         consents: Collection[Consent],
         snapshot_id: int | None,
         is_dry: bool,
-    ) -> Consequence:
+    ) -> OperationPreview:
         log = await ask_log()
-        return (await self._catalog.topics.rewind(table, log, consents, snapshot_id, is_dry)).consequence
+        return (await self._catalog.topics.rewind(table, log, consents, snapshot_id, is_dry)).preview
 
     async def recreate(
         self, table: Identifier | None, ask_log: AskLog, consents: Collection[Consent], is_dry: bool
-    ) -> tuple[Identifier, Consequence]:
+    ) -> tuple[Identifier, OperationPreview]:
         log = await ask_log()
         table = table or await self._name_for(log)
         if not is_dry:
-            (await self._catalog.topics.recreate(log, table, is_dry=True)).consequence.check(consents)
+            (await self._catalog.topics.recreate(log, table, is_dry=True)).preview.check(consents)
             await self._with_namespace(table)
-        return table, (await self._catalog.topics.recreate(log, table, consents, is_dry)).consequence
+        return table, (await self._catalog.topics.recreate(log, table, consents, is_dry)).preview
 
     async def detach(self, table: Identifier) -> None:
         async with looking_for(self._catalog, table):
@@ -123,7 +123,7 @@ class OwnOperations:
             return table
         if (parted := await self._catalog.topics.parted(log.topic_id)) is not None:
             return identifier(check_namespace(parted.namespace), parted.name)
-        return table_name.table_of(TopicName.parse(log.topic), self._fixed)
+        return topic_table_name.table_for_topic(TopicName.parse(log.topic), self._fixed)
 
     async def _with_namespace(self, table: Identifier) -> None:
         for depth in range(1, len(table.namespace) + 1):

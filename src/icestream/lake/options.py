@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icestream import limits
 from icestream.catalogs.store_options import StoreOptions
-from icestream.catalogs.table_name import fixed_namespace
+from icestream.catalogs.topic_table_name import fixed_namespace
 from icestream.readers.cache_options import CacheOptions
 
 if TYPE_CHECKING:

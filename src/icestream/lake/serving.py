@@ -19,10 +19,10 @@ import uvicorn
 from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import read_tokens
-from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.factory import open_catalog, open_files
-from icestream.catalogs.fence_record import is_object_location, object_warehouse_of
-from icestream.catalogs.object_fence import guard_files
+from icestream.catalogs.table_catalog import TableCatalog
+from icestream.catalogs.warehouse_fence import guard_files
+from icestream.catalogs.warehouse_fence_record import is_object_location, object_warehouse_of
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
 from icestream.iceberg.log_disk import LogDiskMonitor
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -114,7 +114,7 @@ async def _serve(
         catalog = built_catalog(keeper, options, files)
         manifests = ManifestReader(files, aside)
         if catalog is not None:
-            tasks.append(asyncio.create_task(catalog.upkeep(manifests).run()))
+            tasks.append(asyncio.create_task(catalog.cleanup(manifests).run()))
             scans = Scans(_own_tables(catalog, manifests), files, options.cache)
             operations = OwnOperations(catalog, fixed)
         elif options.elsewhere:

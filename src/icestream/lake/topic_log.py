@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from icestream.catalog.topic.consequence import Consent, Consequence, ShardLog, TopicLog
+from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, ShardLog, TopicLog
 from icestream.lake.broker import BrokerCalls
 from icestream.lake.operations import AskLog
 
-Decide = Callable[[AskLog, bool], Awaitable[Consequence]]
+Decide = Callable[[AskLog, bool], Awaitable[OperationPreview]]
 
 
 async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
@@ -34,7 +34,7 @@ async def topic_log(broker: BrokerCalls, topic: str) -> TopicLog:
 
 async def decided(
     broker: BrokerCalls, topic: str, consents: Collection[Consent], is_dry: bool, decide: Decide
-) -> Consequence:
+) -> OperationPreview:
     """`decide`: the operation, by a log, as a dry run or not."""
     told = await decide(lambda: topic_log(broker, topic), True)
     if is_dry:
@@ -46,9 +46,9 @@ async def decided(
     return told
 
 
-async def _reopened(broker: BrokerCalls, topic: str, told: Consequence) -> dict[int, int]:
+async def _reopened(broker: BrokerCalls, topic: str, told: OperationPreview) -> dict[int, int]:
     topic_id = (await topic_log(broker, topic)).topic_id
-    positions = [[topic_id, fate.shard, fate.goes_on_at] for fate in told.fates]
+    positions = [[topic_id, fate.shard, fate.goes_on_at] for fate in told.shards]
     found = await broker("pipeline_reopen", positions=positions)
     return {shard: floor for _, shard, floor in found["floors"]}
 

@@ -12,9 +12,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from icestream.catalog.topic.binding import Binding
-from icestream.catalog.topic.removal import Removals
-from icestream.catalog.topic.run import Runs
+from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.offset_run import OffsetRuns
+from icestream.catalog.topic_rules.removal import Removals
 from icestream.model.shard import GapState
 
 
@@ -76,7 +76,7 @@ def _known(shard: int, binding: Binding, removals: Removals) -> list[Absence]:
     return sorted([*removed, *_outside_of_runs(binding.runs.get(shard, ()))], key=lambda one: not one.is_exact)
 
 
-def _outside_of_runs(runs: Runs) -> list[Absence]:
+def _outside_of_runs(runs: OffsetRuns) -> list[Absence]:
     found = [
         Absence(one.next, after.start, Cause.TAKEN_OVER, f"of an owner before epoch {after.epoch}")
         for one, after in pairwise(runs)

@@ -9,7 +9,7 @@ Such a catalog tells nobody of a change, so there are two sources of news (docs/
                      handed out for as long
 
 How far a table has come is the further of what the mirror says and what main's own snapshots say: the mirror may lag,
-and main may have been rolled back. What main lacks follows from its history (catalog/topic/standing.py).
+and main may have been rolled back. What main lacks follows from its history (catalog/topic_rules/snapshot_progress.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import asyncio
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.records import TableRecord
+from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.snapshot_map import SnapshotMap
-from icestream.catalog.topic.binding import Base, Binding
-from icestream.catalog.topic.run import Run, Runs
-from icestream.catalog.topic.snapshot_mark import Mark
-from icestream.catalog.topic.standing import lacking, main_standing
-from icestream.catalogs.catalog import LoadedTable, TableCatalog
-from icestream.catalogs.mirror import MIRRORS, Mirror, decode_mirror, mirror_key
+from icestream.catalog.topic_rules.binding import AdoptionBase, Binding
+from icestream.catalog.topic_rules.offset_run import OffsetRun, OffsetRuns
+from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
+from icestream.catalog.topic_rules.snapshot_progress import main_progress, missing_from_main
+from icestream.catalogs.mirror import MIRRORS, ForeignTableRecord, decode_foreign_table, foreign_table_key
 from icestream.catalogs.mirror_anchor import anchor
+from icestream.catalogs.table_catalog import LoadedTable, TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_metadata import TableMetadata
@@ -74,7 +74,7 @@ class ForeignTables:
         return items, found[-1][0].removeprefix(MIRRORS) if len(found) == limit else None
 
     async def parted_of(self, topic_id: int) -> PartedTopic | None:
-        key = mirror_key(topic_id)
+        key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
         found = None if entry is None else _listed(key, entry)
         return found if isinstance(found, PartedTopic) else None
@@ -83,7 +83,7 @@ class ForeignTables:
         self._wanted.set()
         return self._believed(topic_id) or await self._in_turn(topic_id, self._clock.monotonic_ns())
 
-    async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
+    async def mark(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
         return await self._marks.find(topic_id, snapshot_id)
 
     async def fresh(self, topic_id: int) -> TableView | None:
@@ -116,11 +116,11 @@ class ForeignTables:
         began_ns = self._clock.monotonic_ns()
         before = self._known.pop(topic_id, None)
         self._moved.discard(topic_id)
-        key = mirror_key(topic_id)
+        key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
         if entry is None:
             return None
-        mirror = decode_mirror(key, entry)
+        mirror = decode_foreign_table(key, entry)
         if mirror.is_parted:
             return None
         identifier = Identifier(tuple(mirror.namespace), mirror.name)
@@ -133,7 +133,7 @@ class ForeignTables:
         return view
 
     async def _recorded(
-        self, topic_id: int, mirror: Mirror, identifier: Identifier
+        self, topic_id: int, mirror: ForeignTableRecord, identifier: Identifier
     ) -> tuple[TableMetadata, TableRecord]:
         try:
             loaded = await self._catalog.load(identifier)
@@ -144,10 +144,10 @@ class ForeignTables:
         table = tables.load(loaded.metadata)
         base = anchor(table, topic_id, mirror)
         committed = _committed(table, topic_id, mirror, base)
-        runs: dict[int, Runs] = {shard: (Run(0, 0, end),) for shard, end in committed.items()}
+        runs: dict[int, OffsetRuns] = {shard: (OffsetRun(0, 0, end),) for shard, end in committed.items()}
         binding = Binding(_topic(topic_id, mirror), topic_id, runs, base=base)
         where = _version(loaded, table)
-        return table, TableRecord(mirror.uuid, where, 0, binding, lacking(table, topic_id, committed, base))
+        return table, TableRecord(mirror.uuid, where, 0, binding, missing_from_main(table, topic_id, committed, base))
 
     def _keep(self, topic_id: int, known: _Known) -> None:
         while len(self._known) >= limits.SCAN_VIEWS_MAX:
@@ -193,7 +193,7 @@ class ForeignTables:
 def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
     topic_id = int(key.removeprefix(MIRRORS))
     try:
-        mirror = decode_mirror(key, entry)
+        mirror = decode_foreign_table(key, entry)
     except errors.MetadataDamaged as error:
         return BoundTopic("?", topic_id, str(error))
     if not mirror.is_parted:
@@ -202,12 +202,14 @@ def _listed(key: str, entry: Entry) -> BoundTopic | PartedTopic:
     return PartedTopic(_topic(topic_id, mirror), topic_id, str(table), mirror.committed)
 
 
-def _topic(topic_id: int, mirror: Mirror) -> str:
+def _topic(topic_id: int, mirror: ForeignTableRecord) -> str:
     return mirror.topic or f"/default/topic-{topic_id}"  # a note of a time when it had no name
 
 
-def _committed(table: TableMetadata, topic_id: int, mirror: Mirror, base: Base | None) -> dict[int, int]:
-    main = main_standing(table, topic_id, base).progress.committed
+def _committed(
+    table: TableMetadata, topic_id: int, mirror: ForeignTableRecord, base: AdoptionBase | None
+) -> dict[int, int]:
+    main = main_progress(table, topic_id, base).progress.committed
     return {
         shard: max(mirror.committed.get(shard, 0), main.get(shard, 0)) for shard in sorted({*mirror.committed, *main})
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from icestream import limits
-from icestream.catalogs.object_files import AnyFiles
+from icestream.catalogs.object_files import SchemeFiles
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import normalize
 from icestream.model.scan import Asked, Scanned
@@ -72,7 +72,7 @@ def opener(files: TableFiles) -> OpenFile:
         place = normalize(location)
         if place.startswith("file:"):
             return pa.OSFile(place.removeprefix("file:"), "rb")
-        assert isinstance(files, AnyFiles)  # only it has anything but local files
+        assert isinstance(files, SchemeFiles)  # only it has anything but local files
         return pa.PythonFile(files.reader(place), "r")
 
     return open_file

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from icestream import errors
-from icestream.catalog.records import TableRecord
-from icestream.catalog.topic.binding import Binding
-from icestream.catalog.topic.standing import standing
+from icestream.catalog.catalog_records import TableRecord
+from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.readers.data_files import DataFile, SnapshotFiles, table_columns
@@ -75,7 +75,7 @@ class TableView:
         has no such snapshot, or none any more."""
         if self.table.snapshots.find(snapshot_id) is None:
             return None
-        found = standing(self.table, snapshot_id, self.binding.topic_id, self.binding.base)
+        found = snapshot_progress(self.table, snapshot_id, self.binding.topic_id, self.binding.base)
         if not found.is_known:
             raise errors.InvalidInput(
                 f"what snapshot {snapshot_id} of table {self.identifier} holds is not known any more",

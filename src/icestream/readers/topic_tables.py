@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 
 from icestream import errors, limits
-from icestream.catalog import keys, records
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.records import BoundRecord, PartedRecord
+from icestream.catalog.catalog_records import BoundRecord, DetachedRecord
 from icestream.catalog.snapshot_map import SnapshotMap
-from icestream.catalog.topic.snapshot_mark import Mark
+from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.entry import Entry
@@ -45,17 +45,17 @@ class TopicTables:
     # --- asking ---
 
     async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:
-        found = await self._catalog.store.list(keys.BOUND, keys.BOUND + after if after else "", limit)
+        found = await self._catalog.store.list(catalog_keys.BOUND, catalog_keys.BOUND + after if after else "", limit)
         items = [_bound(key, entry) for key, entry in found]
-        return items, found[-1][0].removeprefix(keys.BOUND) if len(found) == limit else None
+        return items, found[-1][0].removeprefix(catalog_keys.BOUND) if len(found) == limit else None
 
     async def parted(self, after: str, limit: int) -> tuple[list[PartedTopic], str | None]:
-        found = await self._catalog.store.list(keys.PARTED, keys.PARTED + after if after else "", limit)
+        found = await self._catalog.store.list(catalog_keys.PARTED, catalog_keys.PARTED + after if after else "", limit)
         items = [_parted(key, entry) for key, entry in found]
-        return items, found[-1][0].removeprefix(keys.PARTED) if len(found) == limit else None
+        return items, found[-1][0].removeprefix(catalog_keys.PARTED) if len(found) == limit else None
 
     async def parted_of(self, topic_id: int) -> PartedTopic | None:
-        key = keys.parted_key(topic_id)
+        key = catalog_keys.parted_key(topic_id)
         entry = await self._catalog.store.get(key)
         return None if entry is None else _parted(key, entry)
 
@@ -65,7 +65,7 @@ class TopicTables:
         found = self._views.get(topic_id) if self._is_watched else None
         return found or await self.fresh(topic_id)
 
-    async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
+    async def mark(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
         return await self._marks.find(topic_id, snapshot_id)
 
     async def fresh(self, topic_id: int) -> TableView | None:
@@ -73,7 +73,7 @@ class TopicTables:
         if identifier is None:
             self.forget(topic_id)
             return None
-        key = keys.relation_key(identifier)
+        key = catalog_keys.relation_key(identifier)
         before = self._changed.get(key, 0)
         found = await self._load(topic_id, identifier)
         self.forget(topic_id)
@@ -101,7 +101,7 @@ class TopicTables:
     def forget(self, topic_id: int) -> None:
         view = self._views.pop(topic_id, None)
         if view is not None:
-            self._by_key.pop(keys.relation_key(view.identifier), None)
+            self._by_key.pop(catalog_keys.relation_key(view.identifier), None)
 
     # --- the watch ---
 
@@ -121,7 +121,7 @@ class TopicTables:
 
     async def _watch(self) -> None:
         store = self._catalog.store
-        changes = store.watch(keys.ROOT, await store.revision())
+        changes = store.watch(catalog_keys.ROOT, await store.revision())
         self._views.clear()
         self._is_watched = True
         async for change in changes:
@@ -133,7 +133,7 @@ class TopicTables:
                 self._told(event.key)
 
     def _told(self, key: str) -> None:
-        if key.startswith(keys.RELATIONS):
+        if key.startswith(catalog_keys.RELATIONS):
             if len(self._changed) >= limits.SCAN_VIEWS_MAX and key not in self._changed:
                 self._changed.clear()
                 self._views.clear()
@@ -141,22 +141,22 @@ class TopicTables:
             self._changed[key] = self._changed.get(key, 0) + 1
             if key in self._by_key:
                 self.forget(self._by_key[key])
-        elif key.startswith(keys.TOPICS):
-            self.forget(int(key.removeprefix(keys.TOPICS)))
+        elif key.startswith(catalog_keys.TOPICS):
+            self.forget(int(key.removeprefix(catalog_keys.TOPICS)))
 
 
 def _bound(key: str, entry: Entry) -> BoundTopic:
     try:
-        found = records.decode(BoundRecord, key, entry)
+        found = catalog_records.decode(BoundRecord, key, entry)
     except errors.MetadataDamaged as error:
         return BoundTopic("?", 0, str(error))
     return BoundTopic(found.topic, found.topic_id)
 
 
 def _parted(key: str, entry: Entry) -> PartedTopic:
-    topic_id = int(key.removeprefix(keys.PARTED))
+    topic_id = int(key.removeprefix(catalog_keys.PARTED))
     try:
-        found = records.decode(PartedRecord, key, entry)
+        found = catalog_records.decode(DetachedRecord, key, entry)
     except errors.MetadataDamaged as error:
         return PartedTopic("?", topic_id, "?", {}, str(error))
     table = Identifier(tuple(found.namespace), found.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from icestream.catalog.topic.snapshot_mark import Mark
+from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.readers.table_view import TableView
 
 
@@ -33,7 +33,7 @@ class TopicViews(Protocol):
     async def fresh(self, topic_id: int) -> TableView | None:
         """As it is now, whatever that costs."""
 
-    async def mark(self, topic_id: int, snapshot_id: int) -> Mark | None:
+    async def mark(self, topic_id: int, snapshot_id: int) -> SnapshotMark | None:
         """What a snapshot held that is in the table no more. None: nobody knows it, or any more."""
 
     async def bound(self, after: str, limit: int) -> tuple[list[BoundTopic], str | None]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from icestream import errors, limits
-from icestream.catalogs import fence_record
-from icestream.catalogs.fence_record import FenceReport, FenceTerms
+from icestream.catalogs import warehouse_fence_record
+from icestream.catalogs.warehouse_fence_record import FenceReport, FenceTerms
 from icestream.cluster.members import SUPERSEDED_CLUSTERS
 from icestream.metadata.node_store import NodeStore
 from icestream.observability.health import Check
@@ -52,7 +52,7 @@ class ObjectFenceMonitor:
             return
         self._last = report
         if report.successor:
-            error = fence_record.replaced_error(report, self._warehouse, [str(self._note)])
+            error = warehouse_fence_record.replaced_error(report, self._warehouse, [str(self._note)])
             try:
                 await asyncio.to_thread(_write_note, self._note, report)
             finally:
@@ -70,13 +70,13 @@ class ObjectFenceMonitor:
             reason = f"the fence of {self._warehouse} cannot be read: {last.failure}"
             return Check("fence", False, reason, is_needed=False)
         if last.successor:
-            return Check("fence", False, fence_record.replaced_error(last, self._warehouse).message)
+            return Check("fence", False, warehouse_fence_record.replaced_error(last, self._warehouse).message)
         return Check("fence", True, f"cluster {self._cluster[:8]} may use {self._warehouse}", is_needed=False)
 
 
 def open_fence_monitor(settings: Settings, store: NodeStore, clock: Clock) -> ObjectFenceMonitor | None:
     """None where the warehouse is not in an object store."""
-    warehouse = fence_record.object_warehouse_of(settings)
+    warehouse = warehouse_fence_record.object_warehouse_of(settings)
     if not warehouse:
         return None
     has_children = settings.lake.managed or settings.pipeline.managed
@@ -91,7 +91,7 @@ def fenced_note_path(settings: Settings) -> Path:
 def check_fenced_note(settings: Settings, store: NodeStore) -> None:
     """Raises ForeignCluster for a node that was fenced off the warehouse when it ran, ConfigurationError for a note
     that cannot be read."""
-    warehouse, path = fence_record.object_warehouse_of(settings), fenced_note_path(settings)
+    warehouse, path = warehouse_fence_record.object_warehouse_of(settings), fenced_note_path(settings)
     if not warehouse:
         return
     try:
@@ -104,7 +104,7 @@ def check_fenced_note(settings: Settings, store: NodeStore) -> None:
             hint="remove it; the fence in the warehouse is looked at again",
         ) from None
     if report.cluster == store.identity.cluster_id.hex():
-        raise fence_record.replaced_error(report, warehouse, [str(path)])
+        raise warehouse_fence_record.replaced_error(report, warehouse, [str(path)])
 
 
 def _write_note(path: Path, report: FenceReport) -> None:

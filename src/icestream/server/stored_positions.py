@@ -19,10 +19,9 @@ from typing import NamedTuple
 from icestream import errors
 from icestream.broker import records
 from icestream.broker.topic_owners import TopicOwners
-from icestream.catalog import keys
-from icestream.catalog import records as catalog_records
-from icestream.catalog.records import TableRecord, decode_relation
-from icestream.catalogs.mirror import MIRRORS, decode_mirror
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import TableRecord, decode_relation
+from icestream.catalogs.mirror import MIRRORS, decode_foreign_table
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -48,7 +47,7 @@ async def stored_positions(store: MetadataStore, neighbours: TopicOwners) -> Sto
         if cursor.topic_id not in others:
             _, shard = parse_shard("/" + "/".join(key.split("/")[-2:]))
             _raise(found, cursor.topic_id, {shard or 0: cursor.end})
-    for prefix in (keys.RELATIONS, MIRRORS):
+    for prefix in (catalog_keys.RELATIONS, MIRRORS):
         for key, entry in await store.list_all(prefix):
             committed = _readable(key, entry)
             if committed is None:
@@ -78,7 +77,7 @@ class CommittedEnds(NamedTuple):
 def committed_ends(key: str, entry: Entry) -> CommittedEnds:
     """By the record of a table. Raises MetadataDamaged."""
     if key.startswith(MIRRORS):
-        return CommittedEnds(int(key.removeprefix(MIRRORS)), decode_mirror(key, entry).committed)
+        return CommittedEnds(int(key.removeprefix(MIRRORS)), decode_foreign_table(key, entry).committed)
     relation = decode_relation(key, entry)
     if isinstance(relation, TableRecord) and relation.binding is not None:
         return CommittedEnds(relation.binding.topic_id, relation.binding.committed())
@@ -88,10 +87,12 @@ def committed_ends(key: str, entry: Entry) -> CommittedEnds:
 async def _tables_of_topics(store: MetadataStore) -> dict[str, int]:
     """Whose the records of tables are, without a look at them."""
     found = {key: int(key.removeprefix(MIRRORS)) for key, _ in await store.list_all(MIRRORS)}
-    for key, entry in await store.list_all(keys.TOPICS):
+    for key, entry in await store.list_all(catalog_keys.TOPICS):
         with contextlib.suppress(errors.MetadataDamaged):
             one = catalog_records.decode(catalog_records.TopicRecord, key, entry)
-            found[keys.relation_key(Identifier(tuple(one.namespace), one.name))] = int(key.removeprefix(keys.TOPICS))
+            found[catalog_keys.relation_key(Identifier(tuple(one.namespace), one.name))] = int(
+                key.removeprefix(catalog_keys.TOPICS)
+            )
     return found
 
 

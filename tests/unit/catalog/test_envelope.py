@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from icestream import errors
-from icestream.catalog.topic import envelope
+from icestream.catalog.topic_rules import topic_schema
 
 PAGE = (Path(__file__).parents[3] / "docs" / "lake.md").read_text(encoding="utf-8")
 
@@ -16,28 +16,28 @@ PAGE = (Path(__file__).parents[3] / "docs" / "lake.md").read_text(encoding="utf-
 def test_the_page_lists_the_columns_that_a_table_must_have() -> None:
     section = PAGE.split("## How a topic gets its table")[1].split("\n## ")[0]
     listed = re.findall(r"^\| `(\w+)` \| `(\w+)[^|]*` \|$", section, re.MULTILINE)
-    fields = envelope.new_schema()["fields"]
+    fields = topic_schema.new_schema()["fields"]
     assert [name for name, _ in listed] == [field["name"] for field in fields]
-    assert dict(listed) == envelope.COLUMNS
+    assert dict(listed) == topic_schema.COLUMNS
 
 
 def test_a_column_beside_the_envelope_must_do_without_values() -> None:
-    schema = envelope.new_schema()
+    schema = topic_schema.new_schema()
     more = {"id": 300, "name": "more", "type": "long", "required": False}
-    envelope.check_bindable({**schema, "fields": [*schema["fields"], more]})
+    topic_schema.check_bindable({**schema, "fields": [*schema["fields"], more]})
     with pytest.raises(errors.InvalidInput, match="column more is required, and no message has it") as refused:
-        envelope.check_bindable({**schema, "fields": [*schema["fields"], {**more, "required": True}]})
+        topic_schema.check_bindable({**schema, "fields": [*schema["fields"], {**more, "required": True}]})
     assert "make it optional" in refused.value.hint
 
 
 @pytest.mark.parametrize("change", ["drop", "type"])
 def test_a_table_that_does_not_fit_is_refused_with_the_way_to_one_that_does(change: str) -> None:
-    schema = envelope.new_schema()
-    envelope.check_bindable(schema)
+    schema = topic_schema.new_schema()
+    topic_schema.check_bindable(schema)
     if change == "drop":
         del schema["fields"][0]
     else:
         schema["fields"][0]["type"] = "string"
     with pytest.raises(errors.InvalidInput, match="column shard") as refused:
-        envelope.check_bindable(schema)
+        topic_schema.check_bindable(schema)
     assert "`icestream lake recreate TOPIC`" in refused.value.hint

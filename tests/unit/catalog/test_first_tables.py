@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog import keys
-from icestream.catalog.calls.topics import NewTable
-from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.catalog import catalog_keys
+from icestream.catalog.operations.topic_operations import NewTopicTable
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
@@ -19,9 +19,9 @@ from tests.support.warehouse import NS, World
 pytestmark = pytest.mark.asyncio
 
 
-def new_tables(count: int, first: int = 0) -> list[NewTable]:
+def new_tables(count: int, first: int = 0) -> list[NewTopicTable]:
     return [
-        NewTable(TopicLog(f"/ns/t{number}", number + 1, {0: ShardLog(3, 7, 50)}), Identifier(NS, f"t{number}"), {})
+        NewTopicTable(TopicLog(f"/ns/t{number}", number + 1, {0: ShardLog(3, 7, 50)}), Identifier(NS, f"t{number}"), {})
         for number in range(first, first + count)
     ]
 
@@ -33,7 +33,7 @@ async def new_world() -> tuple[World, LosingStore]:
     return world, store
 
 
-async def bound(world: World, tables: Sequence[NewTable]) -> list[int]:
+async def bound(world: World, tables: Sequence[NewTopicTable]) -> list[int]:
     """The topics among these that have their table, by what a catalog finds that knows nothing else."""
     catalog = world.another(99)
     found = []
@@ -93,7 +93,7 @@ async def test_no_transaction_of_new_tables_is_too_large() -> None:
         await world.catalog.namespaces.create(namespace, {})
         shards = {shard: ShardLog(2**40, 2**50, 2**50) for shard in range(16)}
         log = TopicLog(f"/{namespace[0]}/{'t' * 120}", one.log.topic_id, shards)
-        wanted.append(NewTable(log, Identifier(namespace, "t" * 120), {}))
+        wanted.append(NewTopicTable(log, Identifier(namespace, "t" * 120), {}))
     assert len(await world.catalog.topics.create_first(wanted)) == limits.NEW_TABLES_MAX
 
 
@@ -112,9 +112,9 @@ async def test_what_stands_in_the_way_of_one_leaves_none(obstacle: str) -> None:
         wanted[5] = wanted[5]._replace(name=wanted[6].name)
     else:
         wanted[5] = wanted[5]._replace(name=Identifier(("nowhere",), "t5"))
-    before = sorted(key for key, _ in await store.list_all(keys.ROOT)), world.metadata_files()
+    before = sorted(key for key, _ in await store.list_all(catalog_keys.ROOT)), world.metadata_files()
     assert await world.catalog.topics.create_first(wanted) == {}
-    assert (sorted(key for key, _ in await store.list_all(keys.ROOT)), world.metadata_files()) == before
+    assert (sorted(key for key, _ in await store.list_all(catalog_keys.ROOT)), world.metadata_files()) == before
 
 
 @pytest.mark.parametrize("how", ["done", "never", "late"])

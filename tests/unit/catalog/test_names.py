@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors, limits
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.iceberg import location, metadata_file
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 
@@ -24,17 +24,19 @@ LEVELS = st.lists(LEVEL, min_size=1, max_size=4)
 @given(LEVELS, LEVELS)
 def test_different_namespaces_never_share_a_key(one: list[str], other: list[str]) -> None:
     first, second = check_namespace(one), check_namespace(other)
-    assert (keys.namespace_key(first) == keys.namespace_key(second)) == (first == second)
-    assert keys.namespace_key(first).startswith(keys.namespaces_in(second)) == (first[:-1] == second)
+    assert (catalog_keys.namespace_key(first) == catalog_keys.namespace_key(second)) == (first == second)
+    assert catalog_keys.namespace_key(first).startswith(catalog_keys.namespaces_in(second)) == (first[:-1] == second)
     table = Identifier(first[:-1], first[-1])
-    assert keys.relation_key(table).startswith(keys.relations_in(second)) == (first[:-1] == second)
+    assert catalog_keys.relation_key(table).startswith(catalog_keys.relations_in(second)) == (first[:-1] == second)
 
 
 @given(LEVELS)
 def test_a_name_comes_back_from_its_key(levels: list[str]) -> None:
-    prefix = keys.namespaces_in(tuple(levels[:-1]))
-    assert keys.last_name(prefix, keys.namespace_key(tuple(levels))) == levels[-1]
-    assert keys.key_after(prefix, keys.page_token(levels[-1])) == keys.namespace_key(tuple(levels))
+    prefix = catalog_keys.namespaces_in(tuple(levels[:-1]))
+    assert catalog_keys.last_name(prefix, catalog_keys.namespace_key(tuple(levels))) == levels[-1]
+    assert catalog_keys.key_after(prefix, catalog_keys.page_token(levels[-1])) == catalog_keys.namespace_key(
+        tuple(levels)
+    )
 
 
 @pytest.mark.parametrize("name", ["", "a\x1fb", "\x00", "\ud800", "x" * (limits.CATALOG_NAME_BYTES_MAX + 1), "é" * 257])
@@ -51,17 +53,17 @@ def test_a_namespace_has_some_levels_and_a_key_is_not_endless() -> None:
             check_namespace(levels)
     long = check_namespace(["x" * 500] * 5)
     with pytest.raises(errors.InvalidInput, match="too long"):
-        keys.namespace_key(long)
+        catalog_keys.namespace_key(long)
     with pytest.raises(errors.InvalidInput, match="too long"):
-        keys.relation_key(Identifier(long, "t"))
+        catalog_keys.relation_key(Identifier(long, "t"))
     assert str(identifier(("a", "b.c"), "t")) == "a.b.c.t"
 
 
 @pytest.mark.parametrize("token", ["?", "a", "_w", "ä", "===="])
 def test_a_token_that_we_did_not_make_is_refused(token: str) -> None:
     with pytest.raises(errors.InvalidInput, match="page token"):
-        keys.key_after("/x:", token)
-    assert keys.key_after("/x:", "") == ""
+        catalog_keys.key_after("/x:", token)
+    assert catalog_keys.key_after("/x:", "") == ""
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.catalog.topic import adopt, bind, recreate, rewind
-from icestream.catalog.topic.binding import Binding
-from icestream.catalog.topic.commit import Outcome, Request, State, judge_commit
-from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
-from icestream.catalog.topic.rebound import NO_FORMER, Former, Rebound
+from icestream.catalog.topic_rules import adopt, bind, recreate, rewind
+from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
+from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable, Rebinding
 from tests.support.table_history import History, Row, rows_of
 from tests.support.tables import FILE, LOCATION, NOW_MS, point, table
 from tests.support.topic_tables import ENVELOPE, LEASE, TOPIC, TOPIC_ID, appending, claim, replacing, settled
@@ -46,9 +46,9 @@ class Operations:
     def __init__(self) -> None:
         self.numbers = 0
         self.logs = [Log() for _ in range(SHARDS)]
-        self.former: Former = NO_FORMER
+        self.former: FormerTable = NO_FORMER_TABLE
         self.history = History()
-        self.state: State | None = None  # None: the topic's table is gone
+        self.state: TableState | None = None  # None: the topic's table is gone
         self.posts: list[tuple[int, tuple[tuple[int, int, int, int], ...]]] = []
         self.done: list[str] = []
         self.picked: set[int] = set()  # snapshots that a cherry-pick made
@@ -122,7 +122,7 @@ class Operations:
     def post(self, number: int, ranges: tuple[tuple[int, int, int, int], ...]) -> None:
         assert self.state is not None
         snapshot_id = self.next_number()
-        request = Request([claim(number, *ranges)], appending(self.state, snapshot_id))
+        request = CommitRequest([claim(number, *ranges)], appending(self.state, snapshot_id))
         try:
             done = judge_commit(self.state, request, LEASE, NOW)
         except errors.RangeRefused:
@@ -135,7 +135,7 @@ class Operations:
             removed = {row for one in self.state.removals for row in rows_of(one)}
             assert set(rows) <= {*self.rows(), *removed}, "told as committed, and gone"
 
-    def settle(self, done: Outcome, snapshot_id: int, rows: list[Row]) -> None:
+    def settle(self, done: CommitDecision, snapshot_id: int, rows: list[Row]) -> None:
         assert self.state is not None
         self.history.parents[snapshot_id] = self.state.table.current_snapshot_id
         self.history.rows[snapshot_id] = rows
@@ -146,8 +146,8 @@ class Operations:
     def foreign(self, *updates: dict[str, Any]) -> bool:
         assert self.state is not None
         try:
-            self.state = settled(judge_commit(self.state, Request((), updates), None, NOW))
-        except errors.TopicTable:
+            self.state = settled(judge_commit(self.state, CommitRequest((), updates), None, NOW))
+        except errors.TopicTableConflict:
             return False
         return True
 
@@ -194,23 +194,23 @@ class Operations:
         """Behind a cherry-pick rows may really come twice: this operator does not agree to that."""
         return CONSENTS[number % 4] - ({Consent.DUPLICATES} if self.picked else set())
 
-    def operate(self, consents: Collection[Consent], decide: Callable[[], Rebound]) -> None:
+    def operate(self, consents: Collection[Consent], decide: Callable[[], Rebinding]) -> None:
         """Nobody who did not agree to it loses anything."""
         before = self.owed()
         try:
             done = decide()
-        except (errors.TopicTable, errors.AlreadyExists):
+        except (errors.TopicTableConflict, errors.AlreadyExists):
             return
-        self.state = settled(done.outcome)
-        self.done.append(done.consequence.operation)
-        assert done.consequence.needed <= set(consents), "done without being asked"
+        self.state = settled(done.decision)
+        self.done.append(done.preview.operation)
+        assert done.preview.needed <= set(consents), "done without being asked"
         if Consent.GAP not in consents:
-            assert not any(fate.missing for fate in done.consequence.fates)
+            assert not any(fate.missing for fate in done.preview.shards)
             assert before <= self.owed(), "lost, and nobody agreed"
 
     def detach(self, _: int, __: int) -> None:
         if self.state is not None and self.binding is not None:
-            self.former = Former(self.binding.committed(), 0)
+            self.former = FormerTable(self.binding.committed(), 0)
             self.state = settled(bind.detach(self.state, NOW))
 
     def drop(self, sure: int, _: int) -> None:
@@ -239,7 +239,7 @@ class Operations:
         """Another table, without rows: the old one is left to itself."""
         if self.state is None or self.binding is not None or sure % 4:
             return
-        empty, consents = State(table(schema=ENVELOPE), FILE), CONSENTS[agreed % 4]
+        empty, consents = TableState(table(schema=ENVELOPE), FILE), CONSENTS[agreed % 4]
         old, self.state = self.state, empty
         self.operate(consents, lambda: bind.begin(empty, self.log, self.former, consents, NOW))
         if self.binding is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog import keys
-from icestream.catalog.topic.commit import Request
+from icestream.catalog import catalog_keys
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
@@ -26,8 +26,8 @@ class AskedStore(MemoryStore):
         return await super().get(key)
 
 
-def setting(name: str, value: str = "x") -> Request:
-    return Request([], [{"action": "set-properties", "updates": {name: value}}])
+def setting(name: str, value: str = "x") -> CommitRequest:
+    return CommitRequest([], [{"action": "set-properties", "updates": {name: value}}])
 
 
 async def world() -> tuple[World, AskedStore]:
@@ -45,7 +45,7 @@ async def test_a_commit_behind_one_of_ours_reads_nothing_and_is_the_same() -> No
         await found.catalog.commits.commit(TABLE, setting(f"n{number}"))
     assert store.reads == 0
     remembered = found.catalog.commits._left[TABLE]
-    assert remembered == await store.get(keys.relation_key(TABLE)), "exactly what the store has"
+    assert remembered == await store.get(catalog_keys.relation_key(TABLE)), "exactly what the store has"
     properties = (await found.another(7).tables.load(TABLE)).table.properties
     assert {"first", "n0", "n1", "n2"} <= set(properties)
 
@@ -62,12 +62,12 @@ async def test_a_commit_behind_one_of_others_has_both() -> None:
 async def test_what_is_remembered_refuses_nothing() -> None:
     """The memory says that main is empty; it is not, and the commit is made for what is there."""
     found, _ = await world()
-    await found.another(7).commits.commit(TABLE, Request([], [add(snapshot(1)), point("main", 1)]))
+    await found.another(7).commits.commit(TABLE, CommitRequest([], [add(snapshot(1)), point("main", 1)]))
     needs = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 1}
-    done = await found.catalog.commits.commit(TABLE, Request([needs], setting("a").updates))
+    done = await found.catalog.commits.commit(TABLE, CommitRequest([needs], setting("a").updates))
     assert done.table.current_snapshot_id == 1
     with pytest.raises(errors.CommitConflict):
-        await found.catalog.commits.commit(TABLE, Request([{**needs, "snapshot-id": 2}], setting("b").updates))
+        await found.catalog.commits.commit(TABLE, CommitRequest([{**needs, "snapshot-id": 2}], setting("b").updates))
 
 
 async def test_a_commit_that_changes_nothing_is_answered_with_what_is_in_force() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.catalog.topic.binding import with_takeover
-from icestream.catalog.topic.commit import Outcome, Request, State, judge_commit
+from icestream.catalog.topic_rules.binding import with_takeover
+from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
 from tests.support.table_history import History, Row, rows_of
 from tests.support.tables import NOW_MS, point
 from tests.support.topic_tables import appending, bound, claim, replacing, settled
@@ -50,7 +50,7 @@ class Rounds:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.state: State = bound(SHARDS)
+        self.state: TableState = bound(SHARDS)
         self.history = History()
         self.logs = {shard: Log() for shard in range(SHARDS)}
         self.gaps: set[Row] = set()
@@ -128,7 +128,9 @@ class Rounds:
             post = self.add_post(post.round_id, post.lease, post.ranges)
         requirement = claim(post.round_id, *post.ranges, lease=post.lease)
         try:
-            done = judge_commit(self.state, Request([requirement], post.updates), self.leases[-1], NOW_MS + 10_000)
+            done = judge_commit(
+                self.state, CommitRequest([requirement], post.updates), self.leases[-1], NOW_MS + 10_000
+            )
         except errors.InvalidInput:  # refused, or the same snapshot again
             return
         if done.repeated is None:
@@ -142,7 +144,7 @@ class Rounds:
         if self.chance.random() < 0.5:
             self.told.append((post, done.repeated or post.snapshot_id))
 
-    def settle(self, done: Outcome, snapshot_id: int, rows: list[Row]) -> None:
+    def settle(self, done: CommitDecision, snapshot_id: int, rows: list[Row]) -> None:
         assert snapshot_id not in self.history.parents
         self.history.parents[snapshot_id] = self.state.table.current_snapshot_id
         self.history.rows[snapshot_id] = rows
@@ -150,8 +152,8 @@ class Rounds:
 
     # --- other engines ---
 
-    def foreign(self, *updates: dict[str, Any]) -> Outcome:
-        return judge_commit(self.state, Request((), updates), None, NOW_MS + 10_000)
+    def foreign(self, *updates: dict[str, Any]) -> CommitDecision:
+        return judge_commit(self.state, CommitRequest((), updates), None, NOW_MS + 10_000)
 
     def other_engine(self) -> None:
         snapshots = [one["snapshot-id"] for one in self.state.table.snapshots]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.catalog import snapshot_block
-from icestream.catalog.snapshot_block import Block
-from icestream.catalog.topic.snapshot_mark import Mark
+from icestream.catalog.snapshot_block import MarkBlock
+from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 
 OFFSETS = st.integers(1, limits.OFFSET_MAX)
 MARKS = st.builds(
-    Mark,
+    SnapshotMark,
     st.integers(-(2**63), 2**63 - 1),
     st.integers(0, limits.METADATA_TIME_MS_MAX),
     st.dictionaries(st.integers(0, limits.SHARDS_PER_TOPIC_MAX - 1), OFFSETS, max_size=6),
@@ -24,9 +24,9 @@ MARKS = st.builds(
 
 
 @given(st.lists(MARKS, max_size=200))
-def test_marks_come_back_in_order_whatever_they_are(marks: list[Mark]) -> None:
+def test_marks_come_back_in_order_whatever_they_are(marks: list[SnapshotMark]) -> None:
     """Offsets and times may go back: a table was rewound, a clock was set."""
-    full, open_block = snapshot_block.added(Block(), marks)
+    full, open_block = snapshot_block.add_marks(MarkBlock(), marks)
     blocks = [snapshot_block.decode("k", snapshot_block.encode(one)) for one in (*full, open_block)]
     assert blocks == [*full, open_block]
     assert [one.number for one in blocks] == list(range(len(blocks)))
@@ -39,21 +39,21 @@ def test_marks_come_back_in_order_whatever_they_are(marks: list[Mark]) -> None:
 
 
 @given(st.lists(MARKS, max_size=100), st.lists(st.integers(1, 20), max_size=10))
-def test_it_does_not_matter_how_many_come_at_once(marks: list[Mark], parts: list[int]) -> None:
-    full, open_block, left = [], Block(), marks
+def test_it_does_not_matter_how_many_come_at_once(marks: list[SnapshotMark], parts: list[int]) -> None:
+    full, open_block, left = [], MarkBlock(), marks
     for count in (*parts, len(marks)):
-        more, open_block = snapshot_block.added(open_block, left[:count])
+        more, open_block = snapshot_block.add_marks(open_block, left[:count])
         full, left = full + more, left[count:]
         open_block = snapshot_block.decode("k", snapshot_block.encode(open_block))
-    assert (full, open_block) == snapshot_block.added(Block(), marks)
+    assert (full, open_block) == snapshot_block.add_marks(MarkBlock(), marks)
 
 
 def test_a_mark_of_one_shard_takes_few_bytes_and_many_shards_fill_a_block_sooner() -> None:
-    few = [Mark(2**62 + number, 1_700_000_000_000 + 5_000 * number, {0: 500 * number}) for number in range(64)]
-    (full,), _ = snapshot_block.added(Block(), few)
+    few = [SnapshotMark(2**62 + number, 1_700_000_000_000 + 5_000 * number, {0: 500 * number}) for number in range(64)]
+    (full,), _ = snapshot_block.add_marks(MarkBlock(), few)
     assert len(snapshot_block.encode(full)) < 20 * limits.SNAPSHOT_MARKS_PER_BLOCK
-    many = [Mark(number, number, dict.fromkeys(range(256), 10**12 + number)) for number in range(64)]
-    full_ones, _ = snapshot_block.added(Block(), many)
+    many = [SnapshotMark(number, number, dict.fromkeys(range(256), 10**12 + number)) for number in range(64)]
+    full_ones, _ = snapshot_block.add_marks(MarkBlock(), many)
     assert all(len(snapshot_block.encode(one)) < 16_000 for one in full_ones), "far below what a value may be"
     assert len(full_ones) == 16
 

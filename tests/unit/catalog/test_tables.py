@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from icestream import errors
-from icestream.catalog import keys, records
-from icestream.catalog.requests import RequestName
-from icestream.catalog.topic.commit import Request
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.idempotency import IdempotentRequest
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from tests.support.metadata_machine import settle
 from tests.support.tables import NEW_VIEW, SCHEMA, UUID
@@ -75,7 +75,7 @@ async def test_nothing_is_made_in_a_namespace_that_is_not_there() -> None:
         lambda: world.catalog.tables.stage(TABLE, {"schema": SCHEMA}),
         lambda: world.catalog.views.create(VIEW, NEW_VIEW),
         lambda: world.catalog.tables.list(NS, None, None),
-        lambda: world.catalog.commits.commit(TABLE, Request([{"type": "assert-create"}], [])),
+        lambda: world.catalog.commits.commit(TABLE, CommitRequest([{"type": "assert-create"}], [])),
     ):
         with pytest.raises(errors.UnknownNamespace, match="Namespace does not exist: ns"):
             await call()
@@ -89,7 +89,7 @@ async def test_what_is_not_there_is_told_as_a_table_even_in_a_namespace_that_is_
     with pytest.raises(errors.UnknownTable, match=r"Table does not exist: ns\.table\.snapshots"):
         await world.catalog.tables.load(deep)
     with pytest.raises(errors.UnknownTable):
-        await world.catalog.commits.commit(deep, Request([], []))
+        await world.catalog.commits.commit(deep, CommitRequest([], []))
     with pytest.raises(errors.UnknownView, match="View does not exist"):
         await world.catalog.views.load(deep)
 
@@ -142,7 +142,7 @@ async def test_a_staged_table_is_made_by_its_first_commit() -> None:
         {"action": "set-default-sort-order", "sort-order-id": -1},
         {"action": "set-location", "location": "file:///warehouse/here"},
     ]
-    create = Request([{"type": "assert-create"}], updates)
+    create = CommitRequest([{"type": "assert-create"}], updates)
     done = await world.catalog.commits.commit(TABLE, create)
     assert (done.table.uuid, done.table.location) == (staged.uuid, "file:/warehouse/here")
     with pytest.raises(errors.CommitConflict, match="Requirement failed: table already exists"):
@@ -166,7 +166,7 @@ async def test_a_table_is_registered_from_its_file() -> None:
     with pytest.raises(errors.AlreadyExists, match=r"Table already exists: ns\.other"):
         await world.catalog.tables.register(other, found.location)
     after = await world.catalog.commits.commit(
-        other, Request([], [{"action": "set-properties", "updates": {"a": "b"}}])
+        other, CommitRequest([], [{"action": "set-properties", "updates": {"a": "b"}}])
     )
     assert "/00001-" in after.location
     back = await world.catalog.tables.register(other, found.location, is_overwriting=True)
@@ -237,9 +237,9 @@ async def test_a_purge_is_written_down_with_the_drop() -> None:
     await world.with_table()
     found = await world.catalog.tables.load(TABLE)
     await world.catalog.tables.drop(TABLE, is_purging=True)
-    entry = await world.store.get(keys.purge_key(found.table.uuid or ""))
+    entry = await world.store.get(catalog_keys.purge_key(found.table.uuid or ""))
     assert entry is not None
-    assert records.decode(records.PurgeRecord, "", entry).location == found.location
+    assert catalog_records.decode(catalog_records.PurgeRecord, "", entry).location == found.location
     assert world.metadata_files() == [found.location], "the files themselves go later"
     with pytest.raises(errors.UnknownTable):
         await world.catalog.tables.drop(TABLE)
@@ -255,7 +255,7 @@ async def test_hazard_21_the_table_of_a_topic_keeps_its_name() -> None:
         lambda: tables.register(Identifier(NS, "second"), found.location),
         lambda: tables.register(TABLE, found.location, is_overwriting=True),
     ):
-        with pytest.raises(errors.TopicTable):
+        with pytest.raises(errors.TopicTableConflict):
             await call()
     assert await tables.load(TABLE) == found
 
@@ -266,12 +266,14 @@ async def test_hazard_21_a_forced_rename_takes_the_topic_along_and_a_forced_drop
     uuid = (await tables.load(TABLE)).table.uuid or ""
     other = Identifier(NS, "other")
     await tables.rename(TABLE, other, is_forced=True)
-    entry = await world.store.get(keys.topic_key(TOPIC_ID))
+    entry = await world.store.get(catalog_keys.topic_key(TOPIC_ID))
     assert entry is not None
-    assert records.decode(records.TopicRecord, "", entry) == records.TopicRecord(["ns"], "other", uuid)
+    assert catalog_records.decode(catalog_records.TopicRecord, "", entry) == catalog_records.TopicRecord(
+        ["ns"], "other", uuid
+    )
     await tables.drop(other, is_forced=True)
-    assert await world.store.get(keys.topic_key(TOPIC_ID)) is None
-    assert await world.store.get(keys.bound_key(uuid)) is None
+    assert await world.store.get(catalog_keys.topic_key(TOPIC_ID)) is None
+    assert await world.store.get(catalog_keys.bound_key(uuid)) is None
 
 
 async def test_hazard_21_a_topic_has_one_table_and_a_table_one_topic() -> None:
@@ -294,7 +296,7 @@ async def test_hazard_21_a_table_that_came_back_with_its_old_words_is_bound_agai
     await world.catalog.tables.drop(TABLE, is_forced=True)
     await world.catalog.tables.register(TABLE, last)
     await world.catalog.topics.bind(TABLE, TOPIC, TOPIC_ID, {0: (0, 0)})
-    assert await world.store.get(keys.topic_key(TOPIC_ID)) is not None
+    assert await world.store.get(catalog_keys.topic_key(TOPIC_ID)) is not None
     with pytest.raises(errors.AlreadyExists, match="belongs to topic"):
         await world.catalog.topics.bind(TABLE, "/default/other", 13, {0: (0, 0)})
 
@@ -361,8 +363,8 @@ async def test_a_document_of_the_other_kind_is_not_registered(is_known: bool) ->
 # --- requests that name themselves ------------------------------------------------------------------------------------
 
 
-def named(number: int, asked: bytes = b"") -> RequestName:
-    return RequestName(f"017f22e2-79b0-7cc3-98c4-{number:012x}", asked)
+def named(number: int, asked: bytes = b"") -> IdempotentRequest:
+    return IdempotentRequest(f"017f22e2-79b0-7cc3-98c4-{number:012x}", asked)
 
 
 async def test_hazard_13_a_request_that_names_itself_is_done_once() -> None:
@@ -373,7 +375,7 @@ async def test_hazard_13_a_request_that_names_itself_is_done_once() -> None:
         await calls.tables.create(TABLE, {"schema": SCHEMA}, named(2))
         await calls.views.create(VIEW, NEW_VIEW, named(3))
         await calls.namespaces.change_properties(NS, {"a": "c"}, [], named(4))
-        change = Request([], [{"action": "set-properties", "updates": {"n": "1"}}])
+        change = CommitRequest([], [{"action": "set-properties", "updates": {"n": "1"}}])
         done = await calls.commits.commit(TABLE, change, named(5))
         assert done.table.properties["n"] == "1"
     assert len(world.metadata_files()) == 3
@@ -403,7 +405,7 @@ async def test_hazard_13_one_name_means_one_request() -> None:
     with pytest.raises(errors.Contradiction, match="used for another request"):
         await world.catalog.namespaces.create(("other",), {}, named(1, b"create other"))
     with pytest.raises(errors.InvalidInput, match="is a UUID"):
-        RequestName("seven", b"")
+        IdempotentRequest("seven", b"")
 
 
 async def test_hazard_13_a_request_is_forgotten_after_its_time() -> None:

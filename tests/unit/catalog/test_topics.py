@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from icestream import errors
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic.commit import Request
-from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SimulatedClock
@@ -34,7 +34,7 @@ async def with_rounds() -> tuple[World, LosingStore]:
     await world.catalog.topics.begin(TABLE, LOG)
     for number in (1, 2, 3):
         state = (await world.catalog.commits.load(TABLE)).state
-        asked = Request([claim(number, (0, 0, 10 * number - 10, 10 * number))], appending(state, number))
+        asked = CommitRequest([claim(number, (0, 0, 10 * number - 10, 10 * number))], appending(state, number))
         await world.catalog.commits.commit(TABLE, asked)
     return world, store
 
@@ -45,23 +45,23 @@ async def committed(catalog: Catalog, table: Identifier = TABLE) -> dict[int, in
 
 
 async def keys_of_topics(world: World) -> list[str]:
-    found = [key for key, _ in await world.store.list_all(keys.ROOT)]
+    found = [key for key, _ in await world.store.list_all(catalog_keys.ROOT)]
     return [key.split("/")[2] for key in found if key.split("/")[2] in ("topics", "bound", "parted")]
 
 
 async def test_a_dry_run_says_it_all_and_changes_nothing() -> None:
     world, _ = await with_rounds()
-    await world.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [point("main", 1)]))
     revision, files = await world.store.revision(), world.metadata_files()
     dry = await world.catalog.topics.rewind(TABLE, LATE_LOG, is_dry=True)
     assert dry.committed is None
-    assert dry.consequence.needed == {Consent.GAP}
+    assert dry.preview.needed == {Consent.GAP}
     assert (await world.store.revision(), world.metadata_files()) == (revision, files)
-    with pytest.raises(errors.TopicTable):
+    with pytest.raises(errors.TopicTableConflict):
         await world.catalog.topics.rewind(TABLE, LATE_LOG)
     assert (await world.store.revision(), world.metadata_files()) == (revision, files)
     done = await world.catalog.topics.rewind(TABLE, LATE_LOG, [Consent.GAP])
-    assert done.consequence == dry.consequence
+    assert done.preview == dry.preview
     assert await committed(world.another(2)) == {0: 25}
 
 
@@ -76,7 +76,7 @@ async def test_a_parted_topic_is_remembered_until_it_has_a_table() -> None:
     assert (left.topic, left.name, left.committed, left.pipeline_epoch) == (TOPIC, "table", {0: 30}, 5)
     assert await topics.table_of(TOPIC_ID) is None
     done = await topics.adopt(TABLE, LATE_LOG)
-    assert done.consequence.fates[0].committed == 30
+    assert done.preview.shards[0].committed == 30
     assert await committed(world.catalog) == {0: 30}
     assert await keys_of_topics(world) == ["bound", "topics"]
 
@@ -98,7 +98,7 @@ async def test_recreate_after_a_forced_drop() -> None:
     old = (await world.catalog.tables.load(TABLE)).table
     await world.catalog.tables.drop(TABLE, is_forced=True)
     assert await keys_of_topics(world) == ["parted"]
-    with pytest.raises(errors.TopicTable, match="offsets 0 to 24"):
+    with pytest.raises(errors.TopicTableConflict, match="offsets 0 to 24"):
         await world.catalog.topics.recreate(LATE_LOG, TABLE)
     done = await world.catalog.topics.recreate(LATE_LOG, TABLE, [Consent.GAP])
     assert done.committed is not None
@@ -107,7 +107,7 @@ async def test_recreate_after_a_forced_drop() -> None:
     assert made.properties["icestream.committed"] == '{"0":25}'
     assert await keys_of_topics(world) == ["bound", "topics"]
     state = (await world.catalog.commits.load(TABLE)).state
-    await world.catalog.commits.commit(TABLE, Request([claim(9, (0, 0, 25, 30))], appending(state, 9)))
+    await world.catalog.commits.commit(TABLE, CommitRequest([claim(9, (0, 0, 25, 30))], appending(state, 9)))
     assert await committed(world.catalog) == {0: 30}
 
 
@@ -121,12 +121,12 @@ async def test_recreate_in_place_of_a_table_whose_file_is_gone() -> None:
     with pytest.raises(errors.InvalidInput, match=r"the table that is gone is ns\.table"):
         await fresh.topics.recreate(LOG, Identifier(NS, "other"))
     dry = await fresh.topics.recreate(LOG, TABLE, is_dry=True)
-    assert dry.consequence.fates[0].written_again == (0, 30)
+    assert dry.preview.shards[0].written_again == (0, 30)
     await fresh.topics.recreate(LOG, TABLE)
     assert await committed(world.another(3)) == {0: 0}
     assert await keys_of_topics(world) == ["bound", "topics"]
     uuid = (await fresh.tables.load(TABLE)).table.uuid or ""
-    assert await world.store.get(keys.bound_key(uuid)) is not None
+    assert await world.store.get(catalog_keys.bound_key(uuid)) is not None
 
 
 async def test_a_fresh_table_needs_a_name_that_is_free() -> None:
@@ -162,7 +162,7 @@ async def _part(world: World) -> None:
 
 
 async def _roll_back(world: World) -> None:
-    await world.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+    await world.catalog.commits.commit(TABLE, CommitRequest([], [point("main", 1)]))
 
 
 ACTS: dict[str, tuple[Act, Act, dict[int, int] | None]] = {

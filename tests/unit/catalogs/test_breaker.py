@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from icestream.catalogs.breaker import Breaker, Permit, Refusal, State
+from icestream.catalogs.circuit_breaker import CallPermit, CallRefused, CircuitBreaker, CircuitState
 
 FILE = Path(__file__).with_name("breaker.txt")
 MS = 1_000_000
@@ -19,9 +19,9 @@ class Player:
     """Plays one transcript: each change of state and each refusal is told."""
 
     def __init__(self) -> None:
-        self.breaker = Breaker(FAILURES, SHORT_NS, LONG_NS)
+        self.breaker = CircuitBreaker(FAILURES, SHORT_NS, LONG_NS)
         self.now_ns = 0
-        self.permits: dict[str, Permit] = {}
+        self.permits: dict[str, CallPermit] = {}
         self.told: list[str] = []
 
     def play(self, line: str) -> None:
@@ -41,7 +41,7 @@ class Player:
 
     def ask(self, name: str) -> str:
         answer = self.breaker.ask(self.now_ns)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, CallRefused):
             self.told.append(f"refused, {answer.wait_ns // MS} ms")
         else:
             self.permits[name] = answer
@@ -85,11 +85,11 @@ def test_the_player_sees_a_wrong_answer() -> None:
 class BreakerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.breaker = Breaker(FAILURES, SHORT_NS, LONG_NS)
+        self.breaker = CircuitBreaker(FAILURES, SHORT_NS, LONG_NS)
         self.now_ns = 0
-        self.probe: Permit | None = None
-        self.running: list[tuple[Permit, State]] = []  # with the state in which each was let through
-        self.probe: Permit | None = None
+        self.probe: CallPermit | None = None
+        self.running: list[tuple[CallPermit, CircuitState]] = []  # with the state in which each was let through
+        self.probe: CallPermit | None = None
 
     @rule(milliseconds=st.integers(0, 5000))
     def wait(self, milliseconds: int) -> None:
@@ -99,13 +99,13 @@ class BreakerMachine(RuleBasedStateMachine):
     def ask(self) -> None:
         was = self.breaker.state
         answer = self.breaker.ask(self.now_ns)
-        if isinstance(answer, Refusal):
-            assert was is not State.CLOSED
+        if isinstance(answer, CallRefused):
+            assert was is not CircuitState.CLOSED
             assert 0 < answer.wait_ns <= LONG_NS
             return
-        assert was is not State.HALF_OPEN, "two probes at once"
-        if was is State.OPEN:
-            assert self.breaker.state is State.HALF_OPEN
+        assert was is not CircuitState.HALF_OPEN, "two probes at once"
+        if was is CircuitState.OPEN:
+            assert self.breaker.state is CircuitState.HALF_OPEN
             self.probe = answer
         self.running.append((answer, self.breaker.state))
 
@@ -116,24 +116,24 @@ class BreakerMachine(RuleBasedStateMachine):
         before = self.breaker.state
         if outcome == "succeeded":
             self.breaker.succeeded(permit)
-            assert self.breaker.state is not State.OPEN or before is State.OPEN, "a success opened it"
+            assert self.breaker.state is not CircuitState.OPEN or before is CircuitState.OPEN, "a success opened it"
         elif outcome == "failed":
             self.breaker.failed(permit, self.now_ns)
-            assert self.breaker.state is not State.CLOSED or before is State.CLOSED, "a failure closed it"
+            assert self.breaker.state is not CircuitState.CLOSED or before is CircuitState.CLOSED, "a failure closed it"
         else:
             self.breaker.abandoned(permit, self.now_ns)
-            assert self.breaker.state is not State.CLOSED or before is State.CLOSED
-        if before is State.OPEN or (before is State.HALF_OPEN and permit != self.probe):
+            assert self.breaker.state is not CircuitState.CLOSED or before is CircuitState.CLOSED
+        if before is CircuitState.OPEN or (before is CircuitState.HALF_OPEN and permit != self.probe):
             assert self.breaker.state is before, "what was let through before decides nothing"
-        if self.breaker.state is State.OPEN and before is not State.OPEN:
-            refusal = Breaker.ask(self.breaker, self.now_ns) if outcome == "failed" else None
-            assert refusal is None or isinstance(refusal, Refusal), "it opened without a pause"
+        if self.breaker.state is CircuitState.OPEN and before is not CircuitState.OPEN:
+            refusal = CircuitBreaker.ask(self.breaker, self.now_ns) if outcome == "failed" else None
+            assert refusal is None or isinstance(refusal, CallRefused), "it opened without a pause"
 
     @invariant()
     def whoever_waits_long_enough_gets_in(self) -> None:
         """From every state there is a way back: no permit is needed that nobody holds."""
-        probes = [permit for permit, state in self.running if state is State.HALF_OPEN]
-        if self.breaker.state is State.HALF_OPEN:
+        probes = [permit for permit, state in self.running if state is CircuitState.HALF_OPEN]
+        if self.breaker.state is CircuitState.HALF_OPEN:
             assert probes, "half-open, and nobody probes"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from icestream import errors
 from icestream.catalogs.bucket import cause_of, open_bucket
-from icestream.catalogs.caller import Caller, Patience
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
 from icestream.catalogs.store_options import StoreOptions
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -20,7 +20,7 @@ async def test_a_refused_connection_is_named_also_by_the_circuit_breaker() -> No
         kind="s3", bucket="shop", endpoint=f"http://127.0.0.1:{port}", region="us-east-1", access_key_id="key",
         secret_access_key="not-to-be-told",
     )  # fmt: skip
-    caller = Caller("object store shop", SystemClock(), SystemRandomness(), Patience(attempts_max=1))
+    caller = StorageCaller("object store shop", SystemClock(), SystemRandomness(), CallTimeouts(attempts_max=1))
     objects = open_bucket(options, "s3", "shop", caller)
     messages = []
     for _ in range(10):

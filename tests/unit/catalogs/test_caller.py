@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from icestream import errors
-from icestream.catalogs.breaker import Breaker, State
-from icestream.catalogs.caller import Caller, Patience
+from icestream.catalogs.circuit_breaker import CircuitBreaker, CircuitState
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
 from icestream.runtime.randomness import SeededRandomness
 from tests.support.eager_clock import EagerClock
 
@@ -21,9 +21,9 @@ AWAY = errors.StorageUnavailable("away")
 LOST = errors.StorageUnavailable("lost", is_ambiguous=True)
 
 
-def caller(clock: EagerClock | None = None, **more: float) -> Caller:
-    breaker = Breaker(failures_max=5)
-    return Caller("test", clock or EagerClock(), SeededRandomness(1), Patience(**more), breaker)  # type: ignore[arg-type]
+def caller(clock: EagerClock | None = None, **more: float) -> StorageCaller:
+    breaker = CircuitBreaker(failures_max=5)
+    return StorageCaller("test", clock or EagerClock(), SeededRandomness(1), CallTimeouts(**more), breaker)  # type: ignore[arg-type]
 
 
 def answers(*planned: object) -> tuple[Callable[[], Awaitable[object]], list[object]]:
@@ -63,7 +63,7 @@ async def test_an_answer_is_not_repeated_whatever_it_says(error: errors.Icestrea
         with pytest.raises(type(error)):
             await subject.read("x", attempt)
         assert len(made) == 1
-    assert subject.state is State.CLOSED
+    assert subject.state is CircuitState.CLOSED
 
 
 async def test_the_pauses_grow_and_have_chance_in_them() -> None:
@@ -106,7 +106,7 @@ async def test_what_fails_too_often_is_not_asked_any_more_and_then_probed() -> N
             with pytest.raises(errors.StorageUnavailable):
                 await subject.read("x", attempt)
     assert [(one["log_level"], one["now"], one["call"]) for one in told] == [("warning", "open", "x")]
-    assert subject.state is State.OPEN
+    assert subject.state is CircuitState.OPEN
     with pytest.raises(errors.CircuitOpen, match=r"left alone for 1\.0 s; its last failure: .*away"):
         await subject.read("x", attempt)
     assert len(made) == 5
@@ -118,7 +118,7 @@ async def test_what_fails_too_often_is_not_asked_any_more_and_then_probed() -> N
         ("circuit changed", "open", "half-open", "test"),
         ("circuit changed", "half-open", "closed", "test"),
     ]
-    assert subject.state is State.CLOSED
+    assert subject.state is CircuitState.CLOSED
     assert circuit() == {"closed": 1, "open": 0, "half-open": 0}
 
 
@@ -139,7 +139,7 @@ async def test_a_cancelled_probe_leaves_its_place() -> None:
 
     probe = asyncio.create_task(subject.read("x", never))
     await asked.wait()
-    assert subject.state is State.HALF_OPEN
+    assert subject.state is CircuitState.HALF_OPEN
     assert circuit() == {"closed": 0, "open": 0, "half-open": 1}
     probe.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -166,5 +166,5 @@ def circuit() -> dict[str, float]:
     return {
         state.value: REGISTRY.get_sample_value("icestream_storage_circuit", {"target": "test", "state": state.value})
         or 0
-        for state in State
+        for state in CircuitState
     }

@@ -8,8 +8,8 @@ import pytest
 
 from icestream import errors
 from icestream.catalogs.factory import open_objects
-from icestream.catalogs.fence_record import FenceTerms
-from icestream.catalogs.object_fence import ObjectFence
+from icestream.catalogs.warehouse_fence import WarehouseFence
+from icestream.catalogs.warehouse_fence_record import FenceTerms
 from tests.support.catalog_servers import STORE, settings_of
 
 pytestmark = pytest.mark.asyncio
@@ -42,7 +42,7 @@ async def test_a_store_without_conditional_writes_is_named_and_not_asked_again()
     try:
         with pytest.raises(errors.UnexpectedAnswer, match=r"refuses conditional writes \(If-None-Match: \*\)"):
             await objects.put_new("a", b"1")
-        fence = ObjectFence(objects, "s3://b/tables")
+        fence = WarehouseFence(objects, "s3://b/tables")
         assert not (await fence.look(FenceTerms("a"))).successor, "nothing has to be written"
         with pytest.raises(errors.UnexpectedAnswer, match="refuses conditional writes"):
             await fence.look(FenceTerms("b", ["a"]))

@@ -9,9 +9,9 @@ import pytest
 
 from icestream import errors
 from icestream.catalogs import factory
-from icestream.catalogs.pointers import PointerCatalog
+from icestream.catalogs.pointer_catalog import PointerCatalog
 from icestream.catalogs.rest import RestCatalog
-from icestream.catalogs.store_options import StoreOptions, file_io, keys, object_store, told
+from icestream.catalogs.store_options import StoreOptions, file_io, obstore_config, public_file_io, secret_file_io
 from tests.support.catalog_servers import CATALOG, STORE, glue_flags, settings_of, sql_flags
 
 SQL = sql_flags("postgresql://localhost/d")
@@ -68,7 +68,7 @@ S3 = StoreOptions(kind="s3", region="r", endpoint="http://e", path_style=True, a
 
 
 def test_s3_in_the_words_of_each_library() -> None:
-    assert object_store(S3, "s3") == {
+    assert obstore_config(S3, "s3") == {
         "region": "r",
         "endpoint": "http://e",
         "virtual_hosted_style_request": False,
@@ -89,29 +89,29 @@ def test_s3_in_the_words_of_each_library() -> None:
 
 def test_with_a_role_the_keys_go_to_whoever_assumes_it() -> None:
     role = StoreOptions(kind="s3", access_key_id="k", secret_access_key="s", role_arn="arn")
-    assert object_store(role, "s3") == {"conditional_put": "etag"}
+    assert obstore_config(role, "s3") == {"conditional_put": "etag"}
     assert file_io(role) == {
         "s3.role-arn": "arn",
         "client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory",
         "client.assume-role.arn": "arn",
     }
-    assert told(role) == keys(role) == {}, "nobody else is told of it"
+    assert public_file_io(role) == secret_file_io(role) == {}, "nobody else is told of it"
 
 
 def test_every_client_is_told_where_the_files_are_and_no_secret() -> None:
     azure = StoreOptions(kind="azure", account_name="a", account_key="k", endpoint="http://e:1/a")
     for store in (S3, azure, StoreOptions(kind="gcs", credentials_file="/f", endpoint="http://e")):
-        assert told(store)
-        assert not {"k", "s", "/f"} & set(told(store).values())
-        assert told(store) | keys(store) == file_io(store)
+        assert public_file_io(store)
+        assert not {"k", "s", "/f"} & set(public_file_io(store).values())
+        assert public_file_io(store) | secret_file_io(store) == file_io(store)
 
 
 def test_gcs_and_azure_in_the_words_of_each_library() -> None:
     gcs = StoreOptions(kind="gcs", credentials_file="/f", endpoint="http://e")
-    assert object_store(gcs, "gcs") == {"service_account": "/f", "base_url": "http://e"}
+    assert obstore_config(gcs, "gcs") == {"service_account": "/f", "base_url": "http://e"}
     assert file_io(gcs) == {"gcs.service.host": "http://e"}
     azure = StoreOptions(kind="azure", account_name="a", account_key="k", endpoint="http://e:1/a")
-    assert object_store(azure, "azure") == {"account_name": "a", "account_key": "k", "endpoint": "http://e:1/a"}
+    assert obstore_config(azure, "azure") == {"account_name": "a", "account_key": "k", "endpoint": "http://e:1/a"}
     assert file_io(azure) == {
         "adls.account-name": "a",
         "adls.account-key": "k",
@@ -124,7 +124,7 @@ def test_gcs_and_azure_in_the_words_of_each_library() -> None:
         "adls.dfs-storage-scheme": "http",
         "adls.connection-string.a.dfs.core.windows.net": "http://e:1/a",
     }
-    assert file_io(StoreOptions()) == object_store(StoreOptions(), "local") == {}
+    assert file_io(StoreOptions()) == obstore_config(StoreOptions(), "local") == {}
 
 
 def test_buckets_of_gcs_and_azure_can_be_opened() -> None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from icestream import errors
-from icestream.catalogs.caller import Caller
-from icestream.catalogs.catalog import Conflict, Done, TableChange, Unknown
-from icestream.catalogs.pointers import Pointer, PointerCatalog
+from icestream.catalogs.pointer_catalog import PointerCatalog, TablePointer
+from icestream.catalogs.storage_caller import StorageCaller
+from icestream.catalogs.table_catalog import CommitDone, CommitRefused, CommitUnknown, TableChange
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -70,10 +70,10 @@ class MemoryPointers:
     async def list_tables(self, namespace: Namespace) -> list[Identifier]:
         return list(self.there)
 
-    async def find(self, identifier: Identifier) -> Pointer:
+    async def find(self, identifier: Identifier) -> TablePointer:
         if identifier not in self.there:
             raise errors.UnknownTable(f"Table does not exist: {identifier}")
-        return Pointer(self.there[identifier])
+        return TablePointer(self.there[identifier])
 
     async def insert(self, identifier: Identifier, location: str, made: TableMetadata) -> None:
         def act() -> bool:
@@ -84,7 +84,7 @@ class MemoryPointers:
 
         await self._sent(act)
 
-    async def swap(self, identifier: Identifier, expected: Pointer, location: str, made: TableMetadata) -> bool:
+    async def swap(self, identifier: Identifier, expected: TablePointer, location: str, made: TableMetadata) -> bool:
         def act() -> bool:
             if self.there.get(identifier) != expected.location:
                 return False
@@ -120,7 +120,7 @@ class Elsewhere(NamedTuple):
 
 async def elsewhere() -> Elsewhere:
     world, pointers = World(), MemoryPointers()
-    caller = Caller("catalog", EagerClock(), SeededRandomness(1))
+    caller = StorageCaller("catalog", EagerClock(), SeededRandomness(1))
     catalog = PointerCatalog(pointers, files_on(world.disk), caller, SeededRandomness(2), "file:/elsewhere")
     await catalog.create(T, ASKED)
     return Elsewhere(pointers, catalog, world)
@@ -145,7 +145,7 @@ async def test_hazard_13_a_table_that_left_its_name_may_have_taken_the_commit_al
     found = await elsewhere()
     found.after(how, act)
     before = len(found.world.metadata_files())
-    assert isinstance(await found.catalog.commit(T, SETTING), Unknown)
+    assert isinstance(await found.catalog.commit(T, SETTING), CommitUnknown)
     assert len(found.world.metadata_files()) == before + (2 if act is made_anew else 1), "no file was removed"
     await found.every_table_is_whole()
     if act is not dropped:
@@ -167,7 +167,7 @@ async def test_hazard_13_a_clear_refusal_and_another_table_is_judged_anew() -> N
     uuid = (await found.catalog.load(T)).uuid
     found.after("late", made_anew)
     change = TableChange([{"type": "assert-table-uuid", "uuid": uuid}], SETTING.updates)
-    assert isinstance(await found.catalog.commit(T, change), Conflict)
+    assert isinstance(await found.catalog.commit(T, change), CommitRefused)
     await found.every_table_is_whole()
 
 
@@ -180,7 +180,7 @@ async def test_hazard_13_a_table_that_went_on_tells_by_its_log(how: str) -> None
         await catalog.commit(T, TableChange([], [{"action": "set-properties", "updates": {"x": "1"}}]))
 
     found.after(how, others)
-    assert isinstance(await found.catalog.commit(T, SETTING), Done)
+    assert isinstance(await found.catalog.commit(T, SETTING), CommitDone)
     table = await found.catalog.load(T)
     assert (table.properties["a"], table.properties["x"]) == ("b", "1")
     named = [one["metadata-file"] for one in table.metadata["metadata-log"]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from icestream.catalogs.catalog import TableChange
-from icestream.catalogs.recognition import Sight, may_be_sent_again, sight
+from icestream.catalogs.commit_recognition import CommitPresence, commit_presence, is_safe_to_resend
+from icestream.catalogs.table_catalog import TableChange
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from tests.support import tables
@@ -29,26 +29,26 @@ def setting(**properties: str) -> TableChange:
     return TableChange([], [{"action": "set-properties", "updates": properties}])
 
 
-def seen(table: TableMetadata, change: TableChange) -> Sight:
-    return sight(table.as_json(), change)
+def seen(table: TableMetadata, change: TableChange) -> CommitPresence:
+    return commit_presence(table.as_json(), change)
 
 
 def test_a_snapshot_is_known_by_its_id_also_below_those_of_others() -> None:
     landed = append(BASE, OURS)
-    assert seen(landed, appending()) is Sight.THERE
-    assert seen(append(landed, 78), appending()) is Sight.THERE
+    assert seen(landed, appending()) is CommitPresence.THERE
+    assert seen(append(landed, 78), appending()) is CommitPresence.THERE
 
 
 def test_what_is_not_there_may_come_until_others_have_moved_the_branch() -> None:
-    assert seen(BASE, appending()) is Sight.OPEN
-    assert seen(append(BASE, 5), appending()) is Sight.IMPOSSIBLE
+    assert seen(BASE, appending()) is CommitPresence.OPEN
+    assert seen(append(BASE, 5), appending()) is CommitPresence.IMPOSSIBLE
 
 
 def test_a_table_of_the_same_name_is_another_table() -> None:
     other = BASE.as_json() | {"table-uuid": "00000000-0000-4000-8000-000000000000"}
-    assert sight(other, appending()) is Sight.ELSEWHERE
+    assert commit_presence(other, appending()) is CommitPresence.ELSEWHERE
     named = TableChange([{"type": "assert-table-uuid", "uuid": (BASE.uuid or "").upper()}], setting(a="1").updates)
-    assert seen(BASE, named) is Sight.OPEN, "the same, in capitals"
+    assert seen(BASE, named) is CommitPresence.OPEN, "the same, in capitals"
 
 
 def test_a_round_of_another_driver_is_not_ours() -> None:
@@ -56,14 +56,14 @@ def test_a_round_of_another_driver_is_not_ours() -> None:
     ours = snapshot(OURS, 2, summary={"operation": "append", "icestream.round": "r"})
     landed = append(BASE, 5, summary={"operation": "append", "icestream.round": "r"})
     change = TableChange(appending().requirements, [add(ours), point("main", OURS)])
-    assert seen(landed, change) is Sight.IMPOSSIBLE
+    assert seen(landed, change) is CommitPresence.IMPOSSIBLE
 
 
 def test_without_a_snapshot_it_is_there_when_nothing_would_change() -> None:
-    assert seen(BASE, setting(a="1")) is Sight.OPEN
+    assert seen(BASE, setting(a="1")) is CommitPresence.OPEN
     landed = commit_to(BASE, {"action": "set-properties", "updates": {"a": "1"}})
-    assert seen(landed, setting(a="1")) is Sight.THERE
-    assert seen(landed, setting(a="2")) is Sight.OPEN
+    assert seen(landed, setting(a="1")) is CommitPresence.THERE
+    assert seen(landed, setting(a="2")) is CommitPresence.OPEN
 
 
 def test_a_schema_of_ours_is_there_although_its_requirement_no_longer_holds() -> None:
@@ -73,13 +73,13 @@ def test_a_schema_of_ours_is_there_although_its_requirement_no_longer_holds() ->
         {"action": "set-current-schema", "schema-id": -1},
     ]
     change = TableChange([{"type": "assert-current-schema-id", "current-schema-id": 0}], updates)
-    assert seen(BASE, change) is Sight.OPEN
-    assert seen(commit_to(BASE, *updates), change) is Sight.THERE
+    assert seen(BASE, change) is CommitPresence.OPEN
+    assert seen(commit_to(BASE, *updates), change) is CommitPresence.THERE
 
 
 def test_a_document_that_we_cannot_judge_leaves_it_open() -> None:
-    assert sight({"format-version": 9}, appending()) is Sight.OPEN
-    assert sight({"snapshots": [{"snapshot-id": OURS}]}, appending()) is Sight.THERE
+    assert commit_presence({"format-version": 9}, appending()) is CommitPresence.OPEN
+    assert commit_presence({"snapshots": [{"snapshot-id": OURS}]}, appending()) is CommitPresence.THERE
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_a_document_that_we_cannot_judge_leaves_it_open() -> None:
     ],
 )
 def test_a_second_copy_is_sent_only_where_it_cannot_count_twice(change: TableChange, expected: bool) -> None:
-    assert may_be_sent_again(change) is expected
+    assert is_safe_to_resend(change) is expected

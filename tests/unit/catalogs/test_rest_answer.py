@@ -7,7 +7,7 @@ import json
 import pytest
 
 from icestream import errors
-from icestream.catalogs.rest_answer import Expected, RestAnswer, said
+from icestream.catalogs.rest_response import Expected, RestResponse, decode_response
 
 EXPECTED: Expected = {404: errors.UnknownTable, 409: errors.CommitConflict}
 
@@ -16,7 +16,7 @@ def refusal(status: int, kind: str | None = "SomeException", is_own: bool = Fals
     error = {"message": "words", "type": kind, "code": status, **more}
     body = json.dumps({"error": error}).encode() if kind is not None else b"<html>no</html>"
     with pytest.raises(errors.IcestreamError) as caught:
-        said(RestAnswer(status, body), EXPECTED, "http://there", is_own)
+        decode_response(RestResponse(status, body), EXPECTED, "http://there", is_own)
     return caught.value
 
 
@@ -59,7 +59,7 @@ def test_later_is_not_ambiguous() -> None:
 
 
 def test_our_own_catalog_speaks_of_topic_tables_and_details() -> None:
-    assert type(refusal(403, "ForbiddenException", is_own=True)) is errors.TopicTable
+    assert type(refusal(403, "ForbiddenException", is_own=True)) is errors.TopicTableConflict
     conflict = refusal(409, "CommitFailedException", details={"tables": [{"table": "a"}]})
     assert isinstance(conflict, errors.CommitConflict)
     assert conflict.details == {"tables": [{"table": "a"}]}
@@ -68,9 +68,9 @@ def test_our_own_catalog_speaks_of_topic_tables_and_details() -> None:
 @pytest.mark.parametrize("body", [b"{", b"[]", b"null", b"\xff", b'"x"'])
 def test_a_success_that_says_nothing_is_ambiguous(body: bytes) -> None:
     with pytest.raises(errors.StorageUnavailable) as caught:
-        said(RestAnswer(200, body), EXPECTED, "there")
+        decode_response(RestResponse(200, body), EXPECTED, "there")
     assert caught.value.is_ambiguous
-    assert said(RestAnswer(204, b""), EXPECTED, "there") == {}
+    assert decode_response(RestResponse(204, b""), EXPECTED, "there") == {}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_success_that_says_nothing_is_ambiguous(body: bytes) -> None:
 )
 def test_hostile_bodies_become_errors_of_ours(body: bytes) -> None:
     with pytest.raises(errors.IcestreamError):
-        said(RestAnswer(400, body), EXPECTED, "there")
+        decode_response(RestResponse(400, body), EXPECTED, "there")
 
 
 def test_long_words_are_cut_and_kept_on_one_line() -> None:

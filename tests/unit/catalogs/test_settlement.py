@@ -12,13 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.catalog.topic.commit import Request
-from icestream.catalogs.breaker import Breaker
-from icestream.catalogs.caller import Caller, Patience
-from icestream.catalogs.catalog import Conflict, Done, LoadedTable, Outcome, TableChange, Unknown
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
+from icestream.catalogs.circuit_breaker import CircuitBreaker
+from icestream.catalogs.commit_resolution import CommitResolver, resolve_change
 from icestream.catalogs.embedded import EmbeddedCatalog
-from icestream.catalogs.settlement import Settlement, settled
-from icestream.catalogs.transaction import Transaction
+from icestream.catalogs.multi_table_commit import MultiTableCommit
+from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
+from icestream.catalogs.table_catalog import (
+    CommitDone,
+    CommitOutcome,
+    CommitRefused,
+    CommitUnknown,
+    LoadedTable,
+    TableChange,
+)
 from icestream.iceberg.identifier import Identifier
 from icestream.runtime.randomness import SeededRandomness
 from tests.support.eager_clock import EagerClock
@@ -52,7 +59,9 @@ class Wire:
         )
 
     async def _commit(self, change: TableChange) -> LoadedTable:
-        made = await self.world.catalog.commits.commit(self.identifier, Request(change.requirements, change.updates))
+        made = await self.world.catalog.commits.commit(
+            self.identifier, CommitRequest(change.requirements, change.updates)
+        )
         return LoadedTable(made.table.as_json())
 
     async def send(self) -> LoadedTable:
@@ -91,7 +100,7 @@ class Wire:
         self.others += 1
         number = THEIRS + self.others
         updates = [add(snapshot(number, found.current_snapshot_id)), point("main", number)]
-        await self.world.catalog.commits.commit(self.identifier, Request([], updates))
+        await self.world.catalog.commits.commit(self.identifier, CommitRequest([], updates))
 
     async def _swallow(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -106,9 +115,9 @@ class Wire:
         return [one["snapshot-id"] for one in (await self.world.catalog.tables.load(self.identifier)).table.snapshots]
 
 
-def a_caller() -> Caller:
-    patience = Patience(request_seconds=1.0, retry_seconds_min=0.05, retry_seconds_max=0.2)
-    return Caller("test", EagerClock(), SeededRandomness(2), patience, Breaker(failures_max=10_000))
+def a_caller() -> StorageCaller:
+    patience = CallTimeouts(request_seconds=1.0, retry_seconds_min=0.05, retry_seconds_max=0.2)
+    return StorageCaller("test", EagerClock(), SeededRandomness(2), patience, CircuitBreaker(failures_max=10_000))
 
 
 @given(st.lists(st.sampled_from(FAULTS), max_size=6), st.lists(st.sampled_from(READS), max_size=6))
@@ -116,19 +125,19 @@ def test_whatever_happens_on_the_wire_the_outcome_is_true(faults: list[str], rea
     async def run() -> None:
         world = World()
         wire = Wire(world, await world.with_table(), faults, reads)
-        outcome: Outcome | errors.IcestreamError
+        outcome: CommitOutcome | errors.IcestreamError
         try:
-            outcome = await Settlement(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
+            outcome = await CommitResolver(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
         except (errors.StorageUnavailable, errors.AccessDenied, errors.InvalidInput) as error:
             outcome = error
         before = [one["snapshot-id"] for one in (await world.catalog.tables.load(wire.identifier)).table.snapshots]
         after = await wire.end()
         assert after.count(OURS) <= 1
-        if isinstance(outcome, Done):
+        if isinstance(outcome, CommitDone):
             assert OURS in before, "reported and not there"
             assert outcome.table is not None
             assert OURS in [one["snapshot-id"] for one in outcome.table.metadata["snapshots"]]
-        elif isinstance(outcome, Unknown):
+        elif isinstance(outcome, CommitUnknown):
             assert set(wire.faults[: wire.sent]) & {"lost-before", "lost-after", "delayed"}
         else:
             assert OURS not in after, f"reported as not done ({outcome}), and it is there"
@@ -143,8 +152,8 @@ def test_a_commit_that_nobody_may_send_twice_is_only_looked_for() -> None:
         world = World()
         wire = Wire(world, await world.with_table(), ["lost-before"], [])
         change = TableChange([], [add(snapshot(OURS, None))])
-        outcome = await Settlement(a_caller(), "commit", change, wire.send, wire.look).settle()
-        assert isinstance(outcome, Unknown)
+        outcome = await CommitResolver(a_caller(), "commit", change, wire.send, wire.look).settle()
+        assert isinstance(outcome, CommitUnknown)
         assert wire.sent == 1
 
     asyncio.run(run())
@@ -157,10 +166,10 @@ def test_a_table_that_is_gone_may_have_got_it_before() -> None:
         world = World()
         wire = Wire(world, await world.with_table(), ["lost-before"], [])
         await world.catalog.tables.drop(wire.identifier)
-        settlement = Settlement(a_caller(), "commit", wire.change(), wire.send, wire.look)
-        assert isinstance(await settlement.settle(), Unknown)
+        settlement = CommitResolver(a_caller(), "commit", wire.change(), wire.send, wire.look)
+        assert isinstance(await settlement.settle(), CommitUnknown)
         with pytest.raises(errors.UnknownTable):
-            await Settlement(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
+            await CommitResolver(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
 
     asyncio.run(run())
 
@@ -184,8 +193,8 @@ def test_a_table_that_was_renamed_and_made_anew_may_have_it_under_its_other_name
                 await catalog.rename(name, new)
                 await world.with_table(name.name)
 
-        outcome = await Settlement(a_caller(), "commit", change, send, wire.look).settle()
-        assert isinstance(outcome, Unknown), outcome
+        outcome = await CommitResolver(a_caller(), "commit", change, send, wire.look).settle()
+        assert isinstance(outcome, CommitUnknown), outcome
         assert wire.sent == 1
         found = [one["snapshot-id"] for one in (await catalog.load(new)).metadata["snapshots"]]
         assert (OURS in found) == (fault == "lost-after"), "either may be true"
@@ -210,9 +219,9 @@ def test_one_of_several_tables_that_was_renamed_and_made_anew_may_have_it_too() 
             await world.with_table("b")
             raise errors.StorageUnavailable("cut", is_ambiguous=True)
 
-        first, second = (await Transaction(a_caller(), changes, send, catalog.load).settle()).values()
-        assert isinstance(first, Done)
-        assert isinstance(second, Unknown)
+        first, second = (await MultiTableCommit(a_caller(), changes, send, catalog.load).settle()).values()
+        assert isinstance(first, CommitDone)
+        assert isinstance(second, CommitUnknown)
 
     asyncio.run(run())
 
@@ -231,7 +240,7 @@ def test_our_own_catalog_says_why_it_refused_one_table_or_several(names: list[st
         }
         found = await EmbeddedCatalog(world.catalog).commit_all({one: TableChange([need], []) for one in tables})
         for outcome in found.values():
-            assert isinstance(outcome, Conflict)
+            assert isinstance(outcome, CommitRefused)
             assert outcome.details["reason"] == "not_bound"
 
     asyncio.run(run())
@@ -241,8 +250,8 @@ def test_what_stays_unreadable_is_unknown_and_is_not_sent_again() -> None:
     async def run() -> None:
         world = World()
         wire = Wire(world, await world.with_table(), ["lost-after"], ["lost-before"] * 999)
-        outcome = await Settlement(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
-        assert isinstance(outcome, Unknown)
+        outcome = await CommitResolver(a_caller(), "commit", wire.change(), wire.send, wire.look).settle()
+        assert isinstance(outcome, CommitUnknown)
         assert wire.sent == 1
 
     asyncio.run(run())
@@ -270,7 +279,7 @@ def test_a_creation_happens_once_and_is_told_truly(faults: list[str]) -> None:
         async def is_done() -> bool:
             return bool(made)
 
-        assert await settled(a_caller(), "create", send, is_done) in ("answer", None)
+        assert await resolve_change(a_caller(), "create", send, is_done) in ("answer", None)
         assert made == ["x"]
 
     asyncio.run(run())
@@ -292,7 +301,7 @@ def test_several_tables_are_all_judged_by_what_they_say(fault: str, is_overtaken
             now = faults.pop(0) if faults else "answered"
             if now == "lost-before":
                 raise errors.StorageUnavailable("cut", is_ambiguous=True)
-            asked = {name: Request(one.requirements, one.updates) for name, one in changes.items()}
+            asked = {name: CommitRequest(one.requirements, one.updates) for name, one in changes.items()}
             await world.catalog.commits.commit_all(asked)
             if now == "doubled":
                 await world.catalog.commits.commit_all(asked)
@@ -305,17 +314,17 @@ def test_several_tables_are_all_judged_by_what_they_say(fault: str, is_overtaken
                 raise errors.StorageUnavailable("cut", is_ambiguous=True)
             return await catalog.load(name)
 
-        outcomes = await Transaction(a_caller(), changes, send, load).settle()
+        outcomes = await MultiTableCommit(a_caller(), changes, send, load).settle()
         for name, outcome in outcomes.items():
             found = [one["snapshot-id"] for one in (await catalog.load(name)).metadata["snapshots"]]
-            if isinstance(outcome, Done):
+            if isinstance(outcome, CommitDone):
                 assert OURS in found
-            elif isinstance(outcome, Conflict):
+            elif isinstance(outcome, CommitRefused):
                 assert OURS not in found
             else:
                 assert is_unreadable
         if is_overtaken and not is_unreadable:
-            assert [isinstance(one, Conflict) and one.is_bystander for one in outcomes.values()] == [True, False]
+            assert [isinstance(one, CommitRefused) and one.is_bystander for one in outcomes.values()] == [True, False]
 
     asyncio.run(run())
 
@@ -332,24 +341,24 @@ def test_a_conflict_of_a_repeat_says_nothing_about_the_copy_that_is_still_on_its
         def answers(name: Any) -> list[Exception]:
             return [errors.StorageUnavailable("cut", is_ambiguous=True), *[errors.CommitConflict("busy")] * 99]
 
-        async def settle_one(name: Any) -> Outcome:
+        async def settle_one(name: Any) -> CommitOutcome:
             planned = answers(name)
 
             async def send() -> LoadedTable:
                 raise planned.pop(0)
 
-            return await Settlement(a_caller(), "commit", changes[name], send, lambda: catalog.load(name)).settle()
+            return await CommitResolver(a_caller(), "commit", changes[name], send, lambda: catalog.load(name)).settle()
 
-        async def settle_all() -> Outcome:
+        async def settle_all() -> CommitOutcome:
             planned = answers(None)
 
             async def send() -> dict[str, Any]:
                 raise planned.pop(0)
 
-            (outcome, _) = (await Transaction(a_caller(), changes, send, catalog.load).settle()).values()
+            (outcome, _) = (await MultiTableCommit(a_caller(), changes, send, catalog.load).settle()).values()
             return outcome
 
-        assert isinstance(await settle_one(names[0]), Unknown)
-        assert isinstance(await settle_all(), Unknown)
+        assert isinstance(await settle_one(names[0]), CommitUnknown)
+        assert isinstance(await settle_all(), CommitUnknown)
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icestream.catalogs.table_name import fixed_namespace, name_in_one, table_of
+from icestream.catalogs.topic_table_name import fixed_namespace, single_namespace_name, table_for_topic
 from icestream.iceberg.identifier import Identifier
 from icestream.model.topic_name import TopicName
 from icestream.settings import Settings
@@ -27,27 +27,29 @@ PART = st.text(st.sampled_from("abAB01_-é"), min_size=1, max_size=5)
     ],
 )
 def test_names_in_one_namespace(topic: str, name: str) -> None:
-    found = name_in_one(TopicName.parse(topic))
+    found = single_namespace_name(TopicName.parse(topic))
     assert found.startswith(name.rpartition("__")[0] if name.count("__") > 1 else name)
 
 
 @given(st.lists(st.tuples(PART, PART), min_size=2, max_size=30, unique=True))
 def test_no_two_topics_share_a_name(parts: list[tuple[str, str]]) -> None:
     topics = [TopicName(*one) for one in parts]
-    names = [name_in_one(one) for one in topics]
+    names = [single_namespace_name(one) for one in topics]
     assert len(set(names)) == len(topics)
     assert all(re.fullmatch(r"[a-z0-9_]{1,255}", name) for name in names)
 
 
 def test_the_longest_names_fit_into_glue() -> None:
-    assert len(name_in_one(TopicName("n" * 255, "t" * 255))) <= 255
-    assert name_in_one(TopicName("n" * 255, "t" * 255)) != name_in_one(TopicName("n" * 255, "t" * 254))
+    assert len(single_namespace_name(TopicName("n" * 255, "t" * 255))) <= 255
+    assert single_namespace_name(TopicName("n" * 255, "t" * 255)) != single_namespace_name(
+        TopicName("n" * 255, "t" * 254)
+    )
 
 
 def test_where_tables_lie() -> None:
     topic = TopicName.parse("/shop/Orders")
-    assert table_of(topic, None) == Identifier(("shop",), "Orders")
-    assert table_of(TopicName.parse("/shop/orders"), ("danube",)) == Identifier(("danube",), "shop__orders")
+    assert table_for_topic(topic, None) == Identifier(("shop",), "Orders")
+    assert table_for_topic(TopicName.parse("/shop/orders"), ("danube",)) == Identifier(("danube",), "shop__orders")
 
 
 def test_the_fixed_namespace() -> None:

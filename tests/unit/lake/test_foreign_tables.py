@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
-from icestream.catalogs.catalog import Done, LoadedTable, TableCatalog, TableChange
-from icestream.catalogs.mirror import Mirror, mirror_key
+from icestream.catalogs.mirror import ForeignTableRecord, foreign_table_key
+from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
@@ -82,7 +82,7 @@ class ForeignWorld:
 
     async def change(self, updates: list[Any]) -> None:
         """As another engine does."""
-        assert isinstance(await self.catalog.inner.commit(NAME, TableChange([], updates)), Done)
+        assert isinstance(await self.catalog.inner.commit(NAME, TableChange([], updates)), CommitDone)
 
     async def delete_first_round(self) -> None:
         table = tables.load((await self.catalog.inner.load(NAME)).metadata)
@@ -145,12 +145,12 @@ async def test_our_own_commits_are_told_and_nothing_is_loaded_in_between(world: 
 @pytest.mark.wrong_tables("one note of a table is damaged")
 async def test_a_note_that_cannot_be_read_does_not_hide_the_others(world: ForeignWorld) -> None:
     await world.commit()
-    parted = Mirror(["a"], "b", "u", {0: 7}, topic="/default/parted", is_parted=True)
-    await world.store.put(mirror_key(7), msgspec.json.encode(parted))
-    await world.store.put(mirror_key(8), b"nothing")
+    parted = ForeignTableRecord(["a"], "b", "u", {0: 7}, topic="/default/parted", is_parted=True)
+    await world.store.put(foreign_table_key(7), msgspec.json.encode(parted))
+    await world.store.put(foreign_table_key(8), b"nothing")
     found, after = await world.tables.bound("", 10)
     assert ([(one.topic, one.problem is None) for one in found], after) == ([("/default/t1", True), ("?", False)], None)
-    assert f"{mirror_key(8)} in the metadata store is no mirror" in str(found[1].problem)
+    assert f"{foreign_table_key(8)} in the metadata store is no mirror" in str(found[1].problem)
     had = PartedTopic("/default/parted", 7, "a.b", {0: 7})
     assert await world.tables.parted("", 10) == ([had], None)
     assert [await world.tables.parted_of(number) for number in (1, 7, 8, 9)] == [None, had, None, None]
@@ -190,10 +190,10 @@ async def test_what_an_engine_deleted_stays_known_behind_later_rounds(world: For
 
 async def test_a_commit_that_was_not_noted_is_read_all_the_same(world: ForeignWorld) -> None:
     await world.commit()
-    before = await world.store.get(mirror_key(1))
+    before = await world.store.get(foreign_table_key(1))
     assert before is not None
     await world.commit()
-    await world.store.put(mirror_key(1), before.value)
+    await world.store.put(foreign_table_key(1), before.value)
     assert (await world.read()).end == 8
     assert await world.verified() == []
 
@@ -239,7 +239,7 @@ async def test_a_snapshot_that_others_expired_is_still_a_start(world: ForeignWor
 
 @pytest.mark.wrong_tables("nobody of ours guards it")
 async def test_a_note_that_is_none_is_told(world: ForeignWorld) -> None:
-    await world.store.put(mirror_key(1), b"{}")
+    await world.store.put(foreign_table_key(1), b"{}")
     with pytest.raises(errors.MetadataDamaged, match="no mirror"):
         await world.read()
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from icestream import errors, limits
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.lake.iceberg import answers, routes
 from icestream.lake.iceberg.compression import accepts_gzip, compressed
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, path_of, set_properties
@@ -310,7 +310,7 @@ async def bound_world() -> tuple[IcebergWorld, IcebergClient]:
     world = IcebergWorld()
     client = await world.with_one(schema=ENVELOPE)
     await world.catalog.topics.bind(Identifier(("ns",), "t"), TOPIC, TOPIC_ID, {0: (0, 0)})
-    await world.store.put(keys.LEASE, orjson.dumps({"epoch": LEASE}))
+    await world.store.put(catalog_keys.LEASE, orjson.dumps({"epoch": LEASE}))
     return world, client
 
 
@@ -338,7 +338,7 @@ async def test_what_parts_a_topic_from_its_table_is_refused_unless_it_is_forced(
     assert "icestream lake detach" in words
     headers = {} if force else {"icestream_force": "true"}
     await client("DELETE", f"{TABLE}{force}", **headers)
-    assert await world.store.get(keys.topic_key(TOPIC_ID)) is None
+    assert await world.store.get(catalog_keys.topic_key(TOPIC_ID)) is None
 
 
 # --- views ------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.catalog.tokens import Tokens
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.app import build_app
@@ -64,7 +64,7 @@ class LakeWorld(World):
         for number in (1, 2, 3):
             state = (await self.catalog.commits.load(TABLE)).state
             asked = claim(number, (0, 0, 10 * number - 10, 10 * number), topic_id=topic_id)
-            await self.catalog.commits.commit(TABLE, Request([asked], appending(state, number)))
+            await self.catalog.commits.commit(TABLE, CommitRequest([asked], appending(state, number)))
 
 
 @contextlib.asynccontextmanager
@@ -115,7 +115,7 @@ async def test_a_topic_made_again_under_its_name_does_not_get_the_table_of_the_o
         assert not (await lake("GET", f"tables?{QUERY}"))["is_topic_deleted"]
         name = TopicName.parse(TOPIC)
         await lake.node.broker.delete_topic(name)
-        await lake.store.put(keys.deleted_topic_key(old), b"{}")
+        await lake.store.put(catalog_keys.deleted_topic_key(old), b"{}")
         assert (await lake("GET", f"tables?{QUERY}"))["is_topic_deleted"]
         says = f"belongs to a deleted topic {TOPIC} (id {old})"
         for is_again in (False, True):
@@ -134,7 +134,7 @@ async def test_a_topic_made_again_under_its_name_does_not_get_the_table_of_the_o
 async def test_a_rollback_is_shown_and_taken_back(tmp_path: Path) -> None:
     async with lake_world(tmp_path) as lake:
         await lake.with_rounds()
-        await lake.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+        await lake.catalog.commits.commit(TABLE, CommitRequest([], [point("main", 1)]))
         (removal,) = (await lake("GET", f"tables?{QUERY}"))["removals"]
         assert (removal["operation"], removal["ranges"], removal["is_exact"]) == ("rollback", {"0": [10, 30]}, True)
         done = await lake("POST", "rewind", NAMED)
@@ -150,7 +150,7 @@ async def test_positions_on_an_operators_word_need_consent(tmp_path: Path) -> No
     async with lake_world(tmp_path) as lake:
         await lake.with_table(schema=ENVELOPE)
         made = snapshot(1, **{"timestamp-ms": lake.clock.wall_us() // 1000})
-        await lake.catalog.commits.commit(TABLE, Request([], [add(made), point("main", 1)]))
+        await lake.catalog.commits.commit(TABLE, CommitRequest([], [add(made), point("main", 1)]))
         given = {**NAMED, "topic": TOPIC, "positions": {"0": 20}}
         status, code, words = await lake.refused("POST", "adopt", given)
         assert (status, code, "--accept-duplicates" in words) == (403, "topic_table", True)
@@ -196,7 +196,7 @@ async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
         await lake.with_table()
         assert await lake("GET", f"files?{QUERY}") == {"items": [], "next": None}
         location = (await lake.catalog.tables.load(TABLE)).table.location
-        await lake.catalog.commits.commit(TABLE, Request([], appended(lake, location, 1)))
+        await lake.catalog.commits.commit(TABLE, CommitRequest([], appended(lake, location, 1)))
         parts = [f"{location}/metadata/m{number}.avro" for number in range(3)]
         for number, part in enumerate(parts):
             paths = [f"{location}/data/{number}-{at}.parquet" for at in range(3)]
@@ -204,13 +204,13 @@ async def test_files_come_in_pages_of_one_snapshot(tmp_path: Path) -> None:
         lake.write(f"{location}/metadata/many.avro", manifest_list(*parts))
         made = snapshot(2, 1, **{"manifest-list": f"{location}/metadata/many.avro"})
         made["timestamp-ms"] = lake.clock.wall_us() // 1000
-        await lake.catalog.commits.commit(TABLE, Request([], [add(made), point("main", 2)]))
+        await lake.catalog.commits.commit(TABLE, CommitRequest([], [add(made), point("main", 2)]))
         found, after = [], ""
         while after is not None:
             page = await lake("GET", f"files?{QUERY}&limit=2&after={after}")
             assert len(page["items"]) <= 2
             if not found:
-                await lake.catalog.commits.commit(TABLE, Request([], [point("main", 1)]))
+                await lake.catalog.commits.commit(TABLE, CommitRequest([], [point("main", 1)]))
             found += [one["path"].rsplit("/", 1)[1] for one in page["items"]]
             after = page["next"]
         assert found == [f"{number}-{at}.parquet" for number in (0, 2) for at in range(3)]

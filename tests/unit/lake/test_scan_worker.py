@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect, errors
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.cli.places import place_of
 from icestream.lake.app import build_app
 from icestream.lake.scan_worker import ScanWorker
@@ -119,7 +119,7 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
         bad = (await ask("GET", asked)).json
         assert (bad["is_good"], [one["check"] for one in bad["findings"]]) == (False, ["files", "dense"])
         await lake.catalog.topics.detach(TABLE)
-        await store.put(f"{keys.BOUND}damaged", b"nothing")
+        await store.put(f"{catalog_keys.BOUND}damaged", b"nothing")
         (damaged,) = (await ask("GET", "/api/v1/lake/bound")).json["items"]
         assert "/catalog/bound/damaged" in damaged["problem"]
         had = {"topic": TOPIC, "topic_id": topic_id, "table": "default.orders", "committed": {"0": 7}, "problem": None}

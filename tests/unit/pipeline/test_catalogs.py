@@ -11,8 +11,8 @@ import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalogs.catalog import Conflict, Outcome, TableCatalog, TableChange, Unknown
-from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table, foreign_table_key
+from icestream.catalogs.table_catalog import CommitOutcome, CommitRefused, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.tables.foreign_position import TableProgress, next_offsets_of
 from tests.support.paper_pipeline import PaperPipeline
@@ -30,34 +30,34 @@ class Moody:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         match self.moods.pop(0) if self.moods else "":
             case "lost":
                 await self.inner.commit(identifier, change)
-                return Unknown("the answer was lost")
+                return CommitUnknown("the answer was lost")
             case "unknown":
-                return Unknown("nobody knows")
+                return CommitUnknown("nobody knows")
             case "conflict":
-                return Conflict("others changed the table first")
+                return CommitRefused("others changed the table first")
             case "away":
                 raise errors.StorageUnavailable("it is away")
             case "gone":
                 raise errors.UnknownTable("there is no such table")
         return await self.inner.commit(identifier, change)
 
-    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         if not self.moods:
             return await self.inner.commit_all(changes)
         match self.moods.pop(0):
             case "lost":
                 await self.inner.commit_all(changes)
-                return dict.fromkeys(changes, Unknown("the answer was lost"))
+                return dict.fromkeys(changes, CommitUnknown("the answer was lost"))
             case "bystanders":
                 first, *others = changes
-                found: dict[Identifier, Outcome] = {first: Conflict("moved")}
-                return found | {one: Conflict("another", is_bystander=True) for one in others}
+                found: dict[Identifier, CommitOutcome] = {first: CommitRefused("moved")}
+                return found | {one: CommitRefused("another", is_bystander=True) for one in others}
             case "all by":
-                return {one: Conflict("another", is_bystander=True) for one in changes}
+                return {one: CommitRefused("another", is_bystander=True) for one in changes}
             case "away":
                 raise errors.StorageUnavailable("it is away")
             case "wrong":
@@ -156,18 +156,18 @@ async def test_a_driver_that_ended_before_it_noted_its_commit_is_followed(tmp_pa
     run.broker.publish(1, 4)
     await run.pipeline.round()
     store = run.pipeline.world.store
-    before = await store.get(mirror_key(1))
+    before = await store.get(foreign_table_key(1))
     assert before is not None
     run.broker.publish(1, 4)
     await run.pipeline.round()
-    await store.put(mirror_key(1), before.value)
+    await store.put(foreign_table_key(1), before.value)
     run.broker.floors[1, 0] = 4
     again = Run(tmp_path / "w", is_foreign=True, broker=run.broker, store=store)
     await run.pipeline.close()
     await again.pipeline.round()
-    mended = await store.get(mirror_key(1))
+    mended = await store.get(foreign_table_key(1))
     assert mended is not None
-    assert decode_mirror(mirror_key(1), mended).committed == {0: 8}, "readers know the table by it"
+    assert decode_foreign_table(foreign_table_key(1), mended).committed == {0: 8}, "readers know the table by it"
     again.broker.publish(1, 1)
     await again.pipeline.round()
     assert await again.rows() == list(range(9))
@@ -194,7 +194,7 @@ async def test_a_rollback_stops_the_topic_and_names_the_commands(tmp_path: Path)
     await run.pipeline.close()
 
 
-MIRROR = Mirror(["default"], "t1", "u", {0: 5})
+MIRROR = ForeignTableRecord(["default"], "t1", "u", {0: 5})
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,9 @@ MIRROR = Mirror(["default"], "t1", "u", {0: 5})
         (TableProgress("u", {0: 5}, 2), MIRROR, {0: 5}),
     ],
 )
-def test_where_a_topic_goes_on(standing: TableProgress, mirror: Mirror | None, expected: dict[int, int]) -> None:
+def test_where_a_topic_goes_on(
+    standing: TableProgress, mirror: ForeignTableRecord | None, expected: dict[int, int]
+) -> None:
     assert next_offsets_of("/default/t1", standing, mirror, {0: 3}) == expected
 
 
@@ -222,6 +224,6 @@ def test_where_a_topic_goes_on(standing: TableProgress, mirror: Mirror | None, e
         (TableProgress("u", {0: 5}, 5), MIRROR, "a row of offset 5"),
     ],
 )
-def test_when_it_stops(standing: TableProgress, mirror: Mirror | None, words: str) -> None:
-    with pytest.raises(errors.TopicTable, match=words):
+def test_when_it_stops(standing: TableProgress, mirror: ForeignTableRecord | None, words: str) -> None:
+    with pytest.raises(errors.TopicTableConflict, match=words):
         next_offsets_of("/default/t1", standing, mirror, {0: 3})

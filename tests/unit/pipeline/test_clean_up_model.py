@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from icestream import errors
-from icestream.catalog.topic.binding import Binding, new_binding
-from icestream.catalog.topic.claim import Claim, Range
-from icestream.catalog.topic.judgement import Repeated, judge
+from icestream.catalog.topic_rules.binding import Binding, new_binding
+from icestream.catalog.topic_rules.claim import ClaimedRange, RoundClaim
+from icestream.catalog.topic_rules.claim_check import Repeated, check_claim
 from icestream.pipeline.file_cleanup.removal_rule import Candidate, TableState, may_remove
 
 END = 2  # offsets of the only shard; each round brings one
@@ -135,9 +135,11 @@ def _arrivals(world: World, is_own: bool) -> Iterator[World]:
 def _is_taken(world: World, request: Request, is_own: bool) -> bool:
     if not is_own:
         return request.base == world.version
-    claim = Claim(request.file.encode().ljust(16), 1, request.epoch, (Range(0, 0, request.start, request.start + 1),))
+    claim = RoundClaim(
+        request.file.encode().ljust(16), 1, request.epoch, (ClaimedRange(0, 0, request.start, request.start + 1),)
+    )
     try:
-        return not isinstance(judge(_binding(world), claim, world.epoch), Repeated)
+        return not isinstance(check_claim(_binding(world), claim, world.epoch), Repeated)
     except errors.RangeRefused:
         return False
 

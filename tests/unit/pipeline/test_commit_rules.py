@@ -10,7 +10,7 @@ import fastavro
 import pytest
 
 from icestream import errors, limits
-from icestream.catalogs.catalog import Conflict, Done, Unknown
+from icestream.catalogs.table_catalog import CommitDone, CommitRefused, CommitUnknown
 from icestream.iceberg import avro
 from icestream.iceberg.manifests import ManifestFile, PartitionField
 from icestream.iceberg.table_metadata import TableMetadata
@@ -269,17 +269,17 @@ def test_hazard_30_files_that_a_reader_would_stumble_over_do_not() -> None:
 @pytest.mark.parametrize(
     ("outcome", "meaning"),
     [
-        (Done(None), OutcomeVerdict.DONE),
-        (Done(None, repeated=7), OutcomeVerdict.DONE),
-        (Unknown("?"), OutcomeVerdict.OPEN),
-        (Conflict("main moved"), OutcomeVerdict.ALONE),
-        (Conflict("other", is_bystander=True), OutcomeVerdict.TOGETHER),
-        (Conflict("x", details={"reason": "not_next"}), OutcomeVerdict.TAKEN),
-        (Conflict("x", details={"reason": "not_bound"}), OutcomeVerdict.TAKEN),
-        (Conflict("x", details={"reason": "stale_pipeline"}), OutcomeVerdict.LEASE_LOST),
+        (CommitDone(None), OutcomeVerdict.DONE),
+        (CommitDone(None, repeated=7), OutcomeVerdict.DONE),
+        (CommitUnknown("?"), OutcomeVerdict.OPEN),
+        (CommitRefused("main moved"), OutcomeVerdict.ALONE),
+        (CommitRefused("other", is_bystander=True), OutcomeVerdict.TOGETHER),
+        (CommitRefused("x", details={"reason": "not_next"}), OutcomeVerdict.TAKEN),
+        (CommitRefused("x", details={"reason": "not_bound"}), OutcomeVerdict.TAKEN),
+        (CommitRefused("x", details={"reason": "stale_pipeline"}), OutcomeVerdict.LEASE_LOST),
     ],
 )
-def test_what_an_answer_means(outcome: Done | Conflict | Unknown, meaning: OutcomeVerdict) -> None:
+def test_what_an_answer_means(outcome: CommitDone | CommitRefused | CommitUnknown, meaning: OutcomeVerdict) -> None:
     assert verdict(outcome) is meaning
 
 

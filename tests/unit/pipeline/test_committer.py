@@ -9,7 +9,7 @@ import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalog import keys
+from icestream.catalog import catalog_keys
 from icestream.pipeline.commit.committer import CommittedSnapshot
 from icestream.pipeline.tables.topic_table import TopicTable
 from tests.support.committing import Committing, topic
@@ -72,7 +72,7 @@ async def test_all_tables_of_a_round_go_together(world: Committing) -> None:
     found = await world.commit(*(world.brought(one, 3) for one in tables))
     assert all(isinstance(one, CommittedSnapshot) for one in found.values())
     assert await world.store.revision() == before + 1
-    assert await world.store.get(keys.topic_key(3)) is not None
+    assert await world.store.get(catalog_keys.topic_key(3)) is not None
 
 
 async def test_the_pipeline_of_each_node_commits_under_a_lease_of_its_own(world: Committing) -> None:
@@ -83,7 +83,7 @@ async def test_the_pipeline_of_each_node_commits_under_a_lease_of_its_own(world:
     for _ in range(2):
         assert isinstance((await world.commit(world.brought(mine, 5)))[1], CommittedSnapshot)
         assert isinstance((await other.commit(other.brought(theirs, 5)))[2], CommittedSnapshot)
-    await world.store.delete(keys.lease_key("00000000000000bb"))
+    await world.store.delete(catalog_keys.lease_key("00000000000000bb"))
     with pytest.raises(errors.LeaseLost):
         await other.commit(other.brought(theirs, 5))
     assert isinstance((await world.commit(world.brought(mine, 5)))[1], CommittedSnapshot), "the other's is not"

@@ -14,7 +14,7 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from icestream import limits
-from icestream.catalogs.catalog import Unknown
+from icestream.catalogs.table_catalog import CommitUnknown
 from icestream.iceberg.identifier import Identifier
 from icestream.model.written import TaskError, TopicWritten, Trouble
 from icestream.pipeline.driver.retry_pause import retry_pause_seconds
@@ -60,7 +60,7 @@ class Mute:
             return await self._inner.commit(name, change)
         if self.takes_it:
             await self._inner.commit(name, change)
-        return Unknown("no answer")
+        return CommitUnknown("no answer")
 
     async def commit_all(self, changes: dict[Identifier, Any]) -> Any:
         if not self.is_mute:

@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 
 from icestream import errors
-from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
-from icestream.catalogs.catalog import Done, Outcome, TableCatalog, TableChange, Unknown
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, CommitUnknown, TableCatalog, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.pipeline.driver.topic_tables import Halt
@@ -176,15 +176,15 @@ class Moody:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         return (await self.commit_all({identifier: change}))[identifier]
 
-    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         for late in self._late:
             await self._landed(late)
         self._late.clear()
         mood = self.moods.pop(0) if self.moods else ""
-        unknown: dict[Identifier, Outcome] = dict.fromkeys(changes, Unknown(mood))
+        unknown: dict[Identifier, CommitOutcome] = dict.fromkeys(changes, CommitUnknown(mood))
         match mood:
             case "away":
                 raise errors.StorageUnavailable("503")
@@ -206,12 +206,12 @@ class Moody:
             case "read back":
                 found = await self._landed(changes)
                 return {
-                    one: Done(outcome.table, was_read_back=True) if isinstance(outcome, Done) else outcome
+                    one: CommitDone(outcome.table, was_read_back=True) if isinstance(outcome, CommitDone) else outcome
                     for one, outcome in found.items()
                 }
         return await self._landed(changes)
 
-    async def _landed(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def _landed(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         return {one: await self._inner.commit(one, change) for one, change in changes.items()}
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
-from icestream.catalogs.caller import Patience
-from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.factory import open_catalog
+from icestream.catalogs.storage_caller import CallTimeouts
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.pipeline.driver.effects import Effect, Fault
 from tests.support.catalog_servers import CATALOG, served, settings_of
 from tests.support.driver_life import DriverLife, Struck
@@ -34,7 +34,7 @@ FAULTS = (
 SOME = ("cut-after", "late", "hold", "twice", "503", "500-after", "silence")
 SETS = pytest.mark.parametrize("faults", [SOME, pytest.param(FAULTS, marks=pytest.mark.chaos)], ids=["some", "all"])
 # So short that silence costs little. Whoever is slower than that tries again.
-WAITS = Patience(request_seconds=1.0, retry_seconds_min=0.01, retry_seconds_max=0.02)
+WAITS = CallTimeouts(request_seconds=1.0, retry_seconds_min=0.01, retry_seconds_max=0.02)
 
 STEALS = 20
 

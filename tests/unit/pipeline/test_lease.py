@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from icestream import errors
-from icestream.catalog import keys, records
-from icestream.catalog.records import LeaseRecord
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import LeaseRecord
 from icestream.metadata.store import MemoryStore
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.runtime.clock import SimulatedClock
@@ -26,8 +26,8 @@ async def pass_time(clock: SimulatedClock, seconds: float) -> None:
 
 
 async def holder(store: MemoryStore) -> int | None:
-    entry = await store.get(keys.LEASE)
-    return None if entry is None else records.decode(LeaseRecord, keys.LEASE, entry).epoch
+    entry = await store.get(catalog_keys.LEASE)
+    return None if entry is None else catalog_records.decode(LeaseRecord, catalog_keys.LEASE, entry).epoch
 
 
 async def test_it_is_held_as_long_as_it_is_renewed() -> None:

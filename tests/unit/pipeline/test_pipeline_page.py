@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from icestream.catalog.topic.envelope import new_schema
-from icestream.catalogs.table_name import name_in_one
+from icestream.catalog.topic_rules.topic_schema import new_schema
+from icestream.catalogs.topic_table_name import single_namespace_name
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.spark.spark_options import SparkOptions
 from icestream.settings import Settings
@@ -31,7 +31,7 @@ def test_the_columns_of_the_page_are_those_of_a_new_table_in_their_order() -> No
 
 def test_the_names_of_the_page_are_those_that_topics_get() -> None:
     for namespace, name in (("default", "orders"), ("shop", "orders"), ("shop", "My-Orders")):
-        assert f"`{name_in_one(TopicName(namespace, name))}`" in PAGE
+        assert f"`{single_namespace_name(TopicName(namespace, name))}`" in PAGE
 
 
 def test_the_settings_for_a_cluster_are_taken_as_they_stand_there() -> None:

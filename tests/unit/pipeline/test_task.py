@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from icestream import limits
-from icestream.catalog.topic.envelope import new_schema
+from icestream.catalog.topic_rules.topic_schema import new_schema
 from icestream.model import envelope
 from icestream.model.block import Constant, Numbering, encode_block
 from icestream.model.written import Covered, TopicWritten, Trouble

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from pyiceberg.table import StaticTable
 
 from icestream import errors
-from icestream.catalogs.catalog import Outcome, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitOutcome, TableCatalog, TableChange
 from icestream.iceberg.file_io import LocalFiles
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.driver.effects import Effect, Effects, Fault
@@ -38,11 +38,11 @@ class Removing:
         self._wanted = f"**/{table}-*/**/*{suffix}"
         self._before = set(self._folder.glob(self._wanted))
 
-    async def commit(self, identifier: Identifier, change: TableChange) -> Outcome:
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         self._remove()
         return await self._inner.commit(identifier, change)
 
-    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, Outcome]:
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
         self._remove()
         return await self._inner.commit_all(changes)
 

@@ -40,8 +40,8 @@ class Access(NamedTuple):
     @classmethod
     def of(cls, store: StoreOptions, is_sharing_keys: bool, roots: Sequence[str] = ()) -> Access:
         """`roots`: locations that the keys open: the warehouse, and where else tables may lie."""
-        defaults = store_options.told(store)
-        keys = store_options.keys(store)
+        defaults = store_options.public_file_io(store)
+        keys = store_options.secret_file_io(store)
         if not is_sharing_keys or not keys:
             return cls(defaults, orjson.dumps(defaults) if is_sharing_keys else _NOTHING)
         config = defaults | keys

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from icestream import error_codes, errors
-from icestream.catalog.calls.commits import Committed
-from icestream.catalog.calls.views import LoadedView
+from icestream.catalog.operations.table_commits import CommittedTable
+from icestream.catalog.operations.view_operations import LoadedView
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -51,7 +51,7 @@ def document(value: Any) -> Answer:
 # --- tables and views -------------------------------------------------------------------------------------------------
 
 
-def table(found: Committed, only_referenced: bool = False, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
+def table(found: CommittedTable, only_referenced: bool = False, access: TableAccess = NO_TABLE_ACCESS) -> Answer:
     """A table in force. The pieces of its document are joined once, and never parsed."""
     shown = found.table.with_referenced_snapshots() if only_referenced else found.table
     tag = (b"etag", entity_tag(found.location, only_referenced).encode())
@@ -95,7 +95,7 @@ def identifiers(namespace: Sequence[str], names: Sequence[str], token: str | Non
     return document({"identifiers": found, "next-page-token": token})
 
 
-def repeats(found: Mapping[Identifier, Committed]) -> Answer:
+def repeats(found: Mapping[Identifier, CommittedTable]) -> Answer:
     """Of a transaction. Only a round can be a repeat, and whoever sends rounds reads this (hazards 14, 47)."""
     told: list[Object] = [
         {"namespace": one.namespace, "name": one.name, "snapshot-id": made.repeated}

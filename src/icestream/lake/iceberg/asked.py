@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from icestream import errors
-from icestream.catalog.requests import RequestName
+from icestream.catalog.idempotency import IdempotentRequest
 from icestream.iceberg import values
 from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object, short_repr
@@ -95,12 +95,12 @@ class Asked:
         return self.access.table(self.header(HEADER))
 
     @property
-    def name(self) -> RequestName | None:
+    def name(self) -> IdempotentRequest | None:
         """Its own, if it has one (Idempotency-Key)."""
         found = self.header(b"idempotency-key")
         if found is None:
             return None
-        return RequestName(found, b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw)))
+        return IdempotentRequest(found, b"\n".join((self.method.encode(), self.path, self._raw_query, self.raw)))
 
     # --- the body ---
 

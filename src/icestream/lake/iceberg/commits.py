@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from icestream import errors
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.topic.commit import Request
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg import values
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.values import Object
@@ -20,7 +20,7 @@ async def commit_table(catalog: Catalog, asked: Asked) -> Answer:
 
 async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
     is_forced = asked.is_forced
-    changes: dict[Identifier, Request] = {}
+    changes: dict[Identifier, CommitRequest] = {}
     for change in values.objects(asked.document(), "table-changes"):
         identifier = identifier_of(values.as_object(values.required(change, "identifier"), "identifier"))
         if identifier in changes:
@@ -29,5 +29,5 @@ async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
     return answers.repeats(await catalog.commits.commit_all(changes, asked.name))
 
 
-def _request(document: Object, is_forced: bool) -> Request:
-    return Request(values.objects(document, "requirements"), values.objects(document, "updates"), is_forced)
+def _request(document: Object, is_forced: bool) -> CommitRequest:
+    return CommitRequest(values.objects(document, "requirements"), values.objects(document, "updates"), is_forced)

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 
 from icestream import errors, limits
-from icestream.catalog import keys, records
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.records import PurgeRecord
-from icestream.catalog.topic.consequence import Consent, Consequence, TopicLog
+from icestream.catalog.catalog_records import PurgeRecord
+from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog
 from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -145,9 +145,12 @@ async def table_of_topic(catalog: OwnCatalog, broker: Broker, topic: str) -> Any
 
 @router.get("/purges", response_model=Listing[PurgeShown], summary="List dropped tables whose files are to go")
 async def list_purges(catalog: OwnCatalog, page: Page) -> Any:
-    after = keys.PURGES + page["after"] if page["after"] else ""
-    found = await catalog.store.list(keys.PURGES, after, page["limit"])
-    items = [_purge(key.removeprefix(keys.PURGES), records.decode(PurgeRecord, key, entry)) for key, entry in found]
+    after = catalog_keys.PURGES + page["after"] if page["after"] else ""
+    found = await catalog.store.list(catalog_keys.PURGES, after, page["limit"])
+    items = [
+        _purge(key.removeprefix(catalog_keys.PURGES), catalog_records.decode(PurgeRecord, key, entry))
+        for key, entry in found
+    ]
     return {"items": items, "next": items[-1]["uuid"] if len(items) == page["limit"] else None}
 
 
@@ -163,7 +166,7 @@ def _purge(uuid: str, record: PurgeRecord) -> dict[str, Any]:
 async def bind(operations: Deciding, broker: Broker, given: BindGiven) -> Any:
     table, consents = _named(given), _consents(given)
 
-    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
         return await operations.bind(table, log, consents, is_dry)
 
     return _told(table, given, await decided(broker, given.topic, consents, given.dry_run, decide))
@@ -176,7 +179,7 @@ async def adopt(operations: Deciding, broker: Broker, given: AdoptGiven) -> Any:
     table, consents = _named(given), _consents(given)
     positions = None if given.positions is None else {_shard(one): end for one, end in given.positions.items()}
 
-    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
         return await operations.adopt(table, log, consents, positions, is_dry)
 
     return _told(table, given, await decided(broker, given.topic, consents, given.dry_run, decide))
@@ -187,7 +190,7 @@ async def rewind(operations: Deciding, broker: Broker, given: RewindGiven) -> An
     table, consents = _named(given), _consents(given)
     topic = await _topic_of(operations, broker, table)
 
-    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
         return await operations.rewind(table, log, consents, given.snapshot, is_dry)
 
     return _told(table, given, await decided(broker, topic, consents, given.dry_run, decide))
@@ -196,14 +199,14 @@ async def rewind(operations: Deciding, broker: Broker, given: RewindGiven) -> An
 async def _topic_of(operations: Operations, broker: BrokerCalls, table: Identifier) -> str:
     owner = await operations.owner(table)
     if owner is None:
-        raise errors.TopicTable(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
+        raise errors.TopicTableConflict(f"{table} belongs to no topic", hint="`icestream lake adopt` takes it over")
     log: TopicLog | None
     try:
         log = await topic_log(broker, owner.topic)
     except errors.UnknownTopic:
         log = None
     if log is None or log.topic_id != owner.topic_id:
-        raise errors.TopicTable(
+        raise errors.TopicTableConflict(
             f"{table} belongs to a deleted topic {owner.topic} (id {owner.topic_id})",
             hint=f"`icestream lake detach {table}` parts them",
         )
@@ -216,7 +219,7 @@ async def recreate(operations: Deciding, broker: Broker, given: RecreateGiven) -
     if given.namespace is not None and given.table is not None:
         tables = [identifier(check_namespace(given.namespace), given.table)]
 
-    async def decide(log: AskLog, is_dry: bool) -> Consequence:
+    async def decide(log: AskLog, is_dry: bool) -> OperationPreview:
         tables[0], told = await operations.recreate(tables[0], log, _consents(given), is_dry)
         return told
 
@@ -254,7 +257,7 @@ def _name(table: Identifier) -> dict[str, Any]:
     return {"namespace": [*table.namespace], "table": table.name}
 
 
-def _told(table: Identifier, given: Consented, found: Consequence) -> dict[str, Any]:
+def _told(table: Identifier, given: Consented, found: OperationPreview) -> dict[str, Any]:
     return {
         "operation": found.operation,
         "topic": found.topic,
@@ -262,7 +265,7 @@ def _told(table: Identifier, given: Consented, found: Consequence) -> dict[str, 
         "dry_run": given.dry_run,
         "needs": sorted(found.needed),
         "shards": [
-            {**fate._asdict(), "missing": fate.missing, "written_again": fate.written_again} for fate in found.fates
+            {**fate._asdict(), "missing": fate.missing, "written_again": fate.written_again} for fate in found.shards
         ],
         "words": found.words(),
     }

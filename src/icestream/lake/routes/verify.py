@@ -100,7 +100,9 @@ def _stopped(topic: dict[str, Any], shard: int) -> list[tuple[int, str]]:
 async def _check_not_parted(scans: Scans, topic: dict[str, Any]) -> None:
     parted = await scans.tables.parted_of(topic["id"])
     if parted is not None:
-        raise errors.TopicTable(f"topic {topic['topic']} had the table {parted.table} and has none now", hint=NOT_AGAIN)
+        raise errors.TopicTableConflict(
+            f"topic {topic['topic']} had the table {parted.table} and has none now", hint=NOT_AGAIN
+        )
 
 
 async def _gaps(broker: BrokerCalls, topic: str, shard: dict[str, Any]) -> list[tuple[int, int, str]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from icestream import errors, limits
-from icestream.catalog.topic.standing import lineage
+from icestream.catalog.topic_rules.snapshot_progress import lineage
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.table_metadata import TableMetadata

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalogs.catalog import Done, Outcome, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, TableCatalog, TableChange
 from icestream.iceberg import table_commit, values
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier
@@ -166,7 +166,9 @@ class Committer:
 
     # --- one request ---
 
-    async def _sent(self, rounds: Sequence[TopicCommit], found: dict[int, Result]) -> list[tuple[CommitDraft, Outcome]]:
+    async def _sent(
+        self, rounds: Sequence[TopicCommit], found: dict[int, Result]
+    ) -> list[tuple[CommitDraft, CommitOutcome]]:
         """Those that could be built, with their answers; what went wrong with others is in `found`."""
         drafts: dict[Identifier, CommitDraft] = {}
         for brought in rounds:
@@ -194,9 +196,9 @@ class Committer:
 
     async def _one_by_one(
         self, drafts: Iterable[CommitDraft], found: dict[int, Result]
-    ) -> list[tuple[CommitDraft, Outcome]]:
+    ) -> list[tuple[CommitDraft, CommitOutcome]]:
         """One of them is refused for what it is, and the others shall not suffer; or the catalog knows no other way."""
-        answers: list[tuple[CommitDraft, Outcome]] = []
+        answers: list[tuple[CommitDraft, CommitOutcome]] = []
         for one in drafts:
             try:
                 answers.append((one, await self._catalog.commit(one.brought.table.identifier, one.change)))
@@ -210,11 +212,11 @@ class Committer:
                 found[one.brought.table.topic_id] = StopReason(error.message, error.hint or "")
         return answers
 
-    def _settled(self, one: CommitDraft, outcome: Outcome, found: dict[int, Result]) -> OutcomeVerdict:
+    def _settled(self, one: CommitDraft, outcome: CommitOutcome, found: dict[int, Result]) -> OutcomeVerdict:
         table, judged = one.brought.table, verdict(outcome)
         match judged:
             case OutcomeVerdict.DONE:
-                assert isinstance(outcome, Done)
+                assert isinstance(outcome, CommitDone)
                 found[table.topic_id] = self._done(one, outcome)
             case OutcomeVerdict.OPEN:
                 table.is_stale = True
@@ -228,7 +230,7 @@ class Committer:
                 )
         return judged
 
-    def _done(self, one: CommitDraft, outcome: Done) -> CommittedSnapshot:
+    def _done(self, one: CommitDraft, outcome: CommitDone) -> CommittedSnapshot:
         """The table as it is now: our own commit is applied to what we know, nothing is asked."""
         table = one.brought.table
         table.positions = table.advanced(one.brought.ends)

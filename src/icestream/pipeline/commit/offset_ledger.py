@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from icestream.catalog.topic.claim import TYPE
-from icestream.catalog.topic.consequence import ShardLog
+from icestream.catalog.topic_rules.claim import CLAIM_TYPE
+from icestream.catalog.topic_rules.operation_preview import ShardLog
 from icestream.iceberg.values import Object
 from icestream.model.backlog import TopicBacklog
 from icestream.model.written import WrittenFile
@@ -76,7 +76,7 @@ class OffsetLedger(Protocol):
 
 def claim(brought: TopicCommit) -> Object:
     return {
-        "type": TYPE,
+        "type": CLAIM_TYPE,
         "topic-id": brought.table.topic_id,
         "round-id": str(uuid.UUID(bytes=brought.round_id)),
         "pipeline-epoch": brought.epoch,

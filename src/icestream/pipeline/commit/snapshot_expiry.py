@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from icestream import limits
-from icestream.catalog.topic.standing import lineage
+from icestream.catalog.topic_rules.snapshot_progress import lineage
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from icestream.catalogs.catalog import Conflict, Done, Outcome
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, CommitRefused
 
 
 class OutcomeVerdict(Enum):
@@ -25,14 +25,14 @@ class OutcomeVerdict(Enum):
     OPEN = auto()
 
 
-# Reasons of our own catalog (catalog/topic/judgement.py).
+# Reasons of our own catalog (catalog/topic_rules/claim_check.py).
 _TAKEN: Final = frozenset(("not_next", "other_epoch", "unknown_shard", "other_topic", "round_reused", "not_bound"))
 
 
-def verdict(outcome: Outcome) -> OutcomeVerdict:
-    if isinstance(outcome, Done):
+def verdict(outcome: CommitOutcome) -> OutcomeVerdict:
+    if isinstance(outcome, CommitDone):
         return OutcomeVerdict.DONE
-    if not isinstance(outcome, Conflict):
+    if not isinstance(outcome, CommitRefused):
         return OutcomeVerdict.OPEN
     if outcome.is_bystander:
         return OutcomeVerdict.TOGETHER

@@ -20,8 +20,8 @@ import asyncio
 import contextlib
 
 from icestream import errors, limits
-from icestream.catalog import keys, records
-from icestream.catalog.records import LeaseRecord
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import LeaseRecord
 from icestream.metadata import command as cmd
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
@@ -42,7 +42,7 @@ class DriverLease:
     ) -> None:
         """`owner`: a name that only one driver at a time can have, such as that of a child of its broker; or none.
         `name`: which lease, the id of a node of a cluster."""
-        self._key = keys.lease_key(name)
+        self._key = catalog_keys.lease_key(name)
         self._store = store
         self._clock = clock
         self._owner = owner
@@ -82,7 +82,7 @@ class DriverLease:
         if compare is None:
             return False
         epoch = await self._store.allocate_id(COUNTER)
-        value = records.encode(LeaseRecord(epoch, self._owner))
+        value = catalog_records.encode(LeaseRecord(epoch, self._owner))
         sent_ns = self._clock.monotonic_ns()
         revision = await self._put(compare, value)
         if revision is None:
@@ -97,7 +97,7 @@ class DriverLease:
         entry = await self._store.get(self._key)
         if entry is None:
             return cmd.Absent(self._key)
-        is_ours = bool(self._owner) and records.decode(LeaseRecord, self._key, entry).owner == self._owner
+        is_ours = bool(self._owner) and catalog_records.decode(LeaseRecord, self._key, entry).owner == self._owner
         return cmd.HasValue(self._key, entry.value) if is_ours else None
 
     async def _put(self, compare: cmd.Compare, value: bytes) -> int | None:

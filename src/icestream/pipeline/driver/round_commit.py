@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from icestream import errors, limits
-from icestream.catalog.topic.consequence import ShardLog
+from icestream.catalog.topic_rules.operation_preview import ShardLog
 from icestream.model.backlog import Backlog
 from icestream.model.written import TaskError, Trouble
 from icestream.observability import metrics

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable
 from icestream import limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import first_token
-from icestream.catalogs.catalog import TableCatalog
 from icestream.catalogs.factory import open_catalog, open_files
-from icestream.catalogs.fence_record import object_warehouse_of
-from icestream.catalogs.object_fence import guard_files
 from icestream.catalogs.store_options import StoreOptions
-from icestream.catalogs.table_name import fixed_namespace
+from icestream.catalogs.table_catalog import TableCatalog
+from icestream.catalogs.topic_table_name import fixed_namespace
+from icestream.catalogs.warehouse_fence import guard_files
+from icestream.catalogs.warehouse_fence_record import object_warehouse_of
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalogs.catalog import Done, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
 from icestream.model.backlog import Backlog, TopicBacklog
 from icestream.model.written import Trouble
 from icestream.observability import metrics
@@ -222,7 +222,7 @@ class TopicTables:
         ]
         with self._effects.happens(Effect.EVOLVE_TABLE):
             outcome = await self._catalog.commit(known.identifier, TableChange(requirements, updates))
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, CommitDone):
             _log.warning("a table was not changed to its topic's policy yet", topic=known.topic, reason=outcome.reason)
         return await self._books.look(known)
 

@@ -21,9 +21,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog import keys, records
-from icestream.catalog.records import TableRecord
-from icestream.catalogs.catalog import TableCatalog
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_records import TableRecord
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import is_inside, normalize, normalize_or_none
@@ -181,9 +181,9 @@ class FileCleaner:
 
     async def _epoch(self, one: WatchedTable) -> int | None:
         """None: it is not the topic's table any more."""
-        key = keys.relation_key(one.identifier)
+        key = catalog_keys.relation_key(one.identifier)
         entry = await self._store.get(key)
-        record = None if entry is None else records.decode_relation(key, entry)
+        record = None if entry is None else catalog_records.decode_relation(key, entry)
         if not isinstance(record, TableRecord) or record.uuid != one.uuid or record.binding is None:
             return None
         return record.binding.pipeline_epoch if record.binding.topic_id == one.topic_id else None

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import errors
-from icestream.catalog.topic.envelope import COLUMNS
+from icestream.catalog.topic_rules.topic_schema import COLUMNS
 from icestream.pipeline.round_plan import TableTarget
 
 _FIELD_ID: Final = b"PARQUET:field_id"

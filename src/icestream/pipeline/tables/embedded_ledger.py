@@ -1,5 +1,5 @@
 """The tables of topics in our own catalog. Which table belongs to which topic, and how far it has come, stands beside
-the table's pointer (catalog/topic/binding.py); a commit claims its offsets there.
+the table's pointer (catalog/topic_rules/binding.py); a commit claims its offsets there.
 
     the topic has a table        it is loaded, with its positions
     it had one                   nobody gives it another by himself: rows would be missing (`icestream lake adopt`, …)
@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from icestream import errors
-from icestream.catalog import keys, records
-from icestream.catalog.calls.topics import NewTable
+from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.records import PartedRecord, TableRecord, TopicRecord
-from icestream.catalog.topic.binding import Binding
-from icestream.catalog.topic.consequence import Consent, ShardLog, TopicLog
-from icestream.catalogs import table_name
-from icestream.catalogs.catalog import TableCatalog
+from icestream.catalog.catalog_records import DetachedRecord, TableRecord, TopicRecord
+from icestream.catalog.operations.topic_operations import NewTopicTable
+from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
+from icestream.catalogs import topic_table_name
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier, Namespace, check_namespace, identifier
 from icestream.iceberg.values import Object
@@ -76,7 +76,7 @@ class EmbeddedLedger:
             return {}
         names = {topic_id: self._name_of(topic) for topic_id, topic in new.items()}
         wanted = [
-            NewTable(_log_of(topic), names[topic_id], table_policy.new_layout(topic.policy))
+            NewTopicTable(_log_of(topic), names[topic_id], table_policy.new_layout(topic.policy))
             for topic_id, topic in new.items()
         ]
         for namespace in {one.namespace for one in names.values()}:
@@ -90,7 +90,7 @@ class EmbeddedLedger:
     async def look(self, known: TopicTable) -> TopicTable:
         name = await self._table_of(known.topic_id)
         if name is None:
-            raise errors.TopicTable(f"topic {known.topic} has no table any more", hint=NOT_AGAIN)
+            raise errors.TopicTableConflict(f"topic {known.topic} has no table any more", hint=NOT_AGAIN)
         found = await self._loaded(known.topic_id, known.topic, name)
         known.__dict__.update(found.__dict__)
         return known
@@ -109,7 +109,7 @@ class EmbeddedLedger:
         return [found | {"lease": self._lease} if self._lease else found]
 
     def summary(self, brought: TopicCommit) -> Mapping[str, str]:
-        """The catalog writes it (catalog/topic/properties.py)."""
+        """The catalog writes it (catalog/topic_rules/topic_properties.py)."""
         return {}
 
     async def note(self, done: Sequence[TopicCommit]) -> Collection[int]:
@@ -119,30 +119,30 @@ class EmbeddedLedger:
     # --- looking ---
 
     async def _table_of(self, topic_id: int) -> Identifier | None:
-        key = keys.topic_key(topic_id)
+        key = catalog_keys.topic_key(topic_id)
         entry = await self._store.get(key)
         if entry is None:
             return None
-        record = records.decode(TopicRecord, key, entry)
+        record = catalog_records.decode(TopicRecord, key, entry)
         return identifier(check_namespace(record.namespace), record.name)
 
     async def _loaded(self, topic_id: int, topic: str, name: Identifier) -> TopicTable:
         """Positions first: a document that is newer than they are conflicts with nothing."""
-        key = keys.relation_key(name)
+        key = catalog_keys.relation_key(name)
         entry = await self._store.get(key)
-        record = None if entry is None else records.decode_relation(key, entry)
+        record = None if entry is None else catalog_records.decode_relation(key, entry)
         if not isinstance(record, TableRecord) or record.binding is None or record.binding.topic_id != topic_id:
-            raise errors.TopicTable(f"{name} does not belong to topic {topic} any more", hint=NOT_AGAIN)
+            raise errors.TopicTableConflict(f"{name} does not belong to topic {topic} any more", hint=NOT_AGAIN)
         loaded = await self._catalog.load(name)
         return TopicTable(topic_id, topic, name, tables.load(loaded.metadata), _positions(record.binding))
 
     # --- making ---
 
     async def _made(self, topic: TopicBacklog) -> Identifier:
-        key = keys.parted_key(topic.topic_id)
+        key = catalog_keys.parted_key(topic.topic_id)
         if (entry := await self._store.get(key)) is not None:
-            had = records.decode(PartedRecord, key, entry)
-            raise errors.TopicTable(
+            had = catalog_records.decode(DetachedRecord, key, entry)
+            raise errors.TopicTableConflict(
                 f"topic {topic.name} had the table {'.'.join((*had.namespace, had.name))} and has none now",
                 hint=NOT_AGAIN,
             )
@@ -154,11 +154,11 @@ class EmbeddedLedger:
             await self._making.topics.recreate(_log_of(topic), name, [Consent.GAP], layout=layout)
         except errors.AlreadyExists as error:
             if await self._table_of(topic.topic_id) != name:  # else we did, and the answer was lost
-                raise errors.TopicTable(error.message, hint=error.hint) from None
+                raise errors.TopicTableConflict(error.message, hint=error.hint) from None
         return name
 
     def _name_of(self, topic: TopicBacklog) -> Identifier:
-        return table_name.table_of(TopicName.parse(topic.name), self._fixed)
+        return topic_table_name.table_for_topic(TopicName.parse(topic.name), self._fixed)
 
     async def _make_namespace(self, namespace: Namespace) -> None:
         """With those above it, where they do not exist."""

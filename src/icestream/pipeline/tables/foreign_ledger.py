@@ -21,16 +21,16 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.catalog.snapshot_map import SnapshotMap
-from icestream.catalog.topic import envelope
-from icestream.catalog.topic.consequence import ShardLog
-from icestream.catalog.topic.removal import Removals, added_summary, as_summary
-from icestream.catalog.topic.snapshot_mark import Mark, made_since
-from icestream.catalog.topic.standing import lacking, main_standing
-from icestream.catalogs import table_name
-from icestream.catalogs.catalog import Done, TableCatalog, TableChange
+from icestream.catalog.topic_rules import topic_schema
+from icestream.catalog.topic_rules.operation_preview import ShardLog
+from icestream.catalog.topic_rules.removal import Removals, added_summary, as_summary
+from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark, marks_of_added
+from icestream.catalog.topic_rules.snapshot_progress import main_progress, missing_from_main
+from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
-from icestream.catalogs.mirror import Mirror, decode_mirror, mirror_key
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table, foreign_table_key
 from icestream.catalogs.mirror_anchor import anchor, rows_of
+from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -64,7 +64,9 @@ class ForeignLedger:
         self._epochs: dict[int, dict[int, int]] = {}
         self._starts: dict[int, dict[int, int]] = {}
         self._seen: dict[int, int | None] = {}  # per topic the main whose files were looked at
-        self._noted: dict[int, tuple[Mirror | None, int]] = {}  # per topic the mirror that we know, and its revision
+        self._noted: dict[
+            int, tuple[ForeignTableRecord | None, int]
+        ] = {}  # per topic the mirror that we know, and its revision
 
     async def open(self, topic: TopicBacklog) -> TopicTable:
         self._epochs[topic.topic_id] = {one.shard: one.epoch for one in topic.shards}
@@ -73,7 +75,7 @@ class ForeignLedger:
         if mirror is not None:
             mirror.check_has_table(topic.name)
         name = (
-            table_name.table_of(TopicName.parse(topic.name), self._fixed)
+            topic_table_name.table_for_topic(TopicName.parse(topic.name), self._fixed)
             if mirror is None
             else Identifier(tuple(mirror.namespace), mirror.name)
         )
@@ -125,7 +127,7 @@ class ForeignLedger:
             {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": snapshot_id},
         ]
         outcome = await self._catalog.commit(table.identifier, TableChange(required, [update, gone]))
-        if not isinstance(outcome, Done):
+        if not isinstance(outcome, CommitDone):
             raise errors.CommitConflict(f"the catalog did not take snapshot {snapshot_id} back: {outcome.reason}")
 
     def requirements(self, brought: TopicCommit) -> list[Object]:
@@ -140,7 +142,7 @@ class ForeignLedger:
 
     def _lacking(self, topic_id: int, table: TableMetadata, committed: Mapping[int, int]) -> Removals:
         base = anchor(table, topic_id, self._noted.get(topic_id, (None, 0))[0])
-        return lacking(table, topic_id, committed, base)
+        return missing_from_main(table, topic_id, committed, base)
 
     async def note(self, done: Sequence[TopicCommit]) -> Collection[int]:
         refused: list[int] = []
@@ -154,7 +156,9 @@ class ForeignLedger:
         """In one transaction, or none: a mirror that is not as we know it was written by an operator."""
         made = {one.table.topic_id: self._mirror_of(one) for one in done}
         compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]) for topic_id in made]
-        then: list[cmd.Operation] = [cmd.Put(mirror_key(each), msgspec.json.encode(one)) for each, one in made.items()]
+        then: list[cmd.Operation] = [
+            cmd.Put(foreign_table_key(each), msgspec.json.encode(one)) for each, one in made.items()
+        ]
         marked = {
             one.table.topic_id: await self._snapshots.adding(one.table.topic_id, self._marks(one)) for one in done
         }
@@ -171,26 +175,26 @@ class ForeignLedger:
             self._seen[topic_id] = one.table.table.current_snapshot_id
         return True
 
-    def _marks(self, done: TopicCommit) -> list[Mark]:
+    def _marks(self, done: TopicCommit) -> list[SnapshotMark]:
         """Of what was made since the last note: our own, also one whose note was lost, and those of others."""
         table = done.table
         found = self._made_since(table.topic_id, table.table)
         if any(one.snapshot_id == done.snapshot_id for one in found):
             return found
         now_ms = int(table.table.fields["last-updated-ms"])  # it was read back: the table is as it was before
-        return [*found, Mark(done.snapshot_id, now_ms, table.next_offsets)]
+        return [*found, SnapshotMark(done.snapshot_id, now_ms, table.next_offsets)]
 
-    def _made_since(self, topic_id: int, table: TableMetadata) -> list[Mark]:
+    def _made_since(self, topic_id: int, table: TableMetadata) -> list[SnapshotMark]:
         mirror = self._noted.get(topic_id, (None, 0))[0]
         known = mirror.snapshot_id if mirror is not None else 0
         base = anchor(table, topic_id, mirror)
-        return made_since(table, known, limits.SNAPSHOT_MARKS_PER_BLOCK, topic_id, base)
+        return marks_of_added(table, known, limits.SNAPSHOT_MARKS_PER_BLOCK, topic_id, base)
 
-    def _mirror_of(self, done: TopicCommit) -> Mirror:
+    def _mirror_of(self, done: TopicCommit) -> ForeignTableRecord:
         """What an operator said stays: the history of main may lead back to it."""
         table, before = done.table, self._noted.get(done.table.topic_id, (None, 0))[0]
         name = table.identifier
-        return Mirror(
+        return ForeignTableRecord(
             [*name.namespace],
             name.name,
             table.table.uuid or "",
@@ -205,28 +209,30 @@ class ForeignLedger:
 
     # --- looking ---
 
-    async def _mirror(self, topic_id: int) -> Mirror | None:
-        key = mirror_key(topic_id)
+    async def _mirror(self, topic_id: int) -> ForeignTableRecord | None:
+        key = foreign_table_key(topic_id)
         entry = await self._store.get(key)
-        found = None if entry is None else decode_mirror(key, entry)
+        found = None if entry is None else decode_foreign_table(key, entry)
         self._noted[topic_id] = found, 0 if entry is None else entry.mod_revision
         return found
 
     async def _standing(
-        self, topic_id: int, topic: str, name: Identifier, table: TableMetadata, mirror: Mirror | None
+        self, topic_id: int, topic: str, name: Identifier, table: TableMetadata, mirror: ForeignTableRecord | None
     ) -> TopicTable:
-        envelope.check_bindable(table.current_schema)
-        progress = main_standing(table, topic_id, anchor(table, topic_id, mirror)).progress
+        topic_schema.check_bindable(table.current_schema)
+        progress = main_progress(table, topic_id, anchor(table, topic_id, mirror)).progress
         standing = TableProgress(table.uuid or "", progress.committed or None, await self._highest(topic_id, table))
         ends = next_offsets_of(topic, standing, mirror, self._starts.get(topic_id, {}))
         epochs = self._epochs.get(topic_id, {})
         positions = {shard: Position(epochs.get(shard, 0), end) for shard, end in ends.items()}
         self._seen[topic_id] = table.current_snapshot_id
-        mirror = mirror or Mirror([*name.namespace], name.name, standing.uuid, {}, 0, topic)
+        mirror = mirror or ForeignTableRecord([*name.namespace], name.name, standing.uuid, {}, 0, topic)
         await self._mend(topic_id, mirror, table, progress.committed)
         return TopicTable(topic_id, topic, name, table, positions)
 
-    async def _mend(self, topic_id: int, mirror: Mirror, table: TableMetadata, committed: Mapping[int, int]) -> None:
+    async def _mend(
+        self, topic_id: int, mirror: ForeignTableRecord, table: TableMetadata, committed: Mapping[int, int]
+    ) -> None:
         """What the snapshots of main say, and the mirror does not yet. Unless an operator was faster."""
         if all(end <= mirror.committed.get(shard, 0) for shard, end in committed.items()):
             return
@@ -240,7 +246,7 @@ class ForeignLedger:
         )
         added = await self._snapshots.adding(topic_id, self._made_since(topic_id, table))
         compare = [_unchanged(topic_id, self._noted.get(topic_id, (None, 0))[1]), *added.compare]
-        put = cmd.Put(mirror_key(topic_id), msgspec.json.encode(noted))
+        put = cmd.Put(foreign_table_key(topic_id), msgspec.json.encode(noted))
         answer = await self._store.txn(compare, [put, *added.then])
         if answer.held:
             self._noted[topic_id] = noted, answer.revision
@@ -261,19 +267,19 @@ class ForeignLedger:
                 await self._catalog.create_namespace(name.namespace[:depth], {})
             except errors.AlreadyExists:
                 continue
-        asked = {"schema": envelope.new_schema(), **table_policy.new_layout(topic.policy)}
+        asked = {"schema": topic_schema.new_schema(), **table_policy.new_layout(topic.policy)}
         try:
             return await self._catalog.create(name, asked)
         except errors.AlreadyExists:
             return await self._catalog.load(name)
 
 
-def _gone(name: Identifier, topic: str) -> errors.TopicTable:
-    return errors.TopicTable(
+def _gone(name: Identifier, topic: str) -> errors.TopicTableConflict:
+    return errors.TopicTableConflict(
         f"the table {name} of topic {topic} is gone", hint="`icestream lake recreate` makes a fresh one"
     )
 
 
 def _unchanged(topic_id: int, revision: int) -> cmd.Compare:
-    key = mirror_key(topic_id)
+    key = foreign_table_key(topic_id)
     return cmd.AtRevision(key, revision) if revision else cmd.Absent(key)

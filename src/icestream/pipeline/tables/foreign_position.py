@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.catalogs.mirror import Mirror
+from icestream.catalogs.mirror import ForeignTableRecord
 
 HINT: Final = (
     "look at the table's snapshots; then `icestream lake adopt` (it is right), `rewind` (the log has the rest) "
@@ -44,9 +44,9 @@ class TableProgress(NamedTuple):
 
 
 def next_offsets_of(
-    topic: str, standing: TableProgress, mirror: Mirror | None, log_starts: Mapping[int, int]
+    topic: str, standing: TableProgress, mirror: ForeignTableRecord | None, log_starts: Mapping[int, int]
 ) -> dict[int, int]:
-    """Per shard the next offset. `log_starts`: the first that the log has. Raises TopicTable."""
+    """Per shard the next offset. `log_starts`: the first that the log has. Raises TopicTableConflict."""
     if mirror is not None:
         mirror.check_has_table(topic)
     if mirror is not None and mirror.uuid != standing.uuid:
@@ -70,5 +70,7 @@ def next_offsets_of(
     return {**log_starts, **standing.committed}
 
 
-def _stop(topic: str, what: str) -> errors.TopicTable:
-    return errors.TopicTable(f"the table of topic {topic} does not agree with what was committed: {what}", hint=HINT)
+def _stop(topic: str, what: str) -> errors.TopicTableConflict:
+    return errors.TopicTableConflict(
+        f"the table of topic {topic} does not agree with what was committed: {what}", hint=HINT
+    )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from icestream import limits
-from icestream.catalog.topic import envelope
+from icestream.catalog.topic_rules import topic_schema
 from icestream.iceberg import partitioning
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -29,7 +29,7 @@ _PROPERTIES: Final = {"format-version": "2", "write.metadata.delete-after-commit
 def new_layout(policy: Mapping[str, str]) -> Object:
     """Of a table that is made: what goes with the envelope's schema."""
     properties = _PROPERTIES | _chosen(policy)
-    spec = partition(policy.get("partitioning", "none"), envelope.new_schema())
+    spec = partition(policy.get("partitioning", "none"), topic_schema.new_schema())
     return {"partition-spec": spec, "properties": properties}
 
 
@@ -64,7 +64,7 @@ def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
     schema = table.current_schema
     found = {field["name"] for field in schema["fields"]}
     updates: list[Object] = []
-    if missing := [one for one in envelope.new_schema()["fields"] if one["name"] not in found]:
+    if missing := [one for one in topic_schema.new_schema()["fields"] if one["name"] not in found]:
         updates += _with_columns(table, schema, missing)
     wanted = policy.get("partitioning")
     if wanted is not None:

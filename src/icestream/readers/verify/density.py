@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from icestream.catalog.topic.removal import rows_of_all
+from icestream.catalog.topic_rules.removal import removed_rows_total
 from icestream.observability.words import are, counted, were
 from icestream.readers import absence
 from icestream.readers.absence import Cause
@@ -26,7 +26,7 @@ class Density:
         self._log = log
         self._suspected = 0  # rows that are missing, and that an engine may have removed
         loose = [one for one in view.record.removals if not one.is_exact]
-        self._removed = rows_of_all(loose)
+        self._removed = removed_rows_total(loose)
 
     def check(self, shard: int, held: Ranges) -> Iterator[Finding]:
         """`held`: the offsets that the table has, in order."""

@@ -27,8 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from icestream import errors, limits
-from icestream.catalog.topic.removal import COMMITTED
-from icestream.catalog.topic.standing import main_standing
+from icestream.catalog.topic_rules.removal import COMMITTED
+from icestream.catalog.topic_rules.snapshot_progress import main_progress
 from icestream.iceberg.manifests import EQUALITY_DELETES_CONTENT
 from icestream.observability.words import counted
 from icestream.readers.data_files import DataFile, DeleteFile
@@ -114,7 +114,7 @@ class Verifier:
     def _check_mirror(self, mirror: Mapping[int, int]) -> Iterator[Finding]:
         """In a catalog that is not ours: main's snapshots and our own note. The note may lag until the next round."""
         binding = self._view.binding
-        main = main_standing(self._view.table, binding.topic_id, binding.base)
+        main = main_progress(self._view.table, binding.topic_id, binding.base)
         if not main.is_known:
             yield red("property", "the history of main is cut off: no snapshot says how far it has come")
         for shard, end in sorted(binding.committed().items()):

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator
 
-from icestream.catalogs.table_name import fixed_namespace, table_of
+from icestream.catalogs.topic_table_name import fixed_namespace, table_for_topic
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import voters_wanted
 from icestream.cluster.node_info import NodeInfo
@@ -166,7 +166,7 @@ def example_commands(node: BrokerNode) -> Iterator[str]:
     if node.cluster is not None and node.services.local is not None:
         yield f"{called} cluster status{_socket_option(settings)}"
     if node.services.pipeline is not None and node.services.local is not None:
-        table = table_of(TOPIC, fixed_namespace(settings))
+        table = table_for_topic(TOPIC, fixed_namespace(settings))
         yield f"{called} lake commit-now{_socket_option(settings)}   # the same message as a row: {table}"
 
 

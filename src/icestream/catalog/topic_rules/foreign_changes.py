@@ -1,0 +1,61 @@
+"""What other engines may do to the table of a topic (hazard 21).
+
+    refused unless forced    the envelope's columns dropped, renamed or of another type; other columns that must have a
+                             value, because no message has one; the table replaced, or left without a current snapshot;
+                             a format version that the pipeline cannot write
+    allowed                  everything else. Rows that go are recorded (removal.py)
+
+Dropping, renaming and registering a topic's table again are refused where those are planned. What is forced parts the
+table from its topic, because the pipeline could not go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from icestream import errors
+from icestream.catalog.topic_rules import topic_schema
+from icestream.iceberg import updates as update
+from icestream.iceberg import values
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.values import Object
+
+INGEST_FORMAT_VERSION_MAX: Final = 2
+HINT: Final = "part them first: `icestream lake detach`, or ask again with icestream-force"
+
+
+def objection(
+    before: TableMetadata, after: TableMetadata, updates: Sequence[Object]
+) -> errors.TopicTableConflict | None:
+    """Why the commit is refused on a bound table; None when it is not."""
+    if after.format_version > max(INGEST_FORMAT_VERSION_MAX, before.format_version):
+        return _refusal(f"the pipeline cannot write format version {after.format_version}")
+    had_rows = before.current_snapshot_id is not None
+    if had_rows and (after.current_snapshot_id is None or any(_drops_main(one) for one in updates)):
+        return _refusal("the table of a topic cannot be replaced")
+    return _schema_objection(before.current_schema, after.current_schema)
+
+
+def _schema_objection(before: Object, after: Object) -> errors.TopicTableConflict | None:
+    """By what they say: an id may be that of another schema before the same commit."""
+    if after == before:
+        return None
+    column = topic_schema.changed_column(before, after)
+    if column is not None:
+        return _refusal(f"column {column} belongs to the envelope of the topic's messages")
+    new = topic_schema.required_beside(after) - topic_schema.required_beside(before)
+    if new:
+        return errors.TopicTableConflict(
+            topic_schema.no_values(min(new)), hint=f"{topic_schema.OPTIONAL_HINT}, or {HINT}"
+        )
+    return None
+
+
+def _drops_main(one: Object) -> bool:
+    return update.action(one) == "remove-snapshot-ref" and values.text(one, "ref-name") == MAIN
+
+
+def _refusal(what: str) -> errors.TopicTableConflict:
+    return errors.TopicTableConflict(what, hint=HINT)

@@ -1,0 +1,89 @@
+"""`icestream.*`: what the server writes into a topic's table, and nobody else (hazard 14).
+
+    in the properties of the table      topic, topic-id, pipeline-epoch, round, committed
+    in the summary of each snapshot that a round made      topic-id, round, committed, added, removed
+
+`committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
+that the round brought. What the snapshot says tells what is missing when main is moved to it, and which rows are back
+when it is cherry-picked (standing.py).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from icestream import errors
+from icestream.catalog.topic_rules import removal
+from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.removal import Ranges, Removals
+from icestream.iceberg import updates as update
+from icestream.iceberg import values
+from icestream.iceberg.values import Object
+
+PREFIX: Final = "icestream."
+ROUND: Final = PREFIX + "round"
+
+
+def written(binding: Binding) -> dict[str, str]:
+    """The properties of a table with this binding."""
+    found = {
+        PREFIX + "topic": binding.topic,
+        PREFIX + "pipeline-epoch": str(binding.pipeline_epoch),
+        **removal.as_summary(binding.topic_id, binding.committed(), ()),
+    }
+    return found | _round(binding) if binding.rounds else found
+
+
+def summary(binding: Binding, added: Ranges, removals: Removals) -> dict[str, str]:
+    """What the snapshot of the round says that added these offsets and made this binding."""
+    progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
+    return progress | removal.added_summary(added) | _round(binding)
+
+
+def _round(binding: Binding) -> dict[str, str]:
+    return {ROUND: str(uuid.UUID(bytes=binding.rounds[-1].id))}
+
+
+def set_written(properties: Mapping[str, str], binding: Binding | None) -> list[Object]:
+    """The updates that bring a table's properties in line with its binding; without one they go."""
+    wanted = written(binding) if binding else {}
+    gone = [name for name in properties if name.startswith(PREFIX) and name not in wanted]
+    updates: list[Object] = [{"action": "remove-properties", "removals": gone}] if gone else []
+    if wanted:
+        updates.append({"action": "set-properties", "updates": wanted})
+    return updates
+
+
+def check_untouched(updates: Iterable[Object], properties: Mapping[str, str], is_bound: bool) -> None:
+    """Raises TopicTableConflict when an update sets a reserved property, or removes one of a topic table. The value
+    that is there already may be set again: tools copy properties."""
+    for one in updates:
+        match update.action(one):
+            case "set-properties":
+                given = values.text_map(one, values.present_name(one, "updates", "updated"))
+                touched = [name for name in given if _is_ours(name) and properties.get(name) != given[name]]
+            case "remove-properties":
+                removed = values.texts(one, values.present_name(one, "removals", "removed"))
+                touched = [name for name in removed if is_bound and _is_ours(name) and name in properties]
+            case "add-snapshot":
+                snapshot = values.as_object(values.required(one, "snapshot"), "snapshot")
+                touched = [
+                    name for name in values.optional_text_map(snapshot, "summary") if is_bound and _is_ours(name)
+                ]
+            case _:
+                continue
+        if touched:
+            raise errors.TopicTableConflict(
+                f"{touched[0]} is written by Icestream alone", hint="leave the properties icestream.* as they are"
+            )
+
+
+def check_new(properties: Mapping[str, str]) -> None:
+    """The same for a table that is created."""
+    check_untouched([{"action": "set-properties", "updates": dict(properties)}], {}, is_bound=False)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(PREFIX)

@@ -1,0 +1,112 @@
+"""`TableCatalog`: what the pipeline's committer, the readers and `icestream lake` ask of a catalog, whichever it is.
+
+    catalog = await open_catalog(settings)          # factory.py: embedded, rest, glue, sql
+    loaded = await catalog.load(Identifier(("shop",), "orders"))
+    outcome = await catalog.commit(identifier, TableChange(requirements, updates))
+
+Requirements and updates are those of Iceberg's REST protocol, as plain JSON values. A commit ends in one of three ways:
+
+    Done        it is in the table; `table` is the table with it, or with what others did on top of it
+    Conflict    it is not, and never will be: the table is not what the commit was made for. Plan anew from `table`
+    Unknown     it may be or may become: the catalog cannot be read, or it took no commit until the deadline. Keep every
+                file, and look again later (hazard 13)
+
+An error that is raised instead means that nothing was changed: the request was wrong, there is no such table, access
+was denied, or the catalog could not be reached at all. After an answer that was lost the table is read back; nobody
+commits again blindly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from icestream.iceberg.identifier import Identifier, Namespace
+from icestream.iceberg.values import Object
+
+
+@dataclass(frozen=True)
+class LoadedTable:
+    """`metadata`: the document as the catalog gave it. `config`: what it says about reading the files, secrets too."""
+
+    metadata: Object
+    metadata_location: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def uuid(self) -> str | None:
+        found = self.metadata.get("table-uuid")
+        return found if isinstance(found, str) else None
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self.metadata.get("properties") or {}
+
+    @property
+    def current_snapshot_id(self) -> int | None:
+        found = self.metadata.get("current-snapshot-id")
+        return None if found is None or found == -1 else int(found)
+
+
+@dataclass(frozen=True)
+class TableChange:
+    requirements: Sequence[Object]
+    updates: Sequence[Object]
+
+
+@dataclass(frozen=True)
+class CommitDone:
+    table: LoadedTable | None  # None: of several tables in one request, which answers without them
+    was_read_back: bool = False  # the answer was lost; the table says so
+    repeated: int | None = None  # our own catalog: the round was committed before, as this snapshot; nothing was added
+
+
+@dataclass(frozen=True)
+class CommitRefused:
+    reason: str
+    table: LoadedTable | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    is_bystander: bool = False  # nothing stood in its own way: another table of the same request was refused
+
+
+@dataclass(frozen=True)
+class CommitUnknown:
+    reason: str
+
+
+CommitOutcome = CommitDone | CommitRefused | CommitUnknown
+
+
+class TableCatalog(Protocol):
+    """Errors: UnknownNamespace, UnknownTable, AlreadyExists, NotEmpty, InvalidInput, TopicTableConflict, AccessDenied,
+    StorageUnavailable (CircuitOpen), UnexpectedAnswer; OutcomeUnknown of a change that is no commit."""
+
+    async def list_namespaces(self, parent: Namespace = ()) -> list[Namespace]:
+        """Those directly in it."""
+
+    async def load_namespace(self, namespace: Namespace) -> dict[str, str]:
+        """Its properties."""
+
+    async def create_namespace(self, namespace: Namespace, properties: Mapping[str, str]) -> None: ...
+
+    async def drop_namespace(self, namespace: Namespace) -> None: ...
+
+    async def list_tables(self, namespace: Namespace) -> list[Identifier]: ...
+
+    async def load(self, identifier: Identifier) -> LoadedTable: ...
+
+    async def create(self, identifier: Identifier, asked: Object) -> LoadedTable:
+        """`asked`: schema, and optionally location, partition-spec, write-order, properties."""
+
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome: ...
+
+    async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:
+        """In one request where the catalog can, else one after the other: each table has an outcome of its own."""
+
+    async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
+        """With `is_purging` the catalog is asked to remove the files too."""
+
+    async def rename(self, source: Identifier, target: Identifier) -> None: ...
+
+    async def close(self) -> None: ...
