@@ -168,16 +168,16 @@ class PointerCatalog:
         await self._files.create(location, metadata_file.compress(location, made.pieces()))
         return location
 
-    async def create(self, identifier: Identifier, asked: Object) -> LoadedTable:
+    async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
         await self.load_namespace(identifier.namespace)
-        given = values.optional_text(asked, "location")
+        given = values.optional_text(definition, "location")
         uuid_text = self._new_uuid()
         place = (
             normalize(given)
             if given
             else new_location(namespace_location(self._warehouse, identifier.namespace), identifier.name, uuid_text)
         )
-        made = new_table_metadata(asked, place, uuid_text, self._now_ms())
+        made = new_table_metadata(definition, place, uuid_text, self._now_ms())
         if await self._pointer_or_none(identifier) is not None:
             raise errors.AlreadyExists(f"Table already exists: {identifier}")
         location = await self._write(made, 0)

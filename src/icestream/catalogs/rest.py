@@ -83,8 +83,8 @@ class RestCatalog:
     async def load(self, identifier: Identifier) -> LoadedTable:
         return _loaded(await self._read(f"load {identifier}", _table(identifier), _TABLE))
 
-    async def create(self, identifier: Identifier, asked: Object) -> LoadedTable:
-        body = {"name": identifier.name, **asked}
+    async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
+        body = {"name": identifier.name, **definition}
         made: list[LoadedTable] = []
 
         async def is_done() -> bool:
@@ -92,7 +92,7 @@ class RestCatalog:
                 made[:] = [await self.load(identifier)]
             except (errors.UnknownTable, errors.UnknownNamespace):
                 return False
-            return creation_check.matches_creation(made[0].metadata, asked)
+            return creation_check.matches_creation(made[0].metadata, definition)
 
         path = f"{_namespace(identifier.namespace)}/tables"
         answer = await self._changed(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)

@@ -96,8 +96,8 @@ class TableCatalog(Protocol):
 
     async def load(self, identifier: Identifier) -> LoadedTable: ...
 
-    async def create(self, identifier: Identifier, asked: Object) -> LoadedTable:
-        """`asked`: schema, and optionally location, partition-spec, write-order, properties."""
+    async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
+        """`definition`: schema, and optionally location, partition-spec, write-order, properties."""
 
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome: ...
 
