@@ -1,1 +1,4 @@
-"""Schemas of payloads: what is one, which version may follow another, and which payload fits. Pure rules."""
+"""Schemas of payloads: parsing, compatibility between versions, and validation of payloads. Pure.
+
+Avro, JSON Schema, Protobuf, string, number and bytes; the registry that stores them is in `broker`.
+"""

@@ -47,13 +47,13 @@ class Field:
 
 
 def parse(definition: bytes) -> Type:
-    """Raises InvalidInput for what is no schema."""
+    """Parses a schema. Raises InvalidInput if the bytes are not one."""
     try:
-        found = orjson.loads(definition)
+        document = orjson.loads(definition)
     except orjson.JSONDecodeError as error:
         raise errors.InvalidInput(f"an Avro schema is JSON: {error}", hint="send the .avsc as it is") from None
     try:
-        return _Reader().read(found, "")
+        return _Reader().read(document, "")
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.InvalidInput(f"not an Avro schema: {error!r}", hint="send the .avsc as it is") from None
 
@@ -62,45 +62,50 @@ class _Reader:
     def __init__(self) -> None:
         self._named: dict[str, Type] = {}
 
-    def read(self, found: Any, namespace: str) -> Type:
-        if isinstance(found, str):
-            return self._by_name(found, namespace)
-        if isinstance(found, list):
-            return Type("union", items=[self.read(one, namespace) for one in found])
-        kind = found["type"]
+    def read(self, node: Any, namespace: str) -> Type:
+        if isinstance(node, str):
+            return self._by_name(node, namespace)
+        if isinstance(node, list):
+            return Type("union", items=[self.read(branch, namespace) for branch in node])
+        kind = node["type"]
         if isinstance(kind, dict | list):
             return self.read(kind, namespace)
         if kind == "array":
-            return Type("array", items=[self.read(found["items"], namespace)])
+            return Type("array", items=[self.read(node["items"], namespace)])
         if kind == "map":
-            return Type("map", items=[self.read(found["values"], namespace)])
+            return Type("map", items=[self.read(node["values"], namespace)])
         if kind in ("record", "error", "enum", "fixed"):
-            return self._named_type(kind, found, namespace)
+            return self._named_type(kind, node, namespace)
         return self._by_name(kind, namespace)
 
     def _by_name(self, name: str, namespace: str) -> Type:
         if name in PRIMITIVES:
             return Type(name)
-        known = self._named.get(_full(name, namespace)) or self._named.get(name)
-        if known is None:
-            raise errors.InvalidInput(f"Avro schema: there is no type {name[:100]}", hint="define it before it is used")
-        return known
+        named_type = self._named.get(_full(name, namespace)) or self._named.get(name)
+        if named_type is None:
+            raise errors.InvalidInput(f"Avro schema: unknown type {name[:100]}", hint="define it before it is used")
+        return named_type
 
-    def _named_type(self, kind: str, found: dict[str, Any], namespace: str) -> Type:
-        name = _full(found["name"], found.get("namespace", namespace))
+    def _named_type(self, kind: str, node: dict[str, Any], namespace: str) -> Type:
+        name = _full(node["name"], node.get("namespace", namespace))
         inner = name.rpartition(".")[0]
-        aliases = tuple(_full(alias, inner) for alias in found.get("aliases", ()))
-        made = self._named[name] = Type("record" if kind == "error" else kind, name, aliases)
+        aliases = tuple(_full(alias, inner) for alias in node.get("aliases", ()))
+        named_type = self._named[name] = Type("record" if kind == "error" else kind, name, aliases)
         if kind == "enum":
-            made.symbols, made.has_default = tuple(found["symbols"]), "default" in found
+            named_type.symbols, named_type.has_default = tuple(node["symbols"]), "default" in node
         elif kind == "fixed":
-            made.size = int(found["size"])
+            named_type.size = int(node["size"])
         else:
-            made.fields = [
-                Field(one["name"], tuple(one.get("aliases", ())), self.read(one["type"], inner), "default" in one)
-                for one in found["fields"]
+            named_type.fields = [
+                Field(
+                    member["name"],
+                    tuple(member.get("aliases", ())),
+                    self.read(member["type"], inner),
+                    "default" in member,
+                )
+                for member in node["fields"]
             ]
-        return made
+        return named_type
 
 
 def _full(name: str, namespace: str) -> str:
@@ -108,7 +113,7 @@ def _full(name: str, namespace: str) -> str:
 
 
 def unreadable(reader: Type, writer: Type) -> list[str]:
-    """Why `reader` does not read all that `writer` writes. Nothing: it does."""
+    """Returns the reasons why `reader` cannot read everything that `writer` writes; empty if it can."""
     return list(_compare(reader, writer, "", set()))
 
 
@@ -123,10 +128,10 @@ def _compare(reader: Type, writer: Type, path: str, seen: set[tuple[int, int]]) 
             yield from _compare(reader, branch, path, seen)
     elif reader.kind == "union":
         if not any(not list(_compare(branch, writer, path, set(seen))) for branch in reader.items):
-            yield f"{path or 'schema'}: no branch of the union reads {_shown(writer)}"
+            yield f"{path or 'schema'}: no branch of the union reads {_display_name(writer)}"
     elif reader.kind != writer.kind:
         if writer.kind not in _READS.get(reader.kind, ()):
-            yield f"{path or 'schema'}: {_shown(reader)} does not read {_shown(writer)}"
+            yield f"{path or 'schema'}: {_display_name(reader)} does not read {_display_name(writer)}"
     else:
         yield from _compare_same(reader, writer, path, seen)
 
@@ -150,22 +155,22 @@ def _compare_same(reader: Type, writer: Type, path: str, seen: set[tuple[int, in
 
 
 def _compare_records(reader: Type, writer: Type, path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-    known = {one.name: one for one in writer.fields}
-    for wanted in reader.fields:
-        names = (wanted.name, *wanted.aliases)
-        found = next((known[name] for name in names if name in known), None)
-        where = f"{path}.{wanted.name}" if path else wanted.name
-        if found is not None:
-            yield from _compare(wanted.type, found.type, where, seen)
-        elif not wanted.has_default:
-            yield f"{where}: was not written, and has no default"
+    written_by_name = {written.name: written for written in writer.fields}
+    for read_field in reader.fields:
+        names = (read_field.name, *read_field.aliases)
+        written_field = next((written_by_name[name] for name in names if name in written_by_name), None)
+        where = f"{path}.{read_field.name}" if path else read_field.name
+        if written_field is not None:
+            yield from _compare(read_field.type, written_field.type, where, seen)
+        elif not read_field.has_default:
+            yield f"{where}: the writer has no such field, and it has no default"
 
 
 def _is_same_name(reader: Type, writer: Type) -> bool:
-    """The last part of the name counts, as in most implementations; or an alias."""
+    """True if the last part of the names is equal, as most implementations compare, or an alias matches."""
     last = writer.name.rpartition(".")[2]
     return last == reader.name.rpartition(".")[2] or writer.name in reader.aliases
 
 
-def _shown(found: Type) -> str:
-    return found.name or found.kind
+def _display_name(schema_type: Type) -> str:
+    return schema_type.name or schema_type.kind

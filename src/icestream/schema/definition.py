@@ -1,6 +1,6 @@
-"""A schema as it was sent: checked, read once, and asked about others and about payloads.
+"""A registered schema: parsed once, compared with other versions, and applied to payloads.
 
-The bytes are kept as they came; the fingerprint is their SHA-256.
+The definition is kept byte for byte as it was registered; its fingerprint is the SHA-256 of these bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Definition:
         return fingerprint(self.raw)
 
     def check(self, payload: bytes) -> None:
-        """Raises InvalidInput when the payload does not fit."""
+        """Raises InvalidInput if the payload does not conform to the schema."""
         self._fits(payload)
 
 
@@ -37,9 +37,11 @@ def fingerprint(raw: bytes) -> str:
 
 
 def define(kind: SchemaType, raw: bytes) -> Definition:
-    """Raises InvalidInput for what is no schema of that type."""
+    """Parses a schema definition. Raises InvalidInput if it is not a schema of that type."""
     if len(raw) > limits.SCHEMA_BYTES_MAX:
-        raise errors.InvalidInput(f"a schema of {len(raw)} bytes", hint=f"{limits.SCHEMA_BYTES_MAX} are allowed")
+        raise errors.InvalidInput(
+            f"schema too large: {len(raw)} bytes", hint=f"the limit is {limits.SCHEMA_BYTES_MAX} bytes"
+        )
     match kind:
         case SchemaType.AVRO:
             return Definition(kind, raw, avro.parse(raw), _avro_check(raw))
@@ -60,17 +62,17 @@ def _avro_check(raw: bytes) -> Callable[[bytes], None]:
 
     try:
         schema = fastavro.parse_schema(orjson.loads(raw))
-    except Exception as error:  # noqa: BLE001 (whatever it meets in a schema that is none)
+    except Exception as error:  # noqa: BLE001 (fastavro and jsonschema raise any kind of error for an invalid schema)
         raise errors.InvalidInput(f"not an Avro schema: {error}", hint="send the .avsc as it is") from None
 
     def check(payload: bytes) -> None:
         stream = io.BytesIO(payload)
         try:
             fastavro.schemaless_reader(stream, schema, None)
-        except Exception as error:  # noqa: BLE001 (whatever it meets in bytes that are no message)
-            raise errors.InvalidInput(f"not the Avro that was expected: {error!r}") from None
+        except Exception as error:  # noqa: BLE001 (fastavro raises any kind of error for an invalid payload)
+            raise errors.InvalidInput(f"payload does not match the Avro schema: {error!r}") from None
         if stream.tell() != len(payload):
-            raise errors.InvalidInput(f"{len(payload) - stream.tell()} bytes behind the Avro that was expected")
+            raise errors.InvalidInput(f"{len(payload) - stream.tell()} bytes after the end of the Avro value")
 
     return check
 
@@ -81,16 +83,16 @@ def _json_check(raw: bytes) -> Callable[[bytes], None]:
 
     try:
         validator = jsonschema_rs.validator_for(orjson.loads(raw))
-    except Exception as error:  # noqa: BLE001 (whatever it meets in a schema that is none)
+    except Exception as error:  # noqa: BLE001 (fastavro and jsonschema raise any kind of error for an invalid schema)
         raise errors.InvalidInput(f"not a JSON Schema: {error}", hint="send the schema as it is") from None
 
     def check(payload: bytes) -> None:
         try:
-            found = orjson.loads(payload)
+            document = orjson.loads(payload)
         except orjson.JSONDecodeError as error:
             raise errors.InvalidInput(f"not JSON: {error}") from None
         try:
-            validator.validate(found)
+            validator.validate(document)
         except jsonschema_rs.ValidationError as error:
             where = ".".join(map(str, error.instance_path)) or "$"
             raise errors.InvalidInput(f"{where}: {error.message}"[:1000]) from None
@@ -115,7 +117,7 @@ def _check_text(payload: bytes) -> None:
 
 
 def _check_number(payload: bytes) -> None:
-    """Four or eight bytes, or a number in words."""
+    """Accepts four or eight bytes, or decimal digits."""
     if len(payload) in (4, 8):
         return
     try:
@@ -132,7 +134,7 @@ _UNREADABLE: dict[SchemaType, Callable[[Any, Any], list[str]]] = {
 
 
 def incompatible(last: Definition, new: Definition, mode: Compatibility) -> list[str]:
-    """Why the new version may not follow the last one; nothing: it may."""
+    """Returns why the new version violates the compatibility mode; empty if it does not."""
     if mode is Compatibility.NONE:
         return []
     if last.kind is not new.kind:
@@ -140,12 +142,12 @@ def incompatible(last: Definition, new: Definition, mode: Compatibility) -> list
     unreadable = _UNREADABLE.get(new.kind)
     if unreadable is None:
         return []
-    found: list[str] = []
+    reasons: list[str] = []
     try:
         if mode in (Compatibility.BACKWARD, Compatibility.FULL):
-            found += [f"backward: {why}" for why in unreadable(new.parsed, last.parsed)]
+            reasons += [f"backward: {reason}" for reason in unreadable(new.parsed, last.parsed)]
         if mode in (Compatibility.FORWARD, Compatibility.FULL):
-            found += [f"forward: {why}" for why in unreadable(last.parsed, new.parsed)]
+            reasons += [f"forward: {reason}" for reason in unreadable(last.parsed, new.parsed)]
     except RecursionError:
         raise json_schema.too_complex() from None
-    return found[: limits.SCHEMA_ERRORS_MAX]
+    return reasons[: limits.SCHEMA_ERRORS_MAX]

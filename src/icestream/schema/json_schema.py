@@ -1,9 +1,9 @@
-"""JSON Schema: whether all that one schema lets pass, another one lets pass too. Through every level of it.
+"""JSON Schema compatibility: whether every document that one schema accepts is accepted by another, at every level.
 
-What a schema says is compared keyword by keyword; where that cannot be decided (`not`, `if`, a pattern that is another
-one) the two must be equal. Two rules are Danube's, and its users rely on them:
-    an optional property may come and go, although a schema that is open may have let other values of its name pass
-    a property that is always there must be known: a required one does not come or go unnoticed
+Schemas are compared keyword by keyword; where acceptance cannot be decided (`not`, `if`, different patterns) the
+keywords must be equal. Two rules are Danube's, and its users rely on them:
+    an optional property may be added or removed, although an open schema may have accepted other values of its name
+    a required property must be known to both sides: it cannot be added or removed
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SAME: Final = (
 
 
 def parse(definition: bytes) -> Schema:
-    """Raises InvalidInput for what is no schema."""
+    """Parses a schema. Raises InvalidInput if the bytes are not one."""
     try:
-        found = orjson.loads(definition)
+        document = orjson.loads(definition)
     except orjson.JSONDecodeError as error:
         raise errors.InvalidInput(f"a JSON Schema is JSON: {error}", hint="send the schema as it is") from None
-    if not isinstance(found, dict | bool):
+    if not isinstance(document, dict | bool):
         raise errors.InvalidInput("a JSON Schema is an object", hint="send the schema as it is")
-    return found
+    return document
 
 
 class Side(NamedTuple):
-    """A part of a schema, and the whole that its references point into."""
+    """A subschema, and the document that its references point into."""
 
     part: Schema
     root: Schema
@@ -48,19 +48,19 @@ class Side(NamedTuple):
 
 
 class Trail:
-    """The pairs that are being compared, and how many steps are left: branches of branches multiply."""
+    """The pairs of subschemas under comparison (references may be cyclic) and the steps left (branches multiply)."""
 
-    __slots__ = ("_left", "pairs")
+    __slots__ = ("_steps_left", "pairs")
 
-    def __init__(self, pairs: frozenset[tuple[int, int]] = frozenset(), left: list[int] | None = None) -> None:
+    def __init__(self, pairs: frozenset[tuple[int, int]] = frozenset(), steps_left: list[int] | None = None) -> None:
         self.pairs = pairs
-        self._left = left if left is not None else [limits.SCHEMA_STEPS_MAX]
+        self._steps_left = steps_left if steps_left is not None else [limits.SCHEMA_STEPS_MAX]
 
     def step(self, pair: tuple[int, int]) -> Trail:
-        self._left[0] -= 1
-        if self._left[0] < 0 or len(self.pairs) > limits.SCHEMA_DEPTH_MAX:
+        self._steps_left[0] -= 1
+        if self._steps_left[0] < 0 or len(self.pairs) > limits.SCHEMA_DEPTH_MAX:
             raise too_complex()
-        return Trail(self.pairs | {pair}, self._left)
+        return Trail(self.pairs | {pair}, self._steps_left)
 
 
 def too_complex() -> errors.InvalidInput:
@@ -70,23 +70,23 @@ def too_complex() -> errors.InvalidInput:
 
 
 def unreadable(reader: Schema, writer: Schema) -> list[str]:
-    """Why some document that `writer` lets pass does not pass `reader`. Nothing: all do."""
+    """Returns the reasons why a document accepted by `writer` may be rejected by `reader`; empty if none is."""
     return list(_compare(Side(reader, reader), Side(writer, writer), "", Trail()))
 
 
 def _resolve(side: Side) -> Side:
-    seen = 0
+    hops = 0
     while isinstance(side.part, dict) and isinstance(reference := side.part.get("$ref"), str):
-        seen += 1
-        if seen > 100 or not reference.startswith("#"):
+        hops += 1
+        if hops > 100 or not reference.startswith("#"):
             raise errors.InvalidInput(f"JSON Schema: {reference[:100]} is not a reference into the schema itself")
-        found: Any = side.root
+        target: Any = side.root
         for step in reference[1:].split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, dict | bool):
-            raise errors.InvalidInput(f"JSON Schema: there is nothing at {reference[:100]}", hint="define it first")
-        side = side.at(found)
+            target = target.get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict | bool):
+            raise errors.InvalidInput(f"JSON Schema: reference {reference[:100]} has no target", hint="define it first")
+        side = side.at(target)
     return side
 
 
@@ -125,7 +125,7 @@ def _combined(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[s
     for word in ("anyOf", "oneOf"):
         parts = reader.part.get(word)
         if parts and not any(not list(_compare(reader.at(part), writer, path, trail)) for part in parts):
-            yield f"{path or '$'}: no schema of {word} lets pass what was written"
+            yield f"{path or '$'}: no schema of {word} accepts what was written"
 
 
 def _plain(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
@@ -133,7 +133,11 @@ def _plain(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]
     assert isinstance(mine, dict)
     assert isinstance(theirs, dict)
     types, written = _types(mine), _types(theirs)
-    if extra := {one for one in written if one not in types and not (one == "integer" and "number" in types)}:
+    if extra := {
+        type_name
+        for type_name in written
+        if type_name not in types and not (type_name == "integer" and "number" in types)
+    }:
         yield f"{path or '$'}: {', '.join(sorted(extra))} is not {' or '.join(sorted(types))}"
         return
     yield from _values(mine, theirs, path)
@@ -145,11 +149,11 @@ def _plain(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    found = schema.get("type")
-    if isinstance(found, str):
-        return frozenset((found,))
-    if isinstance(found, list):
-        return frozenset(found)
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return frozenset((declared,))
+    if isinstance(declared, list):
+        return frozenset(declared)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     return frozenset(map(_type_of, values)) if values is not None else TYPES
 
@@ -176,7 +180,7 @@ def _values(mine: dict[str, Any], theirs: dict[str, Any], path: str) -> Iterator
     written = theirs.get("enum", [theirs["const"]] if "const" in theirs else None)
     if written is None:
         yield f"{path or '$'}: only some values are allowed now"
-    elif extra := [one for one in written if one not in allowed]:
+    elif extra := [value for value in written if value not in allowed]:
         yield f"{path or '$'}: {extra[0]!r} is not allowed"
 
 
@@ -184,44 +188,46 @@ def _bounds(mine: dict[str, Any], theirs: dict[str, Any], path: str) -> Iterator
     for name in _LEAST:
         is_nothing = name not in ("minimum", "exclusiveMinimum") and mine.get(name) == 0
         if name in mine and not is_nothing and not (name in theirs and theirs[name] >= mine[name]):
-            yield f"{path or '$'}: {name} {mine[name]} was not so before"
+            yield f"{path or '$'}: {name} {mine[name]} is stricter than before"
     for name in _MOST:
         if name in mine and not (name in theirs and theirs[name] <= mine[name]):
-            yield f"{path or '$'}: {name} {mine[name]} was not so before"
+            yield f"{path or '$'}: {name} {mine[name]} is stricter than before"
     if "multipleOf" in mine and (theirs.get("multipleOf", 0) % mine["multipleOf"] or "multipleOf" not in theirs):
-        yield f"{path or '$'}: multipleOf {mine['multipleOf']} was not so before"
+        yield f"{path or '$'}: multipleOf {mine['multipleOf']} is stricter than before"
     for name in _SAME:
         if name in mine and mine[name] != theirs.get(name):
-            yield f"{path or '$'}: {name} is another one"
+            yield f"{path or '$'}: {name} differs"
 
 
 def _objects(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
     mine, theirs = reader.part, writer.part
     assert isinstance(mine, dict)
     assert isinstance(theirs, dict)
-    known, written = mine.get("properties", {}), theirs.get("properties", {})
-    required, given = set(mine.get("required", ())), set(theirs.get("required", ()))
+    read_properties, written_properties = mine.get("properties", {}), theirs.get("properties", {})
+    required, always_written = set(mine.get("required", ())), set(theirs.get("required", ()))
     rest, open_rest = mine.get("additionalProperties", True), theirs.get("additionalProperties", True)
-    for name in sorted(required - given):
-        yield f"{_below(path, name)}: is required, and was not"
-    for name in known.keys() & written.keys():
-        yield from _compare(reader.at(known[name]), writer.at(written[name]), _below(path, name), trail)
-    for name in sorted(known.keys() - written.keys()):
+    for name in sorted(required - always_written):
+        yield f"{_below(path, name)}: is required, and was optional"
+    for name in read_properties.keys() & written_properties.keys():
+        yield from _compare(
+            reader.at(read_properties[name]), writer.at(written_properties[name]), _below(path, name), trail
+        )
+    for name in sorted(read_properties.keys() - written_properties.keys()):
         if isinstance(open_rest, dict) and open_rest:
-            yield from _compare(reader.at(known[name]), writer.at(open_rest), _below(path, name), trail)
-    for name in sorted(written.keys() - known.keys()):
+            yield from _compare(reader.at(read_properties[name]), writer.at(open_rest), _below(path, name), trail)
+    for name in sorted(written_properties.keys() - read_properties.keys()):
         if rest is False:
             yield f"{_below(path, name)}: is not allowed"
         elif isinstance(rest, dict) and rest:
-            yield from _compare(reader.at(rest), writer.at(written[name]), _below(path, name), trail)
-        elif name in given and "properties" in mine:
-            yield f"{_below(path, name)}: is always there, and not known"
+            yield from _compare(reader.at(rest), writer.at(written_properties[name]), _below(path, name), trail)
+        elif name in always_written and "properties" in mine:
+            yield f"{_below(path, name)}: is always written, and not declared"
     if rest is False and open_rest is not False:
         yield f"{path or '$'}: other properties are not allowed, and were"
     elif isinstance(rest, dict) and rest and open_rest is not False:
         yield from _compare(reader.at(rest), writer.at(open_rest), _below(path, "*"), trail)
     if mine.get("patternProperties", {}) != theirs.get("patternProperties", {}) and "patternProperties" in mine:
-        yield f"{path or '$'}: patternProperties is another one"
+        yield f"{path or '$'}: patternProperties differs"
 
 
 def _arrays(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str]:
@@ -232,12 +238,12 @@ def _arrays(reader: Side, writer: Side, path: str, trail: Trail) -> Iterator[str
     items, written_items = mine.get("items", True), theirs.get("items", True)
     if isinstance(items, list) or isinstance(written_items, list):  # older drafts
         if items != written_items:
-            yield f"{path}[]: items is another one"
+            yield f"{path}[]: items differs"
         return
     for number in range(max(len(first), len(written))):
-        one = first[number] if number < len(first) else items
-        other = written[number] if number < len(written) else written_items
-        yield from _compare(reader.at(one), writer.at(other), f"{path}[{number}]", trail)
+        read_item = first[number] if number < len(first) else items
+        written_item = written[number] if number < len(written) else written_items
+        yield from _compare(reader.at(read_item), writer.at(written_item), f"{path}[{number}]", trail)
     yield from _compare(reader.at(items), writer.at(written_items), f"{path}[]", trail)
 
 

@@ -1,4 +1,4 @@
-"""The words of the registry: types of schemas, modes of compatibility, policies of validation."""
+"""Enumerations of the schema registry: schema types, compatibility modes, validation policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SchemaType(Enum):
 
 
 class Compatibility(Enum):
-    """What must be able to read what, when a new version comes."""
+    """Which versions must be able to read each other's messages when a new version is registered."""
 
     NONE = "none"
     BACKWARD = "backward"  # the new version reads what the last one wrote
@@ -27,7 +27,7 @@ class Compatibility(Enum):
 
 
 class ValidationPolicy(Enum):
-    """What becomes of a message that does not fit the schema of its topic."""
+    """How a message that does not conform to the schema of its topic is treated."""
 
     NONE = "none"
     WARN = "warn"  # it is stored, and the log says so
@@ -62,5 +62,5 @@ def _word(kind: type[Word], what: str, text: str) -> Word:
     try:
         return kind(text.lower())
     except ValueError:
-        known = ", ".join(one.value for one in kind)
-        raise errors.InvalidInput(f"{text[:40]!r} is not a {what}", hint=f"there are {known}") from None
+        names = ", ".join(member.value for member in kind)
+        raise errors.InvalidInput(f"{text[:40]!r} is not a {what}", hint=f"there are {names}") from None

@@ -45,7 +45,7 @@ class ProtoFile:
     enums: set[str] = field(default_factory=set)
 
     def resolve(self, name: str, scope: str) -> str:
-        """The full name of what a message means by a name: from the inside to the outside."""
+        """Resolves a type name used inside of a message, from the innermost scope outwards."""
         if name.startswith("."):
             return name[1:]
         while True:
@@ -58,7 +58,7 @@ class ProtoFile:
 
 
 def parse(text: str) -> ProtoFile:
-    """Raises InvalidInput, with the place."""
+    """Parses a .proto file. Raises InvalidInput with the line of the first error."""
     return _Parser(text).file()
 
 
@@ -66,25 +66,25 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = list(self._split(text))
         self._at = 0
-        self._found = ProtoFile()
+        self._file = ProtoFile()
 
     def _split(self, text: str) -> list[tuple[str, int]]:
-        found: list[tuple[str, int]] = []
+        tokens: list[tuple[str, int]] = []
         at, line = 0, 1
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
                 raise errors.InvalidInput(f"line {line} of the .proto: {text[at : at + 20]!r} is not expected")
             if match["token"]:
-                found.append((match["token"], line))
+                tokens.append((match["token"], line))
             line += text.count("\n", at, match.end())
             at = match.end()
-        return found
+        return tokens
 
-    def _fail(self, wanted: str) -> errors.InvalidInput:
+    def _fail(self, expected: str) -> errors.InvalidInput:
         token, line = self._tokens[self._at] if self._at < len(self._tokens) else ("the end", -1)
         return errors.InvalidInput(
-            f"line {line} of the .proto: {wanted} was expected, not {token[:50]}", hint="send a .proto file as it is"
+            f"line {line} of the .proto: {expected} was expected, not {token[:50]}", hint="send a .proto file as it is"
         )
 
     def _peek(self) -> str:
@@ -114,9 +114,9 @@ class _Parser:
                 self._enum(scope)
             elif word != ";":
                 self._skip()
-        if not self._found.messages:
+        if not self._file.messages:
             raise errors.InvalidInput("the .proto has no message", hint="send a .proto file as it is")
-        return self._found
+        return self._file
 
     def _skip(self) -> None:
         """To the end of a statement, or of the block that it has."""
@@ -128,35 +128,35 @@ class _Parser:
                 return
 
     def _enum(self, scope: str) -> None:
-        self._found.enums.add(_inside(scope, self._next()))
+        self._file.enums.add(_inside(scope, self._next()))
         if self._peek() != "{":
             raise self._fail("{")
         self._skip()
 
     def _message(self, scope: str) -> None:
         name = _inside(scope, self._next())
-        found = self._found.messages[name] = ProtoMessage(name)
+        message = self._file.messages[name] = ProtoMessage(name)
         self._expect("{")
-        self._body(found, "")
+        self._body(message, "")
 
-    def _body(self, found: ProtoMessage, oneof: str) -> None:
+    def _body(self, message: ProtoMessage, oneof: str) -> None:
         while (word := self._next()) != "}":
             if word == "message":
-                self._message(found.name)
+                self._message(message.name)
             elif word == "enum":
-                self._enum(found.name)
+                self._enum(message.name)
             elif word == "oneof":
                 name = self._next()
                 self._expect("{")
-                self._body(found, name)
+                self._body(message, name)
             elif word == "reserved":
-                self._reserved(found)
+                self._reserved(message)
             elif word in ("option", "extensions", "extend"):
                 self._skip()
             elif word != ";":
-                self._field(found, word, oneof)
+                self._field(message, word, oneof)
 
-    def _reserved(self, found: ProtoMessage) -> None:
+    def _reserved(self, message: ProtoMessage) -> None:
         while (word := self._next()) != ";":
             if _NUMBER.fullmatch(word):
                 first = last = int(word, 0)
@@ -164,9 +164,9 @@ class _Parser:
                     self._next()
                     end = self._next()
                     last = 2**29 - 1 if end == "max" else int(end, 0)
-                found.reserved.append((first, last))
+                message.reserved.append((first, last))
 
-    def _field(self, found: ProtoMessage, word: str, oneof: str) -> None:
+    def _field(self, message: ProtoMessage, word: str, oneof: str) -> None:
         label = word if word in ("repeated", "required", "optional") else ""
         kind = self._next() if label else word
         value = ""
@@ -183,10 +183,10 @@ class _Parser:
         if not _NUMBER.fullmatch(number):
             self._at -= 1
             raise self._fail("the number of a field")
-        one = ProtoField(name, int(number, 0), kind, label, oneof, value)
-        if one.number in found.fields or not 0 < one.number < 2**29:
-            raise errors.InvalidInput(f"field number {number} of {found.name} is used twice, or impossible")
-        found.fields[one.number] = one
+        parsed = ProtoField(name, int(number, 0), kind, label, oneof, value)
+        if parsed.number in message.fields or not 0 < parsed.number < 2**29:
+            raise errors.InvalidInput(f"field number {number} of {message.name} is used twice, or impossible")
+        message.fields[parsed.number] = parsed
         self._skip()
 
 
