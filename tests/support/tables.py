@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from icestream.iceberg import table_commit
-from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_commit import new_table_metadata
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 

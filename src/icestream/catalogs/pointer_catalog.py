@@ -38,7 +38,7 @@ from icestream.iceberg import metadata_file, table_commit, table_metadata, value
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.location import namespace_location, new_location, normalize
-from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_commit import new_table_metadata
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.runtime.randomness import Randomness

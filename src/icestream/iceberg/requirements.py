@@ -1,7 +1,7 @@
-"""Every requirement of a table in Iceberg's REST protocol, by the name of its type.
+"""Every requirement of a table in Iceberg's REST protocol, by the name of its type. Pure.
 
-A requirement that does not hold is a conflict. The words are those that Java's clients and their tests look for.
-`assert-icestream-range` is ours and stands in catalog/topic.
+A requirement that does not hold is a commit conflict. The messages are worded as in Iceberg's Java library, because its
+clients and their tests match them. `assert-icestream-range` is our own and is checked in catalog/topic.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ CREATE: Final = "assert-create"
 
 
 def assert_uuid(table: TableMetadata, requirement: Object) -> None:
-    wanted = values.text(requirement, "uuid")
-    if table.uuid is None or wanted.lower() != table.uuid.lower():
-        raise errors.CommitConflict(f"Requirement failed: UUID does not match: expected {table.uuid} != {wanted}")
+    expected = values.text(requirement, "uuid")
+    if table.uuid is None or expected.lower() != table.uuid.lower():
+        raise errors.CommitConflict(f"Requirement failed: UUID does not match: expected {table.uuid} != {expected}")
 
 
 def assert_reference(table: TableMetadata, requirement: Object) -> None:
-    """A snapshot id of null: there is no such branch or tag."""
-    name, wanted = values.text(requirement, "ref"), values.optional_long(requirement, "snapshot-id")
-    found = table.references.get(name)
-    if found is None and wanted is not None:
-        raise errors.CommitConflict(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
-    if found is not None and wanted is None:
-        raise errors.CommitConflict(f"Requirement failed: {found['type']} {name} was created concurrently")
-    if found is not None and wanted != found["snapshot-id"]:
+    """A snapshot id of null requires that the branch or tag does not exist."""
+    name, expected_id = values.text(requirement, "ref"), values.optional_long(requirement, "snapshot-id")
+    reference = table.references.get(name)
+    if reference is None and expected_id is not None:
+        raise errors.CommitConflict(f"Requirement failed: branch or tag {name} is missing, expected {expected_id}")
+    if reference is not None and expected_id is None:
+        raise errors.CommitConflict(f"Requirement failed: {reference['type']} {name} was created concurrently")
+    if reference is not None and expected_id != reference["snapshot-id"]:
         raise errors.CommitConflict(
-            f"Requirement failed: {found['type']} {name} has changed: expected id {wanted} != {found['snapshot-id']}"
+            f"Requirement failed: {reference['type']} {name} has changed: "
+            f"expected id {expected_id} != {reference['snapshot-id']}"
         )
 
 
@@ -58,10 +59,10 @@ def assert_default_sort_order_id(table: TableMetadata, requirement: Object) -> N
     _assert_number(table, "default-sort-order-id", requirement, "default-sort-order-id", "default sort order")
 
 
-def _assert_number(table: TableMetadata, field: str, requirement: Object, name: str, what: str) -> None:
-    wanted, found = values.integer(requirement, name), table.fields[field]
-    if wanted != found:
-        raise errors.CommitConflict(f"Requirement failed: {what} changed: expected id {wanted} != {found}")
+def _assert_number(table: TableMetadata, field: str, requirement: Object, name: str, field_title: str) -> None:
+    expected, actual = values.integer(requirement, name), table.fields[field]
+    if expected != actual:
+        raise errors.CommitConflict(f"Requirement failed: {field_title} changed: expected id {expected} != {actual}")
 
 
 REQUIREMENTS: Final[dict[str, Callable[[TableMetadata, Object], None]]] = {
@@ -80,15 +81,16 @@ def kind(requirement: Object) -> str:
 
 
 def check(table: TableMetadata | None, requirement: Object) -> None:
-    """Raises CommitConflict when it does not hold. Without a table only `assert-create` does."""
+    """Raises CommitConflict if the requirement does not hold. For a table that does not exist only `assert-create` is
+    allowed."""
     name = kind(requirement)
     if name == CREATE:
         if table is not None:
             raise errors.CommitConflict("Requirement failed: table already exists")
         return
-    known = REQUIREMENTS.get(name)
-    if known is None:
+    assert_requirement = REQUIREMENTS.get(name)
+    if assert_requirement is None:
         raise errors.InvalidInput(f"Unknown requirement of a table: {short_repr(name)}")
     if table is None:
         raise errors.InvalidInput(f"Invalid create requirements: {short_repr(name)}")
-    known(table, requirement)
+    assert_requirement(table, requirement)

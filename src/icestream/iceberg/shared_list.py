@@ -1,14 +1,14 @@
-"""A long list of a document: it grows at its end, and what was written once is neither copied nor encoded again.
+"""A list of a metadata document that many versions share: it grows at its end, and no item is copied or encoded twice.
 
 A table with 1,000 snapshots has 0.7 MB of them, and each commit adds one. So the versions of a table share one growing
-list, of which each sees a part, and the bytes of the items that are there, joined in chunks:
+list, of which each sees a range, and the encoded bytes of its items, joined in chunks:
 
-    shared    items  0 1 2 3 4 5 6 7        grown by whoever sees its end; nobody removes from it
-    one version      [0, 7)                 plus(x): the item at 7 is another's, so the part is copied first
-    the next one     [0, 8)                 plus(x): the list grows
-    chunks           items [0, C), [C, 2C), … joined, from the first time that somebody writes them
+    shared storage   items 0 1 2 3 4 5 6 7   appended to by the version that ends at its end; never shortened
+    one version      [0, 7)                  plus(x): item 7 belongs to another version, so the range is copied first
+    the next one     [0, 8)                  plus(x): the storage grows
+    chunks           items [0, C), [C, 2C), … joined, from the first time that a version is encoded
 
-Entries never change. They are used from one thread.
+A SharedList is immutable. Not thread-safe: all versions of a table are used on one thread.
 """
 
 from __future__ import annotations
@@ -19,123 +19,127 @@ from typing import Final
 
 from icestream.iceberg.values import Object, encode
 
-# Items joined at once: what is behind the last full chunk is joined for every version anew, half of this on average.
+# Items per chunk. Those after the last full chunk are joined again for every version: half of this on average.
 _CHUNK: Final = 128
 
 
-class _Shared:
-    """`parts`, `chunks` and `positions` follow `items` when somebody asks for them."""
+class _Storage:
+    """`encoded`, `chunks` and `positions` are derived from `items` on demand."""
 
-    __slots__ = ("chunks", "items", "key", "parts", "positions")
+    __slots__ = ("chunks", "encoded", "items", "key", "positions")
 
     def __init__(self, items: list[Object], key: str) -> None:
         self.items = items
         self.key = key
-        self.parts: list[bytes] = []
+        self.encoded: list[bytes] = []
         self.chunks: list[bytes] = []
         self.positions: dict[int, int] = {}
 
     def encode_to(self, end: int) -> None:
-        parts, chunks = self.parts, self.chunks
-        for item in self.items[len(parts) : end]:
-            parts.append(encode(item))
+        encoded, chunks = self.encoded, self.chunks
+        for item in self.items[len(encoded) : end]:
+            encoded.append(encode(item))
         while (len(chunks) + 1) * _CHUNK <= end:
-            begin = len(chunks) * _CHUNK
-            chunks.append(b",".join(parts[begin : begin + _CHUNK]))
+            start = len(chunks) * _CHUNK
+            chunks.append(b",".join(encoded[start : start + _CHUNK]))
 
-    def position(self, wanted: int) -> int | None:
-        """Nothing is removed and no id comes twice, so the items behind the known ones are the new ones."""
-        known = len(self.positions)
-        if known < len(self.items):
+    def position(self, item_id: int) -> int | None:
+        indexed = len(self.positions)
+        # No item is ever removed and ids are unique, so the items after the indexed ones are the new ones.
+        if indexed < len(self.items):
             key = self.key
-            self.positions.update((item[key], known + number) for number, item in enumerate(self.items[known:]))
-        return self.positions.get(wanted)
+            self.positions.update((item[key], indexed + number) for number, item in enumerate(self.items[indexed:]))
+        return self.positions.get(item_id)
 
 
 class SharedList:
-    __slots__ = ("_begin", "_end", "_shared")
+    __slots__ = ("_end", "_start", "_storage")
 
     def __init__(self, items: list[Object], key: str = "") -> None:
-        """The list is taken over: it is not the caller's any more. `key` is the field by which items are found."""
-        self._shared = _Shared(items, key)
-        self._begin = 0
+        """Takes ownership of `items`. `key` is the id field for `find` and `without`."""
+        self._storage = _Storage(items, key)
+        self._start = 0
         self._end = len(items)
 
-    def _part(self, begin: int, end: int) -> SharedList:
-        made = SharedList.__new__(SharedList)
-        made._shared, made._begin, made._end = self._shared, begin, end
-        return made
+    def _range(self, start: int, end: int) -> SharedList:
+        view = SharedList.__new__(SharedList)
+        view._storage, view._start, view._end = self._storage, start, end
+        return view
 
     def __len__(self) -> int:
-        return self._end - self._begin
+        return self._end - self._start
 
     def __iter__(self) -> Iterator[Object]:
-        return iter(self._shared.items[self._begin : self._end])
+        return iter(self._storage.items[self._start : self._end])
 
     def __getitem__(self, number: int) -> Object:
-        """From the begin, or with a number below 0 from the end."""
+        """Returns the item at a position; negative ones count from the end."""
         if not -len(self) <= number < len(self):
             raise IndexError(number)
-        return self._shared.items[self._begin + number if number >= 0 else self._end + number]
+        return self._storage.items[self._start + number if number >= 0 else self._end + number]
 
-    def find(self, wanted: int) -> Object | None:
-        """The item with this id."""
-        position = self._shared.position(wanted)
-        return None if position is None or not self._begin <= position < self._end else self._shared.items[position]
+    def find(self, item_id: int) -> Object | None:
+        """Returns the item with this id, or None."""
+        position = self._storage.position(item_id)
+        return None if position is None or not self._start <= position < self._end else self._storage.items[position]
 
     def plus(self, item: Object) -> SharedList:
-        items = self._shared.items
-        # Somebody else went on from here, or most of the list is of the past: a list of one's own.
-        if self._end < len(items) or self._begin > len(self) + _CHUNK:
-            return self._copied().plus(item)
+        """Returns the list with the item appended."""
+        items = self._storage.items
+        # Another version has appended here, or most of the storage precedes this range: continue on a copy.
+        if self._end < len(items) or self._start > len(self) + _CHUNK:
+            return self._copy().plus(item)
         items.append(item)
-        return self._part(self._begin, self._end + 1)
+        return self._range(self._start, self._end + 1)
 
-    def _copied(self) -> SharedList:
-        old, begin, end = self._shared, self._begin, self._end
-        made = SharedList(old.items[begin:end], old.key)
-        made._shared.parts = old.parts[begin:end]
-        if begin % _CHUNK == 0:
-            made._shared.chunks = old.chunks[begin // _CHUNK : end // _CHUNK]
-        if begin == 0 and len(old.positions) == len(old.items):
-            made._shared.positions = dict(old.positions)
+    def _copy(self) -> SharedList:
+        old, start, end = self._storage, self._start, self._end
+        copy = SharedList(old.items[start:end], old.key)
+        copy._storage.encoded = old.encoded[start:end]
+        if start % _CHUNK == 0:
+            copy._storage.chunks = old.chunks[start // _CHUNK : end // _CHUNK]
+        if start == 0 and len(old.positions) == len(old.items):
+            copy._storage.positions = dict(old.positions)
             for item in old.items[end:]:
-                del made._shared.positions[item[old.key]]
-        return made
+                del copy._storage.positions[item[old.key]]
+        return copy
 
     def without_first(self, count: int) -> SharedList:
-        return self._part(min(self._begin + count, self._end), self._end) if count > 0 else self
+        return self._range(min(self._start + count, self._end), self._end) if count > 0 else self
 
     def without(self, ids: AbstractSet[int]) -> SharedList:
-        """Without the items of these ids, all of which are there. Usually the oldest go, which costs nothing."""
-        key = self._shared.key
+        """Returns the list without the items of these ids, all of which exist. Removing the oldest ones is free."""
+        key = self._storage.key
         first = 0
         while first < len(self) and self[first][key] in ids:
             first += 1
-        return self.without_first(first) if first == len(ids) else self.kept(lambda item: item[key] not in ids)
+        return self.without_first(first) if first == len(ids) else self.filter(lambda item: item[key] not in ids)
 
-    def kept(self, keep: Callable[[Object], bool]) -> SharedList:
-        items, parts = self._shared.items, self._shared.parts
-        chosen = [number for number in range(self._begin, self._end) if keep(items[number])]
+    def filter(self, predicate: Callable[[Object], bool]) -> SharedList:
+        """Returns the items for which the predicate holds, without encoding them again."""
+        items, encoded = self._storage.items, self._storage.encoded
+        chosen = [number for number in range(self._start, self._end) if predicate(items[number])]
         if len(chosen) == len(self):
             return self
-        made = SharedList([items[number] for number in chosen], self._shared.key)
-        if len(parts) >= self._end:
-            made._shared.parts = [parts[number] for number in chosen]
-        return made
+        filtered = SharedList([items[number] for number in chosen], self._storage.key)
+        if len(encoded) >= self._end:
+            filtered._storage.encoded = [encoded[number] for number in chosen]
+        return filtered
 
     def pieces(self) -> list[bytes]:
-        """The bytes of the items, with commas between them and no brackets around them: to be written one after the
-        other. A piece is a whole chunk wherever that is possible."""
-        shared, begin, end = self._shared, self._begin, self._end
-        shared.encode_to(end)
-        first, last = -(-begin // _CHUNK), end // _CHUNK  # whole chunks
-        if first >= last:
-            found = [b",".join(shared.parts[begin:end])]
+        """Returns the encoded items with commas between them, without brackets, to be written one after the other.
+
+        A piece is a whole chunk wherever possible, so that most of a long list is not copied.
+        """
+        storage, start, end = self._storage, self._start, self._end
+        storage.encode_to(end)
+        first_chunk, last_chunk = -(-start // _CHUNK), end // _CHUNK  # whole chunks
+        if first_chunk >= last_chunk:
+            joined = [b",".join(storage.encoded[start:end])]
         else:
-            head, tail = shared.parts[begin : first * _CHUNK], shared.parts[last * _CHUNK : end]
-            found = [b",".join(head), *shared.chunks[first:last], b",".join(tail)]
-        joined: list[bytes] = []
-        for piece in filter(None, found):
-            joined += (b",", piece) if joined else (piece,)
-        return joined
+            head, tail = storage.encoded[start : first_chunk * _CHUNK], storage.encoded[last_chunk * _CHUNK : end]
+            joined = [b",".join(head), *storage.chunks[first_chunk:last_chunk], b",".join(tail)]
+        pieces: list[bytes] = []
+        for piece in filter(None, joined):
+            pieces += (b",", piece) if pieces else (piece,)
+        return pieces

@@ -1,13 +1,14 @@
-"""The next version of a table while a commit makes it: the base with the updates so far.
+"""Builds the next version of a table's metadata: the base with the updates of one commit applied. Pure.
 
-The base is shared and never touched: a field, list or map that changes is made anew, once for each change. What each
-update means stands beside its noun (…_updates.py); here is what they have in common: what was added in this commit
-(`-1` in an update means the last one), and how a draft becomes a table.
+The base is shared and never modified: a field, list or map that changes is replaced by a new one. What each update
+means is in updates.py. Here is what the updates have in common: which items this commit added (`-1` in an update means
+the last one), and how the result is completed:
 
     last-updated-ms   the time of the commit, never before that of the base: a clock may step back (hazard 32)
-    snapshot-log      one entry for each snapshot that main was set to; those that were replaced within the same commit
-                      leave no trace, and a removed snapshot takes all history before it away
-    metadata-log      the base's own file is added; the oldest go, as `write.metadata.previous-versions-max` says
+    snapshot-log      an entry for each snapshot that main was set to; snapshots that the same commit replaced again are
+                      left out, and a removed snapshot takes all history before it away
+    metadata-log      the base's own metadata file is added; the oldest are dropped, as
+                      `write.metadata.previous-versions-max` says
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
 
 class TableMetadataBuilder:
     def __init__(self, base: TableMetadata | None, now_ms: int, format_version: int) -> None:
-        """`format_version` is that of a table that does not exist yet."""
+        """`base` is None for a new table; only then `format_version` matters."""
         self.base = base
-        self.fields: Object = dict(base.fields) if base else _nothing(format_version)
+        self.fields: Object = dict(base.fields) if base else _empty_fields(format_version)
         self.now_ms = max(now_ms, self.fields["last-updated-ms"])
         self.is_changed = base is None
         self.last_added: dict[str, int] = {}  # by the name of the list: schemas, partition-specs, sort-orders
         self.added_snapshots: set[int] = set()
         self._snapshots = base.snapshots if base else SharedList([], "snapshot-id")
-        self._removed: set[int] = set()  # snapshots that are still in `_snapshots`
+        self._pending_removals: set[int] = set()  # snapshots to be removed that are still in `_snapshots`
         self._has_removed = False
-        self._log = base.snapshot_log if base else SharedList([])
-        self._was_main: set[int] = set()  # added here, and set as main here
+        self._snapshot_log = base.snapshot_log if base else SharedList([])
+        self._was_main: set[int] = set()  # snapshots that this commit added and set as main
 
     # --- fields ---
 
@@ -49,65 +50,70 @@ class TableMetadataBuilder:
         return int(self.fields["format-version"])
 
     def put(self, name: str, value: Any) -> None:
+        """Sets a field; an equal value is no change, so a commit that changes nothing writes no metadata file."""
         if self.fields.get(name) != value:
             self.fields[name] = value
             self.is_changed = True
 
     def add_item(self, name: str, id_name: str, item: Object) -> None:
-        """A schema, spec or order that was not there."""
+        """Appends a new schema, partition spec or sort order to the list `name`."""
         self.fields[name] = [*self.fields[name], item]
         self.last_added[name] = item[id_name]
         self.is_changed = True
 
-    def resolved(self, name: str, given_id: int, what: str) -> int:
-        """An id of an update; -1 is the last one that this commit added, or found to be there already."""
-        if given_id != -1:
-            return given_id
-        found = self.last_added.get(name)
-        if found is None:
-            raise errors.InvalidInput(f"Cannot set last added {what}: no {what} has been added")
-        return found
+    def resolve_id(self, list_name: str, item_id: int, item_name: str) -> int:
+        """Returns the id that an update means: -1 is the last item that this commit added, or tried to add although
+        an equal one existed. Raises InvalidInput if there is none."""
+        if item_id != -1:
+            return item_id
+        last_added_id = self.last_added.get(list_name)
+        if last_added_id is None:
+            raise errors.InvalidInput(f"Cannot set last added {item_name}: no {item_name} has been added")
+        return last_added_id
 
     def schema_fields(self) -> dict[int, Field]:
-        """The fields of the current schema; none before there is one."""
-        found = values.find(self.fields["schemas"], "schema-id", self.fields["current-schema-id"])
-        return schemas.fields_of(found) if found else {}
+        """Returns the fields of the current schema; empty before a new table has one."""
+        current_schema = values.find(self.fields["schemas"], "schema-id", self.fields["current-schema-id"])
+        return schemas.fields_of(current_schema) if current_schema else {}
 
     # --- snapshots ---
 
     def snapshot(self, snapshot_id: int) -> Object | None:
-        return None if snapshot_id in self._removed else self._snapshots.find(snapshot_id)
+        return None if snapshot_id in self._pending_removals else self._snapshots.find(snapshot_id)
 
     def highest_sequence_number(self) -> int:
-        """0 for a table of v1, unless its writer counted all the same."""
+        """Returns 0 for a v1 table, unless its writer assigned sequence numbers nevertheless."""
         return max(map(snapshot.sequence_number, self._snapshots), default=0)
 
-    def add_snapshot(self, added: Object) -> None:
-        self._settle_removals()
-        self._snapshots = self._snapshots.plus(added)
-        self.added_snapshots.add(added["snapshot-id"])
+    def add_snapshot(self, new_snapshot: Object) -> None:
+        self._apply_removals()  # a snapshot may be removed and added again under its id
+        self._snapshots = self._snapshots.plus(new_snapshot)
+        self.added_snapshots.add(new_snapshot["snapshot-id"])
         self.is_changed = True
 
     def remove_snapshots(self, snapshot_ids: set[int]) -> None:
-        """Those that are there. Java's library sends an update for each, so the list is gone through at the end."""
-        present = {one for one in snapshot_ids if self.snapshot(one) is not None}
+        """Removes the snapshots that exist, and the references to them.
+
+        Java's library sends an update per snapshot, so the list itself is rebuilt once, at the end.
+        """
+        present = {snapshot_id for snapshot_id in snapshot_ids if self.snapshot(snapshot_id) is not None}
         if not present:
             return
-        self._removed |= present
+        self._pending_removals |= present
         self._has_removed = self.is_changed = True
         for name, reference in list(self.fields["refs"].items()):
             if reference["snapshot-id"] in present:
                 self.remove_reference(name)
 
-    def _settle_removals(self) -> None:
-        removed = self._removed
+    def _apply_removals(self) -> None:
+        removed = self._pending_removals
         if not removed:
             return
         self._snapshots = self._snapshots.without(removed)
         for name in ("statistics", "partition-statistics"):
             if self.fields.get(name):
-                self.fields[name] = [one for one in self.fields[name] if one["snapshot-id"] not in removed]
-        self._removed = set()
+                self.fields[name] = [file for file in self.fields[name] if file["snapshot-id"] not in removed]
+        self._pending_removals = set()
 
     # --- references ---
 
@@ -118,17 +124,18 @@ class TableMetadataBuilder:
             self._move_main(reference["snapshot-id"])
 
     def _move_main(self, snapshot_id: int) -> None:
-        """A rollback happens now; a new snapshot counts from its own time."""
+        """Sets the current snapshot and appends to the snapshot log: a rollback with the time of the commit, a new
+        snapshot with its own time."""
         self.fields["current-snapshot-id"] = snapshot_id
         time_ms = self.now_ms
         if snapshot_id in self.added_snapshots:
             self._was_main.add(snapshot_id)
             time_ms = self._snapshots.find(snapshot_id)["timestamp-ms"]  # type: ignore[index]  # it was added here
-        if self._log:
-            last_ms = self._log[-1]["timestamp-ms"]
+        if self._snapshot_log:
+            last_ms = self._snapshot_log[-1]["timestamp-ms"]
             if time_ms < last_ms - limits.CATALOG_CLOCK_SKEW_MS:
-                time_ms = last_ms  # a writer whose clock is behind: readers refuse a log that goes back
-        self._log = self._log.plus({"timestamp-ms": time_ms, "snapshot-id": snapshot_id})
+                time_ms = last_ms  # the writer's clock is behind; readers reject a log whose times decrease
+        self._snapshot_log = self._snapshot_log.plus({"timestamp-ms": time_ms, "snapshot-id": snapshot_id})
 
     def remove_reference(self, name: str) -> None:
         if name not in self.fields["refs"]:
@@ -138,29 +145,29 @@ class TableMetadataBuilder:
             self.fields["current-snapshot-id"] = snapshot.NO_SNAPSHOT
         self.is_changed = True
 
-    # --- the end ---
+    # --- result ---
 
     def finish(self, base_location: str | None) -> TableMetadata:
-        """The table that the updates made; the base itself when they changed nothing.
+        """Returns the new metadata; the base itself if the updates changed nothing.
 
-        `base_location` is the metadata file of the base, None when it has none.
+        `base_location` is the metadata file of the base, None if it has none.
         """
         if self.base is not None and not self.is_changed:
             return self.base
-        self._settle_removals()
+        self._apply_removals()
         self._check_layouts()
         self.fields["last-updated-ms"] = self.now_ms
         if self.fields.get("current-snapshot-id") in (None, snapshot.NO_SNAPSHOT):
-            since_v3 = self.format_version >= ROW_LINEAGE_SINCE
-            self.fields["current-snapshot-id"] = None if since_v3 else snapshot.NO_SNAPSHOT
-        log = self._finished_log()
-        return TableMetadata(self.fields, self._snapshots, log, self._finished_files(base_location))
+            is_v3 = self.format_version >= ROW_LINEAGE_SINCE
+            self.fields["current-snapshot-id"] = None if is_v3 else snapshot.NO_SNAPSHOT
+        snapshot_log = self._finish_snapshot_log()
+        return TableMetadata(self.fields, self._snapshots, snapshot_log, self._finish_metadata_log(base_location))
 
     def _check_layouts(self) -> None:
-        """What is in use exists and fits the present schema. Unchanged, it fitted before."""
-        names = ("schemas", "partition-specs", "sort-orders")
-        used = ("current-schema-id", "default-spec-id", "default-sort-order-id")
-        if self.base and all(self.fields[name] is self.base.fields[name] for name in (*names, *used)):
+        """Checks that the default spec and sort order exist and fit the current schema; unchanged ones did before."""
+        lists = ("schemas", "partition-specs", "sort-orders")
+        used_ids = ("current-schema-id", "default-spec-id", "default-sort-order-id")
+        if self.base and all(self.fields[name] is self.base.fields[name] for name in (*lists, *used_ids)):
             return
         spec = values.find(self.fields["partition-specs"], "spec-id", self.fields["default-spec-id"])
         order = values.find(self.fields["sort-orders"], "order-id", self.fields["default-sort-order-id"])
@@ -175,42 +182,46 @@ class TableMetadataBuilder:
         partitioning.check(spec, fields)
         sorting.check(order, fields)
 
-    def _finished_log(self) -> SharedList:
+    def _finish_snapshot_log(self) -> SharedList:
         current = self.fields["current-snapshot-id"]
         replaced = self._was_main - {current}
         if replaced or self._has_removed:
-            self._log = _without(self._log, replaced, self._snapshots, self._has_removed)
-        if self._log:
-            last_ms = self._log[-1]["timestamp-ms"]
+            self._snapshot_log = _prune_snapshot_log(self._snapshot_log, replaced, self._snapshots, self._has_removed)
+        if self._snapshot_log:
+            last_ms = self._snapshot_log[-1]["timestamp-ms"]
             if last_ms > self.now_ms + limits.CATALOG_CLOCK_SKEW_MS:
                 raise errors.InvalidInput(
                     f"Invalid update timestamp {self.now_ms}: before last snapshot log entry at {last_ms}",
                     hint="set the clock of the machine that made the snapshot",
                 )
-        return self._log
+        return self._snapshot_log
 
-    def _finished_files(self, base_location: str | None) -> SharedList:
+    def _finish_metadata_log(self, base_location: str | None) -> SharedList:
         if self.base is None:
             return SharedList([])
         if base_location is None:
             return self.base.metadata_log
-        most = max(1, as_integer(self.fields["properties"], PREVIOUS_VERSIONS_MAX, limits.CATALOG_METADATA_LOG_DEFAULT))
-        kept = self.base.metadata_log.without_first(len(self.base.metadata_log) - most + 1)
-        return kept.plus({"timestamp-ms": self.base.fields["last-updated-ms"], "metadata-file": base_location})
+        size_max = as_integer(self.fields["properties"], PREVIOUS_VERSIONS_MAX, limits.CATALOG_METADATA_LOG_DEFAULT)
+        previous = self.base.metadata_log
+        recent = previous.without_first(len(previous) - max(1, size_max) + 1)
+        return recent.plus({"timestamp-ms": self.base.fields["last-updated-ms"], "metadata-file": base_location})
 
 
-def _without(log: SharedList, replaced: set[int], snapshots: SharedList, has_removed: bool) -> SharedList:
-    """History with a hole would tell that a snapshot was current when another one was: it begins behind the hole."""
-    begin = 0
+def _prune_snapshot_log(log: SharedList, replaced: set[int], snapshots: SharedList, has_removed: bool) -> SharedList:
+    """Returns the log without snapshots that the same commit replaced, starting after the last removed snapshot.
+
+    A log with an entry missing in the middle would claim that a snapshot was current while another one was.
+    """
+    start = 0
     if has_removed:
-        gone = [number for number, entry in enumerate(log) if snapshots.find(entry["snapshot-id"]) is None]
-        begin = gone[-1] + 1 if gone else 0
-    rest = log.without_first(begin)
-    return rest.kept(lambda entry: entry["snapshot-id"] not in replaced) if replaced else rest
+        removed = [number for number, entry in enumerate(log) if snapshots.find(entry["snapshot-id"]) is None]
+        start = removed[-1] + 1 if removed else 0
+    rest = log.without_first(start)
+    return rest.filter(lambda entry: entry["snapshot-id"] not in replaced) if replaced else rest
 
 
-def _nothing(format_version: int) -> Object:
-    """A table that is about to be created, as Iceberg's own library begins one."""
+def _empty_fields(format_version: int) -> Object:
+    """Returns the fields of a new table before its first update, with the initial values of Iceberg's own library."""
     fields: Object = {
         "format-version": format_version,
         "table-uuid": None,

@@ -1,12 +1,13 @@
-"""A table: one version of its metadata document, formats v1 to v3. It never changes; a commit makes the next one.
+"""`TableMetadata`: one immutable version of a table's metadata document, formats v1 to v3. Pure.
 
     fields         the document as JSON has it, without the three lists below; unknown fields included
-    snapshots      in the order in which they were added, to be found by their ids
-    snapshot_log   which snapshot was the current one, and since when
+    snapshots      in the order in which they were added, indexed by id
+    snapshot_log   which snapshot was current, and since when
     metadata_log   the metadata files before this one
 
-`load` reads any valid document and completes it: what only v1 may leave out is filled in, so that everything behind
-has one form to deal with. What v1 repeats for older readers (`schema`, `partition-spec`) is written anew by `encode`.
+`load` accepts any valid document and completes it: what only v1 may omit is filled in, so that all other code has one
+form to handle. The fields that v1 repeats for older readers (`schema`, `partition-spec`) are added again when the
+document is encoded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from icestream import errors, limits
-from icestream.iceberg import partitioning, side_files, sorting, values
+from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import snapshots as snapshot
 from icestream.iceberg.shared_list import SharedList
@@ -54,34 +55,37 @@ class TableMetadata:
 
     @property
     def properties(self) -> dict[str, str]:
-        found: dict[str, str] = self.fields["properties"]
-        return found
+        properties: dict[str, str] = self.fields["properties"]
+        return properties
 
     @property
     def references(self) -> dict[str, Object]:
-        found: dict[str, Object] = self.fields["refs"]
-        return found
+        references: dict[str, Object] = self.fields["refs"]
+        return references
 
     @property
     def current_snapshot_id(self) -> int | None:
-        found = self.fields.get("current-snapshot-id")
-        return None if found is None or found == snapshot.NO_SNAPSHOT else int(found)
+        snapshot_id = self.fields.get("current-snapshot-id")
+        return None if snapshot_id is None or snapshot_id == snapshot.NO_SNAPSHOT else int(snapshot_id)
 
     @property
     def current_schema(self) -> Object:
-        found = values.find(self.fields["schemas"], "schema-id", self.fields["current-schema-id"])
-        assert found is not None  # load and draft see to it
-        return found
+        schema = values.find(self.fields["schemas"], "schema-id", self.fields["current-schema-id"])
+        assert schema is not None  # checked by load and by the builder
+        return schema
 
     def pieces(self) -> list[bytes]:
-        """The document as a metadata file has it, to be written one piece after the other. Made once: it is written,
-        and then answered."""
+        """Returns the encoded document in pieces, to be written one after the other.
+
+        Encoded once: the same bytes go to the metadata file and to the client. The bytes of the long lists are shared
+        with the versions before.
+        """
         if self._pieces is None:
-            found = [values.encode(self._written_fields())[:-1]]
-            for name, entries in self._lists():
-                found += (b',"%s":[' % name.encode(), *entries.pieces(), b"]")
-            found.append(b"}")
-            self._pieces = found
+            pieces = [values.encode(self._encoded_fields())[:-1]]
+            for name, items in self._lists():
+                pieces += (b',"%s":[' % name.encode(), *items.pieces(), b"]")
+            pieces.append(b"}")
+            self._pieces = pieces
         return self._pieces
 
     def encode(self) -> bytes:
@@ -90,8 +94,8 @@ class TableMetadata:
     def _lists(self) -> Iterable[tuple[str, SharedList]]:
         return zip(_LISTS, (self.snapshots, self.snapshot_log, self.metadata_log), strict=True)
 
-    def _written_fields(self) -> Object:
-        """Who reads v1 only finds the present schema and spec where they always were."""
+    def _encoded_fields(self) -> Object:
+        """Returns the fields with those that readers of v1 expect: the current schema and the default spec."""
         if self.format_version > 1:
             return self.fields
         spec = values.find(self.fields["partition-specs"], "spec-id", self.fields["default-spec-id"])
@@ -99,14 +103,15 @@ class TableMetadata:
         return self.fields | {"schema": self.current_schema, "partition-spec": spec["fields"]}
 
     def as_json(self) -> Object:
-        """The same as plain values."""
-        return self._written_fields() | {name: list(entries) for name, entries in self._lists()}
+        """Returns the document as plain values."""
+        return self._encoded_fields() | {name: list(items) for name, items in self._lists()}
 
     def with_referenced_snapshots(self) -> TableMetadata:
-        """Without the snapshots that no branch or tag names: what a client asks for that loads history late."""
-        wanted = {one["snapshot-id"] for one in self.references.values()}
-        kept = self.snapshots.kept(lambda one: one["snapshot-id"] in wanted)
-        return TableMetadata(self.fields, kept, self.snapshot_log, self.metadata_log)
+        """Returns a copy with only the snapshots that a branch or tag references, for clients that load history lazily
+        (`snapshots=refs`)."""
+        referenced = {reference["snapshot-id"] for reference in self.references.values()}
+        snapshots = self.snapshots.filter(lambda snapshot: snapshot["snapshot-id"] in referenced)
+        return TableMetadata(self.fields, snapshots, self.snapshot_log, self.metadata_log)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -117,7 +122,7 @@ def decode(data: bytes) -> TableMetadata:
 
 
 def load(document: Object) -> TableMetadata:
-    """A table from its document. Raises InvalidInput for one that is not valid in its own format version."""
+    """Returns the metadata of a document. Raises InvalidInput if it is not valid in its own format version."""
     version = values.integer(document, "format-version")
     if version not in FORMAT_VERSIONS:
         raise errors.InvalidInput(f"Cannot read unsupported version {version}")
@@ -141,14 +146,14 @@ def load(document: Object) -> TableMetadata:
 def _complete_v1(fields: Object) -> None:
     values.optional_text(fields, "table-uuid")
     fields.pop("last-sequence-number", None)
-    alone, spec = fields.pop("schema", None), fields.pop("partition-spec", None)
+    only_schema, spec_fields = fields.pop("schema", None), fields.pop("partition-spec", None)
     if fields.get("schemas") is None:
-        one = values.as_object(alone, "schema")
-        fields["schemas"] = [one | {"schema-id": schemas.schema_id(one)}]
-        fields["current-schema-id"] = schemas.schema_id(one)
+        schema = values.as_object(only_schema, "schema")
+        fields["schemas"] = [schema | {"schema-id": schemas.schema_id(schema)}]
+        fields["current-schema-id"] = schemas.schema_id(schema)
     if fields.get("partition-specs") is None:
-        made = partitioning.numbered({"spec-id": 0, "fields": spec}, [], partitioning.FIRST_FIELD_ID - 1)
-        fields["partition-specs"] = [made]
+        spec = partitioning.numbered({"spec-id": 0, "fields": spec_fields}, [], partitioning.FIRST_FIELD_ID - 1)
+        fields["partition-specs"] = [spec]
         fields["default-spec-id"] = 0
     if fields.get("last-partition-id") is None:
         fields["last-partition-id"] = partitioning.last_field_id(fields["partition-specs"])
@@ -158,69 +163,97 @@ def _complete_v1(fields: Object) -> None:
 
 
 def _check_layouts(fields: Object) -> None:
-    """Schemas, specs and orders, and that those in use are there. An older spec may name columns that are gone."""
-    for one in values.objects(fields, "schemas"):
-        schemas.fields_of(one)
-    for one in values.objects(fields, "partition-specs"):
-        partitioning.fields_of(one)
-    for one in values.objects(fields, "sort-orders"):
-        sorting.fields_of(one)
+    """Checks schemas, specs and sort orders, and that those in use exist. Older specs may name removed columns."""
+    for schema in values.objects(fields, "schemas"):
+        schemas.fields_of(schema)
+    for spec in values.objects(fields, "partition-specs"):
+        partitioning.fields_of(spec)
+    for order in values.objects(fields, "sort-orders"):
+        sorting.fields_of(order)
     values.integer(fields, "last-partition-id")
-    for name, id_name, used in (
+    for name, id_name, used_id_name in (
         ("schemas", "schema-id", "current-schema-id"),
         ("partition-specs", "spec-id", "default-spec-id"),
         ("sort-orders", "order-id", "default-sort-order-id"),
     ):
-        if values.find(fields[name], id_name, values.integer(fields, used)) is None:
-            raise errors.InvalidInput(f"Cannot find one of {name} with {used}={fields[used]}")
+        if values.find(fields[name], id_name, values.integer(fields, used_id_name)) is None:
+            raise errors.InvalidInput(f"Cannot find one of {name} with {used_id_name}={fields[used_id_name]}")
 
 
 def _check_side_files(fields: Object) -> None:
     for name, check in (
-        ("statistics", side_files.check_statistics),
-        ("partition-statistics", side_files.check_partition_statistics),
-        ("encryption-keys", side_files.check_encryption_key),
+        ("statistics", check_statistics),
+        ("partition-statistics", check_partition_statistics),
+        ("encryption-keys", check_encryption_key),
     ):
-        for one in values.optional_objects(fields, name):
-            check(one)
+        for item in values.optional_objects(fields, name):
+            check(item)
+
+
+def check_statistics(statistics: Object) -> None:
+    """Checks the entry of a Puffin file with statistics of one snapshot. Raises InvalidInput."""
+    check_partition_statistics(statistics)
+    values.long(statistics, "file-footer-size-in-bytes")
+    for blob in values.objects(statistics, "blob-metadata"):
+        values.text(blob, "type")
+        values.long(blob, "snapshot-id")
+        values.long(blob, "sequence-number")
+        values.integers(blob, "fields")
+        values.optional_text_map(blob, "properties")
+
+
+def check_partition_statistics(statistics: Object) -> None:
+    values.long(statistics, "snapshot-id")
+    values.text(statistics, "statistics-path")
+    values.long(statistics, "file-size-in-bytes")
+
+
+def check_encryption_key(key: Object) -> None:
+    values.text(key, "key-id")
+    values.text(key, "encrypted-key-metadata")
+    values.optional_text(key, "encrypted-by-id")
+    values.optional_text_map(key, "properties")
 
 
 def _with_snapshots(fields: Object, document: Object) -> TableMetadata:
-    found = values.optional_objects(document, "snapshots")
-    known: set[int] = set()
-    last = values.LONG_MAX if fields["format-version"] == 1 else fields["last-sequence-number"]
-    for one in found:
-        snapshot.check_snapshot(one)
-        if one["snapshot-id"] in known:
-            raise errors.InvalidInput(f"Invalid table metadata: two snapshots with id {one['snapshot-id']}")
-        if (number := snapshot.sequence_number(one)) > last:
+    snapshots = values.optional_objects(document, "snapshots")
+    snapshot_ids: set[int] = set()
+    last_number = values.LONG_MAX if fields["format-version"] == 1 else fields["last-sequence-number"]
+    for item in snapshots:
+        snapshot.check_snapshot(item)
+        if item["snapshot-id"] in snapshot_ids:
+            raise errors.InvalidInput(f"Invalid table metadata: two snapshots with id {item['snapshot-id']}")
+        if (number := snapshot.sequence_number(item)) > last_number:
             raise errors.InvalidInput(
-                f"Invalid snapshot with sequence number {number} greater than last sequence number {last}"
+                f"Invalid snapshot with sequence number {number} greater than last sequence number {last_number}"
             )
-        known.add(one["snapshot-id"])
-    _check_references(fields, known)
-    log = values.optional_objects(document, "snapshot-log")
-    for entry in log:
+        snapshot_ids.add(item["snapshot-id"])
+    _check_references(fields, snapshot_ids)
+    snapshot_log = values.optional_objects(document, "snapshot-log")
+    for entry in snapshot_log:
         values.long(entry, "timestamp-ms")
         values.long(entry, "snapshot-id")
-    files = values.optional_objects(document, "metadata-log")
-    for entry in files:
+    metadata_log = values.optional_objects(document, "metadata-log")
+    for entry in metadata_log:
         values.long(entry, "timestamp-ms")
         values.text(entry, "metadata-file")
-    return TableMetadata(fields, SharedList([*found], "snapshot-id"), SharedList([*log]), SharedList([*files]))
+    return TableMetadata(
+        fields, SharedList([*snapshots], "snapshot-id"), SharedList([*snapshot_log]), SharedList([*metadata_log])
+    )
 
 
-def _check_references(fields: Object, known: set[int]) -> None:
+def _check_references(fields: Object, snapshot_ids: set[int]) -> None:
+    """Checks branches and tags, and adds `main` if only the current snapshot is named, as old writers do."""
     current = values.optional_long(fields, "current-snapshot-id")
     current = None if current == snapshot.NO_SNAPSHOT else current
-    if current is not None and current not in known:
+    if current is not None and current not in snapshot_ids:
         raise errors.InvalidInput("Invalid table metadata: Cannot find current version")
     fields["refs"] = values.as_object(fields.get("refs") or {}, "refs")
     if current is not None and snapshot.MAIN not in fields["refs"]:
         fields["refs"] = {snapshot.MAIN: {"snapshot-id": current, "type": "branch"}, **fields["refs"]}
     for name, reference in fields["refs"].items():
         snapshot.check_reference(name, values.as_object(reference, f"ref {name}"))
-        if reference["snapshot-id"] not in known:
+        if reference["snapshot-id"] not in snapshot_ids:
             raise errors.InvalidInput(f"Snapshot for reference {name} does not exist in the existing snapshots list")
     main = fields["refs"].get(snapshot.MAIN)
     if (main["snapshot-id"] if main else None) != current:

@@ -1,6 +1,7 @@
-"""JSON from outside: typed reading of objects. Every refusal names the field, and nothing that was read is changed.
+"""Typed access to the fields of JSON objects that clients and other engines wrote. Pure.
 
-Fields that nobody asks for stay where they are: what other engines add to a document survives.
+Every refusal (InvalidInput) names the field. Nothing that was read is modified, so fields that this code does not know
+survive: other engines may have added them.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ Object = dict[str, Any]
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
-_SHOWN_CHARACTERS: Final = 80
+_REPR_CHARACTERS: Final = 80
 
 
 def decode(data: bytes, bytes_max: int = limits.CATALOG_BODY_BYTES_MAX) -> Object:
-    """An object from its bytes."""
+    """Decodes an object. Raises MessageTooLarge, and InvalidInput for bytes that are not a JSON object."""
     if len(data) > bytes_max:
-        raise errors.MessageTooLarge(f"a JSON document of {len(data)} bytes, at most {bytes_max} are read")
+        raise errors.MessageTooLarge(f"JSON document of {len(data)} bytes exceeds the limit of {bytes_max}")
     try:
-        found = orjson.loads(data)
+        document = orjson.loads(data)
     except ValueError as error:
         raise errors.InvalidInput(f"Cannot parse JSON: {error}") from None
-    return as_object(found, "document")
+    return as_object(document, "document")
 
 
 def encode(values: Any) -> bytes:
     try:
         return orjson.dumps(values)
-    except TypeError as error:  # nested too deeply, or a number that no 64 bits hold
+    except TypeError as error:  # nested too deeply, or a number beyond 64 bits
         raise errors.InvalidInput(f"Cannot write as JSON: {error}") from None
 
 
 def short_repr(value: Any) -> str:
-    """A value as messages name it: short."""
+    """Returns a value for an error message, truncated."""
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= _REPR_CHARACTERS else f"{text[:_REPR_CHARACTERS]}…"
 
 
-def as_object(value: Any, what: str) -> Object:
+def as_object(value: Any, value_name: str) -> Object:
     if not isinstance(value, dict):
-        raise errors.InvalidInput(f"Cannot parse {what} from non-object: {short_repr(value)}")
+        raise errors.InvalidInput(f"Cannot parse {value_name} from non-object: {short_repr(value)}")
     return value
 
 
@@ -57,12 +58,12 @@ def required(holder: Object, name: str) -> Any:
 
 
 def integer(holder: Object, name: str) -> int:
-    """32 bits, as ids are."""
+    """Returns a required 32-bit number, such as the id of a schema."""
     return _number(required(holder, name), name, INT_MAX)
 
 
 def long(holder: Object, name: str) -> int:
-    """64 bits, as snapshots, times and sizes are."""
+    """Returns a required 64-bit number, such as a snapshot id, a time or a size."""
     return _number(required(holder, name), name, LONG_MAX)
 
 
@@ -76,8 +77,8 @@ def optional_long(holder: Object, name: str) -> int | None:
     return None if value is None else _number(value, name, LONG_MAX)
 
 
-def _number(value: Any, name: str, most: int) -> int:
-    if type(value) is not int or not -most - 1 <= value <= most:  # a bool is no number, a float neither
+def _number(value: Any, name: str, value_max: int) -> int:
+    if type(value) is not int or not -value_max - 1 <= value <= value_max:  # neither bool nor float
         raise errors.InvalidInput(f"Cannot parse {name} from non-integer: {short_repr(value)}")
     return value
 
@@ -117,10 +118,10 @@ def array(holder: Object, name: str) -> list[Any]:
 
 
 def objects(holder: Object, name: str) -> list[Object]:
-    found = array(holder, name)
-    for one in found:
-        as_object(one, f"one of {name}")
-    return found
+    items = array(holder, name)
+    for item in items:
+        as_object(item, f"one of {name}")
+    return items
 
 
 def optional_objects(holder: Object, name: str) -> list[Object]:
@@ -140,11 +141,11 @@ def texts(holder: Object, name: str) -> list[str]:
 
 
 def text_map(holder: Object, name: str) -> dict[str, str]:
-    found = as_object(required(holder, name), name)
-    for key, value in found.items():
+    mapping = as_object(required(holder, name), name)
+    for key, value in mapping.items():
         if not isinstance(value, str):
             _text(value, f"{name} {short_repr(key)}")
-    return found
+    return mapping
 
 
 def optional_text_map(holder: Object, name: str) -> dict[str, str]:
@@ -152,10 +153,10 @@ def optional_text_map(holder: Object, name: str) -> dict[str, str]:
 
 
 def present_name(holder: Object, name: str, older_name: str) -> str:
-    """The name under which a field is there, where an older one was allowed."""
+    """Returns `older_name` if only that field is present, else `name`."""
     return older_name if holder.get(name) is None and older_name in holder else name
 
 
-def find(items: Sequence[Object], id_name: str, wanted: int) -> Object | None:
-    """The one of few items that has this id."""
-    return next((item for item in items if item.get(id_name) == wanted), None)
+def find(items: Sequence[Object], id_name: str, item_id: int) -> Object | None:
+    """Returns the item with this id, or None. For short lists."""
+    return next((item for item in items if item.get(id_name) == item_id), None)

@@ -1,4 +1,10 @@
-"""A view: one version of its metadata document, format v1. It never changes; a commit makes the next one."""
+"""`ViewMetadata`: one immutable version of a view's metadata document, format v1, and its view versions. Pure.
+
+A view version:
+
+    {"version-id", "timestamp-ms", "schema-id", "summary", "representations": [{"type": "sql", "sql", "dialect"}, …],
+     "default-namespace": […], "default-catalog"}
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,12 @@ from typing import Final
 
 from icestream import errors, limits
 from icestream.iceberg import schema as schemas
-from icestream.iceberg import values, view_versions
+from icestream.iceberg import values
 from icestream.iceberg.values import Object
 
 FORMAT_VERSION: Final = 1
+# The fields that decide how a version behaves; its number and its time do not.
+_BEHAVIOUR_FIELDS: Final = ("summary", "representations", "default-catalog", "default-namespace", "schema-id")
 
 
 class ViewMetadata:
@@ -28,21 +36,21 @@ class ViewMetadata:
 
     @property
     def current_version(self) -> Object:
-        found = values.find(self.fields["versions"], "version-id", self.fields["current-version-id"])
-        assert found is not None  # load and draft see to it
-        return found
+        version = values.find(self.fields["versions"], "version-id", self.fields["current-version-id"])
+        assert version is not None  # checked by load and by the builder
+        return version
+
+    @property
+    def properties(self) -> dict[str, str]:
+        properties: dict[str, str] = self.fields["properties"]
+        return properties
 
     def pieces(self) -> list[bytes]:
-        """The document as a metadata file has it."""
+        """Returns the encoded document, in the form that TableMetadata has it."""
         return [values.encode(self.fields)]
 
     def encode(self) -> bytes:
         return b"".join(self.pieces())
-
-    @property
-    def properties(self) -> dict[str, str]:
-        found: dict[str, str] = self.fields["properties"]
-        return found
 
     def as_json(self) -> Object:
         return self.fields
@@ -53,21 +61,57 @@ def decode(data: bytes) -> ViewMetadata:
 
 
 def load(document: Object) -> ViewMetadata:
-    """A view from its document. Raises InvalidInput for one that is not valid."""
+    """Returns the metadata of a document. Raises InvalidInput if it is not valid."""
     if values.integer(document, "format-version") != FORMAT_VERSION:
         raise errors.InvalidInput(f"Unsupported format version: {document['format-version']}")
     values.text(document, "view-uuid")
     values.text(document, "location")
-    found = [values.integer(one, "schema-id") for one in values.objects(document, "schemas")]
-    for one in document["schemas"]:
-        schemas.fields_of(one)
-    for one in values.objects(document, "versions"):
-        view_versions.check_version(one)
-        if one["schema-id"] not in found:
-            raise errors.InvalidInput(f"Cannot find schema with id {one['schema-id']} of version {one['version-id']}")
+    schema_ids = [values.integer(schema, "schema-id") for schema in values.objects(document, "schemas")]
+    for schema in document["schemas"]:
+        schemas.fields_of(schema)
+    for version in values.objects(document, "versions"):
+        check_version(version)
+        if version["schema-id"] not in schema_ids:
+            raise errors.InvalidInput(
+                f"Cannot find schema with id {version['schema-id']} of version {version['version-id']}"
+            )
     if values.find(document["versions"], "version-id", values.integer(document, "current-version-id")) is None:
         raise errors.InvalidInput(f"Cannot find current version {document['current-version-id']} in view versions")
     for entry in values.objects(document, "version-log"):
         values.integer(entry, "version-id")
         values.long(entry, "timestamp-ms")
     return ViewMetadata(document | {"properties": values.optional_text_map(document, "properties")})
+
+
+# --- view versions ----------------------------------------------------------------------------------------------------
+
+
+def check_version(version: Object) -> None:
+    """Raises InvalidInput for an object that is not a view version, or that has two queries in one dialect."""
+    values.integer(version, "version-id")
+    values.long(version, "timestamp-ms")
+    values.integer(version, "schema-id")
+    values.text_map(version, "summary")
+    values.texts(version, "default-namespace")
+    values.optional_text(version, "default-catalog")
+    for representation in values.objects(version, "representations"):
+        if values.text(representation, "type").lower() == "sql":
+            values.text(representation, "sql")
+            values.text(representation, "dialect")
+    version_dialects = dialects(version)
+    for dialect in version_dialects:
+        if version_dialects.count(dialect) > 1:
+            raise errors.InvalidInput(f"Invalid view version: Cannot add multiple queries for dialect {dialect[:80]}")
+
+
+def dialects(version: Object) -> list[str]:
+    """Returns the SQL dialects of a version, in lower case."""
+    return [
+        representation["dialect"].lower()
+        for representation in version["representations"]
+        if representation["type"].lower() == "sql"
+    ]
+
+
+def has_same_behaviour(version: Object, other: Object) -> bool:
+    return all(version.get(name) == other.get(name) for name in _BEHAVIOUR_FIELDS)

@@ -18,7 +18,7 @@ from icestream.iceberg import metadata_file, values
 from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.location import check_inside, new_location
-from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_commit import new_table_metadata
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 

@@ -19,8 +19,8 @@ from icestream.iceberg.file_io import refusing_links
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.location import check_inside, namespace_location, new_location
 from icestream.iceberg.values import Object
-from icestream.iceberg.view_commit import commit, new_view_metadata
 from icestream.iceberg.view_metadata import ViewMetadata
+from icestream.iceberg.view_updates import commit, new_view_metadata
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 

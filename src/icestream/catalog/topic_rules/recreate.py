@@ -12,8 +12,7 @@ from icestream.catalog.topic_rules import rebinding, topic_properties, topic_sch
 from icestream.catalog.topic_rules.commit_rules import CommitDecision
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, TopicLog, shard_previews
 from icestream.catalog.topic_rules.rebinding import FormerTable, Rebinding
-from icestream.iceberg.table_commit import apply_updates
-from icestream.iceberg.table_creation import new_table_metadata
+from icestream.iceberg.table_commit import apply_updates, new_table_metadata
 from icestream.iceberg.values import Object
 
 

@@ -47,7 +47,7 @@ def test_every_version_stays_what_it_was(steps: list[Step]) -> None:
             gone = {number for number in model if number % 7 == amount % 7}
             entries, model = entries.without(gone), [number for number in model if number not in gone]
         else:
-            entries = entries.kept(lambda one, amount=amount: one["snapshot-id"] < amount)  # type: ignore[misc]
+            entries = entries.filter(lambda one, amount=amount: one["snapshot-id"] < amount)  # type: ignore[misc]
             model = [number for number in model if number < amount]
         if amount % 2:
             entries.pieces()
@@ -75,5 +75,5 @@ def test_removing_the_oldest_copies_nothing() -> None:
     entries = SharedList([item(number) for number in range(1_000)], "snapshot-id")
     entries.pieces()
     shorter = entries.without({0, 1, 2})
-    assert shorter._shared is entries._shared
-    assert entries.without({0, 2})._shared is not entries._shared
+    assert shorter._storage is entries._storage
+    assert entries.without({0, 2})._storage is not entries._storage

@@ -269,7 +269,7 @@ def test_expiring_the_oldest_costs_no_copy_of_the_others() -> None:
     base = append(grown(1_000), 1_001)
     expire = {"action": "remove-snapshots", "snapshot-ids": [1, 2, 3]}
     made = commit_to(base, expire)
-    assert made.snapshots._shared is base.snapshots._shared
+    assert made.snapshots._storage is base.snapshots._storage
     assert (len(made.snapshots), made.snapshots[0]["snapshot-id"], len(made.snapshot_log)) == (998, 4, 998)
     assert decode(made.encode()).as_json() == made.as_json()
 

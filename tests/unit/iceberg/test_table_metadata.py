@@ -189,7 +189,7 @@ def test_a_v3_table_needs_its_next_row() -> None:
         (b'{"a": "\xff"}', errors.InvalidInput, "Cannot parse JSON"),
         (b'{"a": "\\ud800"}', errors.InvalidInput, "Cannot parse JSON"),
         (b"[" * 100_000, errors.InvalidInput, "Cannot parse JSON"),
-        (b" " * 100, errors.MessageTooLarge, "100 bytes, at most 50"),
+        (b" " * 100, errors.MessageTooLarge, "100 bytes exceeds the limit of 50"),
     ],
 )
 def test_bytes_that_are_no_object_are_refused(data: bytes, kind: type[Exception], says: str) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.iceberg import view_updates
-from icestream.iceberg.view_commit import commit, new_view_metadata
 from icestream.iceberg.view_metadata import ViewMetadata, decode, load
+from icestream.iceberg.view_updates import commit, new_view_metadata
 from tests.support.effort import QUARTER
 from tests.support.tables import NOW_MS, SCHEMA, UUID, column, schema
 
