@@ -138,7 +138,7 @@ async def test_hazard_35_while_the_disk_stands_still_producers_pause_and_everybo
         await fill(hoses, busy)
         assert broker.node.log is not None
         assert broker.node.log.in_flight_bytes <= NODE_BYTES
-        held = sum(len(one.body) for connection in busy for one in connection._held)
+        held = sum(len(one.body) for connection in busy for one in connection._queued_frames)
         assert held <= len(busy) * limits.SOCKET_READ_BYTES
         await other.write(ping(50, b"still there"))
         assert (await other.read()).body == b"still there"

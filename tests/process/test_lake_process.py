@@ -137,7 +137,7 @@ def test_a_broker_in_memory_has_a_lake_process_only_when_asked(tmp_path: Path) -
         status, problem = get(run.lake_port, "/api/v1/wal")
         assert (status, json.loads(problem)["detail"]) == (
             400,
-            "this broker keeps its messages in memory: it has no log",
+            "this broker keeps its messages in memory and has no log",
         )
 
 

@@ -26,7 +26,7 @@ from icestream.frontends.native.public_calls import (
     Document,
     TopicAndSubscription,
     TopicOnly,
-    arguments_of,
+    decode_arguments,
 )
 from icestream.internal_api import admin_documents
 from icestream.internal_api.cluster_calls import ClusterCalls
@@ -125,7 +125,7 @@ class SetSetting(msgspec.Struct):
 
 
 class AdminCalls:
-    """`log` is None for a broker in memory. Its methods have the names of METHODS."""
+    """The methods named in METHODS. `log` is None for a broker in memory."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class AdminCalls:
         online: OnlineSettings,
         clock: Clock,
         checks: Callable[[], Awaitable[Sequence[Check]]],
-        places: Callable[[], Document],
+        addresses: Callable[[], Document],
         pipeline: PipelineCalls | None = None,
         cluster: ClusterCalls | None = None,
         fence: FenceCalls | None = None,
@@ -144,72 +144,77 @@ class AdminCalls:
         self._online = online
         self._clock = clock
         self._checks = checks
-        self._places = places
+        self._addresses = addresses
         self._pipeline = pipeline or PipelineCalls(None)
         self._cluster = cluster or ClusterCalls(None, clock)
         self._fence = fence or FenceCalls(None)
 
-    def offered(self) -> CallTable:
-        """Everything that the local socket offers."""
-        mine = {name: getattr(self, name) for name in METHODS}
+    def call_table(self) -> CallTable:
+        """Every call of the local socket."""
+        admin_calls = {name: getattr(self, name) for name in METHODS}
         shared = {**CALLS, **METADATA_CALLS, **SCAN_CALLS, **self._pipeline.calls(), **self._cluster.calls()}
-        return CallTable({**shared, **self._fence.calls(), **mine}, limits.LOCAL_CALL_BYTES_MAX)
+        return CallTable({**shared, **self._fence.calls(), **admin_calls}, limits.LOCAL_CALL_BYTES_MAX)
 
     def _topic(self, name: str) -> Topic:
         return self._broker.topics.get(TopicName.parse(name))
 
     # --- namespaces ---
 
-    async def list_namespaces(self, connection: NativeConnection, given: Document) -> Document:
-        found = self._broker.topics.namespaces
+    async def list_namespaces(self, connection: NativeConnection, arguments: Document) -> Document:
+        namespaces = self._broker.topics.namespaces
         return page_of(
-            ((name, name) for name in found),
-            arguments_of(PageRequest, given),
-            lambda name: admin_documents.namespace(name, found[name]),
+            ((name, name) for name in namespaces),
+            decode_arguments(PageRequest, arguments),
+            lambda name: admin_documents.namespace_document(name, namespaces[name]),
         )
 
-    async def describe_namespace(self, connection: NativeConnection, given: Document) -> Document:
-        name = check_namespace(arguments_of(NamespaceOnly, given).namespace)
+    async def describe_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
+        name = check_namespace(decode_arguments(NamespaceOnly, arguments).namespace)
         record = self._broker.topics.namespaces.get(name)
         if record is None:
             raise errors.UnknownNamespace(
-                f"there is no namespace {name}", hint="`icestream namespace list` shows those that there are"
+                f"there is no namespace {name}", hint="`icestream namespace list` shows the existing ones"
             )
-        return admin_documents.namespace(name, record)
+        return admin_documents.namespace_document(name, record)
 
-    async def create_namespace(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(NamespacePolicies, given)
-        await self._broker.create_namespace(asked.namespace, asked.policies)
-        return await self.describe_namespace(connection, {"namespace": asked.namespace})
+    async def create_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(NamespacePolicies, arguments)
+        await self._broker.create_namespace(request.namespace, request.policies)
+        return await self.describe_namespace(connection, {"namespace": request.namespace})
 
-    async def delete_namespace(self, connection: NativeConnection, given: Document) -> Document:
-        await self._broker.delete_namespace(arguments_of(NamespaceOnly, given).namespace)
+    async def delete_namespace(self, connection: NativeConnection, arguments: Document) -> Document:
+        await self._broker.delete_namespace(decode_arguments(NamespaceOnly, arguments).namespace)
         return {}
 
-    async def set_namespace_policies(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(NamespacePolicies, given)
-        await self._broker.set_namespace_policies(asked.namespace, asked.policies)
-        return await self.describe_namespace(connection, {"namespace": asked.namespace})
+    async def set_namespace_policies(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(NamespacePolicies, arguments)
+        await self._broker.set_namespace_policies(request.namespace, request.policies)
+        return await self.describe_namespace(connection, {"namespace": request.namespace})
 
     # --- topics ---
 
-    async def page_topics(self, connection: NativeConnection, given: Document) -> Document:
-        """Of one namespace, or of all. By the order of the metadata store: a page costs a page, however many exist."""
-        asked = arguments_of(PageTopics, given)
+    async def page_topics(self, connection: NativeConnection, arguments: Document) -> Document:
+        """Topics of one namespace or of all, in the key order of the metadata store.
+
+        The cost of a page does not depend on the number of topics.
+        """
+        request = decode_arguments(PageTopics, arguments)
         prefix = records.TOPICS
-        if asked.namespace:
-            await self.describe_namespace(connection, {"namespace": asked.namespace})
-            prefix += f"{asked.namespace}/"
-        after = records.topic_key(TopicName.parse(asked.after)) if asked.after else ""
-        found = await self._broker.store.list(prefix, after, asked.limit + 1)
-        lines = [self._line(key, entry) for key, entry in found[: asked.limit]]
+        if request.namespace:
+            await self.describe_namespace(connection, {"namespace": request.namespace})
+            prefix += f"{request.namespace}/"
+        after = records.topic_key(TopicName.parse(request.after)) if request.after else ""
+        entries = await self._broker.store.list(prefix, after, request.limit + 1)
+        lines = [self._topic_line(key, entry) for key, entry in entries[: request.limit]]
         return {
             "items": [line for line in lines if line is not None],
-            "next": "/" + found[asked.limit - 1][0].removeprefix(records.TOPICS) if found[asked.limit :] else None,
+            "next": "/" + entries[request.limit - 1][0].removeprefix(records.TOPICS)
+            if entries[request.limit :]
+            else None,
         }
 
-    def _line(self, key: str, entry: Entry) -> Document | None:
-        """None for one that this node should serve and does not yet."""
+    def _topic_line(self, key: str, entry: Entry) -> Document | None:
+        """None for a topic that this node owns and has not opened yet."""
         name, topics = TopicName(*key.removeprefix(records.TOPICS).split("/")), self._broker.topics
         topic = topics.find(name)
         if topic is not None:
@@ -217,94 +222,105 @@ class AdminCalls:
         record = records.decode(records.TopicRecord, key, entry.value)
         return None if topics.neighbours.is_own(record.owner) else admin_documents.topic_line_elsewhere(name, record)
 
-    async def inspect_topic(self, connection: NativeConnection, given: Document) -> Document:
-        topic = self._topic(arguments_of(TopicOnly, given).topic)
-        # read as a subscription that nobody has: the facade is the one way to what is stored
+    async def inspect_topic(self, connection: NativeConnection, arguments: Document) -> Document:
+        topic = self._topic(decode_arguments(TopicOnly, arguments).topic)
+        # The storage facade gives access to stored messages only through a subscription, here one without a name.
         stream = await self._broker.storage.create_subscription_stream(topic.name.namespace, topic.name.name, "")
         usage = self._log.state.usage.get(topic.record.id) if self._log is not None else None
-        found = admin_documents.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
+        details = admin_documents.topic_details(topic, stream.shards, usage.held_bytes if usage is not None else 0)
         stalled = self._broker.stalled_readers.of_topic(topic.record.id)
-        return found | {"stalled_readers": [admin_documents.stalled_reader(reader) for reader in stalled]}
+        return details | {"stalled_readers": [admin_documents.stalled_reader_document(reader) for reader in stalled]}
 
-    async def topic_history(self, connection: NativeConnection, given: Document) -> Document:
-        """For each shard the oldest offset that can be read, from the log or the table; nil while the table cannot be
-        asked. Not part of `inspect_topic`: the lake process asks that, and would wait for itself."""
-        topic = self._topic(arguments_of(TopicOnly, given).topic)
+    async def topic_history(self, connection: NativeConnection, arguments: Document) -> Document:
+        """The oldest readable offset of each shard, in the log or the table; nil while the table cannot be read.
+
+        A call of its own, because the lake process calls `inspect_topic` and would wait for itself here.
+        """
+        topic = self._topic(decode_arguments(TopicOnly, arguments).topic)
         keys = [ShardKey(topic.record.id, shard) for shard in range(topic.record.shards)]
         return {"starts": await history_starts([self._broker.storage.shard_stream(key) for key in keys])}
 
-    async def page_gaps(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(PageOfShard, given)
-        topic = self._topic(asked.topic)
-        if not 0 <= asked.shard < topic.record.shards:
+    async def page_gaps(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(PageOfShard, arguments)
+        topic = self._topic(request.topic)
+        if not 0 <= request.shard < topic.record.shards:
             raise errors.InvalidInput(
-                f"topic {topic.name} has no shard {asked.shard}", hint=f"it has {topic.record.shards}"
+                f"topic {topic.name} has no shard {request.shard}", hint=f"it has {topic.record.shards}"
             )
-        gaps = self._broker.storage.shard_stream(ShardKey(topic.record.id, asked.shard)).gaps()
-        return page_of(((f"{one.start:019d}", one) for one in gaps), asked, admin_documents.gap)
+        gaps = self._broker.storage.shard_stream(ShardKey(topic.record.id, request.shard)).gaps()
+        return page_of(((f"{gap.start:019d}", gap) for gap in gaps), request, admin_documents.gap_document)
 
-    async def set_topic_policies(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(SetTopicPolicies, given)
-        await self._broker.set_topic_policies(TopicName.parse(asked.topic), asked.policies)
-        return await self.inspect_topic(connection, {"topic": asked.topic})
+    async def set_topic_policies(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(SetTopicPolicies, arguments)
+        await self._broker.set_topic_policies(TopicName.parse(request.topic), request.policies)
+        return await self.inspect_topic(connection, {"topic": request.topic})
 
     # --- subscriptions ---
 
-    async def page_subscriptions(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(PageOfTopic, given)
-        topic = self._topic(asked.topic)
-        return page_of(topic.subscriptions.items(), asked, lambda one: admin_documents.subscription_line(topic, one))
+    async def page_subscriptions(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(PageOfTopic, arguments)
+        topic = self._topic(request.topic)
+        return page_of(
+            topic.subscriptions.items(), request, lambda entry: admin_documents.subscription_line(topic, entry)
+        )
 
-    async def inspect_subscription(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(TopicAndSubscription, given)
-        topic = self._topic(asked.topic)
-        found = self._broker.subscription(topic.name, asked.subscription)
-        return await self._details(topic, found)
+    async def inspect_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(TopicAndSubscription, arguments)
+        topic = self._topic(request.topic)
+        return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
 
-    async def _details(self, topic: Topic, found: Subscription) -> Document:
-        places = [(one.stream, one.dispatcher.acked.position) for one in found.deliveries]
+    async def _subscription_details(self, topic: Topic, subscription: Subscription) -> Document:
+        positions = [(delivery.stream, delivery.dispatcher.acked.position) for delivery in subscription.deliveries]
         now_us = self._clock.wall_us()
-        ages_ms = [await message_age_ms(stream, position, now_us) for stream, position in places]
-        return admin_documents.subscription_details(topic, found, ages_ms)
+        ages_ms = [await message_age_ms(stream, position, now_us) for stream, position in positions]
+        return admin_documents.subscription_details(topic, subscription, ages_ms)
 
-    async def create_subscription(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(CreateSubscription, given)
-        failure = asked.failure.policy() if asked.failure is not None else None
-        start = Start(asked.start, asked.start_value)
-        topic = self._topic(asked.topic)
-        found = await self._broker.create_subscription(topic.name, asked.subscription, asked.type, start, failure)
-        return await self._details(topic, found)
+    async def create_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(CreateSubscription, arguments)
+        failure = request.failure.policy() if request.failure is not None else None
+        start = Start(request.start, request.start_value)
+        topic = self._topic(request.topic)
+        subscription = await self._broker.create_subscription(
+            topic.name, request.subscription, request.type, start, failure
+        )
+        return await self._subscription_details(topic, subscription)
 
-    async def change_subscription(self, connection: NativeConnection, given: Document) -> Document:
-        """Only what is named changes."""
-        asked = arguments_of(ChangeSubscription, given)
-        topic = self._topic(asked.topic)
-        if asked.failure is not UNSET:
-            await self._broker.set_failure_policy(topic.name, asked.subscription, asked.failure.policy())
-        if asked.max_dispatch_rate is not UNSET:
-            await self._broker.set_dispatch_rate(topic.name, asked.subscription, asked.max_dispatch_rate)
-        return await self._details(topic, self._broker.subscription(topic.name, asked.subscription))
+    async def change_subscription(self, connection: NativeConnection, arguments: Document) -> Document:
+        """Changes only the fields that are present."""
+        request = decode_arguments(ChangeSubscription, arguments)
+        topic = self._topic(request.topic)
+        if request.failure is not UNSET:
+            await self._broker.set_failure_policy(topic.name, request.subscription, request.failure.policy())
+        if request.max_dispatch_rate is not UNSET:
+            await self._broker.set_dispatch_rate(topic.name, request.subscription, request.max_dispatch_rate)
+        return await self._subscription_details(topic, self._broker.subscription(topic.name, request.subscription))
 
     # --- producers and consumers ---
 
-    async def page_producers(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(PageOfTopic, given)
-        topic = self._topic(asked.topic)
-        return page_of(((one.name, one) for one in topic.producers), asked, admin_documents.producer)
+    async def page_producers(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(PageOfTopic, arguments)
+        topic = self._topic(request.topic)
+        return page_of(
+            ((producer.name, producer) for producer in topic.producers), request, admin_documents.producer_document
+        )
 
-    async def disconnect_producer(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(ProducerOnly, given)
-        self._broker.disconnect_producer(TopicName.parse(asked.topic), asked.producer)
+    async def disconnect_producer(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(ProducerOnly, arguments)
+        self._broker.disconnect_producer(TopicName.parse(request.topic), request.producer)
         return {}
 
-    async def page_consumers(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(PageOfSubscription, given)
-        found = self._broker.subscription(TopicName.parse(asked.topic), asked.subscription)
-        return page_of(found.consumers.items(), asked, lambda one: admin_documents.consumer(found, one))
+    async def page_consumers(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(PageOfSubscription, arguments)
+        subscription = self._broker.subscription(TopicName.parse(request.topic), request.subscription)
+        return page_of(
+            subscription.consumers.items(),
+            request,
+            lambda entry: admin_documents.consumer_document(subscription, entry),
+        )
 
-    async def disconnect_consumer(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(ConsumerOnly, given)
-        self._broker.disconnect_consumer(TopicName.parse(asked.topic), asked.subscription, asked.consumer)
+    async def disconnect_consumer(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(ConsumerOnly, arguments)
+        self._broker.disconnect_consumer(TopicName.parse(request.topic), request.subscription, request.consumer)
         return {}
 
     # --- the log ---
@@ -312,39 +328,39 @@ class AdminCalls:
     def _log_on_disk(self) -> Log:
         if self._log is None:
             raise errors.InvalidInput(
-                "this broker keeps its messages in memory: it has no log", hint="storage.type iceberg has one"
+                "this broker keeps its messages in memory and has no log", hint="set `storage.type: iceberg`"
             )
         return self._log
 
-    async def inspect_wal(self, connection: NativeConnection, given: Document) -> Document:
-        return admin_documents.wal(self._log_on_disk(), self._online.current.wal.sync_mode)
+    async def inspect_wal(self, connection: NativeConnection, arguments: Document) -> Document:
+        return admin_documents.log_document(self._log_on_disk(), self._online.current.wal.sync_mode)
 
-    async def page_wal_files(self, connection: NativeConnection, given: Document) -> Document:
+    async def page_wal_files(self, connection: NativeConnection, arguments: Document) -> Document:
         files = self._log_on_disk().upkeep.files
-        named = ((log_name(one.number), one) for one in files)
-        return page_of(named, arguments_of(PageRequest, given), admin_documents.wal_file)
+        named_files = ((log_name(file.number), file) for file in files)
+        return page_of(named_files, decode_arguments(PageRequest, arguments), admin_documents.log_file_document)
 
     # --- settings and health ---
 
-    async def list_settings(self, connection: NativeConnection, given: Document) -> Document:
-        return {"items": [admin_documents.setting(self._online, key) for key in KEYS.values()], "next": None}
+    async def list_settings(self, connection: NativeConnection, arguments: Document) -> Document:
+        return {"items": [admin_documents.setting_document(self._online, key) for key in KEYS.values()], "next": None}
 
-    async def describe_setting(self, connection: NativeConnection, given: Document) -> Document:
-        return admin_documents.setting(self._online, setting(arguments_of(SettingOnly, given).key))
+    async def describe_setting(self, connection: NativeConnection, arguments: Document) -> Document:
+        return admin_documents.setting_document(self._online, setting(decode_arguments(SettingOnly, arguments).key))
 
-    async def set_setting(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(SetSetting, given)
-        await self._online.set(asked.key, asked.value)
-        return await self.describe_setting(connection, {"key": asked.key})
+    async def set_setting(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(SetSetting, arguments)
+        await self._online.set(request.key, request.value)
+        return await self.describe_setting(connection, {"key": request.key})
 
-    async def unset_setting(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(SettingOnly, given)
-        await self._online.unset(asked.key)
-        return await self.describe_setting(connection, {"key": asked.key})
+    async def unset_setting(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(SettingOnly, arguments)
+        await self._online.unset(request.key)
+        return await self.describe_setting(connection, {"key": request.key})
 
-    async def health(self, connection: NativeConnection, given: Document) -> Document:
+    async def health(self, connection: NativeConnection, arguments: Document) -> Document:
         checks = await self._checks()
         return {"ready": failure(checks) is None, "checks": [check._asdict() for check in checks]}
 
-    async def places(self, connection: NativeConnection, given: Document) -> Document:
-        return self._places()
+    async def places(self, connection: NativeConnection, arguments: Document) -> Document:
+        return self._addresses()

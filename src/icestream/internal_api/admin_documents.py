@@ -1,6 +1,6 @@
-"""Topics, subscriptions, consumers, the log and settings as documents: what the API shows of them (docs/api.md).
+"""Documents of topics, subscriptions, consumers, the log and settings, as the API returns them (docs/api.md).
 
-Lists that are a detail are cut, so that every description stays a document; their full length stands beside them.
+Nested lists are truncated, so that every document has a bounded size; their full length is beside them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from icestream.wal.summary import FileSummary
 Document = dict[str, Any]
 
 
-def namespace(name: str, record: records.NamespaceRecord) -> Document:
+def namespace_document(name: str, record: records.NamespaceRecord) -> Document:
     return {"namespace": name, "policies": policies_document(record.policies)}
 
 
@@ -39,16 +39,16 @@ def namespace(name: str, record: records.NamespaceRecord) -> Document:
 
 
 def topic_line(topic: Topic) -> Document:
-    """What stands in a listing."""
+    """The document of a topic in a listing."""
     return {
         "topic": str(topic.name),
         "id": topic.record.id,
         "shards": topic.record.shards,
         "dispatch": topic.record.dispatch.value,
         "producers": len(topic.producers),
-        "consumers": sum(len(one.consumers) for one in topic.subscriptions.values()),
+        "consumers": sum(len(subscription.consumers) for subscription in topic.subscriptions.values()),
         "subscriptions": len(topic.subscriptions),
-        "lag": sum(one.lag for one in topic.subscriptions.values()),
+        "lag": sum(subscription.lag for subscription in topic.subscriptions.values()),
         "published_messages": topic.published_messages,
         "published_bytes": topic.published_bytes,
         "node": topic.record.node,
@@ -56,7 +56,7 @@ def topic_line(topic: Topic) -> Document:
 
 
 def topic_line_elsewhere(name: TopicName, record: records.TopicRecord) -> Document:
-    """A topic that another node serves: only that one knows who uses it."""
+    """A topic that another node serves; only that node knows its producers and consumers."""
     return {
         "topic": str(name),
         "id": record.id,
@@ -79,16 +79,16 @@ def topic_details(topic: Topic, streams: list[ShardStream], held_bytes: int) -> 
         "policies": policies_document(topic.record.policies),
         "effective_policies": policies_document(topic.policies),
         "held_bytes": held_bytes,
-        "shard_offsets": [shard_offsets(stream, _share(streams)) for stream in streams],
+        "shard_offsets": [shard_offsets(stream, _details_per_shard(streams)) for stream in streams],
     }
 
 
-def _share(shards: Sequence[object]) -> int:
-    """What each of so many shards may show of its details."""
+def _details_per_shard(shards: Sequence[object]) -> int:
+    """How many nested entries each shard may show, so that all shards together stay below API_DETAILS_MAX."""
     return max(limits.API_DETAILS_MAX // len(shards), 1)
 
 
-def stalled_reader(reader: StalledReader) -> Document:
+def stalled_reader_document(reader: StalledReader) -> Document:
     return {
         "reader": reader.name,
         "shard": reader.key.shard,
@@ -99,7 +99,7 @@ def stalled_reader(reader: StalledReader) -> Document:
     }
 
 
-def shard_offsets(stream: ShardStream, shown: int) -> Document:
+def shard_offsets(stream: ShardStream, details_max: int) -> Document:
     gaps = stream.gaps()
     return {
         "shard": stream.key.shard,
@@ -108,51 +108,57 @@ def shard_offsets(stream: ShardStream, shown: int) -> Document:
         "next": stream.visible,
         "synced": stream.synced,
         "gap_count": len(gaps),
-        "gaps": [gap(one) for one in gaps[-shown:]],
+        "gaps": [gap_document(gap) for gap in gaps[-details_max:]],
     }
 
 
-def gap(found: Gap) -> Document:
-    return {"start": found.start, "end": found.end, "reason": found.reason, "state": found.state.name.lower()}
+def gap_document(gap: Gap) -> Document:
+    return {"start": gap.start, "end": gap.end, "reason": gap.reason, "state": gap.state.name.lower()}
 
 
-def producer(found: Producer) -> Document:
-    return {"producer": found.name, "id": found.id, "epoch": found.epoch, "peer": found.peer}
+def producer_document(producer: Producer) -> Document:
+    return {"producer": producer.name, "id": producer.id, "epoch": producer.epoch, "peer": producer.peer}
 
 
 # --- subscriptions ----------------------------------------------------------------------------------------------------
 
 
-def subscription_line(topic: Topic, found: Subscription) -> Document:
+def subscription_line(topic: Topic, subscription: Subscription) -> Document:
     return {
         "topic": str(topic.name),
-        "subscription": found.name,
-        "id": found.record.id,
-        "type": found.record.type.value,
-        "consumers": len(found.consumers),
-        "state": _state(found),
-        "lag": found.lag,
+        "subscription": subscription.name,
+        "id": subscription.record.id,
+        "type": subscription.record.type.value,
+        "consumers": len(subscription.consumers),
+        "state": _subscription_state(subscription),
+        "lag": subscription.lag,
     }
 
 
-def _state(found: Subscription) -> str:
-    """`ok`, or how it is stalled: `blocked`, `unreadable`."""
-    return ", ".join(sorted({stall.kind.value for one in found.deliveries for stall in one.stalls})) or "ok"
+def _subscription_state(subscription: Subscription) -> str:
+    """`ok`, or the kinds of its stalls: `blocked`, `unreadable`."""
+    return (
+        ", ".join(sorted({stall.kind.value for delivery in subscription.deliveries for stall in delivery.stalls}))
+        or "ok"
+    )
 
 
-def subscription_details(topic: Topic, found: Subscription, ages_ms: list[int | None]) -> Document:
-    record = found.record
-    failure, shown = record.failure, _share(found.deliveries)
-    return subscription_line(topic, found) | {
+def subscription_details(topic: Topic, subscription: Subscription, ages_ms: list[int | None]) -> Document:
+    record = subscription.record
+    failure, details_max = record.failure, _details_per_shard(subscription.deliveries)
+    return subscription_line(topic, subscription) | {
         "created_ms": record.created_ms,
         "failure": {name: msgspec.to_builtins(getattr(failure, name)) for name in failure.__struct_fields__},
         "max_dispatch_rate": record.max_dispatch_rate,
-        "shard_positions": [position(one, age, shown) for one, age in zip(found.deliveries, ages_ms, strict=True)],
+        "shard_positions": [
+            shard_position(delivery, age_ms, details_max)
+            for delivery, age_ms in zip(subscription.deliveries, ages_ms, strict=True)
+        ],
     }
 
 
-def position(delivery: ShardDelivery, age_ms: int | None, shown: int) -> Document:
-    """`age_ms`: how long ago the first message that is not acked was stored; of a hole it is the age."""
+def shard_position(delivery: ShardDelivery, age_ms: int | None, details_max: int) -> Document:
+    """`age_ms`: the age of the oldest unacked message."""
     dispatcher = delivery.dispatcher
     acked = dispatcher.acked
     return {
@@ -162,41 +168,41 @@ def position(delivery: ShardDelivery, age_ms: int | None, shown: int) -> Documen
         "lag": delivery.lag,
         "oldest_unacked_age_ms": age_ms,
         "acked_range_count": len(acked),
-        "acked_ranges": acked.ranges[:shown],
+        "acked_ranges": acked.ranges[:details_max],
         "hole": acked.hole,
         "in_flight": dispatcher.in_flight.size,
         "waiting_for_redelivery": dispatcher.delayed.size + dispatcher.ready.size,
         "dead_letters_under_way": dispatcher.settling.size,
         "blocked": dispatcher.blocked.size,
         "pause": dispatcher.pause.value if dispatcher.pause is not None else None,
-        "stalls": [stall_details(one) for one in delivery.stalls],
+        "stalls": [stall_document(stall) for stall in delivery.stalls],
         "generation": delivery.generation,
     }
 
 
-def stall_details(found: DeliveryStall) -> Document:
+def stall_document(stall: DeliveryStall) -> Document:
     """Why messages of a shard are not delivered, from which offset on, and since when."""
     return {
-        "kind": found.kind.value,
-        "offset": found.offset,
-        "reason": found.reason,
-        "hint": found.hint,
-        "since_ms": found.since_us // 1000,
+        "kind": stall.kind.value,
+        "offset": stall.offset,
+        "reason": stall.reason,
+        "hint": stall.hint,
+        "since_ms": stall.since_us // 1000,
     }
 
 
-def consumer(subscription: Subscription, found: Consumer) -> Document:
+def consumer_document(subscription: Subscription, consumer: Consumer) -> Document:
     return {
-        "consumer": found.name,
-        "id": found.id,
-        "peer": found.sink.peer,
-        "is_active": found.is_active,
-        "credit": subscription.credit_of(found),
-        "delivered_messages": found.delivered_messages,
-        "waiting_ranges": found.waiting_ranges,
-        "key_pattern_count": len(found.key_patterns),
+        "consumer": consumer.name,
+        "id": consumer.id,
+        "peer": consumer.sink.peer,
+        "is_active": consumer.is_active,
+        "credit": subscription.credit_of(consumer),
+        "delivered_messages": consumer.delivered_messages,
+        "waiting_ranges": consumer.waiting_ranges,
+        "key_pattern_count": len(consumer.key_patterns),
         "key_patterns": [
-            pattern[: limits.API_PATTERN_CHARACTERS_MAX] for pattern in found.key_patterns[: limits.API_PATTERNS_MAX]
+            pattern[: limits.API_PATTERN_CHARACTERS_MAX] for pattern in consumer.key_patterns[: limits.API_PATTERNS_MAX]
         ],
     }
 
@@ -204,9 +210,9 @@ def consumer(subscription: Subscription, found: Consumer) -> Document:
 # --- the log and the settings -----------------------------------------------------------------------------------------
 
 
-def wal(log: Log, sync_mode: str) -> Document:
+def log_document(log: Log, sync_mode: str) -> Document:
     upkeep, report = log.upkeep, log.report
-    gaps = [(key, one) for key, found in log.state.gaps.items() for one in found]
+    gaps = [(key, gap) for key, shard_gaps in log.state.gaps.items() for gap in shard_gaps]
     return {
         "log_id": log.log_id.hex(),
         "sync_mode": sync_mode,
@@ -223,28 +229,28 @@ def wal(log: Log, sync_mode: str) -> Document:
         "tail_bytes": log.tail.held_bytes,
         "sealed_files": len(upkeep.files),
         "shards": len(log.state.shards),
-        "checkpoints": [{"name": one.name, "lsn": one.lsn} for one in upkeep.checkpoints],
+        "checkpoints": [{"name": checkpoint.name, "lsn": checkpoint.lsn} for checkpoint in upkeep.checkpoints],
         "gap_count": len(gaps),
         "gaps": [
-            {"topic": log.state.topics[key.topic_id].name, "shard": key.shard} | gap(one)
-            for key, one in gaps[-limits.API_DETAILS_MAX :]
+            {"topic": log.state.topics[key.topic_id].name, "shard": key.shard} | gap_document(gap)
+            for key, gap in gaps[-limits.API_DETAILS_MAX :]
         ],
         "clean_start": report.clean,
         "stopped": str(log.stopped) if log.stopped else None,
     }
 
 
-def wal_file(found: FileSummary) -> Document:
+def log_file_document(summary: FileSummary) -> Document:
     return {
-        "file": log_name(found.number),
-        "bytes": found.size,
-        "first_lsn": found.seal.first_lsn,
-        "last_lsn": found.seal.last_lsn,
-        "shards": len(found.keys),
+        "file": log_name(summary.number),
+        "bytes": summary.size,
+        "first_lsn": summary.seal.first_lsn,
+        "last_lsn": summary.seal.last_lsn,
+        "shards": len(summary.keys),
     }
 
 
-def setting(online: OnlineSettings, key: Key) -> Document:
+def setting_document(online: OnlineSettings, key: Key) -> Document:
     return {
         "key": key.path,
         "value": key.plain(value_at(online.current, key.path)),

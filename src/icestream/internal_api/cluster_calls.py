@@ -1,14 +1,15 @@
-"""What an operator asks of a cluster through one of its nodes: methods of a CALL that only the local socket offers.
+"""Cluster administration through one of its nodes: calls of the local socket.
 
 method             arguments     result
-cluster_status                   cluster, leader, term, nodes: each with its place, its role and how far it is
-cluster_add        address       node: the one that waits there, and now joins as a learner, in time a voter
-cluster_promote    node          nothing. A learner becomes a voter, now
-cluster_remove     node          nothing. For good: its id never comes back
-cluster_transfer   node          leader. To that voter, or without one to whoever is furthest; NotReady when it stays
-cluster_snapshot                 the snapshot that this node has taken: index, digest
-cluster_verify                   index, is_equal, away, nodes: of each its id, its name and the SHA-256 of its state at
-                                 one place of the log, none where it is away
+cluster_status                   cluster, leader, term, nodes: each with address, role and log progress
+cluster_add        address       node: the node that waits at the address joins as a learner, later as a voter
+cluster_promote    node          nothing. Makes a learner a voter, now
+cluster_remove     node          nothing. Removes a node for good: its id is never used again
+cluster_transfer   node          leader. Transfers leadership to that voter, or to the most advanced one; raises
+                                 NotReady if leadership does not move
+cluster_snapshot                 index, digest: of the snapshot that this node has taken
+cluster_verify                   index, is_equal, away, nodes: of each its id, name and the SHA-256 of its state at one
+                                 log index, nil for a node that is away
 
 `node` is the name of a node, or its id as the status shows it.
 """
@@ -26,7 +27,7 @@ from icestream.cluster.cluster_node import ClusterNode
 from icestream.cluster.members import NODES, NodeRecord, decode_record, id_of_key
 from icestream.cluster.node_info import NodeInfo, from_document
 from icestream.cluster.wire import ID
-from icestream.frontends.native.public_calls import Call, Document, arguments_of
+from icestream.frontends.native.public_calls import Call, Document, decode_arguments
 from icestream.metadata import command as cmd
 from icestream.runtime.clock import Clock
 
@@ -52,10 +53,10 @@ class AddressOnly(msgspec.Struct):
 
 
 class ClusterCalls:
-    """`cluster` is None for a node on its own. Its methods have the names of CLUSTER_METHODS."""
+    """The methods named in CLUSTER_METHODS. `cluster` is None for a single node."""
 
     def __init__(self, cluster: ClusterNode | None, clock: Clock) -> None:
-        self._found = cluster
+        self._cluster_node = cluster
         self._clock = clock
 
     def calls(self) -> dict[str, Call]:
@@ -63,23 +64,23 @@ class ClusterCalls:
 
     @property
     def _cluster(self) -> ClusterNode:
-        if self._found is None:
+        if self._cluster_node is None:
             raise errors.InvalidInput(
-                "this node is on its own: it is of no cluster", hint="docs/cluster.md shows how nodes form one"
+                "this broker is not part of a cluster", hint="docs/cluster.md shows how to form one"
             )
-        return self._found
+        return self._cluster_node
 
-    # --- looking ---
+    # --- reading ---
 
-    async def cluster_status(self, connection: NativeConnection, given: Document) -> Document:
+    async def cluster_status(self, connection: NativeConnection, arguments: Document) -> Document:
         own = self._cluster.info()
-        known, infos = self._records(), await self._infos()
+        records, infos = self._records(), await self._infos()
         members = [*own.voters, *own.learners]
         return {
             "cluster": own.cluster.hex(),
             "leader": f"{own.leader:016x}" if own.leader else None,
             "term": own.term,
-            "nodes": [_line(one, known.get(one), infos.get(one), own) for one in members],
+            "nodes": [_node_line(node_id, records.get(node_id), infos.get(node_id), own) for node_id in members],
         }
 
     def _records(self) -> dict[int, NodeRecord]:
@@ -87,11 +88,11 @@ class ClusterCalls:
         return {id_of_key(key): decode_record(entry.value) for key, entry in page}
 
     async def _infos(self) -> dict[int, NodeInfo]:
-        """Of all members that answer."""
+        """The state of every member that answers in time, by node id."""
         cluster = self._cluster
-        answers = await asyncio.gather(*map(self._info, self._members() - {cluster.id}))
-        found = {info.node: info for info in answers if info is not None}
-        return {**found, cluster.id: cluster.info()}
+        replies = await asyncio.gather(*map(self._info, self._members() - {cluster.id}))
+        infos = {info.node: info for info in replies if info is not None}
+        return {**infos, cluster.id: cluster.info()}
 
     def _members(self) -> set[int]:
         return {*self._cluster.node.members.voters, *self._cluster.node.members.learners}
@@ -105,99 +106,104 @@ class ClusterCalls:
 
     # --- changing ---
 
-    async def cluster_add(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(AddressOnly, given)
+    async def cluster_add(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(AddressOnly, arguments)
         cluster = self._cluster
-        return await cluster.peers.ask(asked.address, "Invite", {"address": cluster.address})
+        return await cluster.peers.ask(request.address, "Invite", {"address": cluster.address})
 
-    async def cluster_promote(self, connection: NativeConnection, given: Document) -> Document:
-        return await self._done("Promote", self._id_of(arguments_of(NodeOnly, given).node))
+    async def cluster_promote(self, connection: NativeConnection, arguments: Document) -> Document:
+        return await self._run_on_leader("Promote", self._id_of(decode_arguments(NodeOnly, arguments).node))
 
-    async def cluster_remove(self, connection: NativeConnection, given: Document) -> Document:
-        return await self._done("Remove", self._id_of(arguments_of(NodeOnly, given).node))
+    async def cluster_remove(self, connection: NativeConnection, arguments: Document) -> Document:
+        return await self._run_on_leader("Remove", self._id_of(decode_arguments(NodeOnly, arguments).node))
 
-    async def cluster_transfer(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(OptionalNode, given)
-        node, wanted = self._cluster.node, self._id_of(asked.node) if asked.node else ""
-        before = node.leader
-        answer = await self._done("Transfer", wanted)
+    async def cluster_transfer(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(OptionalNode, arguments)
+        node, target = self._cluster.node, self._id_of(request.node) if request.node else ""
+        old_leader = node.leader
+        reply = await self._run_on_leader("Transfer", target)
 
         def has_moved() -> bool:
-            """As far as this node knows, which may hear of it last."""
-            return f"{node.leader:016x}" == wanted if wanted else node.leader not in (0, before)
+            """According to this node, which may be the last to learn of it."""
+            return f"{node.leader:016x}" == target if target else node.leader not in (0, old_leader)
 
-        stays = answer.get("leader") == f"{before:016x}" != wanted  # the one that led says so itself
-        if stays or not await node.until(has_moved, limits.CLUSTER_CHANGE_SECONDS):
+        # The old leader itself reports that it stayed, so there is no need to wait for a change.
+        is_unmoved = reply.get("leader") == f"{old_leader:016x}" != target
+        if is_unmoved or not await node.until(has_moved, limits.CLUSTER_CHANGE_SECONDS):
             raise errors.NotReady(
-                f"the lead stays where it is: {f'node {wanted}' if wanted else 'no other voter'} did not take it",
-                hint="`icestream cluster status` shows which voters are up, and how far each is",
+                f"leadership did not move: {f'node {target}' if target else 'no other voter'} did not take it",
+                hint="`icestream cluster status` shows which voters are up and how far each has applied the log",
             )
         return {"leader": f"{node.leader:016x}"}
 
-    async def cluster_snapshot(self, connection: NativeConnection, given: Document) -> Document:
+    async def cluster_snapshot(self, connection: NativeConnection, arguments: Document) -> Document:
         await self._cluster.running.snapshots.take_now()
         info = self._cluster.info()
         return {"index": info.snapshot_index, "digest": info.snapshot_digest}
 
-    async def cluster_verify(self, connection: NativeConnection, given: Document) -> Document:
-        """All nodes take a snapshot at one place of the log. One that is away is not compared. One that is just taking
-        another passes that place by: there are more of them, further and further apart."""
-        before = self._cluster.info().snapshot_index
-        found: dict[int, NodeInfo] = {}
-        pause_ns, again_ns = int(limits.CLUSTER_MARK_SECONDS * 1e9), 0
+    async def cluster_verify(self, connection: NativeConnection, arguments: Document) -> Document:
+        """Compares the states of all reachable nodes by the snapshots that they take at the same log index.
 
-        async def is_taken() -> bool:
-            nonlocal found, pause_ns, again_ns
-            found = await self._infos()
-            places = {info.snapshot_index for info in found.values()}
-            if len(places) == 1 and max(places) > before:
+        A node that is busy with another snapshot misses a TakeSnapshot command, so the command is repeated, at growing
+        intervals. Nodes that are away are not compared.
+        """
+        old_index = self._cluster.info().snapshot_index
+        infos: dict[int, NodeInfo] = {}
+        pause_ns, retry_ns = int(limits.CLUSTER_MARK_SECONDS * 1e9), 0
+
+        async def has_snapshots() -> bool:
+            nonlocal infos, pause_ns, retry_ns
+            infos = await self._infos()
+            indexes = {info.snapshot_index for info in infos.values()}
+            if len(indexes) == 1 and max(indexes) > old_index:
                 return True
-            if self._clock.monotonic_ns() >= again_ns:
+            if self._clock.monotonic_ns() >= retry_ns:
                 await self._cluster.running.submit(cmd.TakeSnapshot())
-                again_ns, pause_ns = self._clock.monotonic_ns() + pause_ns, 2 * pause_ns
+                retry_ns, pause_ns = self._clock.monotonic_ns() + pause_ns, 2 * pause_ns
             return False
 
-        await self._until(is_taken)
-        places = {info.snapshot_index for info in found.values()}
-        if len(places) > 1 or not max(places):
-            raise errors.NotReady("the nodes took no snapshot at one place of the log", hint="try again in a moment")
-        known, digests = self._records(), {node_id: info.snapshot_digest for node_id, info in found.items()}
-        everybody = sorted(self._members() | digests.keys())
+        await self._poll_until(has_snapshots)
+        indexes = {info.snapshot_index for info in infos.values()}
+        if len(indexes) > 1 or not max(indexes):
+            raise errors.NotReady("the nodes took no snapshot at the same log index", hint="try again in a moment")
+        records, digests = self._records(), {node_id: info.snapshot_digest for node_id, info in infos.items()}
+        node_ids = sorted(self._members() | digests.keys())
         return {
-            "index": places.pop(),
+            "index": indexes.pop(),
             "is_equal": len(set(digests.values())) == 1,
             "nodes": [
-                {"node": f"{one:016x}", "name": _name(known.get(one)), "sha256": digests.get(one)} for one in everybody
+                {"node": f"{node_id:016x}", "name": _name(records.get(node_id)), "sha256": digests.get(node_id)}
+                for node_id in node_ids
             ],
-            "away": len(everybody) - len(digests),
+            "away": len(node_ids) - len(digests),
         }
 
-    async def _until(self, is_reached: Callable[[], Awaitable[bool]]) -> None:
-        end_ns = self._clock.monotonic_ns() + int(limits.CLUSTER_CHANGE_SECONDS * 1e9)
-        while not await is_reached() and self._clock.monotonic_ns() < end_ns:
+    async def _poll_until(self, is_reached: Callable[[], Awaitable[bool]]) -> None:
+        deadline_ns = self._clock.monotonic_ns() + int(limits.CLUSTER_CHANGE_SECONDS * 1e9)
+        while not await is_reached() and self._clock.monotonic_ns() < deadline_ns:
             await self._clock.sleep(limits.METADATA_TICK_SECONDS)
 
-    async def _done(self, method: str, node_id: str) -> Document:
-        """By whoever leads; again while nobody does, or while another change is under way."""
+    async def _run_on_leader(self, method: str, node_id: str) -> Document:
+        """Runs a membership change on the leader; retries while there is none, or while another change is running."""
         arguments: dict[str, Any] = {"node": node_id} if node_id else {}
-        end_ns = self._clock.monotonic_ns() + int(limits.CLUSTER_CHANGE_SECONDS * 1e9)
+        deadline_ns = self._clock.monotonic_ns() + int(limits.CLUSTER_CHANGE_SECONDS * 1e9)
         while True:
             try:
                 return await self._cluster.calls[method](arguments)
             except errors.NotReady:
-                if self._clock.monotonic_ns() >= end_ns:
+                if self._clock.monotonic_ns() >= deadline_ns:
                     raise
             await self._clock.sleep(limits.METADATA_TICK_SECONDS)
 
     def _id_of(self, node: str) -> str:
-        """The id of a node that is named by it or by its name."""
-        named = [node_id for node_id, record in self._records().items() if record.name == node]
-        if named:
-            # one that was removed while its record stayed may have had the name of a node that is there
-            return f"{min(named, key=lambda one: one not in self._members()):016x}"
+        """The id of the node with this name or id. Raises InvalidInput if there is none."""
+        namesakes = [node_id for node_id, record in self._records().items() if record.name == node]
+        if namesakes:
+            # The record of a removed node may remain, with the name of a present member: members take precedence.
+            return f"{min(namesakes, key=lambda node_id: node_id not in self._members()):016x}"
         if not ID.fullmatch(node):
             raise errors.InvalidInput(
-                f"no node is called {node[:40]!r}", hint="`icestream cluster status` shows names and ids"
+                f"unknown node {node[:40]!r}", hint="`icestream cluster status` shows names and ids"
             )
         return node
 
@@ -206,7 +212,7 @@ def _name(record: NodeRecord | None) -> str:
     return record.name if record is not None else ""
 
 
-def _line(node_id: int, record: NodeRecord | None, info: NodeInfo | None, own: NodeInfo) -> Document:
+def _node_line(node_id: int, record: NodeRecord | None, info: NodeInfo | None, own: NodeInfo) -> Document:
     role = "learner" if node_id in own.learners else "leader" if node_id == own.leader else "voter"
     return {
         "node": f"{node_id:016x}",

@@ -1,9 +1,8 @@
-"""What processes of this node ask and tell of the fence of a warehouse in an object store: methods of a CALL that only
-the local socket offers (catalogs/warehouse_fence_record.py).
+"""The warehouse fence of an object store (catalogs/warehouse_fence_record.py): calls of the local socket.
 
 method          arguments                                  result
-fence_terms                                                cluster, superseded: ids; an empty cluster: there is no fence
-fence_report    cluster, replaced, successor, failure      nothing. The node stops when it is fenced off
+fence_terms                                                cluster, superseded: ids; an empty cluster means no fence
+fence_report    cluster, replaced, successor, failure      nothing. A node that is fenced off stops
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from icestream.catalogs.warehouse_fence_record import FenceReport, FenceTerms
-from icestream.frontends.native.public_calls import Call, Document, arguments_of
+from icestream.frontends.native.public_calls import Call, Document, decode_arguments
 
 if TYPE_CHECKING:
     from icestream.frontends.native.native_connection import NativeConnection
@@ -28,20 +27,20 @@ class FenceReports(Protocol):
 
 
 class FenceCalls:
-    """`desk` is None for a broker without a warehouse in an object store."""
+    """`reports` is None for a broker without a warehouse in an object store."""
 
-    def __init__(self, desk: FenceReports | None) -> None:
-        self._desk = desk
+    def __init__(self, reports: FenceReports | None) -> None:
+        self._reports = reports
 
     def calls(self) -> dict[str, Call]:
         return {name: getattr(self, name) for name in FENCE_METHODS}
 
     async def fence_terms(self, connection: NativeConnection, _: Document) -> Document:
-        terms = await self._desk.terms() if self._desk is not None else FenceTerms()
+        terms = await self._reports.terms() if self._reports is not None else FenceTerms()
         document: Document = msgspec.to_builtins(terms)
         return document
 
     async def fence_report(self, connection: NativeConnection, arguments: Document) -> Document:
-        if self._desk is not None:
-            await self._desk.report(arguments_of(FenceReport, arguments))
+        if self._reports is not None:
+            await self._reports.report(decode_arguments(FenceReport, arguments))
         return {}

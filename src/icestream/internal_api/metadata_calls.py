@@ -1,21 +1,21 @@
-"""The metadata store for other processes of this node: methods of a CALL that only the local socket offers.
+"""The metadata store for other processes of this node: calls of the local socket.
 
     method               arguments               result
     metadata_get         key                     entry: [value, created, changed, version, deadline ms,
                                                  lease ms], or nil
     metadata_list        prefix, after, limit    entries: [[key, entry], …], more: the page was cut
     metadata_submit      envelope                answer; both as bytes of metadata/command.py. The time in the envelope
-                                                 is not looked at: who leads stamps it
-    metadata_renew       key, revision           held: whether the lease put at that revision is still there, and kept
+                                                 is ignored: the leader sets it
+    metadata_renew       key, revision           held: whether the lease put at that revision existed and was renewed
     metadata_revision                            revision
     metadata_watch       prefix, after           handle; then EVENT frames of that number
     metadata_unwatch     handle
 
 EVENT of a watch    {event: "changes", revision, changes: [[key, value or nil], …]}
-                    {event: "resync", revision}       changes were missed, or were too many for a frame: read again
-                    {event: "ended", code, message}   the last one
-A watch sends while the socket takes it. A slow one costs no memory: the store keeps a bounded number of changes, and
-whoever falls behind them is told to read again (metadata/watch.py).
+                    {event: "resync", revision}       changes were missed, or too many for a frame: list again
+                    {event: "ended", code, message}   the last event
+A watch sends only while the socket takes more bytes. A slow client costs no memory: the store keeps a bounded number of
+changes, and a watch that falls behind them gets a resync (metadata/watch.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from icestream import errors, limits
-from icestream.frontends.native.public_calls import Call, Document, arguments_of
+from icestream.frontends.native.public_calls import Call, Document, decode_arguments
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes, Resync
@@ -68,70 +68,72 @@ class MetadataUnwatch(msgspec.Struct):
     handle: int
 
 
-async def metadata_get(connection: NativeConnection, given: Document) -> Document:
-    return {"entry": await connection.broker.store.get(arguments_of(MetadataGet, given).key)}
+async def metadata_get(connection: NativeConnection, arguments: Document) -> Document:
+    return {"entry": await connection.broker.store.get(decode_arguments(MetadataGet, arguments).key)}
 
 
-async def metadata_list(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(MetadataList, given)
-    found = await connection.broker.store.list(asked.prefix, asked.after, asked.limit)
-    page = _cut(found)
-    return {"entries": page, "more": len(page) < len(found)}
+async def metadata_list(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(MetadataList, arguments)
+    entries = await connection.broker.store.list(request.prefix, request.after, request.limit)
+    page = _fitting_page(entries)
+    return {"entries": page, "more": len(page) < len(entries)}
 
 
-def _cut(found: list[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
-    """As many as fit one answer, at least one."""
+def _fitting_page(entries: list[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
+    """The first entries that fit one response, at least one."""
     size = 0
-    for number, (key, entry) in enumerate(found):
+    for number, (key, entry) in enumerate(entries):
         size += 4 * len(key) + len(entry.value) + _ENTRY_OVERHEAD_BYTES
         if number and size > limits.METADATA_ANSWER_BYTES_MAX:
-            return found[:number]
-    return found
+            return entries[:number]
+    return entries
 
 
-async def metadata_submit(connection: NativeConnection, given: Document) -> Document:
-    asked = cmd.decode_envelope(arguments_of(MetadataSubmit, given).envelope)
-    answer = await connection.broker.store.submit(asked.command, asked.client, asked.sequence)
+async def metadata_submit(connection: NativeConnection, arguments: Document) -> Document:
+    request = cmd.decode_envelope(decode_arguments(MetadataSubmit, arguments).envelope)
+    answer = await connection.broker.store.submit(request.command, request.client, request.sequence)
     return {"answer": msgspec.msgpack.encode(answer)}
 
 
-async def metadata_renew(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(MetadataRenew, given)
-    return {"held": await connection.broker.store.renew(asked.key, asked.revision)}
+async def metadata_renew(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(MetadataRenew, arguments)
+    return {"held": await connection.broker.store.renew(request.key, request.revision)}
 
 
-async def metadata_revision(connection: NativeConnection, given: Document) -> Document:
+async def metadata_revision(connection: NativeConnection, arguments: Document) -> Document:
     return {"revision": await connection.broker.store.revision()}
 
 
-async def metadata_watch(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(MetadataWatch, given)
+async def metadata_watch(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(MetadataWatch, arguments)
     if len(connection.watches) >= limits.METADATA_WATCHES_MAX:
-        raise errors.Refused(f"this connection has {len(connection.watches)} watches", hint="end one of them")
-    changes = connection.broker.store.watch(asked.prefix, asked.after)
+        raise errors.Refused(
+            f"this connection has the maximum of {len(connection.watches)} watches", hint="end one of them"
+        )
+    changes = connection.broker.store.watch(request.prefix, request.after)
     handle = connection.new_handle()
-    connection.watches[handle] = asyncio.get_running_loop().create_task(_tell(connection, handle, changes))
+    connection.watches[handle] = asyncio.get_running_loop().create_task(_send_changes(connection, handle, changes))
     return {"handle": handle}
 
 
-async def metadata_unwatch(connection: NativeConnection, given: Document) -> Document:
-    watching = connection.watches.pop(arguments_of(MetadataUnwatch, given).handle, None)
-    if watching is not None:
-        watching.cancel()
+async def metadata_unwatch(connection: NativeConnection, arguments: Document) -> Document:
+    watch = connection.watches.pop(decode_arguments(MetadataUnwatch, arguments).handle, None)
+    if watch is not None:
+        watch.cancel()
     return {}
 
 
-async def _tell(connection: NativeConnection, handle: int, changes: AsyncIterator[Changes | Resync]) -> None:
-    """Begins in the next turn of the loop, so the answer with the handle goes first."""
+async def _send_changes(connection: NativeConnection, handle: int, changes: AsyncIterator[Changes | Resync]) -> None:
+    """Begins in the next loop tick, so that the response with the handle is sent first."""
     try:
         async for change in changes:
             connection.out.send(frame.encode_frame(Kind.EVENT, handle, encode_change(change)))
-            await asyncio.sleep(0)  # what was sent is written at the end of the tick: only then it is known to be full
+            await asyncio.sleep(0)  # frames are written at the end of the tick; only then is `can_write` up to date
             await connection.out.can_write.wait()
     except errors.IcestreamError as error:
         connection.watches.pop(handle, None)
-        ended = {"event": "ended", "code": error.code, "message": error.message}
-        connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(ended)))
+        ended_event = {"event": "ended", "code": error.code, "message": error.message}
+        connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(ended_event)))
 
 
 def encode_change(change: Changes | Resync) -> bytes:

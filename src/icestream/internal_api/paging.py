@@ -1,4 +1,4 @@
-"""Pages of a listing: from behind a name, at most so many, and where the next page begins."""
+"""Pages of a listing: at most `limit` items after a name, and the name after which the next page begins."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Document = dict[str, Any]
 
 
 class PageRequest(msgspec.Struct):
-    """What a listing may be asked for."""
+    """The arguments of a listing."""
 
     after: str = ""
     limit: int = limits.API_PAGE_DEFAULT
 
     def __post_init__(self) -> None:
         if not 1 <= self.limit <= limits.API_PAGE_MAX:
-            raise errors.InvalidInput(f"a page of {self.limit}", hint=f"1 to {limits.API_PAGE_MAX} are possible")
+            raise errors.InvalidInput(f"page limit is {self.limit}", hint=f"allowed: 1 to {limits.API_PAGE_MAX}")
 
 
-def page_of(items: Iterable[tuple[str, Item]], asked: PageRequest, describe: Callable[[Item], Document]) -> Document:
-    """The items in order of their names; `next` is where to go on, nil at the end."""
-    behind = ((name, item) for name, item in items if name > asked.after)
-    found = nsmallest(asked.limit + 1, behind, key=itemgetter(0))
-    page = found[: asked.limit]
+def page_of(items: Iterable[tuple[str, Item]], request: PageRequest, describe: Callable[[Item], Document]) -> Document:
+    """Returns a page of the items in name order; `next` is the `after` of the next page, nil on the last page."""
+    remaining = ((name, item) for name, item in items if name > request.after)
+    first = nsmallest(request.limit + 1, remaining, key=itemgetter(0))
+    page = first[: request.limit]
     return {
         "items": [describe(item) for _, item in page],
-        "next": page[-1][0] if len(found) > len(page) else None,
+        "next": page[-1][0] if len(first) > len(page) else None,
     }

@@ -1,14 +1,14 @@
-"""What the driver of the pipeline asks: methods of a CALL that only the local socket offers.
+"""The calls of the pipeline driver on the local socket.
 
 method              arguments                      result
-pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backlog.py. It waits until something is
-                    passed_over                    in no table and the log is beyond after_lsn; wait_ms at most. Of the
-                                                   topics that are passed over it tells sums
-pipeline_lease      lease, epoch, files, ttl_ms    nothing. Holds these log files; again to renew; no file ends it
-pipeline_committed  positions, reopenings          nothing. [[topic_id, shard, offset], …]: floors, never down
-pipeline_reopen     positions                      floors, in the same form: they went down, as far as the log has it
-pipeline_state      state                          state, age_ms. What the driver says of itself; nil only asks
-pipeline_name                                      name: of the lease of this node's driver, empty for a node on its own
+pipeline_backlog    wait_ms, files_max, after_lsn  backlog: bytes of model/backlog.py. Waits until some message is in no
+                    passed_over                    table and the log is beyond after_lsn, wait_ms at most. For topics in
+                                                   passed_over it contains only sums
+pipeline_lease      lease, epoch, files, ttl_ms    nothing. Leases these log files; repeat to renew; no files to end it
+pipeline_committed  positions, reopenings          nothing. Raises committed offsets: [[topic_id, shard, offset], …]
+pipeline_reopen     positions                      floors, in the same form: lowered as far as the log has the messages
+pipeline_state      state                          state, age_ms. The driver reports its state; nil only reads it
+pipeline_name                                      name: of the lease of this node's driver, empty without a cluster
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from icestream import errors, limits
 from icestream.broker.online_settings import OnlineSettings
 from icestream.broker.pipeline_service import PipelineService
-from icestream.frontends.native.public_calls import Call, Document, arguments_of
+from icestream.frontends.native.public_calls import Call, Document, decode_arguments
 from icestream.model.backlog import encode_backlog
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ PIPELINE_METHODS: Final = (
     "pipeline_name",
 )
 
-# What the driver follows while it runs, by the last part of its path.
-_FOLLOWED: Final = ("writer_batch_size", "writer_flush_interval_ms", "writer_max_memory_bytes")
+# Settings that a running driver follows, by the last part of their path.
+_FOLLOWED_SETTINGS: Final = ("writer_batch_size", "writer_flush_interval_ms", "writer_max_memory_bytes")
 _SECTION: Final = "storage.iceberg_config."
 
 
@@ -68,11 +68,11 @@ class ReportState(msgspec.Struct):
 
 
 class PipelineCalls:
-    """`ingest` is None for a broker in memory. Its methods have the names of PIPELINE_METHODS."""
+    """`service` is None for a broker in memory. Its methods are those of PIPELINE_METHODS."""
 
-    def __init__(self, ingest: PipelineService | None, online: OnlineSettings | None = None, name: str = "") -> None:
-        """`name`: of the lease of this node's driver (ADR 32)."""
-        self._found = ingest
+    def __init__(self, service: PipelineService | None, online: OnlineSettings | None = None, name: str = "") -> None:
+        """`name` is that of the lease of this node's driver (ADR 32)."""
+        self._pipeline_service = service
         self._name = name
         self._online = online
 
@@ -80,49 +80,50 @@ class PipelineCalls:
         return {name: getattr(self, name) for name in PIPELINE_METHODS}
 
     @property
-    def _ingest(self) -> PipelineService:
-        if self._found is None:
+    def _service(self) -> PipelineService:
+        if self._pipeline_service is None:
             raise errors.InvalidInput(
-                "this broker keeps its messages in memory: none of them becomes a row",
-                hint="storage.type iceberg has tables",
+                "this broker keeps its messages in memory and writes no tables",
+                hint="set `storage.type: iceberg`",
             )
-        return self._found
+        return self._pipeline_service
 
-    async def pipeline_backlog(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(GetBacklog, given)
-        found = await self._ingest.backlog(
-            asked.wait_ms, asked.files_max, asked.after_lsn, connection.leaving, frozenset(asked.passed_over)
+    async def pipeline_backlog(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(GetBacklog, arguments)
+        backlog = await self._service.backlog(
+            request.wait_ms, request.files_max, request.after_lsn, connection.leaving, frozenset(request.passed_over)
         )
-        return {"backlog": encode_backlog(msgspec.structs.replace(found, changed_settings=self._changed_settings()))}
+        backlog = msgspec.structs.replace(backlog, changed_settings=self._changed_settings())
+        return {"backlog": encode_backlog(backlog)}
 
     def _changed_settings(self) -> dict[str, int]:
-        """Only what was changed on purpose: a driver with a configuration of its own keeps the rest of it."""
+        """Only settings that were changed online: a driver with its own configuration keeps the rest of it."""
         online = self._online
         if online is None:
             return {}
-        changed = [name for name in _FOLLOWED if _SECTION + name in online.stored]
+        changed = [name for name in _FOLLOWED_SETTINGS if _SECTION + name in online.stored]
         return {name: getattr(online.current.storage.iceberg_config, name) for name in changed}
 
-    async def pipeline_lease(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(LeaseFiles, given)
-        self._ingest.lease(asked.lease, asked.epoch, asked.files, asked.ttl_ms)
+    async def pipeline_lease(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(LeaseFiles, arguments)
+        self._service.lease(request.lease, request.epoch, request.files, request.ttl_ms)
         return {}
 
-    async def pipeline_name(self, connection: NativeConnection, given: Document) -> Document:
-        _ = self._ingest  # a broker in memory has none
+    async def pipeline_name(self, connection: NativeConnection, arguments: Document) -> Document:
+        _ = self._service  # raises for a broker in memory
         return {"name": self._name}
 
-    async def pipeline_committed(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(ReportCommitted, given)
-        await self._ingest.committed(asked.positions, asked.reopenings)
+    async def pipeline_committed(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(ReportCommitted, arguments)
+        await self._service.committed(request.positions, request.reopenings)
         return {}
 
-    async def pipeline_reopen(self, connection: NativeConnection, given: Document) -> Document:
-        floors = await self._ingest.reopen(arguments_of(ReopenOffsets, given).positions)
-        return {"floors": [list(one) for one in floors]}
+    async def pipeline_reopen(self, connection: NativeConnection, arguments: Document) -> Document:
+        floors = await self._service.reopen(decode_arguments(ReopenOffsets, arguments).positions)
+        return {"floors": [list(floor) for floor in floors]}
 
-    async def pipeline_state(self, connection: NativeConnection, given: Document) -> Document:
-        asked = arguments_of(ReportState, given)
-        if asked.state is not None:
-            self._ingest.tell(asked.state)
-        return self._ingest.state
+    async def pipeline_state(self, connection: NativeConnection, arguments: Document) -> Document:
+        request = decode_arguments(ReportState, arguments)
+        if request.state is not None:
+            self._service.tell(request.state)
+        return self._service.state

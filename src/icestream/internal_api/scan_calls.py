@@ -1,12 +1,12 @@
-"""Where the lake process gets questions about tables, and brings answers: methods that only the local socket offers.
+"""The lake process serves scan requests of the broker (broker/scan_requests.py): calls of the local socket.
 
     method         arguments                        result
-    scan_serve                                      handle; then EVENT frames of that number
-    scan_answer    number, part, is_last            {}. A part of the answer, as bytes of model/scan.py
-    scan_failed    number, code, message, hint      {}. The error that it is instead
+    scan_serve                                      handle; then EVENT frames with that number
+    scan_answer    number, part, is_last            {}. A part of the response, as bytes of model/scan.py
+    scan_failed    number, code, message, hint      {}. The error of the request instead of a response
 
-EVENT of the handle  {event: "asked", asked: […]}       a question (model/scan.py)
-                   {event: "dropped", number}         nobody waits for its answer any more
+EVENT of the handle   {event: "asked", asked: […]}   a scan request (model/scan.py)
+                      {event: "dropped", number}     the request was cancelled
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from icestream import errors
 from icestream.broker.scan_requests import ScanRequests
-from icestream.frontends.native.public_calls import Call, Document, arguments_of
+from icestream.frontends.native.public_calls import Call, Document, decode_arguments
 from icestream.rpc import document, frame
 from icestream.rpc.frame import Kind
 
@@ -40,42 +40,44 @@ class ScanFailure(msgspec.Struct):
 
 
 def _scan_requests(connection: NativeConnection) -> ScanRequests:
-    found = connection.broker.storage.scan_requests
-    if found is None:
-        raise errors.InvalidInput("this broker has no tables", hint="its storage is in memory")
-    return found
+    scan_requests = connection.broker.storage.scan_requests
+    if scan_requests is None:
+        raise errors.InvalidInput(
+            "this broker keeps its messages in memory and has no tables", hint="set `storage.type: iceberg`"
+        )
+    return scan_requests
 
 
-async def scan_serve(connection: NativeConnection, given: Document) -> Document:
+async def scan_serve(connection: NativeConnection, arguments: Document) -> Document:
     handle = connection.new_handle()
-    task = asyncio.get_running_loop().create_task(_attend(connection, handle, _scan_requests(connection)))
-    connection.watches[handle] = task  # ends with the connection
+    task = asyncio.get_running_loop().create_task(_send_requests(connection, handle, _scan_requests(connection)))
+    connection.watches[handle] = task  # cancelled when the connection is lost
     return {"handle": handle}
 
 
-async def _attend(connection: NativeConnection, handle: int, scan_requests: ScanRequests) -> None:
-    """Begins in the next turn of the loop, so the answer with the handle goes first."""
+async def _send_requests(connection: NativeConnection, handle: int, scan_requests: ScanRequests) -> None:
+    """Begins in the next loop tick, so that the response with the handle is sent first."""
 
-    def tell(event: dict[str, Any]) -> None:
+    def send_event(event: dict[str, Any]) -> None:
         connection.out.send(frame.encode_frame(Kind.EVENT, handle, document.encode(event)))
 
-    scan_requests.attach_worker(tell)
+    scan_requests.attach_worker(send_event)
     try:
         await connection.lost.wait()
     finally:
-        scan_requests.detach_worker(tell)
+        scan_requests.detach_worker(send_event)
 
 
-async def scan_answer(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(ScanAnswer, given)
-    _scan_requests(connection).accept_part(asked.number, asked.part, asked.is_last)
+async def scan_answer(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(ScanAnswer, arguments)
+    _scan_requests(connection).accept_part(request.number, request.part, request.is_last)
     return {}
 
 
-async def scan_failed(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(ScanFailure, given)
-    kind = errors.BY_CODE.get(asked.code, errors.PersistentStorageError)
-    _scan_requests(connection).fail(asked.number, kind(asked.message, hint=asked.hint))
+async def scan_failed(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(ScanFailure, arguments)
+    kind = errors.BY_CODE.get(request.code, errors.PersistentStorageError)
+    _scan_requests(connection).fail(request.number, kind(request.message, hint=request.hint))
     return {}
 
 

@@ -189,7 +189,7 @@ class NodeServices:
         )
         welcome = handshake.Server(self._settings.node.name, self._clock.wall_us, instance=self.instance)
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_OPERATOR_SHARE)
-        listener = NativeListener(node.broker, welcome, administration.offered(), "local", connections_max)
+        listener = NativeListener(node.broker, welcome, administration.call_table(), "local", connections_max)
         await listener.listen_locally(self._settings.local_socket)
         self.local = listener  # not before: a socket of somebody else is not ours to remove
 

@@ -271,7 +271,7 @@ async def test_no_more_calls_are_under_way_than_the_bound(
         under_way -= 1
         return {}
 
-    monkeypatch.setitem(connection_of(broker)._offered.calls, "slow", slow)  # type: ignore[arg-type]
+    monkeypatch.setitem(connection_of(broker)._call_table.calls, "slow", slow)  # type: ignore[arg-type]
     await client.write(*(call(number, "slow") for number in range(100, 300)))
     await until(lambda: under_way == limits.CALLS_IN_FLIGHT_MAX)
     may_go.set()
@@ -341,7 +341,7 @@ async def test_the_last_words_arrive_although_the_client_goes_on_sending(broker:
     async with raw_client(broker.address, receive_bytes=4096) as client:
         connection = connection_of(broker)
         await client.write(*[ping(10, bytes(64))] * 3000, b"\xff" * 16)
-        await until(lambda: connection._is_leaving)
+        await until(lambda: connection._is_closing)
         await client.write(bytes(300_000))
         before, reason = await goodbye(client)
     assert isinstance(reason, errors.DecodeError)

@@ -120,7 +120,7 @@ async def heard(client: RawClient, broker: TestBroker) -> list[Frame]:
         try:
             found.append(await client.read(0.05))
         except TimeoutError:
-            if connection is not None and connection._stream.held_bytes and not connection._is_leaving:
+            if connection is not None and connection._stream.held_bytes and not connection._is_closing:
                 break
         except Closed:
             assert found, "it was closed without a word"
@@ -151,7 +151,7 @@ async def test_spoilt_conversations_are_answered_or_ended_with_a_reason(broker: 
 @pytest.mark.parametrize("seed", range(4))
 async def test_calls_with_any_arguments_are_answered(broker: TestBroker, seed: int) -> None:
     chance = random.Random(seed)
-    methods = list(broker.node.native._offered.calls)
+    methods = list(broker.node.native._call_table.calls)
     async with raw_client(broker.address) as client:
         await check_calls(client, methods, chance)
 
@@ -162,7 +162,7 @@ async def test_calls_of_the_local_socket_with_any_arguments_are_answered(failure
         assert local is not None
         async with raw_client(f"unix://{broker.node.settings.local_socket}") as client:
             await client.call("create_topic", topic=TOPIC)
-            await check_calls(client, list(local._offered.calls), random.Random(1))
+            await check_calls(client, list(local._call_table.calls), random.Random(1))
     assert failures == []
 
 

@@ -44,11 +44,13 @@ class AckHandler:
         self._consumers = consumers
 
     async def ack(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.AckRequest, raw)
+        request = decode(pb.AckRequest, raw)
         _check(
-            self.settle([Acknowledgement(asked.msg_id.topic_name, asked.subscription_name, asked.msg_id.topic_offset)])
+            self.settle(
+                [Acknowledgement(request.msg_id.topic_name, request.subscription_name, request.msg_id.topic_offset)]
+            )
         )
-        return pb.AckResponse(request_id=asked.request_id).SerializeToString()
+        return pb.AckResponse(request_id=request.request_id).SerializeToString()
 
     def ack_batch(self, batch: RequestBatch) -> None:
         """Many acks at once. Those of one consumer, which are the rule, need no look at each."""
@@ -69,22 +71,22 @@ class AckHandler:
         self._consumers.acked(where, len(offsets))
 
     def _ack_rows(self, batch: RequestBatch) -> None:
-        asked = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
-        for row, error in enumerate(self.settle([Acknowledgement(*one) for one in asked])):
+        request = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
+        for row, error in enumerate(self.settle([Acknowledgement(*one) for one in request])):
             if error is None:
                 batch.succeed(row)
             else:
                 batch.fail(row, status_number(_failure(error)))
 
     async def nack(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.NackRequest, raw)
-        delay_ms = min(asked.delay_ms, limits.FAILURE_POLICY_VALUE_MAX)  # the policy of the subscription bounds it
-        where = asked.msg_id
+        request = decode(pb.NackRequest, raw)
+        delay_ms = min(request.delay_ms, limits.FAILURE_POLICY_VALUE_MAX)  # the policy of the subscription bounds it
+        where = request.msg_id
         given_back = Acknowledgement(
-            where.topic_name, asked.subscription_name, where.topic_offset, delay_ms, asked.reason
+            where.topic_name, request.subscription_name, where.topic_offset, delay_ms, request.reason
         )
         _check(self.settle([given_back]))
-        return pb.NackResponse(request_id=asked.request_id).SerializeToString()
+        return pb.NackResponse(request_id=request.request_id).SerializeToString()
 
     def settle(self, batch: Iterable[Acknowledgement]) -> list[errors.IcestreamError | None]:
         """What is wrong with each. Acks of one shard and subscription count together."""

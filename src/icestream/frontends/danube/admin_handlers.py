@@ -142,10 +142,10 @@ class AdminHandlers:
         return self._listed(self._topics_in(decode(pb.NamespaceRequest, raw).name))
 
     async def topics_of_broker(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.BrokerRequest, raw)
-        if asked.broker_id != self._place.name:
+        request = decode(pb.BrokerRequest, raw)
+        if request.broker_id != self._place.name:
             known = errors.NotConnected(
-                f"there is no broker {asked.broker_id[:100]}", hint=f"{self._place.name} is one"
+                f"there is no broker {request.broker_id[:100]}", hint=f"{self._place.name} is one"
             )
             raise CallFailed("NOT_FOUND", known)
         return self._listed(self._names(list(self._broker.topics)))
@@ -158,17 +158,17 @@ class AdminHandlers:
         return pb.TopicInfoListResponse(topics=infos).SerializeToString()
 
     async def create_topic(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.NewTopicRequest, raw)
-        name = TopicName.parse(asked.name)
-        subject = asked.schema_subject if asked.HasField("schema_subject") else ""
-        dispatch = _dispatch(asked.dispatch_strategy)
+        request = decode(pb.NewTopicRequest, raw)
+        name = TopicName.parse(request.name)
+        subject = request.schema_subject if request.HasField("schema_subject") else ""
+        dispatch = _dispatch(request.dispatch_strategy)
         return await self._create(name, subject, lambda: self._broker.create_topic(name, dispatch=dispatch))
 
     async def create_partitioned_topic(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.PartitionedTopicRequest, raw)
-        name, count = TopicName.parse(asked.base_name), asked.partitions
-        subject = asked.schema_subject if asked.HasField("schema_subject") else ""
-        dispatch, create = _dispatch(asked.dispatch_strategy), self._broker.create_partitioned_topic
+        request = decode(pb.PartitionedTopicRequest, raw)
+        name, count = TopicName.parse(request.base_name), request.partitions
+        subject = request.schema_subject if request.HasField("schema_subject") else ""
+        dispatch, create = _dispatch(request.dispatch_strategy), self._broker.create_partitioned_topic
         return await self._create(name, subject, lambda: create(name, count, dispatch))
 
     async def _create(self, name: TopicName, subject: str, create: Callable[[], Awaitable[Topic]]) -> bytes:
@@ -190,10 +190,10 @@ class AdminHandlers:
         return _done()
 
     async def describe_topic(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.TopicRequest, raw)
-        topic = self._topic(asked.name)
+        request = decode(pb.TopicRequest, raw)
+        topic = self._topic(request.name)
         found = pb.DescribeTopicResponse(
-            name=asked.name,
+            name=request.name,
             subscriptions=sorted(topic.subscriptions),
             broker_id=self._place.name,
             delivery=DELIVERY[topic.record.dispatch],
@@ -217,42 +217,42 @@ class AdminHandlers:
         return pb.SubscriptionListResponse(subscriptions=sorted(topic.subscriptions)).SerializeToString()
 
     async def unsubscribe(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.SubscriptionRequest, raw)
-        await self._broker.delete_subscription(base_name(asked.topic), asked.subscription)
+        request = decode(pb.SubscriptionRequest, raw)
+        await self._broker.delete_subscription(base_name(request.topic), request.subscription)
         return _done()
 
     async def set_failure_policy(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.SetFailurePolicyRequest, raw)
-        topic = self._reliable(asked.topic)
-        policy = policy_of(asked.failure_policy)
-        await self._broker.set_failure_policy(topic.name, asked.subscription, policy, is_ahead=True)
+        request = decode(pb.SetFailurePolicyRequest, raw)
+        topic = self._reliable(request.topic)
+        policy = policy_of(request.failure_policy)
+        await self._broker.set_failure_policy(topic.name, request.subscription, policy, is_ahead=True)
         return _done()
 
     async def failure_policy(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.SubscriptionRequest, raw)
-        topic = self._reliable(asked.topic).name
-        planned = await self._broker.planned_subscription(topic, asked.subscription)
+        request = decode(pb.SubscriptionRequest, raw)
+        topic = self._reliable(request.topic).name
+        planned = await self._broker.planned_subscription(topic, request.subscription)
         if planned is not None and planned.failure is not None:
             return pb.GetFailurePolicyResponse(failure_policy=wire_policy(planned.failure.policy())).SerializeToString()
-        found = self._broker.subscription(topic, asked.subscription).record
+        found = self._broker.subscription(topic, request.subscription).record
         return pb.GetFailurePolicyResponse(
             failure_policy=wire_policy(found.failure.policy()), subscription_type=TYPES.index(found.type)
         ).SerializeToString()
 
     async def set_dispatch(self, raw: bytes, call: Call) -> bytes:
         """0: what the settings of the broker say."""
-        asked = decode(pb.SetDispatchConfigRequest, raw)
-        topic, count = self._reliable(asked.topic), asked.dispatch_config.max_unacked_messages
-        await self._broker.set_unacked_max(topic.name, asked.subscription, count or None, is_ahead=True)
+        request = decode(pb.SetDispatchConfigRequest, raw)
+        topic, count = self._reliable(request.topic), request.dispatch_config.max_unacked_messages
+        await self._broker.set_unacked_max(topic.name, request.subscription, count or None, is_ahead=True)
         return _done()
 
     async def dispatch(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.SubscriptionRequest, raw)
-        topic = self._reliable(asked.topic).name
-        planned = await self._broker.planned_subscription(topic, asked.subscription)
+        request = decode(pb.SubscriptionRequest, raw)
+        topic = self._reliable(request.topic).name
+        planned = await self._broker.planned_subscription(topic, request.subscription)
         count = planned.max_unacked_messages if planned is not None else None
         if count is None:
-            count = self._broker.subscription(topic, asked.subscription).record.max_unacked_messages
+            count = self._broker.subscription(topic, request.subscription).record.max_unacked_messages
         count = count or self._broker.options.unacked_max
         config = pb.DispatchConfig(max_unacked_messages=count)
         return pb.GetDispatchConfigResponse(dispatch_config=config).SerializeToString()

@@ -54,25 +54,25 @@ class ConsumerRegistry:
     # --- calls ---
 
     async def subscribe(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.ConsumerRequest, raw)
-        kind = TYPES.get(asked.subscription_type)
+        request = decode(pb.ConsumerRequest, raw)
+        kind = TYPES.get(request.subscription_type)
         if kind is None:
-            raise errors.InvalidInput(f"there is no subscription type {asked.subscription_type}", hint="0 to 3 exist")
+            raise errors.InvalidInput(f"there is no subscription type {request.subscription_type}", hint="0 to 3 exist")
         place = RegisteredConsumer(
-            asked.topic_name, asked.subscription, asked.consumer_name, kind, tuple(asked.key_filters)
+            request.topic_name, request.subscription, request.consumer_name, kind, tuple(request.key_filters)
         )
         text = call.metadata.get(START)
         found = await self._join(place, call.peer, parse_start(text) if text is not None else None)
         await self._ids.keep(CONSUMERS, found.id, place)
         answer = pb.ConsumerResponse(
-            request_id=asked.request_id, consumer_id=found.id, consumer_name=asked.consumer_name
+            request_id=request.request_id, consumer_id=found.id, consumer_name=request.consumer_name
         )
         return answer.SerializeToString()
 
     async def receive(self, raw: bytes, call: Call, stream: OutStream) -> None:
-        asked = decode(pb.ReceiveRequest, raw)
+        request = decode(pb.ReceiveRequest, raw)
         try:
-            found = await self._for_stream(asked.consumer_id, call)
+            found = await self._for_stream(request.consumer_id, call)
         except errors.IcestreamError:
             await self._hold()
             raise
@@ -83,7 +83,7 @@ class ConsumerRegistry:
             self._leave(found)
         if TAKEN_OVER in reason or found.is_stalled:
             await self._hold()
-        raise errors.Refused(f"the stream of consumer {asked.consumer_id} ended: {reason}", hint="open it again")
+        raise errors.Refused(f"the stream of consumer {request.consumer_id} ended: {reason}", hint="open it again")
 
     async def _for_stream(self, id_: int, call: Call) -> DanubeConsumer:
         """The consumer that subscribed just now, or one that was here before."""

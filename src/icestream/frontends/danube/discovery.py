@@ -26,36 +26,36 @@ class Discovery:
         self._url = url
 
     async def lookup(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.TopicLookupRequest, raw)
+        request = decode(pb.TopicLookupRequest, raw)
         found, url = pb.TopicLookupResponse.Connect, self._url
         try:
-            await self._broker.topics.locate(base_name(asked.topic))
+            await self._broker.topics.locate(base_name(request.topic))
         except errors.TopicElsewhere as error:
             found, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
             if not url:
                 raise
-        if not wire_names(self._broker.topics, asked.topic):
-            raise errors.UnknownTopic(f"there is no topic {asked.topic}", hint="TopicPartitions lists its partitions")
+        if not wire_names(self._broker.topics, request.topic):
+            raise errors.UnknownTopic(f"there is no topic {request.topic}", hint="TopicPartitions lists its partitions")
         answer = pb.TopicLookupResponse(
-            request_id=asked.request_id, response_type=found, connect_url=url, broker_url=url
+            request_id=request.request_id, response_type=found, connect_url=url, broker_url=url
         )
         return answer.SerializeToString()
 
     async def partitions(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.TopicLookupRequest, raw)
-        names = wire_names(self._broker.topics, asked.topic)
-        return pb.TopicPartitionsResponse(request_id=asked.request_id, partitions=names).SerializeToString()
+        request = decode(pb.TopicLookupRequest, raw)
+        names = wire_names(self._broker.topics, request.topic)
+        return pb.TopicPartitionsResponse(request_id=request.request_id, partitions=names).SerializeToString()
 
     async def health(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.HealthCheckRequest, raw)
-        if asked.client not in pb.HealthCheckRequest.ClientType.values():
-            raise errors.InvalidInput(f"there is no client type {asked.client}", hint="0: a producer, 1: a consumer")
-        is_consumer = asked.client == pb.HealthCheckRequest.Consumer
+        request = decode(pb.HealthCheckRequest, raw)
+        if request.client not in pb.HealthCheckRequest.ClientType.values():
+            raise errors.InvalidInput(f"there is no client type {request.client}", hint="0: a producer, 1: a consumer")
+        is_consumer = request.client == pb.HealthCheckRequest.Consumer
         known = self._consumers if is_consumer else self._producers
         try:
-            is_known = await known.is_known(asked.id)
+            is_known = await known.is_known(request.id)
         except errors.IcestreamError as error:
-            _log.warning("an id could not be looked up", id=asked.id, error=str(error))
+            _log.warning("an id could not be looked up", id=request.id, error=str(error))
             is_known = True
         answered = pb.HealthCheckResponse
         return answered(status=answered.OK if is_known else answered.CLOSE).SerializeToString()

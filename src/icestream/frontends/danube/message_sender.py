@@ -106,17 +106,17 @@ class MessageSender:
         row, text = row_of(fields), fields.attributes.get(SEQUENCE)
         if text is None:
             return PendingMessage(producer.plain, shard, row, None, outcome)
-        asked = parse_sequence(text)
-        numbered = await self._producers.numbered(producer, asked.incarnation)
+        request = parse_sequence(text)
+        numbered = await self._producers.numbered(producer, request.incarnation)
         last = producer.last_before.get(shard)
-        if last is not None and asked.number <= last:
+        if last is not None and request.number <= last:
             outcome.set_result(0)
             return None
-        if last is not None and asked.number > last + 1 and not numbered.is_numbered:
+        if last is not None and request.number > last + 1 and not numbered.is_numbered:
             raise errors.OutOfOrderSequence(
-                f"message {asked.number} came behind {last}", hint="send the numbers of a shard one after the other"
+                f"message {request.number} came behind {last}", hint="send the numbers of a shard one after the other"
             )
-        return PendingMessage(numbered, shard, row, asked.number, outcome)
+        return PendingMessage(numbered, shard, row, request.number, outcome)
 
     # --- many at once ---
 

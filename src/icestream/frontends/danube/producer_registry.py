@@ -72,23 +72,23 @@ class ProducerRegistry:
         return len(self._here)
 
     async def create(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.ProducerRequest, raw)
-        name, part = parse_partition(asked.topic_name)
-        dispatch = DISPATCH.get(asked.dispatch_strategy)
-        if dispatch is None or asked.producer_access_mode not in pb.ProducerAccessMode.values():
+        request = decode(pb.ProducerRequest, raw)
+        name, part = parse_partition(request.topic_name)
+        dispatch = DISPATCH.get(request.dispatch_strategy)
+        if dispatch is None or request.producer_access_mode not in pb.ProducerAccessMode.values():
             raise errors.InvalidInput("an access mode or dispatch strategy that does not exist", hint="0 and 1 do")
-        has_schema = asked.HasField("schema_ref")
+        has_schema = request.HasField("schema_ref")
         if has_schema:
-            await check_reference(self._broker, asked.schema_ref)
-            self._check_subject(name, asked.schema_ref.subject)
-        opened = await self._broker.open_producer(name, asked.producer_name, part=PartitionRequest(part, dispatch))
+            await check_reference(self._broker, request.schema_ref)
+            self._check_subject(name, request.schema_ref.subject)
+        opened = await self._broker.open_producer(name, request.producer_name, part=PartitionRequest(part, dispatch))
         opened.peer = call.peer
         if has_schema:
-            await self._broker.registry.bind(name, asked.schema_ref.subject)
+            await self._broker.registry.bind(name, request.schema_ref.subject)
         found = self._keep(opened.id, opened)
         await self._ids.keep(PRODUCERS, found.id, RegisteredProducer(str(name), opened.name))
         answer = pb.ProducerResponse(
-            request_id=asked.request_id, producer_id=opened.id, producer_name=asked.producer_name
+            request_id=request.request_id, producer_id=opened.id, producer_name=request.producer_name
         )
         return answer.SerializeToString()
 

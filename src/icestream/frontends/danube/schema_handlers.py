@@ -37,14 +37,14 @@ class SchemaHandlers:
     # --- subjects ---
 
     async def register(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.RegisterSchemaRequest, raw)
+        request = decode(pb.RegisterSchemaRequest, raw)
         found = await self._registry.register(
-            asked.subject,
-            schema_type(asked.schema_type),
-            asked.schema_definition,
-            description=asked.description,
-            created_by=asked.created_by,
-            tags=tuple(asked.tags),
+            request.subject,
+            schema_type(request.schema_type),
+            request.schema_definition,
+            description=request.description,
+            created_by=request.created_by,
+            tags=tuple(request.tags),
         )
         return pb.RegisterSchemaResponse(
             schema_id=found.subject.id,
@@ -54,13 +54,13 @@ class SchemaHandlers:
         ).SerializeToString()
 
     async def get(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.GetSchemaRequest, raw)
-        version = asked.version if asked.HasField("version") else None
-        return await self._described(await self._registry.by_id(asked.schema_id, version))
+        request = decode(pb.GetSchemaRequest, raw)
+        version = request.version if request.HasField("version") else None
+        return await self._described(await self._registry.by_id(request.schema_id, version))
 
     async def latest(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.GetLatestSchemaRequest, raw)
-        return await self._described(await self._registry.latest(asked.subject))
+        request = decode(pb.GetLatestSchemaRequest, raw)
+        return await self._described(await self._registry.latest(request.subject))
 
     async def _described(self, found: RegisteredSchema) -> bytes:
         version = found.version
@@ -79,8 +79,8 @@ class SchemaHandlers:
         ).SerializeToString()
 
     async def versions(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.ListVersionsRequest, raw)
-        subject = await self._registry.subject(asked.subject)
+        request = decode(pb.ListVersionsRequest, raw)
+        subject = await self._registry.subject(request.subject)
         found = [
             pb.SchemaVersionInfo(
                 version=one.version,
@@ -95,23 +95,23 @@ class SchemaHandlers:
         return pb.ListVersionsResponse(versions=found).SerializeToString()
 
     async def check(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.CheckCompatibilityRequest, raw)
-        mode = compatibility(asked.compatibility_mode) if asked.HasField("compatibility_mode") else None
+        request = decode(pb.CheckCompatibilityRequest, raw)
+        mode = compatibility(request.compatibility_mode) if request.HasField("compatibility_mode") else None
         wrong = await self._registry.check_compatibility(
-            asked.subject, schema_type(asked.schema_type), asked.new_schema_definition, mode
+            request.subject, schema_type(request.schema_type), request.new_schema_definition, mode
         )
         return pb.CheckCompatibilityResponse(is_compatible=not wrong, errors=wrong).SerializeToString()
 
     async def delete(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.DeleteSchemaVersionRequest, raw)
-        await self._registry.delete_version(asked.subject, asked.version)
-        return _done(f"version {asked.version} of {asked.subject} is deleted")
+        request = decode(pb.DeleteSchemaVersionRequest, raw)
+        await self._registry.delete_version(request.subject, request.version)
+        return _done(f"version {request.version} of {request.subject} is deleted")
 
     async def set_mode(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.SetCompatibilityModeRequest, raw)
-        mode = compatibility(asked.compatibility_mode)
-        await self._registry.set_compatibility(asked.subject, mode)
-        return _done(f"subject {asked.subject} is {mode.value} compatible from now on")
+        request = decode(pb.SetCompatibilityModeRequest, raw)
+        mode = compatibility(request.compatibility_mode)
+        await self._registry.set_compatibility(request.subject, mode)
+        return _done(f"subject {request.subject} is {mode.value} compatible from now on")
 
     async def subjects(self, raw: bytes, call: Call) -> bytes:
         decode(pb.ListSubjectsRequest, raw)
@@ -133,23 +133,25 @@ class SchemaHandlers:
     # --- topics ---
 
     async def configure(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.ConfigureTopicSchemaRequest, raw)
-        policy = validation_policy(asked.validation_policy)
-        checks = asked.enable_payload_validation
-        await self._registry.configure(base_name(asked.topic_name), asked.schema_subject, policy, checks_payload=checks)
-        return _done(f"topic {asked.topic_name} has the subject {asked.schema_subject}")
+        request = decode(pb.ConfigureTopicSchemaRequest, raw)
+        policy = validation_policy(request.validation_policy)
+        checks = request.enable_payload_validation
+        await self._registry.configure(
+            base_name(request.topic_name), request.schema_subject, policy, checks_payload=checks
+        )
+        return _done(f"topic {request.topic_name} has the subject {request.schema_subject}")
 
     async def set_policy(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.UpdateTopicValidationPolicyRequest, raw)
-        policy = validation_policy(asked.validation_policy)
+        request = decode(pb.UpdateTopicValidationPolicyRequest, raw)
+        policy = validation_policy(request.validation_policy)
         await self._registry.set_policy(
-            base_name(asked.topic_name), policy, checks_payload=asked.enable_payload_validation
+            base_name(request.topic_name), policy, checks_payload=request.enable_payload_validation
         )
-        return _done(f"the policy of topic {asked.topic_name} is {policy.value}")
+        return _done(f"the policy of topic {request.topic_name} is {policy.value}")
 
     async def topic(self, raw: bytes, call: Call) -> bytes:
-        asked = decode(pb.GetTopicSchemaConfigRequest, raw)
-        name = base_name(asked.topic_name)
+        request = decode(pb.GetTopicSchemaConfigRequest, raw)
+        name = base_name(request.topic_name)
         found = self._registry.of_topic(name)
         if found is None:
             self._broker.topics.get(name)

@@ -1,13 +1,13 @@
-"""One connection of the native protocol (rpc/frame.py): bytes in, use cases of the broker, bytes out.
+"""One connection of the native protocol (rpc/frame.py): decodes frames, calls the broker, sends the responses.
 
-    greeting   nothing was said yet           a good HELLO -> open; anything else, or nothing in time -> ERROR, closed
-    open       frames are carried out         a frame that does not add up -> leaving
-    leaving    nothing is read any more       the answers that are due have left -> ERROR, closed; not for long
-    closed     producers are closed, consumers leave; what they had in flight goes to others
+    greeting   no frame received yet      a valid HELLO -> open; anything else, or a timeout -> ERROR, closed
+    open       frames are dispatched      a malformed frame -> closing
+    closing    the socket is not read     pending responses are sent -> ERROR, closed; bounded by CLOSE_SECONDS_MAX
+    closed     producers are closed, consumers leave; their unacked messages go to other consumers
 
-Frames are carried out in order. When one has to wait (for room in the log, for answers that are due, for calls under
-way, for a client that does not read its answers), the connection stops reading its socket and goes on from that frame
-later: the client is slowed, nothing is refused. What leaves: outbox.py.
+Frames are dispatched in order. When a frame has to wait (for room in the log, for outstanding publish responses, for
+calls in flight, for a client that does not read its responses), the connection stops reading its socket and resumes
+from that frame later: the client is slowed down, nothing is refused. Outgoing bytes: outbox.py.
 """
 
 from __future__ import annotations
@@ -37,101 +37,108 @@ from icestream.runtime.tasks import Tasks
 _log = get_logger("native")
 
 
-class _Publish:
-    """A PUBLISH that is being carried out."""
+class _PublishInProgress:
+    """A PUBLISH frame of which not every part has been handed to the broker yet."""
 
-    __slots__ = ("answer", "at", "late_ms", "parts")
+    __slots__ = ("delay_ms", "next_part", "parts", "response")
 
-    def __init__(self, answer: PendingResponse, parts: list[Part]) -> None:
-        self.answer = answer
+    def __init__(self, response: PendingResponse, parts: list[Part]) -> None:
+        self.response = response
         self.parts = parts
-        self.at = 0
-        self.late_ms = 0
+        self.next_part = 0
+        self.delay_ms = 0  # of the response: the longest that the topics of its parts ask for
 
 
 class NativeConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         broker: Broker,
-        welcome: handshake.Server,
+        handshake_server: handshake.Server,
         connections: SendBudget,
-        offered: CallTable = PUBLIC,
+        call_table: CallTable = PUBLIC,
     ) -> None:
         self.broker = broker
-        self._welcome = welcome
-        self._offered = offered
+        self._handshake = handshake_server
+        self._call_table = call_table
         self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._stream = FrameStream(limits.HELLO_BYTES_MAX, frame.FIRST_FROM_CLIENT)
-        self._room = 0  # of the buffer that is being read into
-        self._dropped: bytearray | None = None  # what comes after our last word
+        self._buffer_bytes = 0  # of the buffer that is being read into
+        self._discard_buffer: bytearray | None = None  # for bytes that arrive after our ERROR frame
         self._transport: asyncio.Transport | None = None
-        self._due: asyncio.TimerHandle | None = None  # until then it has said HELLO, or has gone
+        self._deadline: asyncio.TimerHandle | None = None  # for HELLO; later for the end of the connection
         self._tasks = Tasks(self._task_failed)
-        self._publishing: _Publish | None = None
-        self._published = 0  # the number of the last PUBLISH
-        self._held: deque[Frame] = deque()  # frames behind one that waits
-        self._failure: errors.IcestreamError | None = None  # what came behind those
+        self._publish_in_progress: _PublishInProgress | None = None
+        self._last_publish_number = 0
+        self._queued_frames: deque[Frame] = deque()  # received behind a frame that waits
+        self._queued_failure: errors.IcestreamError | None = None  # a decoding error behind the queued frames
         self._is_waiting = False
-        self._is_leaving = False
-        self._calls = 0
-        self._call_ended = Notifier()
-        self.out = Outbox(connections, self._tell_consumers)
+        self._is_closing = False
+        self._calls_in_flight = 0
+        self._call_finished = Notifier()
+        self.out = Outbox(connections, self._resume_consumers)
         self.lost = asyncio.Event()
-        self.leaving = asyncio.Event()  # a call that only waits ends now
+        self.leaving = asyncio.Event()  # ends calls that only wait
         self.peer = ""
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, NativeConsumer] = {}
         self.watches: dict[int, asyncio.Task[None]] = {}
-        self._handles = 0
-        self.answers = PublishResponses(self.out.send_frame)
+        self._last_handle = 0
+        self.responses = PublishResponses(self.out.send_frame)
 
     # --- the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
-        self.out.use(self._transport)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, not the base class
+        self.out.attach(self._transport)
         self.peer = str(transport.get_extra_info("peername") or "local")
         admission = self._connections.room.admit(self)
         if admission.evicted is not None:
             admission.evicted.make_room()
         if not admission.is_admitted:
-            refused = errors.Refused(f"{len(self._connections)} connections are busy", hint="close some of them")
-            self.close(refused, limits.REFUSED_SECONDS_MAX)
+            reason = errors.Refused(
+                f"connection limit reached: all {len(self._connections)} connections are busy",
+                hint="close some of them",
+            )
+            self.close(reason, limits.REFUSED_SECONDS_MAX)
             return
         self._connections.add(self)
-        self._due = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._is_silent)
-        keep_alive(transport, limits.KEEP_ALIVE_SECONDS)  # whoever is gone would hold its consumers for ever
+        self._deadline = self._loop.call_later(limits.HELLO_SECONDS_MAX, self._on_hello_timeout)
+        # Without keep-alive, the consumers of a client whose machine died would hold their messages for ever.
+        keep_alive(transport, limits.KEEP_ALIVE_SECONDS)
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
-        if self._dropped is not None:
-            return self._dropped
+        if self._discard_buffer is not None:
+            return self._discard_buffer
         buffer = self._stream.get_buffer()
-        self._room = len(buffer)
+        self._buffer_bytes = len(buffer)
         return buffer
 
     def buffer_updated(self, count: int) -> None:
-        if self._dropped is not None:
+        if self._discard_buffer is not None:
             return
-        if count == self._room:
-            self._end_turn()
+        if count == self._buffer_bytes:
+            self._yield_to_other_connections()
         try:
-            for one in self._stream.received(count):
-                self._receive(one)
+            for received in self._stream.received(count):
+                self._on_frame(received)
         except errors.IcestreamError as error:
             if self._is_waiting:
-                self._failure = error
+                self._queued_failure = error  # raised once the frames before it have been dispatched
             else:
-                self._give_up(error)
+                self._fail(error)
 
-    def _end_turn(self) -> None:
-        """There is more to read than one tick takes of a connection (hazard 35): uvloop would read on, 32 times."""
+    def _yield_to_other_connections(self) -> None:
+        """Stops reading until the next loop tick, after a full buffer.
+
+        uvloop would read the same socket up to 32 times in one tick, while other connections wait (hazard 35).
+        """
         if self._transport is not None:
             self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
+            self._loop.call_soon(self._resume_reading)
 
-    def _read_on(self) -> None:
-        if not self._is_waiting and not self._is_leaving and self._transport is not None:
+    def _resume_reading(self) -> None:
+        if not self._is_waiting and not self._is_closing and self._transport is not None:
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
@@ -140,24 +147,24 @@ class NativeConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self._transport = None
-        self.out.use(None)
+        self.out.attach(None)
         self.lost.set()
         self.leaving.set()
-        if self._due is not None:
-            self._due.cancel()
-        self._held.clear()
-        self._publishing = None
-        self.answers.close()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._queued_frames.clear()
+        self._publish_in_progress = None
+        self.responses.close()
         for producer in self.producers.values():
             self.broker.close_producer(producer)
         for consumer in list(self.consumers.values()):
             consumer.leave()
-        for watching in self.watches.values():
-            watching.cancel()
+        for watch in self.watches.values():
+            watch.cancel()
         self.producers.clear()
         self.consumers.clear()
         self.watches.clear()
-        self._ending = self._loop.create_task(self._tasks.stop())
+        self._stop_task = self._loop.create_task(self._tasks.stop())
 
     def pause_writing(self) -> None:
         self.out.pause()
@@ -168,281 +175,305 @@ class NativeConnection(asyncio.BufferedProtocol):
     # --- out ---
 
     def set_share(self, share_bytes: int) -> None:
-        """So much may wait for its socket."""
+        """Sets how many bytes may wait for this connection's socket."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=share_bytes)
 
     @property
     def is_full(self) -> bool:
-        """It takes no messages now."""
-        return self._is_leaving or self.out.is_full
+        """True while no messages should be sent to this connection."""
+        return self._is_closing or self.out.is_full
 
     @property
     def agreed(self) -> handshake.Agreed:
         assert self.out.agreed is not None
         return self.out.agreed
 
-    def _tell_consumers(self) -> None:
+    def _resume_consumers(self) -> None:
         for consumer in list(self.consumers.values()):
             consumer.drained()
 
     def close(self, error: errors.IcestreamError, linger_seconds: float) -> None:
-        """Says why, and goes when the client has read that and closes its end, or after a while.
+        """Sends the error and closes once the client has closed its end, after `linger_seconds` at the latest.
 
-        What it still sends is read and dropped: closed with something unread, a socket takes its last words back.
+        Bytes that still arrive are read and discarded: closing a socket with unread bytes resets the connection, and
+        the client might lose the ERROR frame.
         """
         self.out.send_frame(Kind.ERROR, 0, document.encode_error(error))
         self.out.write()
-        self.out.use(None)
-        self._is_leaving = True
+        self.out.attach(None)
+        self._is_closing = True
         if self._transport is not None and not self._transport.is_closing():
-            self._dropped = bytearray(limits.SOCKET_READ_BYTES_MIN)
+            self._discard_buffer = bytearray(limits.SOCKET_READ_BYTES_MIN)
             self._transport.write_eof()
             self._transport.resume_reading()
-            self._abort_in(linger_seconds)
+            self._abort_after(linger_seconds)
 
     def make_room(self) -> None:
-        """Goes because another connection needs the place: it has no producer, consumer or call."""
-        _log.info("an idle connection is closed to make room", peer=self.peer)
+        """Closes this connection, which is idle (no producer, consumer or call), in favour of a new one."""
+        _log.info("closed an idle connection to make room for a new one", peer=self.peer)
         if self.out.agreed is None:
             self.abort()
         else:
-            reason = errors.Refused("all connections are taken, and this one was idle", hint="connect again")
+            reason = errors.Refused("connection limit reached, and this connection was idle", hint="connect again")
             self.close(reason, limits.REFUSED_SECONDS_MAX)
 
     def abort(self) -> None:
-        """Goes at once, whatever the client did not read yet."""
+        """Closes at once; the client may lose bytes that it has not read yet."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _abort_in(self, seconds: float) -> None:
-        if self._due is not None:
-            self._due.cancel()
-        self._due = self._loop.call_later(seconds, self.abort)
+    def _abort_after(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._loop.call_later(seconds, self.abort)
 
     async def leave(self, error: errors.IcestreamError) -> None:
-        """Reads nothing more, answers what was taken, says why, and goes. Ends when the client has read it all."""
-        self._is_leaving = True
+        """Stops reading, sends the pending responses and then the error. Returns when the connection is closed."""
+        self._is_closing = True
         self.leaving.set()
-        self._abort_in(limits.CLOSE_SECONDS_MAX)
+        self._abort_after(limits.CLOSE_SECONDS_MAX)
         if self._transport is not None:
             self._transport.pause_reading()
-        self._held.clear()
-        if self._publishing is not None:
-            self.answers.abandon(self._publishing.answer)
-            self._publishing = None
-        await self.answers.finish()
-        await self._call_ended.wait_while(lambda: self._calls > 0)
+        self._queued_frames.clear()
+        if self._publish_in_progress is not None:
+            self.responses.abandon(self._publish_in_progress.response)
+            self._publish_in_progress = None
+        await self.responses.finish()
+        await self._call_finished.wait_while(lambda: self._calls_in_flight > 0)
         self.close(error, limits.CLOSE_SECONDS_MAX)
         await self.lost.wait()
 
-    def _give_up(self, error: errors.IcestreamError) -> None:
-        """What came before is answered first."""
-        _log.info("a connection is closed", peer=self.peer, reason=str(error))
-        self._is_leaving = True
+    def _fail(self, error: errors.IcestreamError) -> None:
+        """Closes the connection with the error, after the responses to the frames before it."""
+        _log.info("closing a connection", peer=self.peer, reason=str(error))
+        self._is_closing = True
         if self._transport is not None:
             self._transport.pause_reading()
         self._tasks.start(self.leave(error), "native-leave")
 
-    def _is_silent(self) -> None:
-        self._give_up(errors.DecodeError("nobody said HELLO", hint="is the other side speaking the native protocol?"))
+    def _on_hello_timeout(self) -> None:
+        self._fail(
+            errors.DecodeError("no HELLO frame received in time", hint="does the client speak the native protocol?")
+        )
 
     def _task_failed(self, error: BaseException) -> None:
-        self._loop.call_exception_handler({"message": "a task of a connection failed", "exception": error})
+        self._loop.call_exception_handler({"message": "a task of a native connection failed", "exception": error})
 
     # --- in ---
 
-    def _receive(self, one: Frame) -> None:
-        if self._transport is None or self._transport.is_closing() or self._is_leaving:
+    def _on_frame(self, received: Frame) -> None:
+        if self._transport is None or self._transport.is_closing() or self._is_closing:
             return
         if self.out.agreed is None:
-            self._greet(one)
+            self._on_hello(received)
         elif self._is_waiting:
-            self._held.append(one)
+            self._queued_frames.append(received)
         else:
-            self._take(one)
+            self._admit(received)
 
-    def _greet(self, one: Frame) -> None:
-        agreed, body = self._welcome.agree(one)
+    def _on_hello(self, hello: Frame) -> None:
+        agreed, body = self._handshake.agree(hello)
         self._stream.frame_bytes_max = agreed.frame_bytes_max
         self._stream.kinds = frame.FROM_CLIENT
-        self.out.send_frame(Kind.WELCOME, one.number, body)
+        self.out.send_frame(Kind.WELCOME, hello.number, body)
         self.out.agreed = agreed
-        self._stand()
-        if self._due is not None:
-            self._due.cancel()
+        self._update_standing()
+        if self._deadline is not None:
+            self._deadline.cancel()
 
-    def _stand(self) -> None:
-        """Tells the room whether this connection may be closed for another one."""
-        is_busy = self._calls or self.producers or self.consumers or self.watches
+    def _update_standing(self) -> None:
+        """Records whether this connection is idle, and so may be closed in favour of a new one."""
+        is_busy = self._calls_in_flight or self.producers or self.consumers or self.watches
         self._connections.room.move(self, Standing.BUSY if is_busy else Standing.IDLE)
 
-    def _take(self, one: Frame) -> None:
+    def _admit(self, received: Frame) -> None:
+        """Dispatches the frame, or queues it while the client does not read its responses (hazard 35)."""
         if self.out.is_flooded:
-            self._held.appendleft(one)
+            self._queued_frames.appendleft(received)
             self._wait(self.out.written.wait_while(lambda: self.out.is_flooded))
         else:
-            self._carry_out(handshake.opened(one, self.agreed))
+            self._dispatch(handshake.opened(received, self.agreed))
 
-    def _carry_out(self, one: Frame) -> None:
-        match one.kind:
+    def _dispatch(self, request: Frame) -> None:
+        match request.kind:
             case Kind.PUBLISH:
-                self._publish(one)
+                self._on_publish(request)
             case Kind.ACK | Kind.NACK:
-                is_ack = one.kind == Kind.ACK
-                ranges = frame.decode_ack(one.body) if is_ack else frame.decode_nack(one.body)
+                is_ack = request.kind == Kind.ACK
+                ranges = frame.decode_ack(request.body) if is_ack else frame.decode_nack(request.body)
                 if (consumer := self._consumer(ranges.consumer)) is not None:
                     consumer.settle(ranges, is_ack=is_ack)
             case Kind.CREDIT:
-                handle, messages = frame.decode_credit(one.body)
+                handle, messages = frame.decode_credit(request.body)
                 if (consumer := self._consumer(handle)) is not None:
                     consumer.give_credit(messages)
             case Kind.CALL:
-                self._call(one)
+                self._on_call(request)
             case _:
-                frame.check_ping(one.body)
-                _check_number(one)
-                self.out.send_frame(Kind.PONG, one.number, one.body)
+                frame.check_ping(request.body)
+                _check_number(request)
+                self.out.send_frame(Kind.PONG, request.number, request.body)
 
     def _consumer(self, handle: int) -> NativeConsumer | None:
-        """None: it was closed, and the client could not know that yet."""
-        found = self.consumers.get(handle)
-        if found is None and (handle in self.producers or not 0 < handle <= self._handles):
-            raise errors.UnknownHandle(f"this connection has no consumer {handle}")
-        return found
+        """The consumer with this handle; None if it was closed, which the client may not have learned yet.
 
-    def _wait(self, until: Coroutine[Any, Any, None], *, has_turn: bool = False) -> None:
-        """Reads no more until then, then goes on. `has_turn`: what waits is let in at once then."""
+        Raises UnknownHandle for a handle that never belonged to a consumer of this connection.
+        """
+        consumer = self.consumers.get(handle)
+        if consumer is None and (handle in self.producers or not 0 < handle <= self._last_handle):
+            raise errors.UnknownHandle(f"this connection has no consumer {handle}")
+        return consumer
+
+    def _wait(self, until: Coroutine[Any, Any, None], *, has_room: bool = False) -> None:
+        """Stops reading until `until` returns, then resumes with the frame that waits.
+
+        `has_room`: `until` reserved room in the log, so that the next part is published without another check.
+        """
         self._is_waiting = True
         if self._transport is not None:
             self._transport.pause_reading()
-        self._tasks.start(self._go_on(until, has_turn=has_turn), "native-wait")
+        self._tasks.start(self._resume_after(until, has_room=has_room), "native-wait")
 
-    async def _go_on(self, until: Coroutine[Any, Any, None], *, has_turn: bool) -> None:
+    async def _resume_after(self, until: Coroutine[Any, Any, None], *, has_room: bool) -> None:
         try:
             await until
             self._is_waiting = False
-            if self._publishing is not None:
-                self._publish_parts(self._publishing, has_turn=has_turn)
-            while self._held and not self._is_waiting:
-                self._take(self._held.popleft())
-            if self._failure is not None and not self._is_waiting:
-                raise self._failure
+            if self._publish_in_progress is not None:
+                self._publish_parts(self._publish_in_progress, has_room=has_room)
+            while self._queued_frames and not self._is_waiting:
+                self._admit(self._queued_frames.popleft())
+            if self._queued_failure is not None and not self._is_waiting:
+                raise self._queued_failure
         except errors.IcestreamError as error:
-            self._give_up(error)
-        self._read_on()
+            self._fail(error)
+        self._resume_reading()
 
     # --- publishing ---
 
-    def _publish(self, one: Frame) -> None:
-        """Nothing is stored before every part is known to add up and to name a producer of this connection."""
-        parts = frame.decode_parts(one.body)
+    def _on_publish(self, request: Frame) -> None:
+        # Every part is checked before any of them is stored: a malformed frame closes the connection, and the client
+        # must be able to rely on nothing of it being stored.
+        parts = frame.decode_parts(request.body)
         for part in parts:
             if part.producer not in self.producers:
-                self._check_producer(part.producer)
-        if one.number <= self._published:
+                self._check_closed_producer(part.producer)
+        if request.number <= self._last_publish_number:
             raise errors.InvalidInput(
-                f"PUBLISH {one.number} came behind PUBLISH {self._published}",
-                hint="numbers of PUBLISH frames rise, from 1",
+                f"PUBLISH number {request.number} received after PUBLISH number {self._last_publish_number}",
+                hint="PUBLISH frames are numbered in ascending order, from 1",
             )
-        self._published = one.number
-        self._publishing = _Publish(self.answers.begin(one.number, len(one.body)), parts)
-        self._publish_parts(self._publishing, has_turn=False)
+        self._last_publish_number = request.number
+        response = self.responses.begin(request.number, len(request.body))
+        self._publish_in_progress = _PublishInProgress(response, parts)
+        self._publish_parts(self._publish_in_progress, has_room=False)
 
-    def _check_producer(self, handle: int) -> None:
-        """One that was closed is answered: the client may not have known it yet."""
-        if handle in self.consumers or not 0 < handle <= self._handles:
+    def _check_closed_producer(self, handle: int) -> None:
+        """Raises UnknownHandle for a handle that never belonged to a producer of this connection.
+
+        A part for a closed producer is refused in the response: the client may not have learned of the closing yet.
+        """
+        if handle in self.consumers or not 0 < handle <= self._last_handle:
             raise errors.UnknownHandle(f"this connection has no producer {handle}")
 
-    def _publish_parts(self, publish: _Publish, *, has_turn: bool) -> None:
-        """As many parts as can be taken now, in order; then it waits."""
-        while publish.at < len(publish.parts):
-            part = publish.parts[publish.at]
+    def _publish_parts(self, publish: _PublishInProgress, *, has_room: bool) -> None:
+        """Hands the parts to the broker in order, until one of them has to wait."""
+        while publish.next_part < len(publish.parts):
+            part = publish.parts[publish.next_part]
             producer = self.producers.get(part.producer)
-            if not has_turn and producer is not None and self._must_wait(producer, part):
+            if not has_room and producer is not None and self._has_to_wait(producer, part):
                 return
-            has_turn = False
-            publish.at += 1
-            self._store(publish, producer, part)
-        self._publishing = None
-        self.answers.end(publish.answer, publish.late_ms)
+            has_room = False
+            publish.next_part += 1
+            self._publish_part(publish, producer, part)
+        self._publish_in_progress = None
+        self.responses.end(publish.response, publish.delay_ms)
 
-    def _must_wait(self, producer: Producer, part: Part) -> bool:
+    def _has_to_wait(self, producer: Producer, part: Part) -> bool:
+        """True if the part cannot be published now; publishing then resumes by itself."""
         size = len(part.block)
-        if self.answers.is_full or producer.is_full(part.shard):
-            self._wait(self.answers.settled.wait_while(lambda: self.answers.is_full or producer.is_full(part.shard)))
+        if self.responses.is_full or producer.is_full(part.shard):
+            self._wait(
+                self.responses.settled.wait_while(lambda: self.responses.is_full or producer.is_full(part.shard))
+            )
         elif not self.broker.storage.has_room(size):
-            self._wait(self.broker.storage.wait_for_room(size), has_turn=True)
+            self._wait(self.broker.storage.wait_for_room(size), has_room=True)
         else:
             return False
         return True
 
-    def _store(self, publish: _Publish, producer: Producer | None, part: Part) -> None:
+    def _publish_part(self, publish: _PublishInProgress, producer: Producer | None, part: Part) -> None:
         try:
             if producer is None:
-                raise errors.UnknownHandle(f"producer {part.producer} was closed", hint="open it again")
+                raise errors.UnknownHandle(f"producer {part.producer} is closed", hint="open it again")
             receipt = self.broker.publish(producer, part.shard, part.block)
         except errors.IcestreamError as error:
-            self.answers.add(publish.answer, PublishResponses.refused(error))
+            self.responses.add(publish.response, PublishResponses.refused(error))
         else:
-            publish.late_ms = max(publish.late_ms, receipt.pause_ms)
-            self.answers.add(publish.answer, receipt)
+            publish.delay_ms = max(publish.delay_ms, receipt.pause_ms)
+            self.responses.add(publish.response, receipt)
 
     # --- calls ---
 
-    def _call(self, one: Frame) -> None:
-        if self._calls >= limits.CALLS_IN_FLIGHT_MAX:
-            self._held.appendleft(one)
-            self._wait(self._call_ended.wait_while(lambda: self._calls >= limits.CALLS_IN_FLIGHT_MAX))
+    def _on_call(self, request: Frame) -> None:
+        if self._calls_in_flight >= limits.CALLS_IN_FLIGHT_MAX:
+            self._queued_frames.appendleft(request)
+            self._wait(self._call_finished.wait_while(lambda: self._calls_in_flight >= limits.CALLS_IN_FLIGHT_MAX))
             return
-        _check_number(one)
-        method, arguments = document.decode_call(one.body, self._offered.call_bytes_max)
-        self._calls += 1
-        self._stand()
-        self._tasks.start(self._answer(one.number, method, arguments), "native-call")
+        _check_number(request)
+        method, arguments = document.decode_call(request.body, self._call_table.call_bytes_max)
+        self._calls_in_flight += 1
+        self._update_standing()
+        self._tasks.start(self._run_call(request.number, method, arguments), "native-call")
 
-    async def _answer(self, number: int, method: str, arguments: dict[str, Any]) -> None:
-        """Every call is answered, also one that runs into a mistake of ours: the other side waits for it."""
+    async def _run_call(self, number: int, method: str, arguments: dict[str, Any]) -> None:
+        """Sends a RESULT or an ERROR for every call, also after an unexpected exception: the client waits for it."""
         try:
-            call = self._offered.calls.get(method)
+            call = self._call_table.calls.get(method)
             if call is None:
-                raise errors.InvalidInput(f"there is no method {method!r}", hint="docs/protocol.md lists them")
-            answer = document.encode(await call(self, arguments))
+                raise errors.InvalidInput(f"unknown method {method!r}", hint="docs/protocol.md lists them")
+            result = document.encode(await call(self, arguments))
         except errors.IcestreamError as error:
             self.out.send_frame(Kind.ERROR, number, document.encode_error(error))
         except Exception:
-            failed = errors.IcestreamError("the broker could not carry out this call", hint="its log says why")
-            self.out.send_frame(Kind.ERROR, number, document.encode_error(failed))
+            internal_error = errors.IcestreamError(f"internal error in method {method!r}", hint="see the broker's log")
+            self.out.send_frame(Kind.ERROR, number, document.encode_error(internal_error))
             raise
         else:
-            self.out.send_frame(Kind.RESULT, number, answer)
+            self.out.send_frame(Kind.RESULT, number, result)
         finally:
-            self._calls -= 1
-            self._stand()
-            self._call_ended.beat()
+            self._calls_in_flight -= 1
+            self._update_standing()
+            self._call_finished.notify()
 
     # --- handles ---
 
     def new_handle(self) -> int:
-        self._handles += 1
-        return self._handles
+        self._last_handle += 1
+        return self._last_handle
 
-    def check_room(self) -> None:
-        """Before a producer or consumer is opened."""
-        if len(self.producers) + len(self.consumers) + self._calls > limits.HANDLES_PER_CONNECTION_MAX:
-            raise errors.Refused("this connection has too many producers and consumers", hint="close some of them")
+    def check_handle_limit(self) -> None:
+        """Raises Refused if this connection cannot open another producer or consumer."""
+        if len(self.producers) + len(self.consumers) + self._calls_in_flight > limits.HANDLES_PER_CONNECTION_MAX:
+            raise errors.Refused(
+                f"this connection has the maximum of {limits.HANDLES_PER_CONNECTION_MAX} producers and consumers",
+                hint="close some of them",
+            )
 
-    def keep_producer(self, producer: Producer) -> int:
-        """A handle for it. Whoever is gone by now has none."""
+    def register_producer(self, producer: Producer) -> int:
+        """Returns a handle for the producer.
+
+        Raises ConnectionLost if the client disconnected while the producer was being opened.
+        """
         if self.lost.is_set():
             self.broker.close_producer(producer)
-            raise errors.ConnectionLost("the client is gone")
+            raise errors.ConnectionLost("the client disconnected")
         handle = self.new_handle()
         self.producers[handle] = producer
         return handle
 
 
-def _check_number(one: Frame) -> None:
-    """An answer with number 0 would be the last word about the connection."""
-    if not one.number:
-        raise errors.InvalidInput("a CALL or PING has the number 0", hint="numbers of questions begin with 1")
+def _check_number(request: Frame) -> None:
+    """Raises InvalidInput for number 0: an ERROR frame with that number closes the connection."""
+    if not request.number:
+        raise errors.InvalidInput("CALL or PING with the number 0", hint="requests are numbered from 1")

@@ -1,7 +1,7 @@
-"""A consumer of the native protocol: deliveries as frames, and what the client says about them.
+"""A consumer of the native protocol: sends deliveries as frames, and passes credit, acks and nacks to the broker.
 
-Nothing is sent before the client knows the handle: what happens until then waits until the answer of `subscribe` has
-left.
+No frame is sent before the client knows the consumer's handle: until the response to `subscribe` has left, frames are
+queued.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ if TYPE_CHECKING:
 
 class NativeConsumer:
     def __init__(self, connection: NativeConnection, messages_per_key: int = 1, *, takes_picks: bool = False) -> None:
-        """`messages_per_key`: of a key-shared subscription, how many messages of a key the client takes at a time.
-        `takes_picks`: it takes PICK frames."""
+        """`messages_per_key`: in a key-shared subscription, how many messages of a key the client takes at a time.
+        `takes_picks`: the client understands PICK frames."""
         self._connection = connection
         self._messages_per_key = messages_per_key
         self._takes_picks = takes_picks
         self.handle = connection.new_handle()
         self._subscription: Subscription | None = None
         self._consumer: Consumer | None = None
-        self._early: list[tuple[Kind, int, bytes]] | None = []
+        self._queued_frames: list[tuple[Kind, int, bytes]] | None = []
         self._is_closed = False
 
     def joined(self, subscription: Subscription, consumer: Consumer) -> None:
-        """Whoever is gone by now leaves at once."""
+        """Called when the broker has added the consumer to the subscription.
+
+        Raises ConnectionLost if the client disconnected meanwhile.
+        """
         self._subscription, self._consumer = subscription, consumer
         consumer.credit.messages_per_key = self._messages_per_key
         if self._takes_picks:
             consumer.pick = self.pick
         if self._connection.lost.is_set():
             subscription.leave(consumer)
-            raise errors.ConnectionLost("the client is gone")
+            raise errors.ConnectionLost("the client disconnected")
         if not self._is_closed:
             self._connection.consumers[self.handle] = self
-        asyncio.get_running_loop().call_soon(self._begin)
+        asyncio.get_running_loop().call_soon(self._send_queued_frames)
 
-    def _begin(self) -> None:
-        early, self._early = self._early or [], None
-        for one in early:
-            self._connection.out.send_frame(*one)
+    def _send_queued_frames(self) -> None:
+        queued_frames, self._queued_frames = self._queued_frames or [], None
+        for queued_frame in queued_frames:
+            self._connection.out.send_frame(*queued_frame)
         self.drained()
 
     def leave(self) -> None:
@@ -67,7 +70,7 @@ class NativeConsumer:
 
     @property
     def is_full(self) -> bool:
-        return self._connection.is_full or self._early is not None
+        return self._connection.is_full or self._queued_frames is not None
 
     def drained(self) -> None:
         if self._consumer is not None:
@@ -76,7 +79,7 @@ class NativeConsumer:
     def deliver(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
-        """The section itself is sent from where it stands, shared by all consumers that get it."""
+        """Sends a section without copying its body, which all consumers of the section share."""
         if len(section.body) > self._connection.agreed.send_bytes_max - SIZE_MIN - DELIVER.size:
             self._deliver_parts(shard, generation, attempt, section, first_row, rows)
             return
@@ -88,7 +91,7 @@ class NativeConsumer:
     def pick(
         self, shard: int, generation: int, attempt: int, picked: SectionRead, ranges: list[tuple[int, int]]
     ) -> None:
-        """Messages that do not follow one another, in as few frames as the client takes."""
+        """Sends messages with gaps between their offsets, in as few frames as the client's frame size allows."""
         if len(ranges) == 1:
             self.deliver(shard, generation, attempt, picked, 0, picked.rows)
             return
@@ -115,7 +118,7 @@ class NativeConsumer:
     def _deliver_parts(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
-        """The client takes less at once: only the rows that are meant, or each half of them."""
+        """Splits a section that exceeds the client's frame size: first to the rows to deliver, then in halves."""
         if first_row or rows < section.rows:
             body = select_rows(section.body, first_row, rows)
             base = section.base_offset + first_row
@@ -129,14 +132,14 @@ class NativeConsumer:
             asyncio.get_running_loop().call_soon(self._refuse_too_large, section)
 
     def _refuse_too_large(self, section: SectionRead) -> None:
-        """It cannot get this message, so it must not go on without it."""
-        allowed = self._connection.agreed.send_bytes_max
-        self.event("closed", {"reason": f"offset {section.base_offset} does not fit a frame of {allowed} bytes"})
+        """Closes the consumer: skipping a message that the client cannot receive would lose it silently."""
+        frame_bytes = self._connection.agreed.send_bytes_max
+        self.event("closed", {"reason": f"offset {section.base_offset} does not fit a frame of {frame_bytes} bytes"})
         self.leave()
 
     def gap(self, shard: int, generation: int, gap: Gap) -> None:
-        seen = GapSeen(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
-        self._send(Kind.GAP, 0, frame.encode_gap(seen))
+        gap_frame = GapSeen(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
+        self._send(Kind.GAP, 0, frame.encode_gap(gap_frame))
 
     def event(self, event: str, details: dict[str, object]) -> None:
         self._send(Kind.EVENT, self.handle, document.encode({"event": event, **details}))
@@ -145,10 +148,10 @@ class NativeConsumer:
             self._connection.consumers.pop(self.handle, None)
 
     def _send(self, kind: Kind, number: int, body: bytes) -> None:
-        if self._early is None:
+        if self._queued_frames is None:
             self._connection.out.send_frame(kind, number, body)
         else:
-            self._early.append((kind, number, body))
+            self._queued_frames.append((kind, number, body))
 
     # --- from the client ---
 
@@ -169,6 +172,6 @@ class NativeConsumer:
             delivery.ack_through(max(end for _, end in ranges.ranges) - 1, ranges.generation)
         else:
             raise errors.InvalidInput(
-                f"subscription {subscription.name} is {subscription.record.type.value}: it has no cumulative ack",
-                hint="ack each message, or ranges of them",
+                f"subscription {subscription.name} is {subscription.record.type.value}: no cumulative acks allowed",
+                hint="ack each message, or ranges of messages",
             )

@@ -19,33 +19,38 @@ class NativeListener:
     def __init__(
         self,
         broker: Broker,
-        welcome: handshake.Server,
-        offered: CallTable = PUBLIC,
+        handshake_server: handshake.Server,
+        call_table: CallTable = PUBLIC,
         name: str = "native",
         connections_max: int = limits.CONNECTIONS_MAX,
     ) -> None:
-        """`name`: of the listener in metrics and readiness."""
+        """`name` identifies the listener in metrics and readiness checks."""
         self._broker = broker
-        self._welcome = welcome
-        self._offered = offered
+        self._handshake = handshake_server
+        self._call_table = call_table
         self._connections = SendBudget(name, connections_max)
         self._server: asyncio.Server | None = None
         self.port = 0
 
-    def _connection(self) -> NativeConnection:
-        return NativeConnection(self._broker, self._welcome, self._connections, self._offered)
+    def _new_connection(self) -> NativeConnection:
+        return NativeConnection(self._broker, self._handshake, self._connections, self._call_table)
 
     async def listen(self, host: str, port: int) -> None:
         try:
-            self._server = await asyncio.get_running_loop().create_server(self._connection, host, port, backlog=1024)
+            self._server = await asyncio.get_running_loop().create_server(
+                self._new_connection, host, port, backlog=1024
+            )
         except OSError as error:
             raise cannot_listen("ports.native", host, port, error) from None
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def listen_locally(self, path: Path) -> None:
-        """Only for processes of this account. A file that a dead broker left is replaced, a live broker is not."""
-        found = local_socket.bind(path)
-        self._server = await asyncio.get_running_loop().create_unix_server(self._connection, sock=found)
+        """Listens on a Unix socket that only processes of this account can open.
+
+        Replaces the socket file of a broker that died. Raises LogLocked if a running broker answers there.
+        """
+        bound_socket = local_socket.bind(path)
+        self._server = await asyncio.get_running_loop().create_unix_server(self._new_connection, sock=bound_socket)
 
     @property
     def connections(self) -> int:
@@ -56,16 +61,18 @@ class NativeListener:
         return self._connections.room.state
 
     async def close(self) -> None:
-        """Lets nobody in any more, finishes the answers that are due, and says goodbye. Not for long: whoever does not
-        read his answers is cut off."""
+        """Stops accepting connections, sends the pending responses, then closes every connection.
+
+        A client that does not read its responses within CLOSE_SECONDS_MAX is disconnected without them.
+        """
         if self._server is not None:
             self._server.close()
         reason = errors.ShuttingDown("the broker is shutting down", hint="connect again in a moment")
-        leaving = [asyncio.ensure_future(connection.leave(reason)) for connection in self._connections]
-        if leaving:
-            await asyncio.wait(leaving, timeout=limits.CLOSE_SECONDS_MAX)
+        departures = [asyncio.ensure_future(connection.leave(reason)) for connection in self._connections]
+        if departures:
+            await asyncio.wait(departures, timeout=limits.CLOSE_SECONDS_MAX)
         for connection in self._connections:
             connection.abort()
-        for one in leaving:
-            one.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
+        for departure in departures:
+            departure.cancel()
+        await asyncio.gather(*departures, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The next time that something happens, for those who wait for it."""
+"""A notification that coroutines wait for: a condition variable of one event loop, without a lock."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from collections.abc import Callable
 
 class Notifier:
     def __init__(self) -> None:
-        self._next: asyncio.Future[None] | None = None
+        self._next_notification: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._next)
+        """Returns at the next notification."""
+        if self._next_notification is None:
+            self._next_notification = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next_notification)
 
-    async def wait_while(self, is_so: Callable[[], bool]) -> None:
-        """Looks at once, too: what happened before anybody waits is not missed."""
-        while is_so():
+    async def wait_while(self, condition: Callable[[], bool]) -> None:
+        """Returns as soon as the condition is false. It is evaluated before the first wait too, so that a notification
+        before this call is not missed."""
+        while condition():
             await self.wait()
 
-    def beat(self) -> None:
-        """It has happened: everybody who waits goes on."""
-        if self._next is not None:
-            self._next.set_result(None)
-            self._next = None
+    def notify(self) -> None:
+        """Wakes every coroutine that waits now."""
+        if self._next_notification is not None:
+            self._next_notification.set_result(None)
+            self._next_notification = None

@@ -1,4 +1,4 @@
-"""The methods of a CALL: arguments checked, the broker asked, a document back. docs/protocol.md lists them."""
+"""The public methods of a CALL: decode the arguments, call the broker, return a document (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TopicOnly(msgspec.Struct):
 
 
 class DeleteTopic(msgspec.Struct):
-    """What is nil goes by the topic's policies."""
+    """`table` and `rest` default to the topic's policies."""
 
     topic: str
     table: TableEnd | None = None
@@ -95,103 +95,109 @@ class TopicAndSubscription(msgspec.Struct):
     subscription: str
 
 
-# A policy that is not in force because its name is misspelt is worse than an error.
-_STRICT: Final[dict[str, type[msgspec.Struct]]] = {
+# Arguments whose unknown fields are refused: a misspelt policy must not be ignored silently.
+_STRICT_ARGUMENTS: Final[dict[str, type[msgspec.Struct]]] = {
     "policies": records.TopicPolicies,
     "failure": records.FailurePolicyRecord,
 }
 
 
-def arguments_of(kind: type[Arguments], given: Document) -> Arguments:
-    for name, policies in _STRICT.items():
-        _check_names(name, given.get(name), policies.__struct_fields__)
+def decode_arguments(kind: type[Arguments], arguments: Document) -> Arguments:
+    for name, policies in _STRICT_ARGUMENTS.items():
+        _check_field_names(name, arguments.get(name), policies.__struct_fields__)
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise errors.InvalidInput(f"the arguments do not fit: {error}", hint="docs/protocol.md lists them") from None
+        raise errors.InvalidInput(f"invalid arguments: {error}", hint="docs/protocol.md lists them") from None
 
 
-def _check_names(what: str, given: object, known: tuple[str, ...]) -> None:
-    unknown = [name for name in given if name not in known] if isinstance(given, dict) else ()
+def _check_field_names(argument: str, fields: object, allowed: tuple[str, ...]) -> None:
+    unknown = [name for name in fields if name not in allowed] if isinstance(fields, dict) else ()
     if unknown:
-        raise errors.InvalidInput(f"{what} has no {reprlib.repr(unknown[0])}", hint=f"there are {', '.join(known)}")
+        raise errors.InvalidInput(
+            f"unknown field {reprlib.repr(unknown[0])} in {argument}", hint=f"allowed: {', '.join(allowed)}"
+        )
 
 
-async def open_producer(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(OpenProducer, given)
-    if len(asked.instance.encode()) > limits.NAME_BYTES_MAX:
-        raise errors.InvalidInput("the instance of a producer is too long", hint=f"{limits.NAME_BYTES_MAX} bytes fit")
-    connection.check_room()
+async def open_producer(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(OpenProducer, arguments)
+    if len(request.instance.encode()) > limits.NAME_BYTES_MAX:
+        raise errors.InvalidInput(
+            f"producer instance exceeds the limit of {limits.NAME_BYTES_MAX} bytes",
+            hint="use a shorter instance",
+        )
+    connection.check_handle_limit()
     broker = connection.broker
     producer = await broker.open_producer(
-        TopicName.parse(asked.topic),
-        asked.producer,
-        create=asked.create,
-        shards=asked.shards,
-        instance=asked.instance,
-        resumes=asked.resumes,
+        TopicName.parse(request.topic),
+        request.producer,
+        create=request.create,
+        shards=request.shards,
+        instance=request.instance,
+        resumes=request.resumes,
     )
     producer.peer = connection.peer
     try:
-        if producer.epoch > 1:  # what its life before has in flight is stored or not before we tell which
+        if producer.epoch > 1:
+            # Batches of the producer's previous epoch may be in flight; `last_sequences` is final once they settled.
             await broker.storage.wait_durable()
     except BaseException:
         broker.close_producer(producer)
         raise
-    handle = connection.keep_producer(producer)
+    handle = connection.register_producer(producer)
     shards = range(producer.topic.record.shards)
-    last_sequence = broker.last_sequence if asked.resumes else broker.last_sequence_of_all
+    last_sequence = broker.last_sequence if request.resumes else broker.last_sequence_of_all
     return {
         "handle": handle,
         "producer_id": producer.id,
         "producer_epoch": producer.epoch,
         "shards": len(shards),
         "last_sequences": [last_sequence(producer, shard) for shard in shards],
-        "recent": [recent(connection, producer, shard) for shard in shards] if asked.resumes else [],
+        "recent": [recent_batches(connection, producer, shard) for shard in shards] if request.resumes else [],
         "max_message_bytes": producer.topic.policies.max_message_bytes or 0,
         "max_batch_bytes": broker.storage.batch_bytes_max,
     }
 
 
-def recent(connection: NativeConnection, producer: Producer, shard: int) -> list[int]:
-    """First number, messages, base offset of its last batches in the shard, one behind the other."""
-    found = connection.broker.recent_batches(producer, shard)
-    return [number for batch in found[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]
+def recent_batches(connection: NativeConnection, producer: Producer, shard: int) -> list[int]:
+    """Sequence, message count and base offset of the producer's last batches in the shard, as one flat list."""
+    batches = connection.broker.recent_batches(producer, shard)
+    return [number for batch in batches[-limits.PRODUCER_WINDOW_BATCHES :] for number in batch]
 
 
-async def close_producer(connection: NativeConnection, given: Document) -> Document:
-    producer = connection.producers.pop(arguments_of(Handle, given).handle, None)
+async def close_producer(connection: NativeConnection, arguments: Document) -> Document:
+    producer = connection.producers.pop(decode_arguments(Handle, arguments).handle, None)
     if producer is not None:
         connection.broker.close_producer(producer)
     return {}
 
 
-async def reset_producer(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(ResetProducer, given)
-    producer = connection.producers.get(asked.handle)
+async def reset_producer(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(ResetProducer, arguments)
+    producer = connection.producers.get(request.handle)
     if producer is None:
-        raise errors.UnknownHandle(f"this connection has no producer {asked.handle}")
-    connection.broker.reset_producer(producer, asked.shard)
+        raise errors.UnknownHandle(f"this connection has no producer {request.handle}")
+    connection.broker.reset_producer(producer, request.shard)
     return {
-        "last_sequence": connection.broker.last_sequence(producer, asked.shard),
-        "recent": recent(connection, producer, asked.shard),
+        "last_sequence": connection.broker.last_sequence(producer, request.shard),
+        "recent": recent_batches(connection, producer, request.shard),
     }
 
 
-async def subscribe(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(Subscribe, given)
-    connection.check_room()
-    _check_messages_per_key(asked)
-    sink = NativeConsumer(connection, asked.messages_per_key, takes_picks=asked.picks)
+async def subscribe(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(Subscribe, arguments)
+    connection.check_handle_limit()
+    _check_messages_per_key(request)
+    sink = NativeConsumer(connection, request.messages_per_key, takes_picks=request.picks)
     subscription, consumer = await connection.broker.subscribe(
-        TopicName.parse(asked.topic),
-        asked.subscription,
-        asked.type,
-        asked.consumer,
+        TopicName.parse(request.topic),
+        request.subscription,
+        request.type,
+        request.consumer,
         sink,
-        Start(asked.start, asked.start_value),
-        asked.key_patterns,
-        asked.failure.policy() if asked.failure else None,
+        Start(request.start, request.start_value),
+        request.key_patterns,
+        request.failure.policy() if request.failure else None,
     )
     sink.joined(subscription, consumer)
     return {
@@ -207,70 +213,70 @@ async def subscribe(connection: NativeConnection, given: Document) -> Document:
     }
 
 
-def _check_messages_per_key(asked: Subscribe) -> None:
-    if not 1 <= asked.messages_per_key <= limits.MESSAGES_PER_KEY_MAX:
+def _check_messages_per_key(request: Subscribe) -> None:
+    if not 1 <= request.messages_per_key <= limits.MESSAGES_PER_KEY_MAX:
         raise errors.InvalidInput(
-            f"{asked.messages_per_key} messages of a key at a time",
-            hint=f"1 to {limits.MESSAGES_PER_KEY_MAX} are possible",
+            f"messages_per_key is {request.messages_per_key}",
+            hint=f"allowed: 1 to {limits.MESSAGES_PER_KEY_MAX}",
         )
-    if asked.messages_per_key > 1 and asked.type is not SubscriptionType.KEY_SHARED:
+    if request.messages_per_key > 1 and request.type is not SubscriptionType.KEY_SHARED:
         raise errors.InvalidInput(
-            f"messages_per_key has no meaning for a subscription that is {asked.type.value}", hint="use key-shared"
+            f"messages_per_key requires a key-shared subscription, not {request.type.value}", hint="use key-shared"
         )
 
 
-async def close_consumer(connection: NativeConnection, given: Document) -> Document:
-    consumer = connection.consumers.get(arguments_of(Handle, given).handle)
+async def close_consumer(connection: NativeConnection, arguments: Document) -> Document:
+    consumer = connection.consumers.get(decode_arguments(Handle, arguments).handle)
     if consumer is not None:
         consumer.leave()
     return {}
 
 
-async def seek(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(SeekSubscription, given)
-    name, start = TopicName.parse(asked.topic), Start(asked.start, asked.start_value)
-    await connection.broker.seek(name, asked.subscription, start, asked.shard)
-    found = connection.broker.subscription(name, asked.subscription)
+async def seek(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(SeekSubscription, arguments)
+    name, start = TopicName.parse(request.topic), Start(request.start, request.start_value)
+    await connection.broker.seek(name, request.subscription, start, request.shard)
+    subscription = connection.broker.subscription(name, request.subscription)
     return {
-        "generations": [delivery.generation for delivery in found.deliveries],
-        "positions": [delivery.dispatcher.acked.position for delivery in found.deliveries],
+        "generations": [delivery.generation for delivery in subscription.deliveries],
+        "positions": [delivery.dispatcher.acked.position for delivery in subscription.deliveries],
     }
 
 
-async def create_topic(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(CreateTopic, given)
-    name = TopicName.parse(asked.topic)
-    return describe(await connection.broker.create_topic(name, asked.shards, asked.dispatch, asked.policies))
+async def create_topic(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(CreateTopic, arguments)
+    name = TopicName.parse(request.topic)
+    return describe(await connection.broker.create_topic(name, request.shards, request.dispatch, request.policies))
 
 
-async def delete_topic(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(DeleteTopic, given)
-    found = await connection.broker.delete_topic(TopicName.parse(asked.topic), asked.table, asked.rest)
+async def delete_topic(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(DeleteTopic, arguments)
+    deletion = await connection.broker.delete_topic(TopicName.parse(request.topic), request.table, request.rest)
     return {
-        "table": found.table,
-        "table_end": found.end,
-        "rest": found.rest,
-        "rest_messages": found.messages,
-        "lost_with": found.lost_with,
+        "table": deletion.table,
+        "table_end": deletion.end,
+        "rest": deletion.rest,
+        "rest_messages": deletion.messages,
+        "lost_with": deletion.lost_with,
     }
 
 
-async def takeover_topic(connection: NativeConnection, given: Document) -> Document:
-    found = await connection.broker.take_over_topic(TopicName.parse(arguments_of(TopicOnly, given).topic))
-    shards = [{"shard": gap.key.shard, "gap_start": gap.start, "gap_end": gap.end} for gap in found.gaps]
-    return {"former": found.former, "shards": shards}
+async def takeover_topic(connection: NativeConnection, arguments: Document) -> Document:
+    takeover = await connection.broker.take_over_topic(TopicName.parse(decode_arguments(TopicOnly, arguments).topic))
+    shards = [{"shard": gap.key.shard, "gap_start": gap.start, "gap_end": gap.end} for gap in takeover.gaps]
+    return {"former": takeover.former, "shards": shards}
 
 
-async def describe_topic(connection: NativeConnection, given: Document) -> Document:
-    return describe(connection.broker.topics.get(TopicName.parse(arguments_of(TopicOnly, given).topic)))
+async def describe_topic(connection: NativeConnection, arguments: Document) -> Document:
+    return describe(connection.broker.topics.get(TopicName.parse(decode_arguments(TopicOnly, arguments).topic)))
 
 
-async def topic_policies(connection: NativeConnection, given: Document) -> Document:
-    """Changes those that are named, nil takes one back; without any it only tells."""
-    asked = arguments_of(ChangeTopicPolicies, given)
-    name = TopicName.parse(asked.topic)
-    if asked.policies:
-        await connection.broker.change_topic_policies(name, asked.policies)
+async def topic_policies(connection: NativeConnection, arguments: Document) -> Document:
+    """Changes the named policies (nil unsets one) and returns all of them; changes nothing if none is named."""
+    request = decode_arguments(ChangeTopicPolicies, arguments)
+    name = TopicName.parse(request.topic)
+    if request.policies:
+        await connection.broker.change_topic_policies(name, request.policies)
     topic = connection.broker.topics.get(name)
     return {
         "policies": policies_document(topic.record.policies),
@@ -283,18 +289,18 @@ def policies_document(policies: records.TopicPolicies) -> Document:
     return {name: getattr(policies, name) for name in policies.__struct_fields__}
 
 
-async def list_topics(connection: NativeConnection, given: Document) -> Document:
-    """A page of them, in the order of their names; `next` is the last one, and nil when there are no more."""
-    after = arguments_of(ListTopics, given).after
+async def list_topics(connection: NativeConnection, arguments: Document) -> Document:
+    """A page of topics in name order; `next` is the last topic of the page, nil on the last page."""
+    after = decode_arguments(ListTopics, arguments).after
     key = records.TOPICS + after.removeprefix("/") if after else ""
-    found = await connection.broker.store.list(records.TOPICS, key, limits.TOPICS_PAGE_MAX + 1)
-    page = ["/" + key.removeprefix(records.TOPICS) for key, _ in found[: limits.TOPICS_PAGE_MAX]]
-    return {"topics": page, "next": page[-1] if len(found) > len(page) else None}
+    entries = await connection.broker.store.list(records.TOPICS, key, limits.TOPICS_PAGE_MAX + 1)
+    page = ["/" + key.removeprefix(records.TOPICS) for key, _ in entries[: limits.TOPICS_PAGE_MAX]]
+    return {"topics": page, "next": page[-1] if len(entries) > len(page) else None}
 
 
-async def delete_subscription(connection: NativeConnection, given: Document) -> Document:
-    asked = arguments_of(TopicAndSubscription, given)
-    await connection.broker.delete_subscription(TopicName.parse(asked.topic), asked.subscription)
+async def delete_subscription(connection: NativeConnection, arguments: Document) -> Document:
+    request = decode_arguments(TopicAndSubscription, arguments)
+    await connection.broker.delete_subscription(TopicName.parse(request.topic), request.subscription)
     return {}
 
 
@@ -318,11 +324,11 @@ CALLS: Final[dict[Any, Call]] = {
         describe_topic, topic_policies, list_topics, delete_subscription,
     )
 }  # fmt: skip
-PORTS: Final = "ports"  # a public call too, answered by the node: where it listens
+PORTS: Final = "ports"  # a public call that the node implements: the ports it listens on
 
 
 class CallTable(NamedTuple):
-    """What the connections of one listener may ask for. The local socket offers more (metadata_calls, admin_calls)."""
+    """The methods that the connections of one listener may call. The local socket offers more (internal_api)."""
 
     calls: Mapping[Any, Call]
     call_bytes_max: int = limits.CALL_BYTES_MAX

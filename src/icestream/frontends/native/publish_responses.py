@@ -1,7 +1,8 @@
-"""The answers to the PUBLISH frames of one connection: in the order of the frames, each when all its parts are settled.
+"""The responses to the PUBLISH frames of one connection: sent in frame order, each once all its parts are settled.
 
-A producer that is too fast for its topic is answered late: so it slows down, and whatever else it says on its
-connection is still heard. How much may wait for an answer is bounded; the connection reads no more then (hazard 35).
+The response to a producer that exceeds its topic's publish rate is delayed: that slows the producer down, while its
+other requests on the same connection are still served. The bytes that wait for a response are bounded; at the bound the
+connection stops reading (hazard 35).
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ Part = Done | Receipt
 
 
 class PendingResponse:
-    """One frame: its parts, settled or still to be."""
+    """The response to one PUBLISH frame: its parts, settled or in flight."""
 
-    __slots__ = ("late", "left", "number", "parts", "size")
+    __slots__ = ("delay_timer", "number", "parts", "size", "unsettled")
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size + limits.ANSWER_COST_BYTES
         self.parts: list[Part] = []
-        self.left = 1  # unsettled parts, the end of the frame, and the time to wait
-        self.late: asyncio.TimerHandle | None = None
+        self.unsettled = 1  # parts in flight, plus one for the end of the frame, plus one for the delay
+        self.delay_timer: asyncio.TimerHandle | None = None
 
 
 class PublishResponses:
@@ -42,7 +43,7 @@ class PublishResponses:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[PendingResponse] = deque()
         self._bytes = 0
-        self.settled = Notifier()  # beats with every part
+        self.settled = Notifier()  # notifies with every settled part
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,56 +53,56 @@ class PublishResponses:
         return self._bytes >= limits.CONNECTION_IN_FLIGHT_BYTES_MAX
 
     def begin(self, number: int, size: int) -> PendingResponse:
-        answer = PendingResponse(number, size)
-        self._waiting.append(answer)
-        return answer
+        response = PendingResponse(number, size)
+        self._waiting.append(response)
+        return response
 
-    def add(self, answer: PendingResponse, part: Part) -> None:
-        answer.parts.append(part)
+    def add(self, response: PendingResponse, part: Part) -> None:
+        response.parts.append(part)
         if not isinstance(part, Done):
-            answer.left += 1
-            part.add_done_callback(partial(self._settle, answer))
+            response.unsettled += 1
+            part.add_done_callback(partial(self._settle, response))
 
-    def end(self, answer: PendingResponse, late_ms: int) -> None:
-        """The frame has no further part. It is answered `late_ms` from now at the earliest."""
-        self._bytes += answer.size
-        if late_ms:
-            answer.left += 1
-            answer.late = self._loop.call_later(late_ms / 1000, self._ring, answer)
-        self._settle(answer)
+    def end(self, response: PendingResponse, delay_ms: int) -> None:
+        """Marks the frame as complete. Its response is sent `delay_ms` from now at the earliest."""
+        self._bytes += response.size
+        if delay_ms:
+            response.unsettled += 1
+            response.delay_timer = self._loop.call_later(delay_ms / 1000, self._on_delay_over, response)
+        self._settle(response)
 
-    def _ring(self, answer: PendingResponse) -> None:
-        answer.late = None
-        self._settle(answer)
+    def _on_delay_over(self, response: PendingResponse) -> None:
+        response.delay_timer = None
+        self._settle(response)
 
-    def _settle(self, answer: PendingResponse, _: object = None) -> None:
-        answer.left -= 1
+    def _settle(self, response: PendingResponse, _: object = None) -> None:
+        response.unsettled -= 1
         waiting = self._waiting
-        while waiting and not waiting[0].left:
+        while waiting and not waiting[0].unsettled:
             first = waiting.popleft()
             self._bytes -= first.size
             self._send(Kind.PUBLISHED, first.number, _encode(first.parts))
-        self.settled.beat()
+        self.settled.notify()
 
     async def finish(self) -> None:
-        """Until everything is answered. Nobody is slowed any more."""
-        for answer in list(self._waiting):
-            if answer.late is not None:
-                answer.late.cancel()
-                self._ring(answer)
+        """Waits until every response is sent; delays end at once."""
+        for response in list(self._waiting):
+            if response.delay_timer is not None:
+                response.delay_timer.cancel()
+                self._on_delay_over(response)
         while self._waiting:
             await self.settled.wait()
 
-    def abandon(self, answer: PendingResponse) -> None:
-        """A frame that was not taken as a whole gets no answer: what became of it is not known."""
-        self._waiting.remove(answer)
-        self.settled.beat()
+    def abandon(self, response: PendingResponse) -> None:
+        """Drops the response to a frame that was not published completely: the client does not learn its outcome."""
+        self._waiting.remove(response)
+        self.settled.notify()
 
     def close(self) -> None:
-        """Nobody is there any more who could be answered."""
-        for answer in self._waiting:
-            if answer.late is not None:
-                answer.late.cancel()
+        """Cancels the delays, once the client has disconnected."""
+        for response in self._waiting:
+            if response.delay_timer is not None:
+                response.delay_timer.cancel()
 
     @staticmethod
     def refused(error: errors.IcestreamError) -> Done:
@@ -115,11 +116,11 @@ def _encode(parts: list[Part]) -> bytes:
         (result,) = first.result()
         if isinstance(result, Placed):
             return frame.encode_stored(result.base_offset)
-    return frame.encode_done([one if isinstance(one, Done) else outcome(one) for one in parts])
+    return frame.encode_done([part if isinstance(part, Done) else outcome(part) for part in parts])
 
 
 def outcome(receipt: Receipt) -> Done:
-    """What became of one batch."""
+    """The outcome of one batch in the form of the wire."""
     error = receipt.exception()
     if isinstance(error, errors.OutcomeUnknown):
         return Done(Outcome.UNKNOWN, -1, document.encode_error(error))

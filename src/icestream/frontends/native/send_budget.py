@@ -1,10 +1,10 @@
-"""The connections of one listener, and how much of what they were sent may wait for their sockets (hazard 35).
+"""The connections of one listener, and how many outgoing bytes may wait for their sockets (hazard 35).
 
-The room says which connection goes when all places are taken (runtime/connection_room.py). A connection with producers,
-consumers, watches or calls is busy; without any it is idle.
+The ConnectionRoom decides which connection is closed when all places are taken (runtime/connection_room.py). A
+connection with producers, consumers, watches or calls is busy; without any of them it is idle.
 
-All of them share SEND_BYTES_TOTAL in equal parts, within bounds for each. The parts are told anew when the number of
-connections has doubled or become a quarter, so that those who came first keep no more than the others.
+All connections share SEND_BYTES_TOTAL in equal parts, within bounds for each. The shares are computed anew when the
+number of connections has doubled or has fallen to a quarter, so that the first connections do not keep a larger share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SendBudget:
         self._divide()
 
     def _divide(self) -> bool:
-        """Whether everybody was told of a new share."""
+        """Recomputes the share; returns whether it changed, in which case every connection has the new one."""
         count = len(self._connections)
         if self._parts // 4 < count <= self._parts:
             return False
@@ -51,10 +51,10 @@ class SendBudget:
         share, self.share = self.share, self._share()
         if share == self.share:
             return False
-        for one in self._connections:
-            one.set_share(self.share)
+        for connection in self._connections:
+            connection.set_share(self.share)
         return True
 
     def _share(self) -> int:
-        fair = limits.SEND_BYTES_TOTAL // self._parts
-        return max(limits.SOCKET_WRITE_BYTES_MIN, min(fair, limits.SOCKET_WRITE_BYTES_MAX))
+        equal_share = limits.SEND_BYTES_TOTAL // self._parts
+        return max(limits.SOCKET_WRITE_BYTES_MIN, min(equal_share, limits.SOCKET_WRITE_BYTES_MAX))
