@@ -255,7 +255,7 @@ async def test_log_and_snapshot_are_written_as_json(three: ClusterNodes) -> None
     assert ["put", "/behind", "text"] in [line["command"] for line in lines if "command" in line]
 
 
-async def test_a_node_on_its_own_is_of_no_cluster() -> None:
+async def test_cluster_calls_of_a_single_node_are_refused() -> None:
     for method in CLUSTER_METHODS:
-        with pytest.raises(errors.InvalidInput, match="on its own"):
+        with pytest.raises(errors.InvalidInput, match="not part of a cluster"):
             await ask(None, method, node="x", address="127.0.0.1:1")

@@ -206,7 +206,7 @@ async def test_numbers_of_publish_frames_rise(client: RawClient, broker: TestBro
     before, reason = await goodbye(client)
     assert [one.number for one in before] == list(numbers[:-1])
     assert isinstance(reason, errors.InvalidInput)
-    assert "rise" in str(reason)
+    assert "ascending order" in str(reason)
     assert stored(broker) == len(numbers) - 1
 
 
