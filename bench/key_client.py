@@ -17,7 +17,7 @@ import time
 import uvloop
 
 import icestream
-from icestream.client.asked import TypeName
+from icestream.client.subscribe_call import TypeName
 
 QUIET_SECONDS = 2.0
 

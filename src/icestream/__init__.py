@@ -17,18 +17,13 @@ from icestream.client.public import __dir__, __getattr__
 if TYPE_CHECKING:
     from icestream import errors, testing
     from icestream.client.arrow import ArrowBatch
-    from icestream.client.asked import Gap
     from icestream.client.batch import MessageId
-    from icestream.client.blocking import BlockingClient
-    from icestream.client.blocking_producer import BlockingProducer
-    from icestream.client.blocking_subscription import BlockingSubscription
-    from icestream.client.client import Client
-    from icestream.client.connect import connect, connect_sync
-    from icestream.client.message import Message
+    from icestream.client.blocking import BlockingClient, BlockingProducer, BlockingSubscription, connect_sync
+    from icestream.client.client import Client, TopicInfo, TopicPolicies, connect
+    from icestream.client.message import Gap, Message
     from icestream.client.producer import Producer
     from icestream.client.stalls import Stall
     from icestream.client.subscription import Subscription
-    from icestream.client.topic_info import TopicInfo, TopicPolicies
 
     __version__: str
 

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
 from icestream import limits
-from icestream.client.connect import connect
+from icestream.client.client import connect
 from icestream.model.written import Trouble
 from icestream.pipeline.driver.broker_api import BrokerLink
 from icestream.pipeline.log_bytes.log_sources import LogOwner

@@ -16,7 +16,7 @@ from icestream.client.batch import MessageId
 from icestream.model.block import Numbering
 from icestream.model.topic_name import TopicName
 from icestream.rpc import document
-from icestream.rpc.frame import Done, Outcome, Part
+from icestream.rpc.frame import Outcome, Part, PartResult
 from icestream.testing import TestBroker
 from icestream.wal.admission import Quota
 from tests.support.hasty_clock import HastyClock
@@ -80,7 +80,7 @@ async def opened(client: RawClient, name: str = "p") -> tuple[int, int]:
     return found["handle"], found["producer_id"]
 
 
-def outcomes(done: list[Done]) -> list[Outcome]:
+def outcomes(done: list[PartResult]) -> list[Outcome]:
     return [Outcome(one.outcome) for one in done]
 
 

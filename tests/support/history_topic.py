@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from icestream import connect, limits
-from icestream.client.asked import Gap
-from icestream.client.message import Message
+from icestream.client.message import Gap, Message
 from tests.support.lake_run import until
 from tests.support.lakehouse import new_name
 from tests.support.pipeline_process import PipelineRun

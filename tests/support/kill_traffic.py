@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     """A subscription whose consumers are new in each life."""
 
     name: str
-    type: icestream.client.asked.TypeName
+    type: icestream.client.subscribe_call.TypeName
     consumers: tuple[str, ...]
     failure: dict[str, Any]
     prefetch: int

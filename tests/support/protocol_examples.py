@@ -6,7 +6,7 @@ from icestream import errors
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import Delivery, Done, GapSeen, Kind, Outcome, Part, Ranges, encode_frame
+from icestream.rpc.frame import AckRanges, Delivery, GapNotice, Kind, Outcome, Part, PartResult, encode_frame
 from icestream.rpc.handshake import Hello, Welcome
 
 NOW_US = 1_700_000_000_000_000
@@ -30,14 +30,14 @@ EXAMPLES: dict[str, bytes] = {
     "PING": encode_frame(Kind.PING, 4, b"abc"),
     "PONG": encode_frame(Kind.PONG, 4, b"abc"),
     "PUBLISH": encode_frame(Kind.PUBLISH, 5, frame.encode_parts([Part(1, 0, BLOCK)])),
-    "PUBLISHED": encode_frame(Kind.PUBLISHED, 5, frame.encode_done([Done(Outcome.STORED, 41)])),
+    "PUBLISHED": encode_frame(Kind.PUBLISHED, 5, frame.encode_part_results([PartResult(Outcome.STORED, 41)])),
     "CREDIT": encode_frame(Kind.CREDIT, 6, frame.encode_credit(2, 1000)),
     "DELIVER": encode_frame(Kind.DELIVER, 0, frame.encode_delivery(Delivery(2, 0, 0, 0, 41, NOW_US, 0, 2, BLOCK))),
     "PICK": encode_frame(
         Kind.PICK, 0, frame.encode_pick(Delivery(2, 0, 0, 0, 41, NOW_US, 0, 2, BLOCK, [(41, 42), (50, 51)]))
     ),
-    "ACK": encode_frame(Kind.ACK, 7, frame.encode_ranges(Ranges(2, 0, 0, 0, [(41, 42)]))),
-    "NACK": encode_frame(Kind.NACK, 8, frame.encode_ranges(Ranges(2, 0, 0, 250, [(42, 43)]))),
-    "GAP": encode_frame(Kind.GAP, 0, frame.encode_gap(GapSeen(2, 0, 0, 1, 43, 100, "unclean stop"))),
+    "ACK": encode_frame(Kind.ACK, 7, frame.encode_ranges(AckRanges(2, 0, 0, 0, [(41, 42)]))),
+    "NACK": encode_frame(Kind.NACK, 8, frame.encode_ranges(AckRanges(2, 0, 0, 250, [(42, 43)]))),
+    "GAP": encode_frame(Kind.GAP, 0, frame.encode_gap(GapNotice(2, 0, 0, 1, 43, 100, "unclean stop"))),
     "EVENT": encode_frame(Kind.EVENT, 2, document.encode({"event": "active"})),
 }

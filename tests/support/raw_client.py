@@ -16,7 +16,7 @@ from icestream.client.address import parse_address
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import Done, Frame, Kind, Part, Ranges
+from icestream.rpc.frame import AckRanges, Frame, Kind, Part, PartResult
 from icestream.rpc.handshake import Hello
 from icestream.rpc.stream import FrameStream
 
@@ -113,10 +113,10 @@ class RawClient:
         except Closed:
             return found
 
-    async def published(self, number: int) -> list[Done]:
+    async def published(self, number: int) -> list[PartResult]:
         one = await self.read()
         assert (one.kind, one.number) == (Kind.PUBLISHED, number), one
-        return frame.decode_done(one.body)
+        return frame.decode_part_results(one.body)
 
 
 def publish(number: int, *parts: Part) -> bytes:
@@ -136,7 +136,7 @@ def credit(handle: int, messages: int) -> bytes:
 
 
 def ack(handle: int, start: int, end: int, flags: int = 0) -> bytes:
-    return frame.encode_frame(Kind.ACK, 0, frame.encode_ranges(Ranges(handle, 0, 0, flags, [(start, end)])))
+    return frame.encode_frame(Kind.ACK, 0, frame.encode_ranges(AckRanges(handle, 0, 0, flags, [(start, end)])))
 
 
 def block(*payloads: bytes, numbering: Numbering | None = None) -> bytes:

@@ -26,8 +26,7 @@ from icestream.cli.connection import NAME, client_of, message_address
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.client.batch import MessageId
-from icestream.client.client import Client
-from icestream.client.connect import connect
+from icestream.client.client import Client, connect
 from icestream.client.producer import Producer
 from icestream.observability.words import plural, size_text
 

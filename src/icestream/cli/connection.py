@@ -138,7 +138,7 @@ async def _connected(
     address: str,
     send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
 ) -> Client:
-    from icestream.client.connect import connect
+    from icestream.client.client import connect
 
     try:
         return await stack.enter_async_context(connect(address, name=NAME, send_timeout=send_timeout))

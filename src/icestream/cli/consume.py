@@ -33,12 +33,12 @@ from icestream.cli.nearest import with_suggestion
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import OutputFormat, say_aside, writing
 from icestream.cli.places import place_of
-from icestream.client.asked import Gap, TypeName
 from icestream.client.client import Client
-from icestream.client.message import Message
+from icestream.client.message import Gap, Message
 from icestream.client.stalls import Stall
+from icestream.client.start_position import StartPosition, start_arguments
+from icestream.client.subscribe_call import TypeName
 from icestream.client.subscription import Subscription
-from icestream.client.whence import Whence, arguments_of
 from icestream.observability.words import counted
 
 # With --subscription, longer than the broker takes to report a read that does not answer (limits.READ_STALLED_MS).
@@ -55,7 +55,7 @@ class Wanted:
     topic: str
     subscription: str | None
     type: TypeName | None
-    start: Whence | None
+    start: StartPosition | None
     format: Format
     count: int | None
     follow: bool
@@ -321,7 +321,7 @@ async def _subscribed(client: Client, wanted: Wanted, progress: Progress) -> Asy
     async with contextlib.AsyncExitStack() as stack:
         if wanted.subscription is None:
             ends = await stack.enter_async_context(_at_the_end(client, wanted, passing))
-            await client.call("seek", {"topic": wanted.topic, "subscription": passing, **arguments_of(start)})
+            await client.call("seek", {"topic": wanted.topic, "subscription": passing, **start_arguments(start)})
         else:
             async with _at_the_end(client, wanted, passing) as ends:
                 pass
@@ -333,7 +333,9 @@ async def _subscribed(client: Client, wanted: Wanted, progress: Progress) -> Asy
         yield opened
 
 
-async def _opened(client: Client, wanted: Wanted, name: str, start: Whence, types: Sequence[TypeName]) -> Subscription:
+async def _opened(
+    client: Client, wanted: Wanted, name: str, start: StartPosition, types: Sequence[TypeName]
+) -> Subscription:
     """By the first of the types that it has: nobody but the subscription itself knows."""
     for kind in types:
         try:

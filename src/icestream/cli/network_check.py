@@ -19,7 +19,7 @@ from icestream.cli.connection import NAME, ask
 from icestream.cli.findings import Finding, State
 from icestream.cli.lake_http import own_token
 from icestream.cli.told_settings import told_settings
-from icestream.client.connect import connect
+from icestream.client.client import connect
 from icestream.observability.words import counted
 from icestream.settings import Settings
 from icestream.wal.log_file import LOCK_NAME

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from icestream import errors
-from icestream.client.instant import instant
-from icestream.client.whence import Whence, start_of
+from icestream.client.start_position import StartPosition, parse_start
+from icestream.client.timestamps import to_datetime
 
 _AGO: Final = re.compile(r"-(?P<count>\d{1,9}(?:\.\d{1,9})?)(?P<unit>ms|s|m|h|d)")
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -23,14 +23,14 @@ HINT: Final = (
 )
 
 
-def place_of(text: str, now: datetime | None = None) -> Whence:
+def place_of(text: str, now: datetime | None = None) -> StartPosition:
     """Raises InvalidInput. `now` is for tests."""
     if text in ("earliest", "latest"):
         return "earliest" if text == "earliest" else "latest"
     if text.isascii() and text.isdigit():
         return int(text)
     if text.startswith("snapshot:"):
-        start_of(text)
+        parse_start(text)
         return text
     try:
         if match := _AGO.fullmatch(text):
@@ -43,5 +43,5 @@ def place_of(text: str, now: datetime | None = None) -> Whence:
 
 def time_text(time_us: int | None) -> str | None:
     """ISO 8601, UTC, with microseconds; None for a time that no calendar has."""
-    found = None if time_us is None else instant(time_us)
+    found = None if time_us is None else to_datetime(time_us)
     return None if found is None else found.isoformat(timespec="microseconds").replace("+00:00", "Z")

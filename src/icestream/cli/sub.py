@@ -18,7 +18,7 @@ from icestream.cli.output import Output, OutputFormat, say_aside
 from icestream.cli.places import place_of, time_text
 from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
 from icestream.cli.topics import all_topics
-from icestream.client.whence import arguments_of
+from icestream.client.start_position import start_arguments
 from icestream.observability.words import counted
 
 app = Commands("List, make, move, change and delete subscriptions.")
@@ -112,7 +112,12 @@ def create(
     Example: icestream sub create /default/orders billing --type shared --from earliest --policy poison=drop
     """
     failure = changes_of(policy or (), FAILURE_KEYS)
-    arguments: Document = {"topic": topic, "subscription": subscription, "type": kind, **arguments_of(place_of(start))}
+    arguments: Document = {
+        "topic": topic,
+        "subscription": subscription,
+        "type": kind,
+        **start_arguments(place_of(start)),
+    }
     if failure:
         arguments["failure"] = {key: value for key, value in failure.items() if value is not None}
 
@@ -191,7 +196,7 @@ def seek(
 
     Example: icestream sub seek /default/orders billing --to 2026-07-01T12:00
     """
-    arguments: Document = {"topic": topic, "subscription": subscription, **arguments_of(place_of(to))}
+    arguments: Document = {"topic": topic, "subscription": subscription, **start_arguments(place_of(to))}
     if shard is not None:
         arguments["shard"] = shard
 

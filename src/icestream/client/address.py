@@ -1,6 +1,6 @@
-"""Where a broker is: `icestream://host:port`, `host:port`, `host`, or `unix:///path/of/a/socket`.
+"""Addresses of brokers: `icestream://host:port`, `host:port`, `host`, or `unix:///path/of/a/socket`.
 
-A port that is not said is 6651. An IPv6 address stands in brackets: `icestream://[::1]:6651`.
+The default port is 6651. An IPv6 address is written in brackets: `icestream://[::1]:6651`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNIX: Final = "unix://"
 
 
 class Address(NamedTuple):
-    """`path` is that of a local socket; it is empty for TCP."""
+    """The address of a broker. `path`: of a local socket; empty for TCP."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Address(NamedTuple):
 def parse_address(text: str) -> Address:
     """Raises InvalidInput."""
     if not isinstance(text, str):
-        raise errors.InvalidInput(f"an address is text, not {type(text).__name__}", hint=f"it is like {DEFAULT}")
+        raise errors.InvalidInput(f"an address must be str, got {type(text).__name__}", hint=f"for example {DEFAULT}")
     if text.startswith(_UNIX + "/") and "\0" not in text:
         return Address("", 0, text.removeprefix(_UNIX))
     match = _TCP.fullmatch(text)
@@ -42,6 +42,6 @@ def parse_address(text: str) -> Address:
     if match is None or not text.isprintable() or not 0 < port < 2**16:
         raise errors.InvalidInput(
             f"{reprlib.repr(text)} is not the address of a broker",
-            hint=f"an address is like {DEFAULT}, 127.0.0.1:6651 or unix:///run/icestream.sock",
+            hint=f"for example {DEFAULT}, 127.0.0.1:6651 or unix:///run/icestream.sock",
         )
     return Address(match["host"].strip("[]"), port)

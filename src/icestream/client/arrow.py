@@ -1,7 +1,7 @@
-"""Messages as Arrow: the columns of the topic's Iceberg table, in the same order, whatever a message has of them.
+"""Messages as Arrow batches, with the columns of the topic's Iceberg table in the same order.
 
-Columns of large blocks are taken as they stand in memory and checked as a whole; nothing is done for each message.
-pyarrow is imported when the first batch is asked for: a client that does not ask does not need it.
+Columns of large blocks are wrapped without copying and validated as a whole; no work is done per message. pyarrow is
+imported with the first batch: a client that uses no batches does not need it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from icestream import errors
-from icestream.client.columns import values_of
-from icestream.client.delivered import BlockRows
+from icestream.client.acks import check_delay_ms
+from icestream.client.delivered_rows import BlockRows, column_values
 from icestream.client.inbox import Chunk
-from icestream.client.message import NOTED, Noted
+from icestream.client.loop_thread import LoopThread
+from icestream.client.message import COMPLETED_ACK, CompletedAck
 from icestream.model import envelope
 from icestream.model.block import CONSTANT, FIXED, NULLS, Value
 from icestream.model.envelope import Column, ColumnKind
@@ -22,12 +23,12 @@ from icestream.model.envelope import Column, ColumnKind
 if TYPE_CHECKING:
     from icestream.client.consumer import Consumer
 
-# Below so many rows for each block it is cheaper to make the values one by one.
+# Below so many rows per block it is cheaper to convert the values one by one.
 _ROWS_PER_BLOCK_MIN: Final = 16
-_FIRST: Final = (envelope.PUBLISH_TIME,)  # then `append_time`, which is none of a block's columns
+_FIRST: Final = (envelope.PUBLISH_TIME,)  # then `append_time`, which is not a column of blocks
 _REST: Final = tuple(column for column in envelope.COLUMNS if column.in_table and column not in _FIRST)
-_ONE_BY_ONE: Final = (ColumnKind.HEADERS, ColumnKind.BOOLEAN)  # not in memory as Arrow has them
-_NUMBERS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
+_CONVERTED_KINDS: Final = (ColumnKind.HEADERS, ColumnKind.BOOLEAN)  # their layout in a block is not that of Arrow
+_NUMBERING_COLUMNS: Final = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 
 @cache
@@ -43,7 +44,7 @@ def pyarrow() -> Any:
 
 @cache
 def _types() -> dict[ColumnKind, Any]:
-    pyarrow()  # or its error, which names the fix
+    pyarrow()  # raises an error that names the fix, if it is not installed
     from icestream.model.arrow_types import ARROW_TYPES
 
     return ARROW_TYPES
@@ -51,7 +52,7 @@ def _types() -> dict[ColumnKind, Any]:
 
 @cache
 def schema() -> Any:
-    """Of every batch."""
+    """Returns the schema of every batch."""
     pa, types = pyarrow(), _types()
     fields = [("shard", pa.int32()), ("offset", pa.int64())]
     fields += [(column.name, types[column.kind]) for column in _FIRST]
@@ -61,7 +62,7 @@ def schema() -> Any:
 
 
 class ArrowBatch:
-    """Messages of a subscription as Arrow. Whatever takes Arrow takes it as it is: DuckDB, Polars, pyarrow.
+    """Messages of a subscription as Arrow; DuckDB, Polars and pyarrow accept it without conversion.
 
     `Subscription.batches` makes them. `len(batch)` is the number of messages.
     """
@@ -70,7 +71,7 @@ class ArrowBatch:
 
     def __init__(self, data: Any, chunks: list[Chunk]) -> None:
         self._data = data
-        self._chunks = chunks  # where its rows came from
+        self._chunks = chunks  # of its rows, for acks
 
     @property
     def data(self) -> Any:
@@ -81,34 +82,76 @@ class ArrowBatch:
         return int(self._data.num_rows)
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        found: tuple[object, object] = self._data.__arrow_c_array__(requested_schema)
-        return found
+        capsules: tuple[object, object] = self._data.__arrow_c_array__(requested_schema)
+        return capsules
 
-    def ack(self) -> Noted:
-        """All messages of the batch are done with: they do not come again."""
+    def ack(self) -> CompletedAck:
+        """Acknowledges all messages of the batch: they were processed and are not delivered again."""
         for delivered, first, end in self._chunks:
             delivered.consumer.ack_rows(delivered, first, end)
-        return NOTED
+        return COMPLETED_ACK
 
-    def nack(self, delay: float = 0.0) -> Noted:
-        """All messages of the batch failed: they come again, after `delay` seconds or later."""
+    def nack(self, delay: float = 0.0) -> CompletedAck:
+        """Rejects all messages of the batch: they are delivered again after `delay` seconds or later."""
         for delivered, first, end in self._chunks:
             delivered.consumer.nack_rows(delivered, first, end, delay)
-        return NOTED
+        return COMPLETED_ACK
 
 
 async def arrow_batches(consumer: Consumer, max_messages: int) -> AsyncIterator[ArrowBatch]:
-    """Each has what was there when it was asked for, at least one message."""
+    """Yields batches of the messages that have arrived, at least one message each."""
     if max_messages < 1:
-        raise errors.InvalidInput(f"batches of {max_messages} messages")
+        raise errors.InvalidInput(f"max_messages must be at least 1, got {max_messages}")
     pyarrow()
     while (chunk := await consumer.take_chunk(max_messages)) is not None:
         chunks = [chunk]
-        left = max_messages - (chunk.end - chunk.first)
-        while left and (chunk := consumer.take_waiting(left)) is not None:
+        room = max_messages - (chunk.end - chunk.first)
+        while room and (chunk := consumer.take_chunk_nowait(room)) is not None:
             chunks.append(chunk)
-            left -= chunk.end - chunk.first
+            room -= chunk.end - chunk.first
         yield ArrowBatch(_record_batch(chunks), chunks)
+
+
+class BlockingArrowBatch(ArrowBatch):
+    """A batch whose acks run in the client's thread; they are recorded when the call returns."""
+
+    __slots__ = ("_thread",)
+
+    def __init__(self, thread: LoopThread, batch: ArrowBatch) -> None:
+        super().__init__(batch._data, batch._chunks)
+        self._thread = thread
+
+    def ack(self) -> CompletedAck:
+        """Acknowledges all messages of the batch: they were processed and are not delivered again."""
+        ack_here = super().ack
+
+        async def ack() -> None:
+            ack_here()
+
+        self._thread.run(ack())
+        return COMPLETED_ACK
+
+    def nack(self, delay: float = 0.0) -> CompletedAck:
+        """Rejects all messages of the batch: they are delivered again after `delay` seconds or later."""
+        check_delay_ms(delay)
+        nack_here = super().nack
+
+        async def nack() -> None:
+            nack_here(delay)
+
+        self._thread.run(nack())
+        return COMPLETED_ACK
+
+
+def blocking_arrow_batches(thread: LoopThread, consumer: Consumer, max_messages: int) -> Iterator[ArrowBatch]:
+    """`arrow_batches` for blocking callers."""
+    batches = consumer.batches(max_messages)
+
+    async def next_batch() -> ArrowBatch | None:
+        return await anext(batches, None)
+
+    while (batch := thread.run(next_batch())) is not None:
+        yield BlockingArrowBatch(thread, batch)
 
 
 def _record_batch(chunks: list[Chunk]) -> Any:
@@ -117,10 +160,10 @@ def _record_batch(chunks: list[Chunk]) -> Any:
     time = _types()[ColumnKind.TIMESTAMP_US]
     rows = [chunk.end - chunk.first for chunk in chunks]
     arrays = [
-        _runs([chunk.delivered.shard for chunk in chunks], rows, pa.int32()),
+        _repeat_each([chunk.delivered.shard for chunk in chunks], rows, pa.int32()),
         _offsets(chunks, rows),
         *(_column(parts, column) for column in _FIRST),
-        _runs([chunk.delivered.append_time_us for chunk in chunks], rows, time),
+        _repeat_each([chunk.delivered.append_time_us for chunk in chunks], rows, time),
         *(_column(parts, column) for column in _REST),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema())
@@ -128,7 +171,7 @@ def _record_batch(chunks: list[Chunk]) -> Any:
 
 def _offsets(chunks: list[Chunk], rows: list[int]) -> Any:
     if all(delivered.offsets is None for delivered, _, _ in chunks):
-        return _counts([chunk.delivered.start + chunk.first for chunk in chunks], rows)
+        return _consecutive_offsets([chunk.delivered.start + chunk.first for chunk in chunks], rows)
     pieces = [(delivered.offsets, delivered.start, first, end) for delivered, first, end in chunks]
     return pyarrow().array(
         [
@@ -141,62 +184,63 @@ def _offsets(chunks: list[Chunk], rows: list[int]) -> Any:
 
 
 def _parts(chunk: Chunk) -> Iterator[BlockRows]:
-    """The rows of the chunk, block by block."""
+    """Yields the rows of the chunk, block by block."""
     delivered, first, end = chunk
     for block in delivered.blocks():
         low, high = max(first, block.at), min(end, block.at + block.end - block.first)
         if low < high:
-            shifted = block.first - block.at
-            yield BlockRows(block.block, low + shifted, high + shifted, low)
+            shift = block.first - block.at
+            yield BlockRows(block.block, low + shift, high + shift, low)
 
 
 def _column(parts: list[BlockRows], column: Column) -> Any:
     kind = _types()[column.kind]
     rows = sum(part.end - part.first for part in parts)
-    if column in _NUMBERS and any(part.block.numbering is not None for part in parts):
-        return _joined([_numbers(part, column) for part in parts])
+    if column in _NUMBERING_COLUMNS and any(part.block.numbering is not None for part in parts):
+        return _concat([_numbering_column(part, column) for part in parts])
     stored = [part.block.stored(column) for part in parts]
-    if all(one is None for one in stored):
+    if all(content is None for content in stored):
         return pyarrow().nulls(rows, kind)
-    if column.kind not in _ONE_BY_ONE and all(one is not None and one[0] == CONSTANT for one in stored):
+    is_constant = all(content is not None and content[0] == CONSTANT for content in stored)
+    if is_constant and column.kind not in _CONVERTED_KINDS:
         values = [part.block.values(column)[0] for part in parts]
-        return _runs(values, [part.end - part.first for part in parts], kind)
+        return _repeat_each(values, [part.end - part.first for part in parts], kind)
     if rows < _ROWS_PER_BLOCK_MIN * len(parts):
         return _array(
-            column, [value for part in parts for value in values_of(part.block, column, part.first, part.end)]
+            column, [value for part in parts for value in column_values(part.block, column, part.first, part.end)]
         )
-    return _joined([_taken(part, column) for part in parts])
+    return _concat([_block_column(part, column) for part in parts])
 
 
-def _joined(arrays: list[Any]) -> Any:
+def _concat(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else pyarrow().concat_arrays(arrays)
 
 
-def _repeated(value: Value, kind: Any, rows: int) -> Any:
+def _repeat(value: Value, kind: Any, rows: int) -> Any:
     pa = pyarrow()
     return pa.repeat(pa.scalar(value, kind), rows)
 
 
-def _runs(values: list[Any], rows: list[int], kind: Any) -> Any:
-    """Each value so many times. Most of them are the same."""
-    found: list[tuple[Any, int]] = []
+def _repeat_each(values: list[Any], rows: list[int], kind: Any) -> Any:
+    """Repeats each value for its number of rows. Most neighbours are equal, so they are merged first."""
+    runs: list[tuple[Any, int]] = []
     for value, count in zip(values, rows, strict=True):
-        if found and found[-1][0] == value:
-            found[-1] = value, found[-1][1] + count
+        if runs and runs[-1][0] == value:
+            runs[-1] = value, runs[-1][1] + count
         else:
-            found.append((value, count))
-    return _joined([_repeated(value, kind, count) for value, count in found])
+            runs.append((value, count))
+    return _concat([_repeat(value, kind, count) for value, count in runs])
 
 
-def _counts(starts: list[int], rows: list[int]) -> Any:
-    """From each start on, so many numbers. Most of them go on where the last one ended."""
-    found: list[tuple[int, int]] = []
+def _consecutive_offsets(starts: list[int], rows: list[int]) -> Any:
+    """Counts from each start for its number of rows. Most ranges continue the one before, so they are merged first."""
+    ranges: list[tuple[int, int]] = []
     for start, count in zip(starts, rows, strict=True):
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], start + count
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = ranges[-1][0], start + count
         else:
-            found.append((start, start + count))
-    return _joined([pyarrow().arange(start, end) for start, end in found])
+            ranges.append((start, start + count))
+    return _concat([pyarrow().arange(start, end) for start, end in ranges])
 
 
 def _array(column: Column, values: list[Value]) -> Any:
@@ -204,29 +248,29 @@ def _array(column: Column, values: list[Value]) -> Any:
     return pyarrow().array(pairs, _types()[column.kind])
 
 
-def _numbers(part: BlockRows, column: Column) -> Any:
-    """Who numbered the rows, or with which numbers: in the head of a block; of rows from a table in its columns."""
+def _numbering_column(part: BlockRows, column: Column) -> Any:
+    """Producer id or sequence numbers: from the head of a block; for rows from a table from its columns."""
     pa, numbering, rows = pyarrow(), part.block.numbering, part.end - part.first
     if numbering is None:
-        return _taken(part, column)
+        return _block_column(part, column)
     if column is envelope.PRODUCER_ID:
-        return _repeated(numbering.producer_id, pa.int64(), rows)
+        return _repeat(numbering.producer_id, pa.int64(), rows)
     start = numbering.first_sequence + part.first
     return pa.arange(start, start + rows)
 
 
-def _taken(part: BlockRows, column: Column) -> Any:
-    """The column of one block, as it stands in memory where that is possible."""
+def _block_column(part: BlockRows, column: Column) -> Any:
+    """Returns the column of one block, without copying if possible. Raises DecodeError."""
     pa, kind = pyarrow(), _types()[column.kind]
     rows = part.end - part.first
     stored = part.block.stored(column)
     if stored is None:
         return pa.nulls(rows, kind)
     encoding, flags, data = stored
-    if column.kind in _ONE_BY_ONE:
-        return _array(column, list(values_of(part.block, column, part.first, part.end)))
+    if column.kind in _CONVERTED_KINDS:
+        return _array(column, list(column_values(part.block, column, part.first, part.end)))
     if encoding == CONSTANT:
-        return _repeated(part.block.values(column)[0], kind, rows)
+        return _repeat(part.block.values(column)[0], kind, rows)
     try:
         whole = pa.Array.from_buffers(kind, part.block.rows, _buffers(column, encoding, flags, data, part.block.rows))
         whole.validate(full=True)

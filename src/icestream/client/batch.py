@@ -1,9 +1,9 @@
-"""A batch of a producer: the messages of one shard that are stored together, and one future for each.
+"""Batch: messages of one producer and shard that are stored together, with one future per message.
 
-    collecting   `add` puts messages in                          `seal` -> sealed
-    sealed       a block (model/block.py), with numbers          `number` gives it others, `split` makes two of it
+    collecting   `add` appends messages                                    `seal` -> sealed
+    sealed       an encoded block (model/block.py) with sequence numbers   `renumber` replaces them, `split` halves it
 
-Nothing is kept for each message but its future, its payload and, where it has them, its key, headers and time.
+Memory per message: its future, its payload and, if it has them, its key, headers and publish time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from icestream.model.block import HEAD, Constant, Numbering, Value, Values, enco
 from icestream.model.envelope import Column
 from icestream.rpc.blocks import select_rows
 
-_new_tuple: Final = tuple.__new__  # of a NamedTuple, without its Python-level __new__: this is done for every message
+# Makes a NamedTuple without its Python-level __new__: every stored message gets a MessageId.
+_new_tuple: Final = tuple.__new__
 
 
 class MessageId(NamedTuple):
@@ -35,6 +36,8 @@ MessageId.offset.__doc__ = "The number of the message in its shard, from 0; -1 w
 
 
 class Batch:
+    """Messages of one shard. `deadline_ns`: when their futures fail unless they are stored."""
+
     __slots__ = (
         "_headers", "_keys", "_publish_time_us", "_times", "block", "bytes", "deadline_ns", "first_sequence", "futures",
         "is_sent", "payloads", "reopens", "rows", "settled", "shard",
@@ -44,61 +47,65 @@ class Batch:
         self.shard = shard
         self.deadline_ns = deadline_ns
         self.futures: list[asyncio.Future[MessageId]] = []
-        self.payloads: list[bytes] = []  # until it is sealed
-        self.rows = 0  # from then on
-        self.bytes = 0  # what its messages count
+        self.payloads: list[bytes] = []  # empty once it is sealed
+        self.rows = 0  # set by `seal`
+        self.bytes = 0  # the share of its messages in the producer's pending_bytes
         self.block = b""
         self.first_sequence = -1
-        self.is_sent = False  # and not certainly refused: it may be stored
-        self.reopens = 0
-        self.settled: list[asyncio.Future[None]] = []  # who waits until nothing of it is open
+        self.is_sent = False  # sent and not known to be refused: the broker may have stored it
+        self.reopens = 0  # how often the producer registered again because this batch was refused
+        self.settled: list[asyncio.Future[None]] = []  # done when all futures are
         self._publish_time_us = publish_time_us
-        # what only some messages have: shorter than the payloads, until one comes that has it
+        # Attributes that only some messages have. A list stays shorter than `payloads` until a message has a value.
         self._keys: list[Value] = []
         self._headers: list[Value] = []
         self._times: list[Value] = []
 
     def add(self, payload: bytes, future: asyncio.Future[MessageId], size: int) -> None:
-        """`Producer.send` does the same by itself: it is done for every message."""
+        """Appends a message. `Producer.send` inlines this for messages without attributes."""
         self.payloads.append(payload)
         self.futures.append(future)
         self.bytes += size
 
-    def add_extra(self, key: bytes | None, headers: dict[str, str] | None, publish_time_us: int | None) -> None:
-        """Of the message that was added last."""
+    def add_attributes(self, key: bytes | None, headers: dict[str, str] | None, publish_time_us: int | None) -> None:
+        """Sets the attributes of the message that was added last."""
         row = len(self.payloads) - 1
         if key is not None:
-            _fill(self._keys, row, None)
+            _pad(self._keys, row, None)
             self._keys.append(key)
         if headers:
-            _fill(self._headers, row, None)
+            _pad(self._headers, row, None)
             self._headers.append(headers)
         if publish_time_us is not None:
-            _fill(self._times, row, self._publish_time_us)
+            _pad(self._times, row, self._publish_time_us)
             self._times.append(publish_time_us)
 
-    # --- as a block ---
+    # --- the encoded block ---
 
     @property
     def is_sealed(self) -> bool:
         return bool(self.block)
 
     def seal(self, constants: Mapping[Column, Constant], numbering: Numbering) -> None:
-        """No message comes in any more. Raises InvalidInput for values that no block can hold."""
+        """Encodes the messages as a block. Raises InvalidInput for values that no block can hold."""
         self.rows = len(self.payloads)
         columns: dict[Column, Values] = {envelope.PAYLOAD: self.payloads, **constants}
         columns[envelope.PUBLISH_TIME] = Constant(self._publish_time_us)
-        some = ((envelope.KEY, self._keys, None), (envelope.HEADERS, self._headers, None))
-        for column, values, default in (*some, (envelope.PUBLISH_TIME, self._times, self._publish_time_us)):
+        attributes: tuple[tuple[Column, list[Value], Value], ...] = (
+            (envelope.KEY, self._keys, None),
+            (envelope.HEADERS, self._headers, None),
+            (envelope.PUBLISH_TIME, self._times, self._publish_time_us),
+        )
+        for column, values, default in attributes:
             if values:
-                _fill(values, self.rows, default)
+                _pad(values, self.rows, default)
                 columns[column] = values
         self.block = encode_block(self.rows, columns, numbering)
         self.first_sequence = numbering.first_sequence
         self.payloads, self._keys, self._headers, self._times = [], [], [], []
 
-    def number(self, numbering: Numbering) -> None:
-        """Another life of the producer, or another place in the order: only the head of the block changes."""
+    def renumber(self, numbering: Numbering) -> None:
+        """Replaces producer, epoch and sequence numbers of a sealed batch: only the head of the block changes."""
         rows, size, _, _, columns, flags, _ = HEAD.unpack_from(self.block)
         producer_id, epoch, first = numbering.producer_id, numbering.producer_epoch, numbering.first_sequence
         self.block = HEAD.pack(rows, size, producer_id, epoch, columns, flags, first) + self.block[HEAD.size :]
@@ -109,7 +116,7 @@ class Batch:
         return self.first_sequence + self.rows - 1
 
     def split(self) -> tuple[Batch, Batch]:
-        """Two halves, in order: what is wrong with one message must not fail its neighbours."""
+        """Returns two halves, in order: an invalid message must not fail its neighbours."""
         half = self.rows // 2
         first, second = self._part(0, half), self._part(half, self.rows)
         first.bytes = self.bytes // 2
@@ -126,18 +133,21 @@ class Batch:
         part.reopens = self.reopens
         return part
 
-    # --- what became of it ---
+    # --- the outcome ---
 
     @property
     def is_abandoned(self) -> bool:
-        """Its futures have their answer already."""
+        """Whether its futures are done already."""
         return not self.futures
 
     def succeed(self, topic: str, base_offset: int) -> None:
-        """Stored from `base_offset` on; -1 when that is not known."""
+        """Resolves the futures: stored from `base_offset` on, or -1 if the broker no longer knows the offset."""
         shard = self.shard
         if base_offset < 0:
-            self._all(MessageId(topic, shard, -1))
+            message_id = MessageId(topic, shard, -1)
+            for future in self.futures:
+                if not future.done():
+                    future.set_result(message_id)
         else:
             offset = base_offset
             for future in self.futures:
@@ -146,48 +156,44 @@ class Batch:
                 offset += 1
         self._settle()
 
-    def _all(self, found: MessageId) -> None:
-        for future in self.futures:
-            if not future.done():
-                future.set_result(found)
-
     def fail(self, error: errors.IcestreamError) -> None:
-        """Its senders hear this now. What the broker says of it later tells only where the numbers stand."""
+        """Fails the futures. A later answer of the broker only tells which sequence numbers are stored."""
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
         self._settle()
 
     def _settle(self) -> None:
-        for waiting in self.settled:
-            if not waiting.done():
-                waiting.set_result(None)
+        for future in self.settled:
+            if not future.done():
+                future.set_result(None)
         self.settled = []
         self.futures = []
 
 
-def _fill(values: list[Value], count: int, default: Value) -> None:
+def _pad(values: list[Value], count: int, default: Value) -> None:
     values.extend([default] * (count - len(values)))
 
 
-def headers_of(given: Mapping[Any, Any]) -> dict[str, str]:
-    """Headers that a block can hold; the sender's own dictionary may change later. Raises InvalidInput."""
-    if not isinstance(given, Mapping):
-        raise errors.InvalidInput(f"headers are a dictionary, not {type(given).__name__}", hint='headers={"a": "b"}')
-    found: dict[str, str] = {}
-    for key, value in given.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise errors.InvalidInput(
-                f"a header is {type(key).__name__}: {type(value).__name__}", hint="headers are text: text"
-            )
+def checked_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
+    """Returns a copy of the headers: the caller may change its dictionary before the batch is encoded. Raises
+    InvalidInput for headers that no block can hold."""
+    if not isinstance(headers, Mapping):
+        raise errors.InvalidInput(f"headers must be a dict, got {type(headers).__name__}", hint='headers={"a": "b"}')
+    texts: dict[str, str] = {}
+    for key, value in headers.items():
+        if not isinstance(key, str):
+            raise errors.InvalidInput(f"header keys must be str, got {type(key).__name__}")
+        if not isinstance(value, str):
+            raise errors.InvalidInput(f"header values must be str, got {type(value).__name__} for {key!r:.40}")
         try:
             key_bytes = len(key.encode())
             value.encode()
         except UnicodeEncodeError:
-            raise errors.InvalidInput("a header is not valid Unicode") from None
+            raise errors.InvalidInput("header is not valid Unicode") from None
         if key_bytes >= 2**16:
-            raise errors.InvalidInput(f"a header has a key of {key_bytes} bytes", hint=f"at most {2**16 - 1} fit")
-        found[key] = value
-    if len(found) >= 2**16:
-        raise errors.InvalidInput(f"{len(found)} headers of one message", hint=f"at most {2**16 - 1} fit")
-    return found
+            raise errors.InvalidInput(f"header key too long: {key_bytes:,} bytes, limit {2**16 - 1:,}")
+        texts[key] = value
+    if len(texts) >= 2**16:
+        raise errors.InvalidInput(f"too many headers: {len(texts):,}, limit {2**16 - 1:,}")
+    return texts

@@ -1,30 +1,83 @@
-"""A client: what a user asks for. How it stays connected: session.py."""
+"""Client: the asyncio client as users see it, and `connect`. session.py keeps it connected."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from icestream import limits
-from icestream.client.address import Address
-from icestream.client.asked import SubscriptionAsked, TypeName
+from icestream import errors, limits
+from icestream.client.address import DEFAULT, Address, parse_address
 from icestream.client.consumer import Consumer
-from icestream.client.options import ClientOptions
 from icestream.client.producer import Producer
-from icestream.client.questions import Document
-from icestream.client.session import Session
-from icestream.client.siblings import Siblings
+from icestream.client.session import ClientOptions, Session
+from icestream.client.session_pool import SessionPool
+from icestream.client.start_position import StartPosition
+from icestream.client.subscribe_call import SubscribeRequest, TypeName
 from icestream.client.subscription import Subscription
-from icestream.client.topic_info import TopicInfo, TopicPolicies, topic_info, topic_policies
-from icestream.client.whence import Whence
 from icestream.rpc import document
-from icestream.runtime.clock import Clock
-from icestream.runtime.randomness import Randomness
+from icestream.rpc.document import Document
+from icestream.runtime.clock import Clock, SystemClock
+from icestream.runtime.randomness import Randomness, SystemRandomness
+
+
+def connect(
+    address: str = DEFAULT,
+    *,
+    name: str = "",
+    wait: float = 0.0,
+    connect_timeout: float = limits.CLIENT_CONNECT_SECONDS_DEFAULT,
+    call_timeout: float = limits.CLIENT_CALL_SECONDS_DEFAULT,
+    send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
+    heartbeat: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT,
+    compression: bool = False,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> Client:
+    """`async with icestream.connect() as client:` connects to a broker, and reconnects whenever the connection is lost.
+
+    `address`: `icestream://host:port`, `host:port` or `unix:///path`. `name`: for the broker's logs. `wait`: seconds to
+    retry while there is no broker yet. `connect_timeout`: seconds for one connection to open. `call_timeout`: seconds
+    for the reply to a call. `send_timeout`: seconds within which a message must be stored. `heartbeat`: seconds of
+    silence after which a PING is sent. `compression`: compresses what is sent, if the broker supports it.
+    `clock` and `randomness` are for tests. Raises ConnectionLost, or WrongPort if another kind of server answers.
+    """
+    options = ClientOptions(name, wait, connect_timeout, call_timeout, send_timeout, heartbeat, compression)
+    return Client(parse_address(address), options, clock or SystemClock(), randomness or SystemRandomness())
+
+
+class TopicInfo(NamedTuple):
+    """A topic, as its broker describes it."""
+
+    topic: str
+    shards: int
+    dispatch: str
+    producers: int
+    subscriptions: list[str]
+
+
+TopicInfo.topic.__doc__ = "The name of the topic."
+TopicInfo.shards.__doc__ = "How many shards it has; messages are in order in each."
+TopicInfo.dispatch.__doc__ = (
+    "`reliable`: stored, acked and redelivered. `non-reliable`: only to consumers that are connected."
+)
+TopicInfo.producers.__doc__ = "How many producers are connected to it."
+TopicInfo.subscriptions.__doc__ = "The names of its subscriptions."
+
+
+class TopicPolicies(NamedTuple):
+    """The policies of a topic, by name; None: not set."""
+
+    policies: dict[str, int | str | None]
+    effective: dict[str, int | str | None]
+
+
+TopicPolicies.policies.__doc__ = "The topic's own policies."
+TopicPolicies.effective.__doc__ = "The policies in effect: the namespace's policy where the topic has none."
 
 
 class Client:
-    """A connection to a broker, or to a cluster through one of its nodes. It comes back by itself when it is lost.
+    """A connection to a broker, or to a cluster through one of its nodes. It is opened again when it is lost.
 
     `icestream.connect` makes one; it connects by `async with` or `await`. It belongs to the event loop that it was
     opened on.
@@ -33,7 +86,7 @@ class Client:
     def __init__(self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness) -> None:
         self._address = address
         self._session = Session(address, options, clock, randomness)
-        self._siblings = Siblings(self._session)
+        self._sessions = SessionPool(self._session)
 
     def producer(
         self,
@@ -46,8 +99,9 @@ class Client:
     ) -> Producer:
         """`async with client.producer("/default/orders") as producer:` sends messages to a topic.
 
-        `name`: who it is; another one of the same name fences it. Left out, nobody else has it. `create`: makes the
-        topic when it is not there, with so many `shards`. `pending_bytes`: how much may wait for an answer.
+        `name`: identifies the producer; another producer of the same name fences it. Default: a unique name. `create`:
+        creates the topic with `shards` shards if it does not exist. `pending_bytes`: bytes of messages that may wait
+        for an answer.
         """
         self._session.check_open()
         return Producer(self._session, topic, name, create, shards, pending_bytes)
@@ -58,7 +112,7 @@ class Client:
         subscription: str,
         *,
         type: TypeName = "shared",  # noqa: A002  # the word of the protocol
-        start: Whence = "latest",
+        start: StartPosition = "latest",
         consumer: str | None = None,
         prefetch: int | None = None,
         buffer_bytes: int = limits.CLIENT_BUFFER_BYTES_DEFAULT,
@@ -71,24 +125,24 @@ class Client:
     ) -> Subscription:
         """`async with client.subscribe("/default/orders", "billing") as messages:` gets the messages of a topic.
 
-        `start`: where a subscription that is not there yet begins: "earliest", "latest", an offset, a time with a zone.
-        (`icestream consume` has other defaults: it makes exclusive subscriptions, and begins at the earliest message.)
-        `consumer`: who it is; one that comes again under its name takes its place. `prefetch`, `buffer_bytes`: what may
-        wait for the application at most. `take_timeout`: seconds after which messages that are not taken are a
-        SlowConsumer. `dedup`: what was handed out once is not handed out again. `failure`: the policy for messages that
-        fail, of a subscription that is made, such as {"max_redelivery_count": 3, "poison": "dead-letter",
-        "dead_letter_topic": "/default/failed"}; without "poison" such a message blocks what comes behind it.
-        `messages_per_key`: of a key-shared subscription, how many messages of a key may be here at a time; above 1 few
-        keys are fast too, and a message that fails comes again behind those of its key that were here already.
+        `start`: where a new subscription begins: "earliest", "latest", an offset, a datetime with a time zone.
+        (`icestream consume` has other defaults: exclusive subscriptions that begin at the earliest message.)
+        `consumer`: the name of this consumer; a consumer that subscribes again under its name replaces itself.
+        `prefetch`, `buffer_bytes`: bounds of the messages that wait for the application. `take_timeout`: seconds after
+        which messages that are not taken raise SlowConsumer. `dedup`: a message is handed out only once. `failure`: the
+        failure policy of a new subscription, such as {"max_redelivery_count": 3, "poison": "dead-letter",
+        "dead_letter_topic": "/default/failed"}; without "poison" a message that fails too often blocks those behind it.
+        `messages_per_key`: for a key-shared subscription, how many messages of a key may be in flight; above 1 few keys
+        are fast too, and a message that fails is redelivered behind those of its key that were in flight already.
         `stall_timeout`: seconds for which stored messages may be unreadable until the iteration raises
-        SubscriptionStalled; it can be gone on with. None: it waits, and `stalls` says why.
+        SubscriptionStalled; the iteration can be continued. None: it waits, and `stalls` has the reason.
         """
         self._session.check_open()
-        asked = SubscriptionAsked(
+        request = SubscribeRequest(
             topic, subscription, type, start, consumer, prefetch, buffer_bytes, take_timeout, dedup,
             tuple(key_patterns), failure, messages_per_key, stall_timeout,
         )  # fmt: skip
-        return Subscription(Consumer(self._session, asked))
+        return Subscription(Consumer(self._session, request))
 
     async def create_topic(
         self,
@@ -103,7 +157,7 @@ class Client:
         `policies`: for example `max_message_bytes=1_000_000`, `partitioning="day"`.
         """
         arguments = {"topic": topic, "shards": shards, "dispatch": dispatch, "policies": policies}
-        return topic_info(await self.call("create_topic", arguments))
+        return _decode_topic_info(await self.call("create_topic", arguments))
 
     async def delete_topic(
         self,
@@ -114,34 +168,35 @@ class Client:
     ) -> None:
         """Deletes a topic with its subscriptions.
 
-        `table`: what becomes of its table; `rest`: of messages that are in no table yet. Left out, as its policies say.
+        `table`: what happens to its table; `rest`: what happens to messages that are not in the table yet. Default: the
+        topic's policies.
         """
         await self.call("delete_topic", {"topic": topic, "table": table, "rest": rest})
 
     async def describe_topic(self, topic: str) -> TopicInfo:
         """Shards, dispatch, producers and subscriptions of a topic. Raises UnknownTopic."""
-        return topic_info(await self.call("describe_topic", {"topic": topic}, repeats=True))
+        return _decode_topic_info(await self.call("describe_topic", {"topic": topic}, repeats=True))
 
     async def topic_policies(self, topic: str) -> TopicPolicies:
-        """Policies of a topic: its own, and what holds: the namespace's count where it has none."""
-        return topic_policies(await self.call("topic_policies", {"topic": topic}, repeats=True))
+        """Returns the policies of a topic: its own, and those in effect (the namespace's where it has none)."""
+        return _decode_topic_policies(await self.call("topic_policies", {"topic": topic}, repeats=True))
 
     async def change_topic_policies(self, topic: str, **changes: int | str | None) -> TopicPolicies:
-        """Changes policies of a topic; they count from now on.
+        """Changes policies of a topic with immediate effect.
 
-        `max_publish_rate=1000` sets one, None takes one back, those that are left out stay.
+        `max_publish_rate=1000` sets a policy, None removes it, policies that are not named stay.
         """
-        asked = {"topic": topic, "policies": changes}
-        return topic_policies(await self.call("topic_policies", asked, repeats=True))
+        arguments = {"topic": topic, "policies": changes}
+        return _decode_topic_policies(await self.call("topic_policies", arguments, repeats=True))
 
     async def list_topics(self) -> list[str]:
         """The names of all topics, in order."""
         names: list[str] = []
         after: str | None = ""
         while after is not None:
-            found = await self.call("list_topics", {"after": after}, repeats=True)
-            names += document.texts_of(found, "topics", limits.DOCUMENT_ITEMS_MAX, limits.TOPIC_NAME_BYTES_MAX)
-            after = names[-1] if found.get("next") else None
+            page = await self.call("list_topics", {"after": after}, repeats=True)
+            names += document.texts_of(page, "topics", limits.DOCUMENT_ITEMS_MAX, limits.TOPIC_NAME_BYTES_MAX)
+            after = names[-1] if page.get("next") else None
         return names
 
     async def delete_subscription(self, topic: str, subscription: str) -> None:
@@ -149,11 +204,11 @@ class Client:
         await self.call("delete_subscription", {"topic": topic, "subscription": subscription})
 
     async def call(self, method: str, arguments: Document, *, repeats: bool = False) -> Document:
-        """Calls any method of the protocol (docs/protocol.md). A call whose connection is lost raises ConnectionLost,
-        unless it `repeats`, which must be harmless."""
+        """Calls any method of the protocol (docs/protocol.md). Raises ConnectionLost if the connection is lost during
+        the call, unless `repeats` allows to repeat it: the method must be idempotent."""
         return await self._session.call(method, arguments, repeats=repeats)
 
-    # --- its connection ---
+    # --- the connection ---
 
     @property
     def address(self) -> Address:
@@ -167,12 +222,12 @@ class Client:
 
     @property
     def connections(self) -> int:
-        """How many connections to that address there were: more than 1 after it was lost."""
+        """How many connections to that address were opened: more than 1 after a reconnect."""
         return self._session.connections
 
     async def close(self) -> None:
-        """Waits for what producers have sent and for the acks of subscriptions, then leaves."""
-        await self._siblings.close()
+        """Waits for pending messages of producers and acks of subscriptions, then disconnects."""
+        await self._sessions.close()
 
     async def __aenter__(self) -> Client:
         await self._session.start()
@@ -185,3 +240,26 @@ class Client:
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self.__aenter__().__await__()
+
+
+def _decode_topic_policies(reply: Document) -> TopicPolicies:
+    """Raises DecodeError."""
+    return TopicPolicies(_decode_policies(reply, "policies"), _decode_policies(reply, "effective_policies"))
+
+
+def _decode_policies(reply: Document, name: str) -> dict[str, int | str | None]:
+    policies = reply.get(name)
+    if not isinstance(policies, dict) or not all(isinstance(value, int | str | None) for value in policies.values()):
+        raise errors.DecodeError(f"{name} of a reply is not a map of policies")
+    return policies
+
+
+def _decode_topic_info(reply: Document) -> TopicInfo:
+    """Raises DecodeError."""
+    return TopicInfo(
+        document.text_of(reply, "topic", limits.TOPIC_NAME_BYTES_MAX),
+        document.number_of(reply, "shards", 1, limits.SHARDS_PER_TOPIC_MAX),
+        document.text_of(reply, "dispatch", limits.NAME_BYTES_MAX),
+        document.number_of(reply, "producers", 0, 2**63 - 1),
+        list(document.texts_of(reply, "subscriptions", limits.DOCUMENT_ITEMS_MAX, limits.NAME_BYTES_MAX)),
+    )

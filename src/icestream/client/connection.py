@@ -1,11 +1,11 @@
-"""One connection to a broker (rpc/frame.py), from its handshake to its end.
+"""Connection: one connection to a broker (rpc/frame.py), from its handshake to its end.
 
-    opening   HELLO was sent               a good WELCOME -> open; anything else -> lost
-    open      frames go to whom they name  bytes that do not add up, silence, an end -> lost
-    lost      every call under way is answered with ConnectionLost; nothing is sent any more
+    opening   HELLO was sent                 a valid WELCOME -> open; anything else -> lost
+    open      frames go to their receivers   invalid bytes, silence, a closed socket -> lost
+    lost      every waiting call fails with ConnectionLost; nothing is sent any more
 
-What the broker says is not trusted: an answer that nobody asked for, more messages than were asked for, a frame that is
-none end the connection. What is not answered then is not known; whether it may be repeated is known to whoever sent it.
+The broker is not trusted: a reply without a call, more messages than were asked for, or an invalid frame end the
+connection. The outcome of unanswered requests is unknown then; only their senders know whether they may be repeated.
 """
 
 from __future__ import annotations
@@ -13,74 +13,71 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol
 
 from icestream import errors, limits
-from icestream.client.address import Address
+from icestream.client.address import DEFAULT_PORT, Address
 from icestream.client.batch import Batch
-from icestream.client.consumers import Consumers
-from icestream.client.foreign_protocol import FIRST_BYTES, wrong_port
-from icestream.client.questions import Document, Questions
+from icestream.client.consumer_registry import ConsumerRegistry
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.compression import Compression
-from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Done, Frame, Kind
+from icestream.rpc.dialled_connection import DialledConnection
+from icestream.rpc.document import Document
+from icestream.rpc.frame import FIRST_FROM_BROKER, FROM_BROKER, HEAD, PART, SIZE_MIN, Frame, Kind, PartResult
 from icestream.rpc.stream import FrameStream
 
-_CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that takes no more
+_CLOSE_SECONDS: Final = 1.0  # for the last bytes, to a broker that reads no more
 
 
-class Publishes(Protocol):
-    """Who sent batches and waits for what became of them."""
+class PublishListener(Protocol):
+    """The producer of published batches."""
 
-    def answered(self, batch: Batch, done: Done) -> None: ...
-
-
-class Owner(Protocol):
-    def drained(self) -> None:
-        """The socket takes more again."""
-
-    def lost(self, connection: Connection, error: errors.IcestreamError) -> None: ...
+    def _on_published(self, batch: Batch, result: PartResult) -> None: ...
 
 
-class _Sent(NamedTuple):
-    """A PUBLISH without an answer."""
+class ConnectionOwner(Protocol):
+    def on_writable(self) -> None:
+        """The socket accepts data again."""
+
+    def on_connection_lost(self, connection: Connection, error: errors.IcestreamError) -> None: ...
+
+
+class _SentPublish(NamedTuple):
+    """A PUBLISH frame without an answer."""
 
     number: int
-    producer: Publishes
+    producer: PublishListener
     batches: Sequence[Batch]
 
 
-class Connection(asyncio.BufferedProtocol):
-    """Open one with `open_connection`."""
+class Connection(DialledConnection):
+    """`open_connection` makes one."""
 
-    def __init__(self, address: Address, hello: handshake.Hello, owner: Owner) -> None:
+    def __init__(self, address: Address, hello: handshake.Hello, owner: ConnectionOwner) -> None:
+        stream = FrameStream(limits.HELLO_BYTES_MAX, FIRST_FROM_BROKER)
+        super().__init__(str(address), stream, limits.CLIENT_CALLS_MAX)
         self.address = address
-        self._loop = asyncio.get_running_loop()
         self._hello = hello
         self._owner = owner
         self._compression = Compression() if hello.compression else None
-        self._stream = FrameStream(limits.HELLO_BYTES_MAX, FIRST_FROM_BROKER)
         self._agreed: handshake.Agreed | None = None
-        self._first = b""  # bytes of the broker, as far as they tell whether it is one
-        self._buffer = memoryview(b"")  # of the read under way, until then
-        self._transport: asyncio.Transport | None = None
+        self._first_bytes = b""  # until they tell whether the other side is a broker
+        self._buffer = memoryview(b"")  # of the current read, as long as `_first_bytes` are needed
         self._out: list[bytes] = []
-        self._number = 0
-        self.reads = 0  # how often bytes came
-        self._questions = Questions()
-        self._published: deque[_Sent] = deque()
-        self.consumers = Consumers()
-        self.opened: asyncio.Future[handshake.Welcome] = self._loop.create_future()
+        self.reads = 0  # how often bytes arrived
+        self._published: deque[_SentPublish] = deque()
+        self.consumers = ConsumerRegistry()
         self._closed = asyncio.Event()
-        self.is_full = False
-        self.error: errors.IcestreamError | None = None
+        self.is_write_paused = False
 
     # --- the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods only
+        super().connection_made(transport)
+        assert self._transport is not None
         self._transport.set_write_buffer_limits(high=limits.SOCKET_WRITE_BYTES_MAX)
-        self._transport.write(frame.encode_frame(Kind.HELLO, 1, handshake.encode_hello(self._hello, ends_text=True)))
+        hello = handshake.encode_hello(self._hello, ends_http_request=True)
+        self._transport.write(frame.encode_frame(Kind.HELLO, 1, hello))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         buffer = self._stream.get_buffer()
@@ -93,59 +90,42 @@ class Connection(asyncio.BufferedProtocol):
         try:
             if self._agreed is None:
                 self._check_protocol(count)
-            for one in self._stream.received(count):
-                self._receive(one)
+            for received in self._stream.received(count):
+                self._on_frame(received)
         except errors.IcestreamError as error:
             self.end(error)
 
     def _check_protocol(self, count: int) -> None:
-        """Raises WrongPort for what does not come from a broker."""
-        if len(self._first) < FIRST_BYTES:
-            self._first += bytes(self._buffer[:count])[: FIRST_BYTES - len(self._first)]
-            if (error := wrong_port(self.address, self._first)) is not None:
+        """Raises WrongPort if the first bytes come from a server of another protocol."""
+        if len(self._first_bytes) < FIRST_BYTES:
+            self._first_bytes += bytes(self._buffer[:count])[: FIRST_BYTES - len(self._first_bytes)]
+            if (error := wrong_port_error(self.address, self._first_bytes)) is not None:
                 raise error
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
         self._closed.set()
-        why = str(error) if error is not None else "it was closed"
-        self.end(errors.ConnectionLost(f"the connection to {self.address} broke: {why}"))
+        super().connection_lost(error)
 
     def pause_writing(self) -> None:
-        self.is_full = True
+        self.is_write_paused = True
 
     def resume_writing(self) -> None:
-        self.is_full = False
-        self._owner.drained()
+        self.is_write_paused = False
+        self._owner.on_writable()
 
-    @property
-    def is_lost(self) -> bool:
-        return self.error is not None
-
-    def end(self, error: errors.IcestreamError) -> None:
-        """The first reason counts."""
-        if self.error is not None:
-            return
-        self.error = error
-        if self._transport is not None:
-            self._transport.abort()
-        if not self.opened.done():
-            self.opened.set_exception(error)
-            self.opened.exception()  # whoever waited for it may have gone
-            return
-        self._questions.fail(self.lost_error())
+    def _on_lost(self, error: errors.IcestreamError) -> None:
         self._published.clear()
-        self._owner.lost(self, error)
+        self._owner.on_connection_lost(self, error)
 
     async def close(self) -> None:
-        """What was written is sent first."""
+        """Closes the connection after sending what was written."""
         self.write()
         if self.error is None:
             self.error = errors.ClientClosed("the client was closed")
-            self._questions.fail(self.error)
+            self._calls.fail(self.error)
         if self._transport is not None:
             self._transport.close()
             try:
@@ -154,63 +134,56 @@ class Connection(asyncio.BufferedProtocol):
             except TimeoutError:
                 self._transport.abort()
 
-    def lost_error(self) -> errors.ConnectionLost:
-        if isinstance(self.error, errors.ConnectionLost):
-            return self.error
-        return errors.ConnectionLost(f"the connection to {self.address} ended: {self.error}")
-
-    # --- out ---
+    # --- sending ---
 
     @property
-    def send_bytes_max(self) -> int:
-        """The largest block that fits a frame."""
+    def block_bytes_max(self) -> int:
+        """The largest block that fits in a frame."""
         assert self._agreed is not None
         return self._agreed.send_bytes_max - SIZE_MIN - PART.size
 
     def push(self, *pieces: bytes) -> None:
-        """Leaves with the next `write`."""
+        """Queues bytes for the next `write`."""
         self._out += pieces
 
     def write(self) -> None:
+        """Writes everything that was queued, in one system call if possible."""
         out, self._out = self._out, []
         if out and self._transport is not None and self.error is None:
             self._transport.writelines(out)
 
+    def _write(self, data: bytes) -> None:
+        # Behind the frames that are queued: a PING must not overtake the acks that it confirms.
+        self._out.append(data)
+        self.write()
+
     def call(self, method: str, arguments: Document) -> asyncio.Future[Document]:
-        return self._ask(Kind.CALL, document.encode_call(method, arguments))
+        """Starts a call; returns a future for the reply. Raises ConnectionLost, InFlightFull."""
+        return self.start_call(Kind.CALL, document.encode_call(method, arguments))
 
     def ping(self) -> asyncio.Future[Document]:
-        """Answered when everything in front of it was carried out."""
-        return self._ask(Kind.PING, b"")
+        """Sends a PING, which the broker answers when it has handled every frame before it."""
+        return self.start_call(Kind.PING, b"")
 
-    def _ask(self, kind: Kind, body: bytes) -> asyncio.Future[Document]:
-        if self.error is not None:
-            raise self.lost_error()
-        answer = self._questions.ask(self._number + 1)
-        self._number += 1
-        self.push(frame.encode_frame(kind, self._number, body))
-        self.write()
-        return answer
-
-    def publish(self, handle: int, producer: Publishes, batches: Sequence[Batch]) -> None:
-        """As few frames as possible."""
+    def publish(self, handle: int, producer: PublishListener, batches: Sequence[Batch]) -> None:
+        """Queues PUBLISH frames for the batches: as few frames as the bounds of a frame allow."""
         first, size = 0, 0
         for at, batch in enumerate(batches):
-            added = PART.size + len(batch.block)
-            is_full = size + added > limits.RECORD_BYTES_TARGET or at - first == limits.PUBLISH_PARTS_MAX
+            part_bytes = PART.size + len(batch.block)
+            is_full = size + part_bytes > limits.RECORD_BYTES_TARGET or at - first == limits.PUBLISH_PARTS_MAX
             if at > first and is_full:
-                self._publish(handle, producer, batches[first:at], size)
+                self._publish_frame(handle, producer, batches[first:at], size)
                 first, size = at, 0
-            size += added
-        self._publish(handle, producer, batches[first:], size)
+            size += part_bytes
+        self._publish_frame(handle, producer, batches[first:], size)
 
-    def _publish(self, handle: int, producer: Publishes, batches: Sequence[Batch], size: int) -> None:
+    def _publish_frame(self, handle: int, producer: PublishListener, batches: Sequence[Batch], size: int) -> None:
         assert self._agreed is not None
         self._number += 1
         number = self._number
-        self._published.append(_Sent(number, producer, batches))
+        self._published.append(_SentPublish(number, producer, batches))
         pieces = [b""]
-        for batch in batches:  # a block is a multiple of 8 long: nothing is padded
+        for batch in batches:  # a block's size is a multiple of 8: no padding is needed
             pieces.append(PART.pack(handle, batch.shard, len(batch.block), 0))
             pieces.append(batch.block)
         if self._agreed.compression is not None:
@@ -219,45 +192,48 @@ class Connection(asyncio.BufferedProtocol):
         pieces[0] = HEAD.pack(SIZE_MIN + size, Kind.PUBLISH, 0, 0, number)
         self._out += pieces
 
-    # --- in ---
+    # --- receiving ---
 
-    def _receive(self, one: Frame) -> None:
+    def _on_frame(self, received: Frame) -> None:
         if self.error is not None:
             return
         if self._agreed is None:
-            self._agreed, welcome = handshake.welcomed(self._hello, one, self._compression)
+            self._agreed, welcome = handshake.welcomed(self._hello, received, self._compression)
             self._stream.frame_bytes_max = self._agreed.frame_bytes_max
             self._stream.kinds = FROM_BROKER
             self.opened.set_result(welcome)
             return
-        one = handshake.opened(one, self._agreed)
-        match one.kind:
+        received = handshake.opened(received, self._agreed)
+        match received.kind:
             case Kind.PUBLISHED:
-                self._settle(one)
+                self._on_published_frame(received)
             case Kind.DELIVER:
-                self.consumers.deliver(frame.decode_delivery(one.body))
+                self.consumers.deliver(frame.decode_delivery(received.body))
             case Kind.PICK:
-                self.consumers.deliver(frame.decode_pick(one.body))
+                self.consumers.deliver(frame.decode_pick(received.body))
             case Kind.GAP | Kind.EVENT:
-                self.consumers.inform(one)
+                self.consumers.notify(received)
             case _:
-                self._questions.answered(one)
+                if not self._calls.resolve(received):
+                    raise errors.DecodeError(
+                        f"frame of kind {received.kind} answers number {received.number}, which no call has"
+                    )
 
-    def _settle(self, one: Frame) -> None:
-        if not self._published or self._published[0].number != one.number:
-            raise errors.DecodeError(f"PUBLISHED {one.number} answers nothing that is next")
+    def _on_published_frame(self, received: Frame) -> None:
+        if not self._published or self._published[0].number != received.number:
+            raise errors.DecodeError(f"PUBLISHED {received.number} does not answer the oldest PUBLISH")
         _, producer, batches = self._published.popleft()
-        answers = frame.decode_done(one.body)
-        if len(answers) != len(batches):
-            raise errors.DecodeError(f"PUBLISHED {one.number} has {len(answers)} answers to {len(batches)} parts")
-        for batch, done in zip(batches, answers, strict=True):
-            producer.answered(batch, done)
+        results = frame.decode_part_results(received.body)
+        if len(results) != len(batches):
+            raise errors.DecodeError(f"PUBLISHED {received.number} has {len(results)} results for {len(batches)} parts")
+        for batch, result in zip(batches, results, strict=True):
+            producer._on_published(batch, result)
 
 
 async def open_connection(
-    address: Address, hello: handshake.Hello, owner: Owner, connect_seconds: float
+    address: Address, hello: handshake.Hello, owner: ConnectionOwner, connect_seconds: float
 ) -> tuple[Connection, handshake.Welcome]:
-    """Connects and shakes hands. Raises ConnectionLost with the address and what to do, or the broker's refusal."""
+    """Connects and completes the handshake. Raises ConnectionLost, WrongPort, or the broker's refusal."""
     loop = asyncio.get_running_loop()
     connection = Connection(address, hello, owner)
     try:
@@ -267,13 +243,50 @@ async def open_connection(
             else:
                 await loop.create_connection(lambda: connection, address.host, address.port)
             return connection, await connection.opened
-    except OSError as error:  # a timeout is one, too
-        why = str(error) or f"no answer in {connect_seconds:g} s"
-        connection.end(errors.ConnectionLost(why))
+    except OSError as error:  # TimeoutError is a subclass
+        reason = str(error) or f"no answer within {connect_seconds:g} s"
+        connection.end(errors.ConnectionLost(reason))
         raise errors.ConnectionLost(
-            f"cannot connect to {address}: {why}",
-            hint="start a broker with `icestream serve`, or name the address of one that runs",
+            f"cannot connect to {address}: {reason}",
+            hint="start a broker with `icestream serve`, or pass the address of a running one",
         ) from None
     except BaseException as error:
-        connection.end(errors.ConnectionLost(f"the connection to {address} was not opened: {error}"))
+        connection.end(errors.ConnectionLost(f"connection to {address} was not opened: {error}"))
         raise
+
+
+# --- servers of other protocols ---------------------------------------------------------------------------------------
+
+# A server that is not a broker's native port is recognised by its first bytes:
+#     HTTP/1   the status line of a response, `HTTP/1.1 400 …`
+#     HTTP/2   a SETTINGS frame, which a server of HTTP/2 (and so of gRPC) sends first
+#     TLS      an alert
+# None of these can begin a native frame: read as one, each is larger than the first frame of a broker may be.
+FIRST_BYTES: Final = 9  # enough to recognise each of them
+_HTTP2_SETTINGS: Final = 4
+_HTTP2_SETTING_BYTES: Final = 6
+_TLS_ALERT: Final = b"\x15\x03"
+
+
+def foreign_protocol(first_bytes: bytes) -> str:
+    """Returns the protocol of a server that begins with `first_bytes` (FIRST_BYTES or more); empty: not recognised."""
+    if first_bytes.startswith(b"HTTP/"):
+        return "HTTP"
+    if first_bytes.startswith(_TLS_ALERT):
+        return "TLS"
+    is_settings = len(first_bytes) >= FIRST_BYTES and first_bytes[3] == _HTTP2_SETTINGS and not any(first_bytes[4:9])
+    if is_settings and int.from_bytes(first_bytes[:3], "big") % _HTTP2_SETTING_BYTES == 0:
+        return "gRPC (HTTP/2)"
+    return ""
+
+
+def wrong_port_error(address: Address, first_bytes: bytes) -> errors.WrongPort | None:
+    """Returns the error for a server at `address` that speaks another protocol; None if it may be a broker."""
+    protocol = foreign_protocol(first_bytes)
+    if not protocol:
+        return None
+    port = "changed here" if address.port == DEFAULT_PORT else f"{DEFAULT_PORT} unless it was changed"
+    return errors.WrongPort(
+        f"{address} answers in {protocol}, not in the native protocol",
+        hint=f"connect to the broker's native port (setting ports.native, {port}); its greeting at the start names it",
+    )

@@ -1,12 +1,12 @@
-"""One consumer of a subscription, inside: what a `Subscription` (subscription.py) shows to its user, and what the
-session, the connection and messages call. It hands out messages itself: `async for` asks it directly.
+"""Consumer: one consumer of a subscription. `Subscription` (subscription.py) is its public face; the session, the
+connection and messages call it too. `async for` iterates it directly, to save a call per message.
 
-    opening   not known to the broker yet
-    open      messages come as credit asks for them; a lost connection only pauses it: what was not handed out is
-              dropped and comes again, acks are kept and sent later
+    opening   not registered at the broker yet
+    open      messages arrive as credit requests them; a lost connection only pauses it: messages that were not handed
+              out are dropped and redelivered, acks are kept and sent later
     stalled   the broker has messages that it cannot deliver now, and says why (stalls.py): the iteration raises, and
-              can be gone on with
-    failed    deleted, taken by another consumer of its name, or too slow: the iteration raises
+              can be continued
+    failed    deleted, replaced by another consumer of its name, or too slow: the iteration raises
     closed    the iteration ends
 
 Acks, nacks and credit of a loop tick leave together.
@@ -20,54 +20,51 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 from icestream import errors, limits
-from icestream.client.acks import AckBook, delay_ms_of
-from icestream.client.asked import Gap, SubscriptionAsked
+from icestream.client.acks import PendingAcks, check_delay_ms
 from icestream.client.connection import Connection
-from icestream.client.delivered import Delivered, Identity, check
-from icestream.client.handout import Handout
-from icestream.client.inbox import Chunk, Inbox
-from icestream.client.joined import Joined, generations_of
-from icestream.client.message import NOTED, Message, Noted
-from icestream.client.questions import Document
+from icestream.client.delivered_rows import DeliveredRows, check_delivery
+from icestream.client.inbox import Chunk, ChunkCursor, Inbox
+from icestream.client.message import COMPLETED_ACK, CompletedAck, Gap, Message
 from icestream.client.session import Session
-from icestream.client.stalls import Stall, Stalls
-from icestream.client.waiters import Waiters
-from icestream.client.whence import Whence, arguments_of
+from icestream.client.stalls import Stall, StallTracker
+from icestream.client.start_position import StartPosition, start_arguments
+from icestream.client.subscribe_call import SubscribeReply, SubscribeRequest, SubscriptionIdentity, shard_generations
 from icestream.model.shard import GapState
 from icestream.model.topic_name import check_name
 from icestream.rpc import document, frame
-from icestream.rpc.frame import CUMULATIVE, Kind, Ranges
+from icestream.rpc.document import Document
+from icestream.rpc.frame import CUMULATIVE, AckRanges, Kind
+from icestream.runtime.waiters import Waiters
 
 if TYPE_CHECKING:
     from icestream.client.arrow import ArrowBatch
 
-_CUMULATIVE: Final = ("exclusive", "failover")
+_CUMULATIVE_TYPES: Final = ("exclusive", "failover")
 
 
 class Consumer:
-    def __init__(self, session: Session, asked: SubscriptionAsked) -> None:
-        self.topic = asked.topic
-        self.name = asked.subscription
-        given = asked.consumer
-        self.consumer = f"{socket.gethostname()}-{session.randomness.token(8).hex()}" if given is None else given
-        check_name("consumer", self.consumer)
+    def __init__(self, session: Session, request: SubscribeRequest) -> None:
+        self.topic = request.topic
+        self.name = request.subscription
+        unique_name = f"{socket.gethostname()}-{session.randomness.token(8).hex()}"
+        self.consumer = check_name("consumer", unique_name if request.consumer is None else request.consumer)
         self.positions: list[int] = []  # of each shard, when it was opened: everything below was acked
-        self.is_active = False  # of a failover subscription: it is this consumer's turn
+        self.is_active = False  # whether messages are delivered to it: a failover subscription has one active consumer
         self.error: errors.IcestreamError | None = None
         self.gaps: deque[Gap] = deque(maxlen=limits.CLIENT_GAPS_MAX)
-        self._asked = asked
-        self._arguments = asked.arguments(self.consumer)
+        self._request = request
+        self._arguments = request.arguments(self.consumer)
         self._session = session
-        prefetch = limits.CLIENT_PREFETCH_DEFAULT if asked.prefetch is None else asked.prefetch
-        self._inbox = Inbox(prefetch, asked.buffer_bytes, deduplicates=asked.dedup)
-        self._out = Handout(self._inbox)
-        self._acks = AckBook()
+        prefetch = limits.CLIENT_PREFETCH_DEFAULT if request.prefetch is None else request.prefetch
+        self._inbox = Inbox(prefetch, request.buffer_bytes, deduplicates=request.dedup)
+        self._cursor = ChunkCursor(self._inbox)
+        self._acks = PendingAcks()
         self._connection: Connection | None = None
         self._handle = 0
-        self._identity: Identity | None = None
-        self._is_closed = self._is_planned = self._is_watched = False
+        self._identity: SubscriptionIdentity | None = None
+        self._is_closed = self._is_flush_scheduled = self._is_take_timeout_running = False
         self._waiters = Waiters()
-        self._stalls = Stalls(self.name, asked.stall_timeout, session.clock, session.tasks, self._waiters.wake)
+        self._stalls = StallTracker(self.name, request.stall_timeout, session.clock, session.tasks, self._waiters.wake)
 
     # --- messages ---
 
@@ -75,51 +72,52 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Message:
-        out = self._out
+        cursor = self._cursor
         while True:
-            row = out.row
-            if row < out.end:
-                out.row = row + 1
-                return Message(out.delivered, row)
+            row = cursor.row
+            if row < cursor.end:
+                cursor.row = row + 1
+                return Message(cursor.delivered, row)
             if not await self._next_chunk(max(1, self._inbox.credit.window // 4)):
                 raise StopAsyncIteration
 
     async def take(self, max_messages: int) -> list[Message]:
-        """Waits for messages; what is there, at most so many. None: the subscription was closed."""
+        """Waits for messages, and returns those that have arrived, at most `max_messages`. Empty: it was closed."""
         if max_messages < 1:
-            raise errors.InvalidInput(f"{max_messages} messages cannot be taken", hint="take at least one")
+            raise errors.InvalidInput(f"max_messages must be at least 1, got {max_messages}")
         chunk = await self.take_chunk(max_messages)
         return [Message(chunk.delivered, row) for row in range(chunk.first, chunk.end)] if chunk is not None else []
 
     def batches(self, max_messages: int = 10_000) -> AsyncIterator[ArrowBatch]:
-        """Messages as Arrow, with the columns of the topic's table; each batch has `ack()`. Needs pyarrow."""
+        """Yields messages as Arrow, with the columns of the topic's table. Needs pyarrow."""
         from icestream.client.arrow import arrow_batches
 
-        if self._asked.prefetch is None:
+        if self._request.prefetch is None:
             self._inbox.credit.widen(min(2 * max_messages, limits.CLIENT_PREFETCH_BATCHES))
         return arrow_batches(self, max_messages)
 
     async def take_chunk(self, max_messages: int) -> Chunk | None:
-        """Rows of one delivery, all of which count as handed out."""
-        is_there = self._out.row < self._out.end or await self._next_chunk(max_messages)
-        return self._out.rows(max_messages) if is_there else None
+        """Waits for messages, and returns rows of one delivery, which count as handed out. None: it was closed."""
+        has_rows = self._cursor.row < self._cursor.end or await self._next_chunk(max_messages)
+        return self._cursor.take_rows(max_messages) if has_rows else None
 
-    async def take_over(self, max_messages: int) -> Chunk | None:
-        """The same for another thread. One by one while copies may be here: an ack must find the copy before it."""
-        is_there = self._out.row < self._out.end or await self._next_chunk(max_messages)
-        return self._out.rows(1 if self._inbox.may_hold_copies else max_messages) if is_there else None
+    async def take_chunk_for_thread(self, max_messages: int) -> Chunk | None:
+        """`take_chunk` for another thread. While copies may be buffered it returns single messages: an ack must find
+        the copy here, and not in the buffer of that thread."""
+        has_rows = self._cursor.row < self._cursor.end or await self._next_chunk(max_messages)
+        return self._cursor.take_rows(1 if self._inbox.may_hold_copies else max_messages) if has_rows else None
 
-    def take_waiting(self, max_messages: int) -> Chunk | None:
-        """The same, of what is here already."""
-        is_there = self._out.row < self._out.end or self._start_chunk(max_messages)
-        return self._out.rows(max_messages) if is_there else None
+    def take_chunk_nowait(self, max_messages: int) -> Chunk | None:
+        """`take_chunk` without waiting. None: no messages are buffered."""
+        has_rows = self._cursor.row < self._cursor.end or self._start_chunk(max_messages)
+        return self._cursor.take_rows(max_messages) if has_rows else None
 
     async def _next_chunk(self, rows_max: int) -> bool:
-        """Waits until there is something to hand out. False: closed. Raises SubscriptionStalled for a new stall."""
+        """Waits until there are messages to hand out. False: closed. Raises SubscriptionStalled for a new stall."""
         self._stalls.check()
         while not self._start_chunk(rows_max):
-            if self._out.row < self._out.end:
-                return True  # another task has come before us
+            if self._cursor.row < self._cursor.end:
+                return True  # another task has started a chunk meanwhile
             if self._is_closed:
                 return False
             self._check_was_open()
@@ -134,76 +132,79 @@ class Consumer:
     def _start_chunk(self, rows_max: int) -> bool:
         if self.error is not None:
             raise self.error
-        if self._out.row < self._out.end:
+        if self._cursor.row < self._cursor.end:
             return False
-        if self._out.is_used_up:
-            self.plan()  # there is room for more
-        return self._out.start(rows_max, self._session.clock.monotonic_ns())
+        if self._cursor.is_used_up:
+            self._schedule_flush()  # there is room for more: credit can be granted
+        return self._cursor.start(rows_max, self._session.clock.monotonic_ns())
 
     # --- acks ---
 
-    def ack_row(self, delivered: Delivered, row: int) -> None:
-        if not self._is_planned or self._inbox.may_hold_copies or delivered.identity is not self._identity:
+    def ack_row(self, delivered: DeliveredRows, row: int) -> None:
+        # The fast path: the second and later acks of a tick, while no copies are buffered.
+        if not self._is_flush_scheduled or self._inbox.may_hold_copies or delivered.identity is not self._identity:
             self.ack_rows(delivered, row, row + 1)
             return
         offset = delivered.start + row if delivered.offsets is None else delivered.offsets[row]
         self._acks.ack(delivered.shard, delivered.generation, offset, offset + 1)
 
-    def ack_rows(self, delivered: Delivered, first: int, end: int) -> None:
-        self._plan_ack()
+    def ack_rows(self, delivered: DeliveredRows, first: int, end: int) -> None:
+        self._schedule_acks()
         if delivered.identity is not self._identity:
-            return  # of a subscription that is gone: another one of its name has other messages at these offsets
+            return  # the subscription was deleted and created again: it has other messages at these offsets
         for start, stop in delivered.ranges(first, end):
             self._acks.ack(delivered.shard, delivered.generation, start, stop)
             if self._inbox.may_hold_copies:
-                self._out.acked(delivered.shard, delivered.generation, start, stop)
+                self._cursor.ack(delivered.shard, delivered.generation, start, stop)
 
-    def ack_through(self, message: Message) -> Noted:
-        if self._asked.type not in _CUMULATIVE:
+    def ack_through(self, message: Message) -> CompletedAck:
+        if self._request.type not in _CUMULATIVE_TYPES:
             raise errors.InvalidInput(
-                f"subscription {self.name} is {self._asked.type}: it has no cumulative ack",
+                f"subscription {self.name} is {self._request.type}: it has no cumulative ack",
                 hint="ack each message, or subscribe as exclusive or failover",
             )
         delivered, offset = message._delivered, message.offset
         if delivered.consumer is not self:
             raise errors.InvalidInput(
-                f"a message of subscription {delivered.consumer.name} of {delivered.consumer.topic}",
-                hint=f"{self.name} of {self.topic} acks its own messages",
+                f"a message of subscription {delivered.consumer.name} of {delivered.consumer.topic} was passed to "
+                f"{self.name} of {self.topic}",
+                hint="ack a message with the subscription that delivered it",
             )
-        self._plan_ack()
+        self._schedule_acks()
         if delivered.identity is self._identity:
             self._acks.ack_through(delivered.shard, delivered.generation, offset + 1)
             if self._inbox.may_hold_copies:
-                self._out.acked(delivered.shard, delivered.generation, 0, offset + 1)
-        return NOTED
+                self._cursor.ack(delivered.shard, delivered.generation, 0, offset + 1)
+        return COMPLETED_ACK
 
-    def nack_row(self, delivered: Delivered, row: int, delay_seconds: float) -> None:
+    def nack_row(self, delivered: DeliveredRows, row: int, delay_seconds: float) -> None:
         self.nack_rows(delivered, row, row + 1, delay_seconds)
 
-    def nack_rows(self, delivered: Delivered, first: int, end: int, delay_seconds: float) -> None:
-        delay_ms = delay_ms_of(delay_seconds)
-        self._plan_ack()
-        self._out.note()
+    def nack_rows(self, delivered: DeliveredRows, first: int, end: int, delay_seconds: float) -> None:
+        delay_ms = check_delay_ms(delay_seconds)
+        self._schedule_acks()
+        self._cursor.record()
         for start, stop in delivered.ranges(first, end):
-            self._inbox.nacked(delivered.shard, delivered.generation, start, stop)
-            if delivered.connection is self._connection:  # of another one it comes again by itself
+            self._inbox.nack(delivered.shard, delivered.generation, start, stop)
+            # Messages of an earlier connection are redelivered without a nack.
+            if delivered.connection is self._connection:
                 self._acks.nack(delivered.shard, delivered.generation, delay_ms, start, stop)
 
-    def _plan_ack(self) -> None:
-        if not self._is_planned:
+    def _schedule_acks(self) -> None:
+        if not self._is_flush_scheduled:
             self._session.check_loop()
         self.check_open()
-        self.plan()
+        self._schedule_flush()
 
     def check_open(self) -> None:
-        """Raises why it gets no messages any more, and takes no acks."""
+        """Raises ClientClosed, or the error that made the consumer fail."""
         if self.error is not None:
             raise self.error
         if self._is_closed:
             raise errors.ClientClosed(f"subscription {self.name} is closed", hint="use it inside its `async with`")
 
     async def flush(self) -> None:
-        """Until the broker has counted every ack so far. Raises ConnectionLost when it did not say so."""
+        """Waits until the broker has applied every ack so far. Raises ConnectionLost if it did not confirm that."""
         self._check_was_open()
         self.check_open()
         connection = self._connection
@@ -211,182 +212,186 @@ class Consumer:
             raise errors.ConnectionLost(
                 f"subscription {self.name} is not connected", hint="acks are kept and sent later"
             )
-        self.flush_on(connection)
+        self._flush(connection)
         await connection.ping()
 
-    # --- where it stands ---
+    # --- position and state ---
 
-    async def seek(self, start: Whence, *, shard: int | None = None) -> None:
-        """Everything from there on is delivered again, or for the first time, to all consumers of the subscription."""
+    async def seek(self, start: StartPosition, *, shard: int | None = None) -> None:
+        """Moves the subscription, for all of its consumers. None: all shards."""
         self._check_was_open()
-        arguments = {"topic": self.topic, "subscription": self.name, **arguments_of(start)}
+        arguments = {"topic": self.topic, "subscription": self.name, **start_arguments(start)}
         if shard is not None:
             arguments["shard"] = shard
-        found = await self._session.call("seek", arguments, repeats=True)
-        self._inbox.sought(generations_of(found))
-        self._out.drop_old()
-        self.plan()
+        reply = await self._session.call("seek", arguments, repeats=True)
+        self._inbox.seek(shard_generations(reply))
+        self._cursor.drop_outdated()
+        self._schedule_flush()
 
     @property
     def stalls(self) -> list[Stall]:
-        """What keeps messages from coming now."""
-        return self._stalls.now
+        """The current stalls."""
+        return self._stalls.current
 
     @property
     def waiting_messages(self) -> int:
-        """What came and was not taken yet."""
-        return self._out.waiting_messages
+        """How many messages arrived and were not taken yet."""
+        return self._cursor.waiting_messages
 
     async def close(self) -> None:
-        """Sends the acks, then leaves: what was not acked goes to others."""
+        """Sends the acks, then closes the consumer at the broker: unacked messages go to other consumers."""
         if self._is_closed:
             return
         connection = self._connection
         if connection is not None:
-            self.flush_on(connection)
+            self._flush(connection)
         self._is_closed = True
-        self._session.forget(self)
-        self._leave()
+        self._session.remove_endpoint(self)
+        self._drop_connection()
         self._waiters.wake()
         if connection is not None:
             connection.consumers.leave(self._handle)
-            await self._session.tell(connection, "close_consumer", {"handle": self._handle})
-            connection.consumers.forget(self._handle)
+            await self._session.notify(connection, "close_consumer", {"handle": self._handle})
+            connection.consumers.remove(self._handle)
 
-    def _leave(self) -> None:
+    def _drop_connection(self) -> None:
         self._connection = None
         self.is_active = False
         self._stalls.clear()
-        self._out.finish()
+        self._cursor.finish()
         self._inbox.clear()
 
     async def open(self) -> None:
-        """Joins the subscription, the first time that it is asked to. Raises what goes wrong."""
+        """Joins the subscription, unless it has done so before. Raises the broker's refusal."""
         self.check_open()
         if self._identity is None:
-            await self._session.open(self)
+            await self._session.open_endpoint(self)
 
-    # --- from the broker ---
+    # --- frames of the broker (the connection calls these: consumer_registry.DeliveryListener) ---
 
-    def delivered(self, delivery: frame.Delivery) -> None:
-        check(delivery)
-        self._out.note_before(delivery.shard, delivery.base_offset + delivery.first_row)
-        came = Delivered(self, self._connection, self._identity, delivery, self._session.clock.monotonic_ns())
-        for start, end in self._inbox.arrive(came):
-            self._acks.ack(came.shard, came.generation, start, end)
-        self._out.drop_old()
+    def on_delivery(self, delivery: frame.Delivery) -> None:
+        check_delivery(delivery)
+        self._cursor.record_before(delivery.shard, delivery.base_offset + delivery.first_row)
+        now_ns = self._session.clock.monotonic_ns()
+        delivered = DeliveredRows(self, self._connection, self._identity, delivery, now_ns)
+        for start, end in self._inbox.arrive(delivered):
+            self._acks.ack(delivered.shard, delivered.generation, start, end)
+        self._cursor.drop_outdated()
         if self._acks or not self._inbox:
-            self.plan()
-        if self._inbox.credit.is_over and self._inbox.credit.held > delivery.rows:
-            self._too_slow(f"more than {self._asked.buffer_bytes} bytes wait")
-        if self._asked.take_timeout is not None and not self._is_watched:
-            self._is_watched = True
-            self._session.tasks.start(self._watch(self._asked.take_timeout), f"subscription-{self.name}-watch")
+            self._schedule_flush()
+        # A single delivery may exceed the buffer: it is not the application's fault.
+        if self._inbox.credit.is_over and self._inbox.credit.buffered > delivery.rows:
+            self._fail_slow(f"more than {self._request.buffer_bytes} bytes wait")
+        if self._request.take_timeout is not None and not self._is_take_timeout_running:
+            self._is_take_timeout_running = True
+            watch = self._watch_take_timeout(self._request.take_timeout)
+            self._session.tasks.start(watch, f"subscription-{self.name}-watch")
         self._waiters.wake()
 
-    async def _watch(self, take_seconds: float) -> None:
-        """Ends the subscription when something waits and nothing was taken for so long."""
+    async def _watch_take_timeout(self, take_seconds: float) -> None:
+        """Fails the consumer when messages wait and none was taken for `take_seconds`. Runs while messages wait."""
         while self._connection is not None and self.waiting_messages:
-            seen = (self._out.chunks, self._out.row)
+            progress = (self._cursor.chunks, self._cursor.row)
             await self._session.clock.sleep(take_seconds)
-            if seen == (self._out.chunks, self._out.row) and self.waiting_messages:
-                self._too_slow(f"no message was taken in {take_seconds:g} s")
-        self._is_watched = False
+            if progress == (self._cursor.chunks, self._cursor.row) and self.waiting_messages:
+                self._fail_slow(f"no message was taken in {take_seconds:g} s")
+        self._is_take_timeout_running = False
 
-    def _too_slow(self, why: str) -> None:
+    def _fail_slow(self, reason: str) -> None:
         connection = self._connection
         count = self.waiting_messages
-        self.fail(
+        self._fail(
             errors.SlowConsumer(
-                f"subscription {self.name} is too slow: {why}, {count} messages were not taken",
+                f"subscription {self.name} is too slow: {reason}, {count} messages were not taken",
                 hint="lower prefetch, raise buffer_bytes or take_timeout, or add consumers",
             )
         )
         if connection is not None:
             connection.consumers.leave(self._handle)
-            leaving = self._session.tell(connection, "close_consumer", {"handle": self._handle})
-            self._session.tasks.start(leaving, f"subscription-{self.name}-leave")
+            close = self._session.notify(connection, "close_consumer", {"handle": self._handle})
+            self._session.tasks.start(close, f"subscription-{self.name}-leave")
 
-    def gap_seen(self, gap: frame.GapSeen) -> None:
+    def on_gap(self, gap: frame.GapNotice) -> None:
         try:
             state = GapState(gap.state)
         except ValueError:
-            raise errors.DecodeError(f"a GAP of state {gap.state}") from None
+            raise errors.DecodeError(f"GAP with unknown state {gap.state}") from None
         self.gaps.append(Gap(gap.shard, gap.start, gap.end, state, gap.reason))
 
-    def event(self, found: Document) -> None:
-        match found.get("event"):
+    def on_event(self, event: Document) -> None:
+        match event.get("event"):
             case "active":
                 self.is_active = True
             case "stalled":
-                self._stalls.begin(found)
+                self._stalls.begin(event)
             case "resumed":
-                self._stalls.end(found)
+                self._stalls.end(event)
             case "closed":
                 connection = self._connection
-                reason = document.text_of(found, "reason", limits.ERROR_MESSAGE_BYTES_MAX, "")
-                self.fail(errors.ConsumerClosed(f"the broker closed consumer {self.consumer}: {reason}"))
+                reason = document.text_of(event, "reason", limits.ERROR_MESSAGE_BYTES_MAX, "")
+                self._fail(errors.ConsumerClosed(f"the broker closed consumer {self.consumer}: {reason}"))
                 if connection is not None:
-                    connection.consumers.forget(self._handle)
+                    connection.consumers.remove(self._handle)
 
-    # --- as an endpoint of the client ---
+    # --- connections (the session calls these: session.Endpoint) ---
 
-    def plan(self) -> None:
-        if not self._is_planned:
-            self._is_planned = True
-            self._session.plan(self)
+    def _schedule_flush(self) -> None:
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._session.schedule_flush(self)
 
-    def flush_on(self, connection: Connection | None) -> None:
-        self._is_planned = False
+    def _flush(self, connection: Connection | None) -> None:
+        """Queues the acks, nacks and credit of this tick."""
+        self._is_flush_scheduled = False
         if connection is None or connection is not self._connection:
             return
         for shard, generation, ranges in self._acks.take_acks():
-            self._push(connection, Kind.ACK, shard, generation, 0, ranges)
-            self._inbox.acked(shard, generation, ranges)
-        for shard, generation, end in self._acks.take_through():
-            self._push(connection, Kind.ACK, shard, generation, CUMULATIVE, [(0, end)])
-            self._inbox.acked_through(shard, generation, end)
+            self._push_ranges(connection, Kind.ACK, shard, generation, 0, ranges)
+            self._inbox.ack(shard, generation, ranges)
+        for shard, generation, end in self._acks.take_cumulative():
+            self._push_ranges(connection, Kind.ACK, shard, generation, CUMULATIVE, [(0, end)])
+            self._inbox.ack_through(shard, generation, end)
         for shard, generation, delay_ms, ranges in self._acks.take_nacks():
-            self._push(connection, Kind.NACK, shard, generation, delay_ms, ranges)
+            self._push_ranges(connection, Kind.NACK, shard, generation, delay_ms, ranges)
         if count := self._inbox.credit.grant():
             connection.push(frame.encode_frame(Kind.CREDIT, 0, frame.encode_credit(self._handle, count)))
 
-    def _push(
+    def _push_ranges(
         self, connection: Connection, kind: Kind, shard: int, generation: int, extra: int, ranges: list[tuple[int, int]]
     ) -> None:
-        body = frame.encode_ranges(Ranges(self._handle, shard, generation, extra, ranges))
+        body = frame.encode_ranges(AckRanges(self._handle, shard, generation, extra, ranges))
         connection.push(frame.encode_frame(kind, 0, body))
 
-    async def open_on(self, connection: Connection) -> None:
-        found = await self._session.ask(connection, "subscribe", self._arguments, undo="close_consumer")
+    async def _open_on(self, connection: Connection) -> None:
+        document_reply = await self._session.call_on(connection, "subscribe", self._arguments, undo="close_consumer")
         if connection.is_lost:
             return
-        if self._is_closed:
-            await self._session.tell(connection, "close_consumer", {"handle": found.get("handle")})
+        if self._is_closed:  # during the call
+            await self._session.notify(connection, "close_consumer", {"handle": document_reply.get("handle")})
             return
-        joined = Joined.of(found)
-        self._inbox.credit.drain_ns = int(joined.ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
-        self._inbox.begin(joined.generations, is_same=joined.identity == self._identity)
-        if joined.identity != self._identity:
-            self._acks = AckBook()  # of messages that are gone
-            self._identity = joined.identity
-        self._handle, self.positions = joined.handle, joined.positions
+        reply = SubscribeReply.decode(document_reply)
+        self._inbox.credit.drain_ns = int(reply.ack_timeout_ms * 1_000_000 * limits.CLIENT_DRAIN_SHARE)
+        self._inbox.begin(reply.generations, is_same=reply.identity == self._identity)
+        if reply.identity != self._identity:
+            self._acks = PendingAcks()  # the old ones are for messages of a deleted subscription
+            self._identity = reply.identity
+        self._handle, self.positions = reply.handle, reply.positions
         self._connection = connection
-        self.is_active = self._asked.type != "failover"
+        self.is_active = self._request.type != "failover"
         connection.consumers.join(self._handle, self)
-        self.plan()
+        self._schedule_flush()
 
-    def move_to(self, session: Session) -> None:
+    def _use_session(self, session: Session) -> None:
         self._session = session
 
-    def detach(self, error: errors.IcestreamError) -> None:
-        """What was not handed out comes again; acks are sent on the next connection."""
-        self._leave()
-        self._acks.forget_nacks()
+    def _detach(self, error: errors.IcestreamError) -> None:
+        """Drops the messages that were not handed out, which are redelivered; acks are sent on the next connection."""
+        self._drop_connection()
+        self._acks.discard_nacks()
 
-    def fail(self, error: errors.IcestreamError) -> None:
+    def _fail(self, error: errors.IcestreamError) -> None:
         if self.error is None:
             self.error = error
-        self._session.forget(self)
-        self._leave()
+        self._session.remove_endpoint(self)
+        self._drop_connection()
         self._waiters.wake()

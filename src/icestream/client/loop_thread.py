@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for callers that block.
+"""LoopThread: an event loop in a thread of its own, for blocking callers.
 
-open      coroutines and calls go over to it
-closed    whoever still waits is told; whoever comes later is refused. Nothing waits for ever
+open      runs coroutines and calls of other threads
+closed    waiting callers get ClientClosed, and so do later ones: no caller waits for ever
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from icestream import errors
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class LoopThread:
@@ -34,33 +34,33 @@ class LoopThread:
         finally:
             self._loop.close()
 
-    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """The result of a coroutine that runs over there."""
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs a coroutine on the loop, waits for it, and returns its result. Raises ClientClosed."""
         try:
             self._check_caller()
             with self._lock:
                 self._check_open()
-                answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except errors.IcestreamError:
             work.close()
             raise
         try:
-            return answer.result()
+            return future.result()
         except CancelledError:
             raise errors.ClientClosed("the client was closed") from None
         except BaseException:
-            answer.cancel()
+            future.cancel()
             raise
 
     def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """In order with everything that is handed over."""
+        """Calls on the loop without waiting, in the order of all calls of other threads. Raises ClientClosed."""
         with self._lock:
             self._check_open()
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _check_caller(self) -> None:
         if self._thread is threading.current_thread():
-            raise errors.InvalidInput("a call that blocks came from the client's own thread", hint="use another thread")
+            raise errors.InvalidInput("blocking call from the client's own thread", hint="call it from another thread")
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,19 +1,20 @@
-"""A message of a subscription: a row of what was delivered. Nothing is decoded before somebody looks at it."""
+"""Message and Gap, as a subscription delivers them. A message is a row of a delivery, decoded on first access."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from icestream.client.batch import MessageId
-from icestream.client.delivered import Delivered
-from icestream.client.instant import instant
+from icestream.client.delivered_rows import DeliveredRows
+from icestream.client.timestamps import to_datetime
 from icestream.model import envelope
+from icestream.model.shard import GapState
 
 
-class Noted:
-    """What `ack` and `nack` return: it may be awaited, and is done already. They leave at the end of the tick."""
+class CompletedAck:
+    """The result of `ack` and `nack`: an awaitable that is done already. The frames leave at the end of the tick."""
 
     __slots__ = ()
 
@@ -22,7 +23,24 @@ class Noted:
         return cast("Generator[Any, None, None]", nothing)
 
 
-NOTED: Final = Noted()
+COMPLETED_ACK: Final = CompletedAck()
+
+
+class Gap(NamedTuple):
+    """Offsets [start, end) of a shard that hold no message, and why."""
+
+    shard: int
+    start: int
+    end: int
+    state: GapState
+    reason: str
+
+
+Gap.shard.__doc__ = "The shard of the topic."
+Gap.start.__doc__ = "The first offset that holds no message."
+Gap.end.__doc__ = "The offset behind the last one that holds no message."
+Gap.state.__doc__ = "Why the offsets are empty: never used, lost, dropped by retention, …"
+Gap.reason.__doc__ = "Why there is no message, as text."
 
 
 class Message:
@@ -30,23 +48,24 @@ class Message:
 
     __slots__ = ("_delivered", "_row")
 
-    def __init__(self, delivered: Delivered, row: int) -> None:
+    def __init__(self, delivered: DeliveredRows, row: int) -> None:
         self._delivered = delivered
         self._row = row
 
-    # --- what becomes of it ---
+    # --- acknowledging ---
 
-    def ack(self) -> Noted:
-        """It is done with: it does not come again."""
+    def ack(self) -> CompletedAck:
+        """Acknowledges the message: it was processed and is not delivered again."""
         self._delivered.consumer.ack_row(self._delivered, self._row)
-        return NOTED
+        return COMPLETED_ACK
 
-    def nack(self, delay: float = 0.0) -> Noted:
-        """It failed: it comes again, after `delay` seconds or later if the subscription's policy says so."""
+    def nack(self, delay: float = 0.0) -> CompletedAck:
+        """Rejects the message: it is delivered again after `delay` seconds, or later if the subscription's policy says
+        so."""
         self._delivered.consumer.nack_row(self._delivered, self._row, delay)
-        return NOTED
+        return COMPLETED_ACK
 
-    # --- where it stands ---
+    # --- position ---
 
     @property
     def topic(self) -> str:
@@ -70,19 +89,19 @@ class Message:
 
     @property
     def redelivery_count(self) -> int:
-        """How many deliveries of it failed before."""
+        """How many earlier deliveries of this message failed."""
         return self._delivered.attempt
 
     @property
     def is_current(self) -> bool:
-        """False: the connection on which it came is lost. It comes again, perhaps to another consumer."""
+        """False: the connection that delivered it is lost. It is delivered again, perhaps to another consumer."""
         return self._delivered.is_current
 
-    # --- what it says ---
+    # --- content ---
 
     @property
     def payload(self) -> bytes:
-        """What was published; empty when there was nothing."""
+        """The payload as it was published; empty if there was none."""
         payloads = self._delivered.payloads
         if payloads is None:
             payloads = self._delivered.load_payloads()
@@ -90,7 +109,7 @@ class Message:
 
     @property
     def key(self) -> bytes | None:
-        """The key that chose its shard; None when it has none."""
+        """The key that selects its shard; None if it has none."""
         return cast("bytes | None", self._delivered.values(envelope.KEY)[self._row])
 
     @property
@@ -100,14 +119,14 @@ class Message:
 
     @property
     def publish_time_us(self) -> int | None:
-        """As its producer has it, in microseconds since 1970."""
+        """When it was published, by the producer's clock, in microseconds since 1970."""
         return cast("int | None", self._delivered.values(envelope.PUBLISH_TIME)[self._row])
 
     @property
     def publish_time(self) -> datetime | None:
-        """When its producer published it, by the producer's clock, in UTC. None when that is not known."""
+        """When it was published, by the producer's clock, in UTC; None if that is not known."""
         time_us = self.publish_time_us
-        return None if time_us is None else instant(time_us)
+        return None if time_us is None else to_datetime(time_us)
 
     @property
     def append_time_us(self) -> int:
@@ -117,7 +136,7 @@ class Message:
     @property
     def append_time(self) -> datetime | None:
         """When the broker stored it, in UTC."""
-        return instant(self._delivered.append_time_us)
+        return to_datetime(self._delivered.append_time_us)
 
     @property
     def producer_name(self) -> str | None:
@@ -126,12 +145,12 @@ class Message:
 
     @property
     def content_type(self) -> str | None:
-        """The content type of the payload, where its producer named one."""
+        """The content type of the payload, if its producer set one."""
         return cast("str | None", self._delivered.values(envelope.CONTENT_TYPE)[self._row])
 
     @property
     def schema_id(self) -> int | None:
-        """The id of the schema that its payload was checked with, where the topic has one."""
+        """The id of the schema that its payload was validated with, if the topic has one."""
         return cast("int | None", self._delivered.values(envelope.SCHEMA_ID)[self._row])
 
     @property
@@ -140,7 +159,7 @@ class Message:
         return cast("int | None", self._delivered.values(envelope.SCHEMA_VERSION)[self._row])
 
     def value(self, column: envelope.Column) -> object:
-        """Any other column of icestream.model.envelope."""
+        """The value of any column of icestream.model.envelope."""
         return self._delivered.values(column)[self._row]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The public names of the package, each imported when it is first asked for: `import icestream` loads none."""
+"""The public names of `icestream`, each imported on first access, so that `import icestream` stays fast."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Any, Final
 
 _VERSION: Final = "__version__"
 _MODULES: Final = ("errors", "testing")
-_HOMES: Final = {
-    "connect": "connect",
-    "connect_sync": "connect",
+# The module of icestream.client that defines each name.
+_MODULE_OF: Final = {
+    "connect": "client",
+    "connect_sync": "blocking",
     "Client": "client",
-    "TopicInfo": "topic_info",
-    "TopicPolicies": "topic_info",
+    "TopicInfo": "client",
+    "TopicPolicies": "client",
     "Producer": "producer",
     "MessageId": "batch",
     "Subscription": "subscription",
     "Message": "message",
-    "Gap": "asked",
+    "Gap": "message",
     "Stall": "stalls",
     "ArrowBatch": "arrow",
     "BlockingClient": "blocking",
-    "BlockingProducer": "blocking_producer",
-    "BlockingSubscription": "blocking_subscription",
+    "BlockingProducer": "blocking",
+    "BlockingSubscription": "blocking",
 }
-NAMES: Final = (*_HOMES, *_MODULES, _VERSION)
+NAMES: Final = (*_MODULE_OF, *_MODULES, _VERSION)
 
 
 def __getattr__(name: str) -> Any:
-    """For `icestream.<name>`: this function is the `__getattr__` of the package."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"icestream.client.{_HOMES[name]}"), name)
+    """The `__getattr__` of the package `icestream`. Raises AttributeError."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"icestream.client.{_MODULE_OF[name]}"), name)
     if name in _MODULES:
         return importlib.import_module(f"icestream.{name}")
     if name == _VERSION:

@@ -1,14 +1,14 @@
-"""What a client is inside: one connection that is kept up, and the producers and subscriptions (endpoints) on it.
+"""Session: keeps one connection to a broker open, for the producers and subscriptions (endpoints) of a client.
 
-    new          nothing was asked for yet
-    connecting   the first connection; what goes wrong is raised
-    here         calls, producers and subscriptions work
-    away         the connection is lost: a try after each backoff; calls wait, producers hold what they were given.
-                 A connection that is only silent is replaced as liveness.py says
-    closed       for good: calls that wait are told, endpoints finish what they have
+    new            `start` was not called yet
+    connecting     the first connection; errors are raised to the caller of `start`
+    connected      calls, producers and subscriptions work
+    disconnected   an attempt to connect after each backoff; calls wait, producers buffer their messages.
+                   A connection that is only silent is replaced as liveness.py describes
+    closed         permanently: waiting calls fail, endpoints finish what they have
 
-At the end of a loop tick everything that producers and subscriptions have to say leaves in one write. Nothing runs
-while nothing happens, but a heartbeat on a silent connection. It belongs to one event loop.
+At the end of a loop tick everything that endpoints have to send leaves in one write. While nothing happens only a
+heartbeat runs, on a silent connection. A session belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -17,38 +17,93 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from icestream import errors, limits
 from icestream.client.address import Address
-from icestream.client.backoff import Backoff
 from icestream.client.connection import Connection, open_connection
-from icestream.client.endpoint import Endpoint
 from icestream.client.liveness import Liveness, liveness
-from icestream.client.options import ClientOptions
-from icestream.client.questions import Document
 from icestream.rpc import handshake
+from icestream.rpc.backoff import RetryBackoff
+from icestream.rpc.document import Document
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
 from icestream.runtime.tasks import Tasks
 
 _log = logging.getLogger("icestream.client")
-# While an old connection of ours is not yet known to be dead, it is in our own way.
-_PASSING: Final = (errors.PolicyReached, errors.SubscriptionTaken)
+# Errors that an old connection of the same endpoint causes, until the broker notices that it is dead.
+_STALE_CONNECTION_ERRORS: Final = (errors.PolicyReached, errors.SubscriptionTaken)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Options of `connect`. Times are in seconds."""
+
+    name: str = ""
+    wait_seconds: float = 0.0
+    connect_seconds: float = limits.CLIENT_CONNECT_SECONDS_DEFAULT
+    call_seconds: float = limits.CLIENT_CALL_SECONDS_DEFAULT
+    send_seconds: float = limits.CLIENT_SEND_SECONDS_DEFAULT
+    heartbeat_seconds: float = limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT
+    compression: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput."""
+        if not _is_number(self.wait_seconds) or not self.wait_seconds >= 0:
+            raise errors.InvalidInput(f"wait={self.wait_seconds!r} is not a duration", hint="0 seconds or more")
+        for name in ("connect_timeout", "call_timeout", "send_timeout", "heartbeat"):
+            seconds = getattr(self, f"{name.removesuffix('_timeout')}_seconds")
+            if not _is_number(seconds) or not seconds > 0:
+                raise errors.InvalidInput(f"{name}={seconds!r} is not a duration", hint="it is in seconds, above 0")
+        if not _is_short_text(self.name):
+            raise errors.InvalidInput(
+                f"client name must be str of at most {limits.NAME_BYTES_MAX} bytes, got {self.name!r:.40}"
+            )
+
+
+def _is_short_text(value: object) -> bool:
+    return isinstance(value, str) and len(value.encode(errors="replace")) <= limits.NAME_BYTES_MAX
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+class Endpoint(Protocol):
+    """A producer or a consumer: it outlives connections. Only the session calls these methods; their underscores keep
+    them out of the public API of `Producer`."""
+
+    async def _open_on(self, connection: Connection) -> None:
+        """Registers at the broker on `connection`. Raises the broker's refusal."""
+
+    def _use_session(self, session: Session) -> None:
+        """Moves to another session: another node serves its topic. It was not open yet."""
+
+    def _flush(self, connection: Connection | None) -> None:
+        """Queues what is to be sent, at the end of a tick. None: not connected."""
+
+    def _detach(self, error: errors.IcestreamError) -> None:
+        """The connection is lost; `_open_on` follows with the next one."""
+
+    def _fail(self, error: errors.IcestreamError) -> None:
+        """Ends it permanently."""
+
+    async def close(self) -> None: ...
 
 
 class Session:
     def __init__(
         self, address: Address, options: ClientOptions, clock: Clock, randomness: Randomness, node: str = ""
     ) -> None:
-        """`node`: the name of the node at that address, where another node of its cluster told it."""
+        """`node`: the name of the node at that address, if a redirect of another node named it."""
         self.address = address
         self._node = node
         self.options = options
         self.clock = clock
         self.randomness = randomness
-        self.tasks = Tasks(_task_failed)
-        self.connections = 0  # how many there were
+        self.tasks = Tasks(_report_task_failure)
+        self.connections = 0  # how many were opened
         self._hello = handshake.Hello(
             client=options.name,
             frame_bytes_max=limits.FRAME_BYTES_MAX,
@@ -56,21 +111,22 @@ class Session:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Connection | None = None
-        self._since_ns = 0  # when it was opened
-        self._backoff = Backoff(randomness, last_seconds=limits.CLIENT_RECONNECT_SECONDS_MAX)
+        self._connected_ns = 0  # when the connection was opened
+        self._backoff = RetryBackoff(randomness, last_seconds=limits.CLIENT_RECONNECT_SECONDS_MAX)
         self._replacements = 0  # of silent connections, one after the other
-        self._why: errors.IcestreamError = errors.ConnectionLost(f"not connected to {address} yet")
-        self._here = asyncio.Event()
-        self._lost = asyncio.Event()
+        self._last_error: errors.IcestreamError = errors.ConnectionLost(f"not connected to {address} yet")
+        self._connected_event = asyncio.Event()
+        self._lost_event = asyncio.Event()
         self._is_closed = False
-        self.elsewhere: Callable[[errors.TopicElsewhere], Awaitable[Session]] = _nowhere
+        # Returns the session to the node that a redirect names (session_pool.py).
+        self.follow_redirect: Callable[[errors.TopicElsewhere], Awaitable[Session]] = _raise_redirect
         self._endpoints: dict[Endpoint, None] = {}
-        self._dirty: list[Endpoint] = []
+        self._to_flush: list[Endpoint] = []
 
-    # --- its life ---
+    # --- opening and closing ---
 
     async def start(self) -> None:
-        """Connects, the first time that it is asked to. Raises what goes wrong."""
+        """Connects, unless it has done so before. Raises ConnectionLost, or the broker's refusal."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             try:
@@ -82,11 +138,11 @@ class Session:
         self.check_open()
 
     async def close(self) -> None:
-        """Waits for what producers have sent and for the acks of subscriptions, then leaves."""
+        """Waits for pending messages of producers and acks of subscriptions, then disconnects."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._here.set()
+        self._connected_event.set()  # calls that wait for a connection look again, and fail
         try:
             for endpoint in reversed(list(self._endpoints)):
                 await endpoint.close()
@@ -95,23 +151,24 @@ class Session:
             connection, self._connection = self._connection, None
             closed = errors.ClientClosed("the client was closed")
             for endpoint in list(self._endpoints):
-                endpoint.fail(closed)
+                endpoint._fail(closed)
             if connection is not None:
                 await connection.close()
 
     def check_open(self) -> None:
+        """Raises ClientClosed, or InvalidInput on another event loop."""
         if self._is_closed or self._loop is None:
             state = "closed" if self._is_closed else "not connected yet"
             raise errors.ClientClosed(f"the client is {state}", hint="use it inside `async with icestream.connect()`")
         self.check_loop()
 
     def check_loop(self) -> None:
-        """Nothing here is made for several threads."""
+        """Raises InvalidInput on another event loop or thread: a session is not thread-safe."""
         try:
-            running = asyncio.get_running_loop()
+            running_loop = asyncio.get_running_loop()
         except RuntimeError:
-            running = None
-        if running is not self._loop:
+            running_loop = None
+        if running_loop is not self._loop:
             raise errors.InvalidInput(
                 "this client belongs to another event loop or thread",
                 hint="use icestream.connect_sync() with threads, or one client for each event loop",
@@ -122,16 +179,16 @@ class Session:
         return self._connection is not None
 
     @property
-    def away_because(self) -> str:
-        """Why there is, or lately was, no connection."""
-        return self._why.message if self._connection is None else "the broker was away"
+    def disconnect_reason(self) -> str:
+        """Why there is no connection, or was none recently."""
+        return self._last_error.message if self._connection is None else "the broker was disconnected"
 
-    # --- the connection ---
+    # --- connecting ---
 
     async def _first_connection(self) -> Connection:
-        """Fails at once, or goes on trying for as long as `wait` says."""
+        """Returns a connection. Raises ConnectionLost immediately, or after retries for `wait_seconds`."""
         end_ns = self.clock.monotonic_ns() + int(self.options.wait_seconds * 1e9)
-        backoff = Backoff(self.randomness)
+        backoff = RetryBackoff(self.randomness)
         while True:
             try:
                 return await self._connect()
@@ -153,29 +210,32 @@ class Session:
         return connection
 
     async def _keep_connected(self) -> None:
+        """Reconnects whenever the connection is lost; runs until the session is closed."""
         while True:
-            await self._lost.wait()
-            self._lost.clear()
-            self._begin_backoff()
+            await self._lost_event.wait()
+            self._lost_event.clear()
+            self._reset_backoff_if_stable()
             await self.clock.sleep(self._backoff.next_seconds())
-            connection = await self._connect_again(lambda: self._connection is None)
+            connection = await self._reconnect(lambda: self._connection is None)
             if connection is not None:
                 self._use(connection)
-                _log.info("connected to %s again", self.address)
+                _log.info("reconnected to %s", self.address)
 
-    def _begin_backoff(self) -> None:
-        if self.clock.monotonic_ns() - self._since_ns > limits.CLIENT_STABLE_SECONDS * 1e9:
+    def _reset_backoff_if_stable(self) -> None:
+        if self.clock.monotonic_ns() - self._connected_ns > limits.CLIENT_STABLE_SECONDS * 1e9:
             self._backoff.reset()
 
-    async def _connect_again(self, is_needed: Callable[[], bool]) -> Connection | None:
-        """The first connection that opens, of tries that follow each other. A try that gets no answer does not hold up
-        the next one: it may be one whose packets were lost. None: a connection is not needed any more."""
+    async def _reconnect(self, is_needed: Callable[[], bool]) -> Connection | None:
+        """Returns the first connection that opens; None when `is_needed` becomes false.
+
+        Attempts overlap: an attempt without an answer does not delay the next one, because its packets may be lost.
+        """
 
         async def attempt() -> Connection | None:
             try:
                 return await self._connect()
             except errors.IcestreamError as error:
-                self._why = error
+                self._last_error = error
                 return None
 
         attempts: list[asyncio.Task[Connection | None]] = []
@@ -188,9 +248,9 @@ class Session:
                 pause = asyncio.create_task(self.clock.sleep(self._backoff.next_seconds()))
                 while not pause.done():
                     await asyncio.wait([pause, *attempts], return_when=asyncio.FIRST_COMPLETED)
-                    for done in [one for one in attempts if one.done()]:
-                        attempts.remove(done)
-                        if (connection := done.result()) is not None and not connection.is_lost:
+                    for ended in [task for task in attempts if task.done()]:
+                        attempts.remove(ended)
+                        if (connection := ended.result()) is not None and not connection.is_lost:
                             return connection
             return None
         finally:
@@ -201,209 +261,212 @@ class Session:
 
     def _use(self, connection: Connection) -> None:
         self._connection = connection
-        self._since_ns = self.clock.monotonic_ns()
+        self._connected_ns = self.clock.monotonic_ns()
         self.connections += 1
-        self._here.set()
-        self.tasks.start(self._watch(connection), "client-heartbeat")
+        self._connected_event.set()
+        self.tasks.start(self._watch_liveness(connection), "client-heartbeat")
         for endpoint in self._endpoints:
-            self.tasks.start(self.open_again(endpoint, connection), "client-open")
+            self.tasks.start(self.reopen_endpoint(endpoint, connection), "client-open")
 
-    async def _watch(self, connection: Connection) -> None:
-        """Asks a silent connection for a sign of life, and looks for another one when none comes (liveness.py)."""
+    async def _watch_liveness(self, connection: Connection) -> None:
+        """Sends a PING on a silent connection, and tries to replace the connection if it stays silent (liveness.py)."""
         while not connection.is_lost:
-            if self.clock.monotonic_ns() - self._since_ns > limits.CLIENT_STEADY_SECONDS * 1e9:
+            if self.clock.monotonic_ns() - self._connected_ns > limits.CLIENT_STEADY_SECONDS * 1e9:
                 self._replacements = 0
             bounds = liveness(self.options.heartbeat_seconds, self._replacements)
             reads = connection.reads
-            await self.clock.sleep(bounds.ask)
+            await self.clock.sleep(bounds.ping_seconds)
             if connection.reads != reads or connection.is_lost:
                 continue
-            with contextlib.suppress(errors.InFlightFull):  # so many calls wait that one of them will tell
+            with contextlib.suppress(errors.InFlightFull):  # then one of the waiting calls serves as the PING
                 connection.ping()
-            await self.clock.sleep(bounds.doubt)
+            await self.clock.sleep(bounds.doubt_seconds)
             if connection.reads == reads and not connection.is_lost:
                 await self._replace_silent(connection, reads, bounds)
 
     async def _replace_silent(self, silent: Connection, reads: int, bounds: Liveness) -> None:
-        """Until it speaks, another connection has taken its place, or it is given up."""
-        giving_up = self.tasks.start(self._give_up(silent, reads, bounds), "client-silence")
+        """Returns when the silent connection has spoken, was replaced by another one, or has timed out."""
+        timeout = self.tasks.start(self._end_silent(silent, reads, bounds), "client-silence")
         connection: Connection | None = None
         try:
-            self._begin_backoff()
-            connection = await self._connect_again(lambda: silent.reads == reads and not silent.is_lost)
+            self._reset_backoff_if_stable()
+            connection = await self._reconnect(lambda: silent.reads == reads and not silent.is_lost)
             if connection is not None:
-                await self.clock.sleep(bounds.grace)
+                await self.clock.sleep(bounds.grace_seconds)
             is_silent = silent.reads == reads and not silent.is_lost
             if connection is not None and is_silent and not connection.is_lost:
                 self._replacements += 1
                 silent.end(errors.ConnectionLost(f"{self.address} was silent, and answered on another connection"))
                 self._use(connection)
         finally:
-            giving_up.cancel()
+            timeout.cancel()
             if connection is not None and connection is not self._connection:
                 connection.end(errors.ConnectionLost("the connection is not needed"))
 
-    async def _give_up(self, silent: Connection, reads: int, bounds: Liveness) -> None:
-        await self.clock.sleep(bounds.give_up - bounds.ask - bounds.doubt)
+    async def _end_silent(self, silent: Connection, reads: int, bounds: Liveness) -> None:
+        await self.clock.sleep(bounds.timeout_seconds - bounds.ping_seconds - bounds.doubt_seconds)
         if silent.reads == reads:
-            silent.end(errors.ConnectionLost(f"{self.address} was silent for {bounds.give_up:g} s"))
+            silent.end(errors.ConnectionLost(f"{self.address} was silent for {bounds.timeout_seconds:g} s"))
 
-    def lost(self, connection: Connection, error: errors.IcestreamError) -> None:
+    def on_connection_lost(self, connection: Connection, error: errors.IcestreamError) -> None:
         if connection is not self._connection:
             return
-        _log.warning("%s; connecting again", connection.lost_error().message)
+        _log.warning("%s; reconnecting", connection.lost_error().message)
         self._connection = None
-        self._why = error
+        self._last_error = error
         if not self._is_closed:
-            self._here.clear()
-        self._lost.set()
+            self._connected_event.clear()
+        self._lost_event.set()
         for endpoint in list(self._endpoints):
-            endpoint.detach(error)
+            endpoint._detach(error)
 
-    def drained(self) -> None:
+    def on_writable(self) -> None:
         for endpoint in self._endpoints:
-            self.plan(endpoint)
+            self.schedule_flush(endpoint)
 
-    # --- ticks ---
+    # --- the end of a loop tick ---
 
-    def plan(self, endpoint: Endpoint) -> None:
-        """Calls its `flush_on` at the end of this tick."""
-        self._dirty.append(endpoint)
-        if len(self._dirty) == 1 and self._loop is not None:
-            self._loop.call_soon(self._flush)
+    def schedule_flush(self, endpoint: Endpoint) -> None:
+        """Calls the endpoint's `_flush` at the end of this tick."""
+        self._to_flush.append(endpoint)
+        if len(self._to_flush) == 1 and self._loop is not None:
+            self._loop.call_soon(self._flush_endpoints)
 
-    def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
+    def _flush_endpoints(self) -> None:
+        endpoints, self._to_flush = self._to_flush, []
         connection = self._connection
-        for endpoint in dirty:
-            endpoint.flush_on(connection)
+        for endpoint in endpoints:
+            endpoint._flush(connection)
         if connection is not None:
             connection.write()
 
     # --- calls ---
 
     async def call(self, method: str, arguments: Document, *, repeats: bool = False) -> Document:
-        """Waits for a connection. One that is lost under the call is ConnectionLost, unless it `repeats`. What another
-        node must answer is asked there."""
+        """Calls the broker, or the node that it redirects to. Waits for a connection.
+
+        Raises ConnectionLost if the connection is lost during the call, unless the call `repeats`.
+        """
         self.check_open()
         while True:
-            connection = await self._connected()
+            connection = await self._wait_connected()
             try:
-                return await self.ask(connection, method, arguments)
-            except errors.TopicElsewhere as error:
-                other = await self.elsewhere(error)
-                return await other.ask(await other._connected(), method, arguments)
+                return await self.call_on(connection, method, arguments)
+            except errors.TopicElsewhere as redirect:
+                other = await self.follow_redirect(redirect)
+                return await other.call_on(await other._wait_connected(), method, arguments)
             except errors.ConnectionLost:
                 if not (repeats and connection.is_lost):
                     raise
 
-    async def _connected(self) -> Connection:
+    async def _wait_connected(self) -> Connection:
         while self._connection is None:
             self.check_open()
             try:
                 async with asyncio.timeout(self.options.call_seconds):
-                    await self._here.wait()
+                    await self._connected_event.wait()
             except TimeoutError:
                 raise errors.ConnectionLost(
-                    f"not connected to {self.address}: {self._why.message}", hint=self._why.hint
+                    f"not connected to {self.address}: {self._last_error.message}", hint=self._last_error.hint
                 ) from None
         return self._connection
 
-    async def ask(self, connection: Connection, method: str, arguments: Document, *, undo: str = "") -> Document:
-        """A call on this very connection. Raises ConnectionLost when it is lost, or there is no answer in time.
+    async def call_on(self, connection: Connection, method: str, arguments: Document, *, undo: str = "") -> Document:
+        """Calls the broker on this connection. Raises ConnectionLost if it is lost, or no reply comes in time.
 
-        `undo`: the call that takes it back, with the handle of an answer that comes when nobody waits any more.
+        `undo`: the method that reverts the call; it is called with the handle of a reply that comes too late.
         """
-        answer = connection.call(method, arguments)
-        is_taken = False
+        reply = connection.call(method, arguments)
+        is_received = False
         try:
             async with asyncio.timeout(self.options.call_seconds):
-                found = await asyncio.shield(answer)
-                is_taken = True
-                return found
+                result = await asyncio.shield(reply)
+                is_received = True
+                return result
         except TimeoutError:
             seconds = f"{self.options.call_seconds:g} s"
-            raise errors.ConnectionLost(f"{self.address} did not answer {method} in {seconds}") from None
+            raise errors.ConnectionLost(f"{self.address} did not answer {method} within {seconds}") from None
         finally:
-            if not is_taken:  # also an answer that came in the moment in which whoever asked was cancelled
-                answer.add_done_callback(lambda late: self._undo(connection, undo, late))
+            # Also for a reply that arrived in the moment in which the caller was cancelled.
+            if not is_received:
+                reply.add_done_callback(lambda late: self._undo_late_reply(connection, undo, late))
 
-    def _undo(self, connection: Connection, undo: str, late: asyncio.Future[Document]) -> None:
+    def _undo_late_reply(self, connection: Connection, undo: str, late: asyncio.Future[Document]) -> None:
         if late.cancelled() or late.exception() is not None or not undo or connection.is_lost:
             return
         handle = late.result().get("handle")
-        self.tasks.start(self.tell(connection, undo, {"handle": handle}), "client-undo")
+        self.tasks.start(self.notify(connection, undo, {"handle": handle}), "client-undo")
 
-    async def tell(self, connection: Connection, method: str, arguments: Document) -> None:
-        """The same, where it does not matter what comes of it."""
+    async def notify(self, connection: Connection, method: str, arguments: Document) -> None:
+        """Calls the broker on this connection, ignoring errors."""
         if not connection.is_lost:
             with contextlib.suppress(errors.IcestreamError):
-                await self.ask(connection, method, arguments)
+                await self.call_on(connection, method, arguments)
 
     # --- endpoints ---
 
-    async def open(self, endpoint: Endpoint) -> None:
-        """For the first time. Raises. It moves to the node that serves its topic."""
+    async def open_endpoint(self, endpoint: Endpoint) -> None:
+        """Opens an endpoint for the first time, on the node that serves its topic. Raises the broker's refusal."""
         try:
             await self._open_here(endpoint)
-        except errors.TopicElsewhere as error:
-            other = await self.elsewhere(error)
-            endpoint.move_to(other)
+        except errors.TopicElsewhere as redirect:
+            other = await self.follow_redirect(redirect)
+            endpoint._use_session(other)
             await other._open_here(endpoint)
 
     async def _open_here(self, endpoint: Endpoint) -> None:
         self.check_open()
         while True:
-            connection = await self._connected()
+            connection = await self._wait_connected()
             try:
-                await endpoint.open_on(connection)
+                await endpoint._open_on(connection)
             except errors.ConnectionLost:
                 if not connection.is_lost:
                     raise
             if not connection.is_lost:
                 break
-            endpoint.detach(connection.lost_error())
+            endpoint._detach(connection.lost_error())
         self._endpoints[endpoint] = None
 
-    async def open_again(self, endpoint: Endpoint, connection: Connection) -> None:
-        """As often as it takes, while the connection lives. Fails the endpoint when there is no hope."""
-        backoff = Backoff(self.randomness)
-        begun_ns = self.clock.monotonic_ns()
+    async def reopen_endpoint(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Opens an endpoint again, with retries while the connection lives. Fails the endpoint on a permanent error."""
+        backoff = RetryBackoff(self.randomness)
+        begin_ns = self.clock.monotonic_ns()
         while connection is self._connection and endpoint in self._endpoints:
             try:
-                await endpoint.open_on(connection)
+                await endpoint._open_on(connection)
                 return
             except errors.IcestreamError as error:
                 if connection.is_lost:
                     return
-                waited_seconds = (self.clock.monotonic_ns() - begun_ns) / 1e9
-                if self._is_hopeless(error, waited_seconds):
-                    endpoint.fail(error)
+                waited_seconds = (self.clock.monotonic_ns() - begin_ns) / 1e9
+                if self._is_permanent(error, waited_seconds):
+                    endpoint._fail(error)
                     return
             await self.clock.sleep(backoff.next_seconds())
 
-    def _is_hopeless(self, error: errors.IcestreamError, waited_seconds: float) -> bool:
-        if isinstance(error, _PASSING):
+    def _is_permanent(self, error: errors.IcestreamError, waited_seconds: float) -> bool:
+        if isinstance(error, _STALE_CONNECTION_ERRORS):
             return waited_seconds >= self.options.call_seconds
         return not error.retryable and not isinstance(error, errors.PersistentStorageError)
 
-    def forget(self, endpoint: Endpoint) -> None:
+    def remove_endpoint(self, endpoint: Endpoint) -> None:
         self._endpoints.pop(endpoint, None)
 
 
 async def _abandon(attempt: asyncio.Task[Connection | None]) -> None:
-    """Ends a try to connect, and the connection of one that had just opened."""
+    """Cancels an attempt to connect, and closes its connection if it has just opened."""
     attempt.cancel()
     await asyncio.wait([attempt])
     if not attempt.cancelled() and (connection := attempt.result()) is not None:
         connection.end(errors.ConnectionLost("the connection is not needed"))
 
 
-async def _nowhere(error: errors.TopicElsewhere) -> Session:
-    raise error
+async def _raise_redirect(redirect: errors.TopicElsewhere) -> Session:
+    raise redirect
 
 
-def _task_failed(error: BaseException) -> None:
+def _report_task_failure(error: BaseException) -> None:
     asyncio.get_running_loop().call_exception_handler(
         {"message": "a task of an Icestream client failed", "exception": error}
     )

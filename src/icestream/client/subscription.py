@@ -1,4 +1,4 @@
-"""A subscription, as its user sees it. How it works: consumer.py."""
+"""Subscription: the public face of a consumer (consumer.py)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from icestream import errors
-from icestream.client.asked import Gap
 from icestream.client.consumer import Consumer
-from icestream.client.message import Message, Noted
+from icestream.client.message import CompletedAck, Gap, Message
 from icestream.client.stalls import Stall
-from icestream.client.whence import Whence
+from icestream.client.start_position import StartPosition
 
 if TYPE_CHECKING:
     from icestream.client.arrow import ArrowBatch
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 class Subscription:
     """Messages of a topic, as one consumer of a subscription gets them: an async iterator of `Message`.
 
-    `Client.subscribe` makes one; it is opened by `async with` or `await`. A lost connection only pauses it: what was
-    not acked comes again. The iteration ends when it is closed, and raises when it cannot go on.
+    `Client.subscribe` makes one; it is opened by `async with` or `await`. A lost connection only pauses it: unacked
+    messages are redelivered. The iteration ends when it is closed, and raises when it cannot continue.
     """
 
     __slots__ = ("_consumer",)
@@ -38,7 +37,7 @@ class Subscription:
         return await self._consumer.__anext__()
 
     async def take(self, max_messages: int) -> list[Message]:
-        """Waits for messages and returns those that are there, at most so many. Empty: the subscription was closed."""
+        """Waits for messages, and returns those that have arrived, at most `max_messages`. Empty: it was closed."""
         return await self._consumer.take(max_messages)
 
     def batches(self, max_messages: int = 10_000) -> AsyncIterator[ArrowBatch]:
@@ -47,27 +46,27 @@ class Subscription:
 
     @property
     def stalls(self) -> list[Stall]:
-        """What keeps messages from coming now: shard, offset, reason and hint of each; empty while nothing does. The
-        iteration raises SubscriptionStalled for it, see `stall_timeout` of `Client.subscribe`."""
+        """The current stalls: shard, offset, reason and hint of each; empty while messages are delivered. The iteration
+        raises SubscriptionStalled for them, see `stall_timeout` of `Client.subscribe`."""
         return self._consumer.stalls
 
     @property
     def waiting_messages(self) -> int:
-        """How many messages came and were not taken yet."""
+        """How many messages arrived and were not taken yet."""
         return self._consumer.waiting_messages
 
     # --- acks ---
 
-    def ack_through(self, message: Message) -> Noted:
-        """Acks this message and everything before it in its shard. Only where one consumer gets everything in order
-        (`exclusive`, `failover`); raises InvalidInput otherwise."""
+    def ack_through(self, message: Message) -> CompletedAck:
+        """Acks this message and everything before it in its shard. Only for `exclusive` and `failover` subscriptions,
+        which deliver in order; raises InvalidInput otherwise."""
         return self._consumer.ack_through(message)
 
     async def flush(self) -> None:
-        """Waits until the broker has counted every ack so far. Raises ConnectionLost when it did not say so."""
+        """Waits until the broker has applied every ack so far. Raises ConnectionLost if it did not confirm that."""
         await self._consumer.flush()
 
-    # --- where it stands ---
+    # --- position and state ---
 
     @property
     def topic(self) -> str:
@@ -86,30 +85,31 @@ class Subscription:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of each shard, the offset below which everything was acked when the subscription was opened."""
+        """The offset of each shard below which everything was acked when the subscription was opened."""
         return self._consumer.positions
 
     @property
     def is_active(self) -> bool:
-        """Whether messages come to this consumer: in a failover subscription one consumer has its turn."""
+        """Whether messages are delivered to this consumer: a failover subscription has one active consumer."""
         return self._consumer.is_active
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """Offsets that hold no message, as the broker declared them; the newest 1,000."""
+        """Offsets without a message, as reported by the broker; the newest 1,000."""
         return self._consumer.gaps
 
     @property
     def error(self) -> errors.IcestreamError | None:
-        """Why it has ended by itself. None: it has not."""
+        """Why the subscription has failed; None if it has not."""
         return self._consumer.error
 
-    async def seek(self, start: Whence, *, shard: int | None = None) -> None:
-        """Everything from there on is delivered again, or for the first time, to all consumers of the subscription."""
+    async def seek(self, start: StartPosition, *, shard: int | None = None) -> None:
+        """Moves the subscription: everything from `start` on is delivered, again or for the first time, to all of its
+        consumers."""
         await self._consumer.seek(start, shard=shard)
 
     async def close(self) -> None:
-        """Sends the acks, then leaves: what was not acked goes to other consumers, or comes again."""
+        """Sends the acks, then closes the consumer: unacked messages go to other consumers, or are redelivered."""
         await self._consumer.close()
 
     async def __aenter__(self) -> Subscription:

@@ -22,13 +22,13 @@ from icestream.cluster import wire
 from icestream.cluster.wire import Hello, Kind, Welcome
 from icestream.observability.log import get_logger
 from icestream.rpc import document
+from icestream.rpc.document import Document
 from icestream.rpc.frame import Frame, encode_frame
 from icestream.rpc.stream import FrameStream
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.keep_alive import keep_alive
 from icestream.runtime.listening import cannot_listen
 
-Document = dict[str, Any]
 Call = Callable[[Document], Awaitable[Document]]
 _log = get_logger("cluster")
 

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from icestream import errors, limits
-from icestream.cluster.link import Document, PeerLink, dial
+from icestream.cluster.link import PeerLink, dial
 from icestream.cluster.wire import Hello, id_text
 from icestream.metadata import eraftpb
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.rpc.backoff import RetryBackoff
+from icestream.rpc.document import Document
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 
@@ -36,7 +38,8 @@ class Peer:
         self.reason = "not dialled yet"
 
     async def run(self) -> None:
-        delay = limits.PEER_RETRY_SECONDS_MIN
+        # No jitter: a node dials each of its few peers on its own.
+        backoff = RetryBackoff(None, limits.PEER_RETRY_SECONDS_MIN, limits.PEER_RETRY_SECONDS_MAX)
         try:
             while True:
                 try:
@@ -46,10 +49,10 @@ class Peer:
                     return
                 except errors.IcestreamError as error:
                     self._note(error)
-                    await self._peers.clock.sleep(delay)
-                    delay = min(2 * delay, limits.PEER_RETRY_SECONDS_MAX)
+                    await self._peers.clock.sleep(backoff.next_seconds())
                     continue
-                delay, self.reason = limits.PEER_RETRY_SECONDS_MIN, ""
+                backoff.reset()
+                self.reason = ""
                 _log.info("connected to another node", node=id_text(self.id))
                 await self.link.lost.wait()
                 self.link = None

@@ -59,7 +59,7 @@ class SnapshotSender:
                     data = await self._log.read_state(file, position, min(limits.SNAPSHOT_CHUNK_BYTES, size - position))
                     await link.write(Kind.CHUNK, data)
                     metrics.RAFT_SNAPSHOT_BYTES.value += len(data)
-                await link.end()
+                await link.end_snapshot()
             finally:
                 link.close()
         finally:

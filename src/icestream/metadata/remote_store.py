@@ -29,7 +29,7 @@ from icestream.metadata.names import Names
 from icestream.metadata.remote_watch import RemoteWatch
 from icestream.metadata.store import Entries, MetadataStore
 from icestream.metadata.watch import Changes, Resync
-from icestream.rpc.link import Document
+from icestream.rpc.document import Document
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness

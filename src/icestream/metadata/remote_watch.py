@@ -15,7 +15,8 @@ from typing import Any
 from icestream import errors, limits
 from icestream.metadata.entry import Event
 from icestream.metadata.watch import Changes, Resync
-from icestream.rpc.link import LOST, Document
+from icestream.rpc.document import Document
+from icestream.rpc.link import LOST
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import Clock
 

@@ -18,6 +18,8 @@ import msgspec
 
 from icestream import errors, limits
 
+Document = dict[str, Any]
+
 # Memory follows what was sent: msgspec makes a list as long as its values come, not as long as it claims to be.
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(dict[str, Any])

@@ -78,7 +78,7 @@ CUMULATIVE: Final = 1
 
 HEAD: Final = struct.Struct("<IBBHQ")
 PART: Final = struct.Struct("<IIII")
-DONE: Final = struct.Struct("<HHIq")
+PART_RESULT: Final = struct.Struct("<HHIq")
 CREDIT: Final = struct.Struct("<II")
 DELIVER: Final = struct.Struct("<IIIIqqII")
 PICK_RANGE: Final = struct.Struct("<II")
@@ -150,7 +150,7 @@ class Part(NamedTuple):
     block: bytes
 
 
-class Done(NamedTuple):
+class PartResult(NamedTuple):
     """The answer to one part."""
 
     outcome: int
@@ -176,7 +176,7 @@ class Delivery(NamedTuple):
     ranges: Pairs | None = None  # the offsets of a PICK, [start, end) each; of a DELIVER they follow one another
 
 
-class Ranges(NamedTuple):
+class AckRanges(NamedTuple):
     """An ACK or a NACK. `extra`: the flags of an ACK, the delay of a NACK in milliseconds."""
 
     consumer: int
@@ -186,7 +186,7 @@ class Ranges(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
-class GapSeen(NamedTuple):
+class GapNotice(NamedTuple):
     consumer: int
     shard: int
     generation: int
@@ -246,31 +246,31 @@ def decode_parts(body: bytes) -> list[Part]:
 
 
 def encode_stored(base_offset: int) -> bytes:
-    """`encode_done` of one part that was stored: what most answers are."""
-    return DONE.pack(Outcome.STORED, 0, 0, base_offset)
+    """`encode_part_results` of one part that was stored: what most answers are."""
+    return PART_RESULT.pack(Outcome.STORED, 0, 0, base_offset)
 
 
-def encode_done(done: Iterable[Done]) -> bytes:
+def encode_part_results(done: Iterable[PartResult]) -> bytes:
     pieces: list[bytes] = []
     for outcome, base_offset, text in done:
-        pieces.append(DONE.pack(outcome, len(text), 0, base_offset))
+        pieces.append(PART_RESULT.pack(outcome, len(text), 0, base_offset))
         if text:
             pieces.append(text.ljust(padded(len(text)), b"\0"))
     return b"".join(pieces)
 
 
-def decode_done(body: bytes) -> list[Done]:
-    found: list[Done] = []
+def decode_part_results(body: bytes) -> list[PartResult]:
+    found: list[PartResult] = []
     at, size = 0, len(body)
     while at < size:
-        if at + DONE.size > size or len(found) == limits.PUBLISH_PARTS_MAX:
+        if at + PART_RESULT.size > size or len(found) == limits.PUBLISH_PARTS_MAX:
             raise errors.DecodeError(f"answer {len(found)} of a PUBLISHED is cut off, or one too many")
-        outcome, text_bytes, zero, base_offset = DONE.unpack_from(body, at)
-        at += DONE.size
+        outcome, text_bytes, zero, base_offset = PART_RESULT.unpack_from(body, at)
+        at += PART_RESULT.size
         end = at + padded(text_bytes)
         if zero or end > size or not _is_outcome(outcome, base_offset):
             raise errors.DecodeError(f"answer {len(found)} of a PUBLISHED does not add up")
-        found.append(Done(outcome, base_offset, body[at : at + text_bytes]))
+        found.append(PartResult(outcome, base_offset, body[at : at + text_bytes]))
         at = end
     if not found:
         raise errors.DecodeError("a PUBLISHED without an answer")
@@ -353,12 +353,12 @@ def decode_pick(body: bytes) -> Delivery:
     return found._replace(first_row=0, body=body[at:], ranges=ranges)
 
 
-def encode_ranges(message: Ranges) -> bytes:
+def encode_ranges(message: AckRanges) -> bytes:
     head = RANGES.pack(message.consumer, message.shard, message.generation, message.extra)
     return head + b"".join([RANGE.pack(*one) for one in message.ranges])
 
 
-def decode_ranges(body: bytes) -> Ranges:
+def decode_ranges(body: bytes) -> AckRanges:
     """What an ACK and a NACK have in common; `extra` is not looked at."""
     count, rest = divmod(len(body) - RANGES.size, RANGE.size)
     if rest or not 0 < count <= limits.ACK_RANGES_MAX:
@@ -368,32 +368,32 @@ def decode_ranges(body: bytes) -> Ranges:
         if not 0 <= start < end <= limits.OFFSET_MAX:
             raise errors.DecodeError(f"an ACK or NACK names offsets [{start}, {end})")
     consumer, shard, generation, extra = RANGES.unpack_from(body)
-    return Ranges(consumer, shard, generation, extra, ranges)
+    return AckRanges(consumer, shard, generation, extra, ranges)
 
 
-def decode_ack(body: bytes) -> Ranges:
+def decode_ack(body: bytes) -> AckRanges:
     found = decode_ranges(body)
     if found.extra & ~CUMULATIVE or (found.extra and len(found.ranges) > 1):
         raise errors.DecodeError(f"an ACK of {len(found.ranges)} ranges with flags {found.extra:#x}")
     return found
 
 
-def decode_nack(body: bytes) -> Ranges:
+def decode_nack(body: bytes) -> AckRanges:
     found = decode_ranges(body)
     if found.extra > limits.FAILURE_POLICY_VALUE_MAX:
         raise errors.DecodeError(f"a NACK with a delay of {found.extra} ms")
     return found
 
 
-def encode_gap(gap: GapSeen) -> bytes:
+def encode_gap(gap: GapNotice) -> bytes:
     return GAP.pack(*gap[:6]) + gap.reason.encode()
 
 
-def decode_gap(body: bytes) -> GapSeen:
+def decode_gap(body: bytes) -> GapNotice:
     if len(body) < GAP.size:
         raise errors.DecodeError("a GAP is cut off")
     try:
-        found = GapSeen._make((*GAP.unpack_from(body), body[GAP.size :].decode()))
+        found = GapNotice._make((*GAP.unpack_from(body), body[GAP.size :].decode()))
     except UnicodeDecodeError:
         raise errors.DecodeError("the reason of a GAP is not UTF-8") from None
     if not 0 <= found.start < found.end <= limits.OFFSET_MAX:

@@ -59,10 +59,10 @@ class Agreed(NamedTuple):
     compression: Compression | None
 
 
-def encode_hello(hello: Hello, *, ends_text: bool = False) -> bytes:
-    """The body of a HELLO. `ends_text`: with a key that brokers ignore and that ends a request of HTTP/1, so that a
-    server of HTTP that was taken for a broker refuses it at once instead of waiting for more of it."""
-    end = {"end": "\r\n\r\n"} if ends_text else {}
+def encode_hello(hello: Hello, *, ends_http_request: bool = False) -> bytes:
+    """Returns the body of a HELLO. `ends_http_request`: adds a key that brokers ignore and that ends a request of
+    HTTP/1, so that an HTTP server at that address answers immediately instead of waiting for the rest of a request."""
+    end = {"end": "\r\n\r\n"} if ends_http_request else {}
     return MAGIC + document.encode({**hello._asdict(), **end})
 
 

@@ -1,6 +1,7 @@
-"""Keeps a process connected to its broker: opens the link, waits until it is lost, opens it again.
+"""LinkKeeper: keeps a process connected to its broker, reconnecting with backoff.
 
-away --a link is open--> here --it is lost--> away        while away: a try every LINK_RETRY_SECONDS_MIN, doubling
+disconnected --a link opened--> connected --it was lost--> disconnected
+while disconnected: an attempt every LINK_RETRY_SECONDS_MIN, doubling up to LINK_RETRY_SECONDS_MAX
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import asyncio
 from pathlib import Path
 
 from icestream import errors, limits
-from icestream.rpc.link import Document, Link, OnEvent, open_link
+from icestream.rpc.backoff import RetryBackoff
+from icestream.rpc.document import Document
+from icestream.rpc.link import Link, OnEvent, open_link
 from icestream.runtime.clock import Clock
+
+_RETRY_HINT = "it is tried again automatically"
 
 
 class LinkKeeper:
@@ -18,57 +23,54 @@ class LinkKeeper:
         self._path = path
         self._client = client
         self._clock = clock
-        self._here = asyncio.Event()
-        self._why = errors.ConnectionLost(f"not connected to the broker at {path} yet", hint="it is tried again")
+        self._connected = asyncio.Event()
+        self._error = errors.ConnectionLost(f"not connected to the broker at {path} yet", hint=_RETRY_HINT)
         self.link: Link | None = None
         self.links_opened = 0
-        self.instance = ""  # of the broker that was reached last (runtime/instance.py)
+        self.instance = ""  # of the broker of the last link (runtime/instance.py)
 
     @property
     def is_here(self) -> bool:
         return self.link is not None
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        delay = limits.LINK_RETRY_SECONDS_MIN
+        """Keeps the link open until the task is cancelled."""
+        # No jitter: only the few processes of this machine connect to its broker.
+        backoff = RetryBackoff(None, limits.LINK_RETRY_SECONDS_MIN, limits.LINK_RETRY_SECONDS_MAX)
         try:
             while True:
                 try:
                     self.link = await open_link(self._path, self._client)
                 except errors.IcestreamError as error:
-                    self._note(error)
-                    await self._clock.sleep(delay)
-                    delay = min(2 * delay, limits.LINK_RETRY_SECONDS_MAX)
+                    self._error = errors.ConnectionLost(error.message, hint=_RETRY_HINT)
+                    await self._clock.sleep(backoff.next_seconds())
                     continue
-                delay = limits.LINK_RETRY_SECONDS_MIN
+                backoff.reset()
                 self.links_opened += 1
                 self.instance = self.link.instance
-                self._here.set()
+                self._connected.set()
                 await self.link.lost.wait()
-                self._leave()
+                self._drop_link()
         finally:
-            self._leave()
+            self._drop_link()
 
-    def _leave(self) -> None:
-        self._here.clear()
+    def _drop_link(self) -> None:
+        self._connected.clear()
         if self.link is not None:
             self.link.close()
             self.link = None
-            self._why = errors.ConnectionLost("the broker went away", hint="it is tried again by itself")
-
-    def _note(self, error: errors.IcestreamError) -> None:
-        self._why = errors.ConnectionLost(error.message, hint="it is tried again by itself")
+            self._error = errors.ConnectionLost("the connection to the broker was lost", hint=_RETRY_HINT)
 
     async def call(self, method: str, arguments: Document, on_event: OnEvent | None = None) -> Document:
-        """Raises ConnectionLost at once while the broker is away."""
+        """Calls the broker (`Link.call`). Raises ConnectionLost immediately while there is no link."""
         if self.link is None:
-            raise self._why
+            raise self._error
         return await self.link.call(method, arguments, on_event)
 
     async def until_here(self, seconds: float | None = None) -> None:
-        """Raises ConnectionLost when the time is over before there is a link. None: waits as long as it takes."""
+        """Waits for a link; None: without a time limit. Raises ConnectionLost if there is none within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                await self._here.wait()
+                await self._connected.wait()
         except TimeoutError:
-            raise self._why from None
+            raise self._error from None

@@ -168,7 +168,7 @@ async def test_a_client_whose_second_node_goes_down_hears_its_name() -> None:
         await producer.send(b"one")
         await nodes.listeners[1].close()
         await until(lambda: not producer._session.is_connected)
-        with pytest.raises(errors.ConnectionLost, match=rf"not sent in 0\.3 s: {name} is down"):
+        with pytest.raises(errors.ConnectionLost, match=rf"not sent within 0\.3 s: {name} is down"):
             await producer.send(b"two")
         with pytest.raises(errors.ConnectionLost, match=f"{name} is down"):
             await client.describe_topic(str(BILLS))

@@ -16,7 +16,7 @@ from icestream import connect, connect_sync, errors, testing
 from icestream.cli.consume import Progress, Wanted, _conclude
 from icestream.cli.formats import format_of
 from icestream.cli.places import place_of, time_text
-from icestream.client.asked import Gap
+from icestream.client.message import Gap
 from icestream.model.shard import GapState
 from icestream.model.topic_name import TopicName
 from tests.support.command_line import Ran, icestream, icestream_process

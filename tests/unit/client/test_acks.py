@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import limits
-from icestream.client.acks import AckBook, merged
+from icestream.client.acks import PendingAcks, merge_ranges
 
 SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=30)
 
 
 @given(SPANS)
 def test_ranges_are_rising_and_apart_and_hold_what_was_acked(spans: list[tuple[int, int]]) -> None:
-    book = AckBook()
+    book = PendingAcks()
     for start, rows in spans:
         book.ack(3, 1, start, start + rows)
     found = [pair for acks in book.take_acks() for pair in acks.ranges]
@@ -27,7 +27,7 @@ def test_ranges_are_rising_and_apart_and_hold_what_was_acked(spans: list[tuple[i
 
 
 def test_shards_generations_and_delays_are_kept_apart() -> None:
-    book = AckBook()
+    book = PendingAcks()
     book.ack(0, 1, 5, 6)
     book.ack(0, 2, 6, 7)
     book.ack(1, 1, 7, 8)
@@ -38,7 +38,7 @@ def test_shards_generations_and_delays_are_kept_apart() -> None:
 
 
 def test_one_frame_never_gets_more_ranges_than_it_may_hold() -> None:
-    book = AckBook()
+    book = PendingAcks()
     for number in range(limits.ACK_RANGES_MAX + 10):
         book.ack(0, 0, 2 * number, 2 * number + 1)
     sizes = [len(acks.ranges) for acks in book.take_acks()]
@@ -46,11 +46,11 @@ def test_one_frame_never_gets_more_ranges_than_it_may_hold() -> None:
 
 
 def test_a_cumulative_ack_never_goes_back() -> None:
-    book = AckBook()
+    book = PendingAcks()
     book.ack_through(0, 0, 9)
     book.ack_through(0, 0, 4)
-    assert list(book.take_through()) == [(0, 0, 9)]
+    assert list(book.take_cumulative()) == [(0, 0, 9)]
 
 
 def test_what_is_acked_twice_is_said_once() -> None:
-    assert merged([4, 5, 1, 2, 4, 5, 2, 3]) == [(1, 3), (4, 5)]
+    assert merge_ranges([4, 5, 1, 2, 4, 5, 2, 3]) == [(1, 3), (4, 5)]

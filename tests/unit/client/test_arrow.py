@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from icestream import errors
 from icestream.client.arrow import _record_batch, schema
-from icestream.client.columns import rows_of
-from icestream.client.delivered import Delivered
+from icestream.client.delivered_rows import DeliveredRows, block_extents
 from icestream.client.inbox import Chunk
 from icestream.model import envelope
 from icestream.model.block import Block, Constant, Numbering, encode_block
@@ -28,9 +27,9 @@ TABLE = tuple(column for column in COLUMNS if column.in_table)
 NUMBERS = (envelope.PRODUCER_ID, envelope.SEQUENCE)
 
 
-def delivered(body: bytes, first_row: int = 0, rows: int = 0) -> Delivered:
-    rows = rows or sum(count for count, _ in rows_of(body))
-    return Delivered(NOBODY, None, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
+def delivered(body: bytes, first_row: int = 0, rows: int = 0) -> DeliveredRows:
+    rows = rows or sum(count for count, _ in block_extents(body))
+    return DeliveredRows(NOBODY, None, None, Delivery(1, 3, 0, 0, 100, 5_000_000, first_row, rows, body), 0)
 
 
 def shown(column: envelope.Column, value: Any) -> Any:
@@ -129,7 +128,9 @@ def test_rows_of_many_deliveries_are_one_batch_in_their_order() -> None:
     chunks = []
     for start, time_us, key in ((0, 5, b"k"), (2, 5, b"k"), (4, 6, b"k"), (9, 6, b"l")):
         body = encode_block(2, {envelope.PAYLOAD: [b"%d" % start, b""], envelope.KEY: Constant(key)})
-        chunks.append(Chunk(Delivered(NOBODY, None, None, Delivery(1, 3, 0, 0, start, time_us, 0, 2, body), 0), 0, 2))
+        chunks.append(
+            Chunk(DeliveredRows(NOBODY, None, None, Delivery(1, 3, 0, 0, start, time_us, 0, 2, body), 0), 0, 2)
+        )
     data = _record_batch(chunks)
     data.validate(full=True)
     assert data.column("offset").to_pylist() == [0, 1, 2, 3, 4, 5, 9, 10]

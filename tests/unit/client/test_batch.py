@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.client.batch import Batch, MessageId, headers_of
+from icestream.client.batch import Batch, MessageId, checked_headers
 from icestream.model import envelope
 from icestream.model.block import Block, Constant, Numbering, check_block
 from tests.support.blocks import TEXT
@@ -33,7 +33,7 @@ def filled(messages: list[Any]) -> Batch:
     for payload, key, headers, time_us in messages:
         batch.add(payload, asyncio.Future(loop=LOOP), len(payload))
         if key is not None or headers or time_us is not None:
-            batch.add_extra(key, headers, time_us)
+            batch.add_attributes(key, headers, time_us)
     return batch
 
 
@@ -61,7 +61,7 @@ def test_a_block_holds_every_message_as_it_was_sent(messages: list[Any]) -> None
 def test_new_numbers_change_nothing_else(messages: list[Any]) -> None:
     batch = filled(messages)
     batch.seal({}, Numbering(5, 6, 7))
-    batch.number(Numbering(5, 9, 100))
+    batch.renumber(Numbering(5, 9, 100))
     assert rows(batch.block) == expected(messages)
     assert Block(batch.block).numbering == Numbering(5, 9, 100)
 
@@ -110,4 +110,4 @@ def test_who_waits_for_a_batch_waits_for_its_second_half() -> None:
 )
 def test_headers_that_no_block_holds_are_refused_when_they_are_given(headers: Any) -> None:
     with pytest.raises(errors.InvalidInput, match="header"):
-        headers_of(headers)
+        checked_headers(headers)

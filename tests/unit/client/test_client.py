@@ -12,9 +12,9 @@ import pytest_asyncio
 
 import icestream
 from icestream import errors, limits
-from icestream.client.questions import Questions
 from icestream.model.topic_name import TopicName
 from icestream.rpc.frame import Frame
+from icestream.rpc.pending_calls import PendingCalls
 from icestream.testing import TestBroker
 from tests.support.until import until
 
@@ -141,15 +141,15 @@ async def test_two_who_change_others_at_once_both_have_their_way(client: icestre
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"address": None}, "an address is text"),
-        ({"address": b"localhost"}, "an address is text"),
-        ({"address": "http://localhost:9040"}, "is like"),
+        ({"address": None}, "an address must be str"),
+        ({"address": b"localhost"}, "an address must be str"),
+        ({"address": "http://localhost:9040"}, "for example"),
         ({"wait": -1}, "wait=-1"),
         ({"wait": "5"}, "wait='5'"),
         ({"call_timeout": 0}, "call_timeout=0"),
         ({"send_timeout": None}, "send_timeout=None"),
         ({"heartbeat": float("nan")}, "heartbeat=nan"),
-        ({"name": 7}, "not text"),
+        ({"name": 7}, "must be str"),
         ({"name": "x" * 241}, "240 bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -210,7 +210,7 @@ async def test_a_message_that_is_too_large_says_how_large_it_may_be(client: ices
     async with client.producer(TOPIC) as producer:
         with pytest.raises(errors.MessageTooLarge, match="max_message_bytes"):
             await producer.send(bytes(5_000_000))
-        with pytest.raises(errors.MessageTooLarge, match="in a frame"):
+        with pytest.raises(errors.MessageTooLarge, match="frame size limit"):
             await producer.send(bytes(17_000_000))
         assert (await producer.send(b"fits")).offset == 0
 
@@ -368,16 +368,17 @@ async def test_an_opening_that_is_cancelled_in_the_moment_of_its_answer_leaves_n
 ) -> None:
     await client.create_topic(TOPIC)
     topic = broker.node.broker.topics.get(TopicName.parse(TOPIC))
-    original, seen = Questions.answered, 0
+    original, seen = PendingCalls.resolve, 0
 
-    def answered(self: Questions, one: Frame) -> None:
+    def resolve(self: PendingCalls, frame: Frame) -> bool:
         nonlocal seen
-        original(self, one)
+        is_known = original(self, frame)
         if seen < len(openings):
             openings[seen].cancel()
         seen += 1
+        return is_known
 
-    monkeypatch.setattr(Questions, "answered", answered)
+    monkeypatch.setattr(PendingCalls, "resolve", resolve)
     openings = [
         asyncio.ensure_future(client.producer(TOPIC).__aenter__()),
         asyncio.ensure_future(client.subscribe(TOPIC, "s").__aenter__()),

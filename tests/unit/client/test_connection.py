@@ -15,7 +15,7 @@ from icestream import errors, limits
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.rpc import document, frame, handshake
-from icestream.rpc.frame import Delivery, Done, Frame, Kind, Outcome
+from icestream.rpc.frame import Delivery, Frame, Kind, Outcome, PartResult
 from icestream.rpc.stream import FrameStream
 from tests.support.until import until
 
@@ -76,8 +76,8 @@ def polite(one: Frame) -> list[bytes]:
         case Kind.PING:
             return [frame.encode_frame(Kind.PONG, one.number, one.body)]
         case Kind.PUBLISH:
-            done = [Done(Outcome.STORED, 0) for _ in frame.decode_parts(one.body)]
-            return [frame.encode_frame(Kind.PUBLISHED, one.number, frame.encode_done(done))]
+            done = [PartResult(Outcome.STORED, 0) for _ in frame.decode_parts(one.body)]
+            return [frame.encode_frame(Kind.PUBLISHED, one.number, frame.encode_part_results(done))]
         case _:
             return []
 
@@ -123,7 +123,7 @@ async def test_an_answer_that_is_no_welcome_is_raised(said: bytes, kind: type[er
 
 async def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
     async with fake_broker(lambda _: []) as broker:
-        with pytest.raises(errors.ConnectionLost, match=r"no answer in 0.05 s.*icestream serve"):
+        with pytest.raises(errors.ConnectionLost, match=r"no answer within 0.05 s.*icestream serve"):
             await icestream.connect(broker.address, connect_timeout=0.05)
 
 
@@ -134,8 +134,8 @@ BODY = encode_block(3, {envelope.PAYLOAD: [b"a", b"b", b"c"]})
 DELIVERY = Delivery(2, 0, 0, 0, 10, 0, 0, 3, BODY)
 
 
-def published(number: int, *done: Done) -> bytes:
-    return frame.encode_frame(Kind.PUBLISHED, number, frame.encode_done(done))
+def published(number: int, *done: PartResult) -> bytes:
+    return frame.encode_frame(Kind.PUBLISHED, number, frame.encode_part_results(done))
 
 
 def deliver(**changes: Any) -> bytes:
@@ -149,14 +149,14 @@ def deliver(**changes: Any) -> bytes:
         frame.encode_frame(Kind.PONG, 99),
         frame.encode_frame(Kind.CALL, 1, document.encode_call("x", {})),
         frame.encode_frame(Kind.WELCOME, 1, handshake.encode_welcome(WELCOME)),
-        published(99, Done(Outcome.STORED, 0)),
+        published(99, PartResult(Outcome.STORED, 0)),
         deliver(consumer=7),
         deliver(shard=1),
         deliver(rows=4),
         deliver(first_row=2, rows=2),
         deliver(body=b"garbage"),
         deliver(rows=1000, body=encode_block(1000, {envelope.PAYLOAD: [b"x"] * 1000})),
-        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapSeen(2, 0, 0, 99, 1, 2, "why"))),
+        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 99, 1, 2, "why"))),
         frame.encode_frame(Kind.EVENT, 2, b"\xc1"),
         frame.encode_frame(Kind.RESULT, 1, b"", flags=1),
         b"\xff" * 64,
@@ -189,9 +189,9 @@ async def test_what_nobody_asked_for_ends_the_connection_and_the_client_connects
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda one: [published(one.number + 1, Done(Outcome.STORED, 0))],
-        lambda one: [published(one.number, Done(Outcome.STORED, 0), Done(Outcome.STORED, 1))],
-        lambda one: [published(one.number, Done(Outcome.REFUSED, -1, b"garbage"))],
+        lambda one: [published(one.number + 1, PartResult(Outcome.STORED, 0))],
+        lambda one: [published(one.number, PartResult(Outcome.STORED, 0), PartResult(Outcome.STORED, 1))],
+        lambda one: [published(one.number, PartResult(Outcome.REFUSED, -1, b"garbage"))],
         lambda one: [frame.encode_frame(Kind.PUBLISHED, one.number, b"short")],
     ],
     ids=["number", "parts", "text", "body"],
@@ -242,7 +242,7 @@ async def test_an_answer_to_subscribe_that_does_not_add_up_is_raised(changes: di
 
 async def test_events_that_overtake_the_answer_to_subscribe_are_not_lost() -> None:
     active = frame.encode_frame(Kind.EVENT, 2, document.encode({"event": "active"}))
-    gap = frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapSeen(2, 0, 0, 1, 5, 9, "why")))
+    gap = frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapNotice(2, 0, 0, 1, 5, 9, "why")))
 
     def script(one: Frame) -> list[bytes]:
         is_subscribe = one.kind == Kind.CALL and document.decode_call(one.body)[0] == "subscribe"
@@ -261,7 +261,7 @@ async def test_any_number_of_gaps_may_overtake_the_answer_to_subscribe() -> None
     """Each crash leaves one, and they follow the answer at once. The newest are remembered."""
     count = limits.CLIENT_GAPS_MAX + 5
     gaps = [
-        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapSeen(handle, 0, 0, 1, start, start + 1, "why")))
+        frame.encode_frame(Kind.GAP, 0, frame.encode_gap(frame.GapNotice(handle, 0, 0, 1, start, start + 1, "why")))
         for start in range(count)
         for handle in (2, 3)
     ]

@@ -14,8 +14,8 @@ SECOND_NS = 1_000_000_000
 def drain(window: CreditWindow, row_bytes: int, waited_ns: int, now_ns: int) -> None:
     """Everything that was asked for comes and is taken."""
     rows = window.credit
-    assert window.came(rows, rows * row_bytes)
-    window.took(rows, rows * row_bytes)
+    assert window.arrived(rows, rows * row_bytes)
+    window.release(rows, rows * row_bytes)
     window.adapt(rows, waited_ns, now_ns)
 
 
@@ -43,8 +43,8 @@ def test_a_trickle_of_messages_says_nothing_about_the_speed_of_the_application()
     window = CreditWindow(1000, 2**30)
     for number in range(1000):
         window.grant()
-        assert window.came(1, 100)
-        window.took(1, 100)
+        assert window.arrived(1, 100)
+        window.release(1, 100)
         window.adapt(1, 0, number * SECOND_NS)
     assert window.window == limits.CLIENT_PREFETCH_START
 
@@ -61,9 +61,9 @@ def test_large_messages_are_asked_for_as_far_as_the_buffer_holds_them() -> None:
 def test_more_than_was_asked_for_is_noticed() -> None:
     window = CreditWindow(10, 2**20)
     window.grant()
-    assert not window.came(11, 11)
-    assert window.came(10, 10)
-    assert not window.came(1, 1)
+    assert not window.arrived(11, 11)
+    assert window.arrived(10, 10)
+    assert not window.arrived(1, 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50), st.integers(1, 10**6)), max_size=60), st.data())
@@ -73,16 +73,16 @@ def test_credit_and_what_is_held_never_exceed_the_prefetch(
     window = CreditWindow(40, 10**7)
     for come_max, take_max, size in steps:
         window.grant()
-        assert window.credit + window.held <= 40
-        come, take = min(come_max, window.credit), min(take_max, window.held)
+        assert window.credit + window.buffered <= 40
+        come, take = min(come_max, window.credit), min(take_max, window.buffered)
         if come:
-            assert window.came(come, come * size)
+            assert window.arrived(come, come * size)
         if take:
-            window.took(take, 0)
+            window.release(take, 0)
             window.adapt(take, data.draw(st.integers(0, 10 * SECOND_NS)), data.draw(st.integers(0, SECOND_NS)))
-    while window.held:
-        window.took(window.held, 0)
-    window.held_bytes = 0
+    while window.buffered:
+        window.release(window.buffered, 0)
+    window.buffered_bytes = 0
     window.grant()
     assert window.credit, "an empty consumer must ask for something"
 

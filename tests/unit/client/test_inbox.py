@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from icestream import errors
-from icestream.client.delivered import Delivered
+from icestream.client.delivered_rows import DeliveredRows
 from icestream.client.inbox import Chunk, Inbox
 from icestream.model import envelope
 from icestream.model.block import encode_block
@@ -26,16 +26,16 @@ from icestream.rpc.frame import Delivery
 NOBODY: Any = None
 
 
-def delivered(start: int, rows: int, shard: int = 0, generation: int = 0) -> Delivered:
+def delivered(start: int, rows: int, shard: int = 0, generation: int = 0) -> DeliveredRows:
     body = encode_block(rows, {envelope.PAYLOAD: [b"x"] * rows})
-    return Delivered(NOBODY, None, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
+    return DeliveredRows(NOBODY, None, None, Delivery(1, shard, generation, 0, start, 0, 0, rows, body), 0)
 
 
-def picked(offsets: list[int], shard: int = 0) -> Delivered:
+def picked(offsets: list[int], shard: int = 0) -> DeliveredRows:
     """Messages that do not follow one another; the payload of each is its offset."""
     body = encode_block(len(offsets), {envelope.PAYLOAD: [b"%d" % offset for offset in offsets]})
     ranges = [(offset, offset + 1) for offset in offsets]
-    return Delivered(NOBODY, None, None, Delivery(1, shard, 0, 0, offsets[0], 0, 0, len(offsets), body, ranges), 0)
+    return DeliveredRows(NOBODY, None, None, Delivery(1, shard, 0, 0, offsets[0], 0, 0, len(offsets), body, ranges), 0)
 
 
 def opened(shards: int = 1, prefetch: int = 64, *, deduplicates: bool = False) -> Inbox:
@@ -59,7 +59,7 @@ def test_what_came_is_taken_in_order_and_in_portions() -> None:
     inbox.arrive(delivered(10, 7))
     inbox.arrive(delivered(17, 2))
     assert taken(inbox) == [(0, offset) for offset in range(10, 19)]
-    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+    assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
 
 
 def test_what_comes_again_while_it_waits_is_not_put_in_twice() -> None:
@@ -73,7 +73,7 @@ def test_what_was_acked_is_acked_again_and_not_handed_out() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 5))
     taken(inbox)
-    inbox.acked(0, 0, [(1, 3)])
+    inbox.ack(0, 0, [(1, 3)])
     assert inbox.arrive(delivered(0, 5)) == [(1, 3)]
     assert taken(inbox) == [(0, 0), (0, 3), (0, 4)]
 
@@ -85,9 +85,9 @@ def test_a_copy_that_waits_is_dropped_when_the_message_is_acked() -> None:
     inbox.arrive(delivered(0, 5))
     inbox.arrive(delivered(5, 2))
     assert inbox.may_hold_copies
-    inbox.acked(0, 0, [(1, 3), (4, 6)])
+    inbox.ack(0, 0, [(1, 3), (4, 6)])
     assert taken(inbox) == [(0, 0), (0, 3), (0, 6)]
-    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+    assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
     assert not inbox.may_hold_copies, "nothing is here any more"
 
 
@@ -98,10 +98,10 @@ def test_a_copy_in_what_is_being_handed_out_is_dropped_too() -> None:
     inbox.arrive(delivered(0, 6))
     chunk = inbox.take(4, 0)
     assert chunk is not None
-    inbox.hand_back(chunk, 1)  # row 0 was handed out once more
-    inbox.acked(0, 0, [(0, 3)])
+    inbox.put_back(chunk, 1)  # row 0 was handed out once more
+    inbox.ack(0, 0, [(0, 3)])
     assert taken(inbox) == [(0, 3), (0, 4), (0, 5)]
-    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+    assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
 
 
 def test_while_everything_comes_for_the_first_time_nobody_looks_for_copies() -> None:
@@ -122,18 +122,18 @@ def test_a_newer_generation_forgets_what_waits_of_its_shard_only() -> None:
     inbox.arrive(delivered(1, 1, shard=0, generation=1))
     inbox.finish(chunk, 2)
     assert taken(inbox) == [(1, 0), (1, 1), (1, 2), (1, 3), (0, 1)]
-    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+    assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
 
 
 def test_a_seek_forgets_what_was_acked_and_what_is_still_on_its_way() -> None:
     inbox = opened(deduplicates=True)
     inbox.arrive(delivered(0, 4))
     taken(inbox)
-    inbox.acked(0, 0, [(0, 4)])
-    inbox.sought([1])
+    inbox.ack(0, 0, [(0, 4)])
+    inbox.seek([1])
     inbox.arrive(delivered(4, 2))
     assert taken(inbox) == []
-    assert (inbox.credit.held, inbox.credit.held_bytes) == (0, 0)
+    assert (inbox.credit.buffered, inbox.credit.buffered_bytes) == (0, 0)
     assert inbox.arrive(delivered(0, 4, generation=1)) == []
     assert taken(inbox) == [(0, offset) for offset in range(4)]
 
@@ -141,7 +141,7 @@ def test_a_seek_forgets_what_was_acked_and_what_is_still_on_its_way() -> None:
 def test_an_answer_to_a_seek_that_was_overtaken_changes_nothing() -> None:
     inbox = opened()
     inbox.arrive(delivered(0, 2, generation=2))
-    inbox.sought([1])
+    inbox.seek([1])
     assert taken(inbox) == [(0, 0), (0, 1)]
 
 
@@ -149,7 +149,7 @@ def test_another_subscription_of_the_same_name_is_begun_anew() -> None:
     inbox = opened(deduplicates=True)
     inbox.arrive(delivered(0, 2))
     taken(inbox)
-    inbox.acked(0, 0, [(0, 2)])
+    inbox.ack(0, 0, [(0, 2)])
     inbox.begin([0], is_same=True)
     inbox.credit.grant()
     assert inbox.arrive(delivered(0, 2)) == [(0, 2)]
@@ -160,9 +160,11 @@ def test_another_subscription_of_the_same_name_is_begun_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("came", "says"), [(delivered(0, 65), "asked for"), (delivered(0, 1, shard=1), "shard 1")], ids=["credit", "shard"]
+    ("came", "says"),
+    [(delivered(0, 65), "64 requested"), (delivered(0, 1, shard=1), "shard 1")],
+    ids=["credit", "shard"],
 )
-def test_what_nobody_asked_for_is_refused(came: Delivered, says: str) -> None:
+def test_what_nobody_asked_for_is_refused(came: DeliveredRows, says: str) -> None:
     with pytest.raises(errors.DecodeError, match=says):
         opened().arrive(came)
 
@@ -174,7 +176,7 @@ def test_of_picked_messages_only_those_that_are_new_wait() -> None:
     inbox.arrive(picked([1, 3, 5]))
     assert not inbox.may_hold_copies, "they are in front of others, and new"
     assert taken(inbox) == [(0, offset) for offset in (0, 2, 4, 6, 8, 1, 3, 5)]
-    inbox.acked(0, 0, [(offset, offset + 1) for offset in range(9)])
+    inbox.ack(0, 0, [(offset, offset + 1) for offset in range(9)])
     inbox.credit.grant()
     assert inbox.arrive(picked([4, 6, 9, 10, 12])) == [(4, 5), (6, 7)]
     assert taken(inbox) == [(0, 9), (0, 10), (0, 12)]
@@ -243,9 +245,9 @@ class InboxModel(RuleBasedStateMachine):
         at = data.draw(st.integers(0, max(0, len(handed) - 1)))
         for shard, offset in handed[at : at + count]:
             if self.inbox.may_hold_copies and self.chunk is not None:
-                self.inbox.hand_back(self.chunk, self.row)
+                self.inbox.put_back(self.chunk, self.row)
                 self.chunk = None
-            self.inbox.acked(shard, 0, [(offset, offset + 1)])
+            self.inbox.ack(shard, 0, [(offset, offset + 1)])
             self.acked.add((shard, offset))
 
     @rule()
@@ -261,14 +263,14 @@ class InboxModel(RuleBasedStateMachine):
     @invariant()
     def it_adds_up(self) -> None:
         credit = self.inbox.credit
-        assert 0 <= credit.held + credit.credit <= 20
-        assert credit.held_bytes >= 0
-        assert (bool(self.inbox) or self.chunk is not None) == (credit.held > 0)
+        assert 0 <= credit.buffered + credit.credit <= 20
+        assert credit.buffered_bytes >= 0
+        assert (bool(self.inbox) or self.chunk is not None) == (credit.buffered > 0)
 
     def waiting(self) -> set[tuple[int, int]]:
         found: set[tuple[int, int]] = set()
         for number, one in enumerate(self.inbox._queue):
-            first = self.inbox._at if number == 0 else 0
+            first = self.inbox._first_row if number == 0 else 0
             found |= {(one.shard, one.offset(row)) for row in range(first, one.rows)}
         return found
 

@@ -127,7 +127,7 @@ class LaneModel(RuleBasedStateMachine):
         while (batch := self.lane.next_batch()) is not None:
             numbering = Numbering(7, self.epoch, self.lane.next_sequence)
             if batch.is_sealed:
-                batch.number(numbering)
+                batch.renumber(numbering)
             else:
                 batch.seal({}, numbering)
             self.lane.sent(batch)
@@ -146,7 +146,7 @@ class LaneModel(RuleBasedStateMachine):
             self.isolate()
 
     def isolate(self) -> None:
-        culprit = self.lane.take_culprit()
+        culprit = self.lane.take_refused()
         assert culprit is not None
         if culprit.rows > 1 and culprit.futures:
             self.lane.put_back(*culprit.split())
@@ -189,7 +189,7 @@ class LaneModel(RuleBasedStateMachine):
         """What is on its way to the broker is lost, and so are its answers."""
         self.sent.clear()
         self.answers.clear()
-        self.lane.lose()
+        self.lane.lose_connection()
         self.reopen()
 
     def reopen(self) -> None:
@@ -271,7 +271,7 @@ def test_an_answer_that_is_not_next_is_not_believed() -> None:
     for batch in (first, second):
         batch.seal({}, Numbering(1, 1, lane.next_sequence))
         lane.sent(batch)
-    with pytest.raises(errors.DecodeError, match="not next"):
+    with pytest.raises(errors.DecodeError, match="out of order"):
         lane.stored(second)
 
 
@@ -284,7 +284,7 @@ def test_what_is_stored_is_found_by_its_numbers_also_when_its_offset_is_forgotte
         assert taken is batch
         taken.seal({}, Numbering(1, 1, lane.next_sequence))
         lane.sent(taken)
-    lane.lose()
+    lane.lose_connection()
     stored, dropped = lane.resume(2, [2, 1, 41])
     assert [(found, offset) for found, offset in stored] == [(batches[0], -1), (batches[1], 41)]
     assert not dropped

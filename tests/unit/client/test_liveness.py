@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import icestream
 from icestream import errors, limits
-from icestream.client.backoff import Backoff
 from icestream.client.liveness import liveness
+from icestream.rpc.backoff import RetryBackoff
 from icestream.runtime.randomness import SeededRandomness, SystemRandomness
 from icestream.testing import TestBroker
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
@@ -31,22 +31,24 @@ RECOVERY_SECONDS = 3.0
 def test_a_client_with_its_defaults_is_back_within_three_seconds_of_the_repair() -> None:
     bounds = liveness(limits.CLIENT_HEARTBEAT_SECONDS_DEFAULT)
     assert bounds.recovery_seconds < RECOVERY_SECONDS
-    assert bounds.ask + bounds.doubt <= RECOVERY_SECONDS, "TCP repairs shorter outages by itself in that time"
-    assert bounds.give_up == 30
+    assert bounds.ping_seconds + bounds.doubt_seconds <= RECOVERY_SECONDS, (
+        "TCP repairs shorter outages by itself in that time"
+    )
+    assert bounds.timeout_seconds == 30
 
 
 def test_tries_to_connect_follow_each_other_within_a_second() -> None:
-    backoff = Backoff(SystemRandomness(), last_seconds=limits.CLIENT_RECONNECT_SECONDS_MAX)
+    backoff = RetryBackoff(SystemRandomness(), last_seconds=limits.CLIENT_RECONNECT_SECONDS_MAX)
     assert all(0 < backoff.next_seconds() <= 1.0 for _ in range(100))
 
 
 @given(st.floats(0.001, 1e6), st.integers(0, 1000))
 def test_patience_grows_to_its_bound_and_steps_stay_in_order(heartbeat: float, replacements: int) -> None:
     bounds, more = liveness(heartbeat, replacements), liveness(heartbeat, replacements + 1)
-    assert heartbeat <= bounds.ask <= more.ask <= heartbeat * limits.CLIENT_PATIENCE_MAX
-    assert 0 < bounds.grace < bounds.doubt < bounds.ask
-    assert bounds.ask + bounds.doubt < bounds.give_up <= more.give_up
-    assert more.give_up <= 2 * limits.CLIENT_PATIENCE_MAX * heartbeat
+    assert heartbeat <= bounds.ping_seconds <= more.ping_seconds <= heartbeat * limits.CLIENT_PATIENCE_MAX
+    assert 0 < bounds.grace_seconds < bounds.doubt_seconds < bounds.ping_seconds
+    assert bounds.ping_seconds + bounds.doubt_seconds < bounds.timeout_seconds <= more.timeout_seconds
+    assert more.timeout_seconds <= 2 * limits.CLIENT_PATIENCE_MAX * heartbeat
 
 
 # --- a real broker behind a proxy ------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ async def test_a_connection_that_stays_silent_is_given_up() -> None:
     async with connected() as (_, proxy, client):
         proxy.blackhole()
         await until(lambda: not client.is_connected)
-        assert isinstance(client._session._why, errors.ConnectionLost)
+        assert isinstance(client._session._last_error, errors.ConnectionLost)
         proxy.heal()
         await until(lambda: client.is_connected)
         assert await client.list_topics() == []

@@ -170,7 +170,7 @@ class Run:
 
     @property
     def _limit(self) -> int:
-        return self._producer._pending_max
+        return self._producer._pending_bytes_max
 
     async def _disturb(self, step: Step) -> None:
         match step.kind:

@@ -292,7 +292,7 @@ async def test_a_message_of_another_subscription_is_not_acked_by_mistake(client:
         client.subscribe(TOPIC, "other", type="exclusive", start="earliest") as others,
     ):
         foreign = await anext(others)
-        with pytest.raises(errors.InvalidInput, match=r"a message of subscription other.*acks its own"):
+        with pytest.raises(errors.InvalidInput, match=r"a message of subscription other.*that delivered it"):
             messages.ack_through(foreign)
 
 
@@ -529,7 +529,7 @@ async def test_a_number_of_messages_of_a_key_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(errors.InvalidInput, match="messages_per_key"):
         client.subscribe(TOPIC, "s", type="key-shared", **wrong)
-    with pytest.raises(errors.InvalidInput, match="no meaning"):
+    with pytest.raises(errors.InvalidInput, match="does not apply"):
         client.subscribe(TOPIC, "s", type="shared", messages_per_key=2)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import icestream
 from icestream import errors, limits
 from icestream.client.address import DEFAULT_PORT, Address
-from icestream.client.foreign_protocol import protocol_of, wrong_port
+from icestream.client.connection import foreign_protocol, wrong_port_error
 from icestream.rpc.frame import FIRST_FROM_BROKER, HEAD, SIZE_MIN
 from icestream.settings.tree import Ports
 from tests.support.free_ports import free_ports
@@ -90,13 +90,13 @@ async def test_a_server_of_another_protocol_is_recognised_by_its_first_bytes(ans
 def test_no_first_frame_of_a_broker_is_taken_for_another_protocol(size: int, kind: int) -> None:
     head = HEAD.pack(size, kind, 0, 0, 1)
     for count in range(len(head) + 1):
-        assert protocol_of(head[:count]) == ""
+        assert foreign_protocol(head[:count]) == ""
 
 
 @given(st.binary(max_size=32))
 def test_any_bytes_are_judged_without_an_error(first: bytes) -> None:
-    error = wrong_port(Address("h", 1), first)
-    assert (error is None) == (protocol_of(first) == "")
+    error = wrong_port_error(Address("h", 1), first)
+    assert (error is None) == (foreign_protocol(first) == "")
 
 
 @pytest.mark.asyncio
@@ -108,7 +108,7 @@ async def test_a_client_that_was_connected_goes_on_trying_behind_another_server(
         before = client.connections
         await broker.stop()
         async with server(b"HTTP/1.1 502 Bad Gateway\r\n\r\n", port):
-            await until(lambda: isinstance(client._session._why, errors.WrongPort))
+            await until(lambda: isinstance(client._session._last_error, errors.WrongPort))
         await broker.start()
         assert await client.list_topics() == []
         assert client.connections == before + 1

@@ -21,7 +21,8 @@ from icestream.model.block import Numbering, encode_block
 from icestream.model.subscription import SubscriptionType
 from icestream.model.topic_name import TopicName
 from icestream.rpc import handshake
-from icestream.rpc.link import Document, Link, open_link
+from icestream.rpc.document import Document
+from icestream.rpc.link import Link, open_link
 from icestream.server import BrokerNode
 from tests.support.node_settings import node_settings
 from tests.support.taker import Taker

@@ -18,7 +18,7 @@ from icestream import errors
 from icestream.model.block import Numbering
 from icestream.rpc import document, frame
 from icestream.rpc.compression import Compression
-from icestream.rpc.frame import COMPRESSED, Frame, Kind, Part, Ranges
+from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, Kind, Part
 from icestream.rpc.handshake import Hello
 from icestream.testing import TestBroker
 from tests.support.raw_client import Closed, RawClient, ack, block, call, credit, ping, publish, raw_client
@@ -63,7 +63,7 @@ async def conversation(client: RawClient) -> list[bytes]:
     producer = await client.call("open_producer", topic=TOPIC, producer="p", shards=2)
     consumer = await client.call("subscribe", topic=TOPIC, subscription="s", consumer="c", type="shared")
     handle, number = producer["handle"], Numbering(producer["producer_id"], producer["producer_epoch"], 0)
-    ranges = Ranges(consumer["handle"], 0, 0, 20, [(0, 1), (2, 3)])
+    ranges = AckRanges(consumer["handle"], 0, 0, 20, [(0, 1), (2, 3)])
     packed = Compression().packed(document.encode_call("describe_topic", {"topic": TOPIC, "pad": "x" * 2000}))[1]
     return [
         credit(consumer["handle"], 10),

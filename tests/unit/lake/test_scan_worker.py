@@ -109,7 +109,7 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
             start = place_of(f"snapshot:{snapshot}")
             async with client.subscribe(TOPIC, "behind", start=start) as subscription:
                 assert [(await anext(subscription)).offset for _ in range(3)] == [7, 8, 9]
-        with pytest.raises(errors.InvalidInput, match="not a place to start"):
+        with pytest.raises(errors.InvalidInput, match="not a start position"):
             place_of("snapshot:x")
         listed = {"topic": TOPIC, "topic_id": topic_id, "problem": None}
         assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [listed]

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from icestream.broker.records import TopicPolicies
-from icestream.client.connect import connect
+from icestream.client.client import connect
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.topic_name import TopicName

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from icestream import errors, limits
 from icestream.rpc import frame
-from icestream.rpc.frame import Delivery, Done, GapSeen, Kind, Outcome, Part, Ranges
+from icestream.rpc.frame import AckRanges, Delivery, GapNotice, Kind, Outcome, Part, PartResult
 from tests.support.mutations import bit_flips, decoded_or_refused, mutated, truncations
 
 U32 = st.integers(0, 2**32 - 1)
@@ -22,8 +22,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 PARTS = st.lists(st.builds(Part, U32, U32, st.binary(min_size=1, max_size=40)), min_size=1, max_size=5)
 DONE = st.lists(
     st.one_of(
-        st.builds(Done, st.sampled_from([Outcome.STORED, Outcome.DUPLICATE]), OFFSETS, st.binary(max_size=20)),
-        st.builds(Done, st.sampled_from(list(Outcome)[2:]), st.just(-1), st.binary(max_size=20)),
+        st.builds(PartResult, st.sampled_from([Outcome.STORED, Outcome.DUPLICATE]), OFFSETS, st.binary(max_size=20)),
+        st.builds(PartResult, st.sampled_from(list(Outcome)[2:]), st.just(-1), st.binary(max_size=20)),
     ),
     min_size=1,
     max_size=5,
@@ -56,17 +56,17 @@ def some_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
     return [(start, draw(st.integers(start + 1, limits.OFFSET_MAX))) for start in starts]
 
 
-ACKS = st.builds(Ranges, U32, U32, U32, st.just(0), some_ranges())
-NACKS = st.builds(Ranges, U32, U32, U32, st.integers(0, limits.FAILURE_POLICY_VALUE_MAX), some_ranges())
+ACKS = st.builds(AckRanges, U32, U32, U32, st.just(0), some_ranges())
+NACKS = st.builds(AckRanges, U32, U32, U32, st.integers(0, limits.FAILURE_POLICY_VALUE_MAX), some_ranges())
 GAPS = st.builds(
-    lambda ids, range_, reason: GapSeen._make((*ids, *range_, reason)),
+    lambda ids, range_, reason: GapNotice._make((*ids, *range_, reason)),
     st.tuples(U32, U32, U32, U32), some_ranges().map(lambda ranges: ranges[0]), TEXT,
 )  # fmt: skip
 CREDITS = st.tuples(U32, U32)
 
 CODECS: dict[str, tuple[Callable[..., bytes], Callable[[bytes], Any], st.SearchStrategy[Any]]] = {
     "PUBLISH": (frame.encode_parts, frame.decode_parts, PARTS),
-    "PUBLISHED": (frame.encode_done, frame.decode_done, DONE),
+    "PUBLISHED": (frame.encode_part_results, frame.decode_part_results, DONE),
     "CREDIT": (lambda pair: frame.encode_credit(*pair), frame.decode_credit, CREDITS),
     "DELIVER": (frame.encode_delivery, frame.decode_delivery, DELIVERIES),
     "PICK": (frame.encode_pick, frame.decode_pick, PICKS),
@@ -78,13 +78,13 @@ every_body = pytest.mark.parametrize("name", CODECS)
 
 ONE_OF_EACH: dict[str, Any] = {
     "PUBLISH": [Part(1, 0, b"block"), Part(2, 3, bytes(8))],
-    "PUBLISHED": [Done(Outcome.STORED, 41), Done(Outcome.REFUSED, -1, b"why")],
+    "PUBLISHED": [PartResult(Outcome.STORED, 41), PartResult(Outcome.REFUSED, -1, b"why")],
     "CREDIT": (7, 1000),
     "DELIVER": Delivery(7, 0, 1, 2, 40, 1_700_000_000_000_000, 3, 5, b"blocks"),
     "PICK": Delivery(7, 0, 1, 2, 40, 1_700_000_000_000_000, 0, 4, b"blocks", [(40, 41), (43, 46)]),
-    "ACK": Ranges(7, 0, 1, 0, [(40, 45), (50, 51)]),
-    "NACK": Ranges(7, 0, 1, 250, [(45, 46)]),
-    "GAP": GapSeen(7, 0, 1, 2, 60, 70, "räumung"),
+    "ACK": AckRanges(7, 0, 1, 0, [(40, 45), (50, 51)]),
+    "NACK": AckRanges(7, 0, 1, 250, [(45, 46)]),
+    "GAP": GapNotice(7, 0, 1, 2, 60, 70, "räumung"),
 }
 
 
@@ -213,14 +213,16 @@ def part(producer: int = 1, shard: int = 0, size: int = 8, zero: int = 0, block:
         pytest.param(frame.decode_parts, part(size=7, block=bytes(7)), id="padding cut off"),
         pytest.param(frame.decode_parts, part(size=2**32 - 1), id="a huge block"),
         pytest.param(frame.decode_parts, part() + bytes(15), id="half a part behind"),
-        pytest.param(frame.decode_done, b"", id="no answer"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 0, 0, 1, 5), id="an answer's zero"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 6, 0, 0, -1), id="unknown outcome"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 0, 0, 0, -1), id="stored nowhere"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 1, 0, 0, limits.OFFSET_MAX + 1), id="beyond all offsets"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 3, 0, 0, 5), id="refused with an offset"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 2, 0, 0, 0), id="forgotten with an offset"),
-        pytest.param(frame.decode_done, struct.pack("<HHIq", 3, 1, 0, -1), id="text cut off"),
+        pytest.param(frame.decode_part_results, b"", id="no answer"),
+        pytest.param(frame.decode_part_results, struct.pack("<HHIq", 0, 0, 1, 5), id="an answer's zero"),
+        pytest.param(frame.decode_part_results, struct.pack("<HHIq", 6, 0, 0, -1), id="unknown outcome"),
+        pytest.param(frame.decode_part_results, struct.pack("<HHIq", 0, 0, 0, -1), id="stored nowhere"),
+        pytest.param(
+            frame.decode_part_results, struct.pack("<HHIq", 1, 0, 0, limits.OFFSET_MAX + 1), id="beyond all offsets"
+        ),
+        pytest.param(frame.decode_part_results, struct.pack("<HHIq", 3, 0, 0, 5), id="refused with an offset"),
+        pytest.param(frame.decode_part_results, struct.pack("<HHIq", 2, 0, 0, 0), id="forgotten with an offset"),
+        pytest.param(frame.decode_part_results, struct.pack("<HHIq", 3, 1, 0, -1), id="text cut off"),
         pytest.param(frame.decode_credit, bytes(7), id="short credit"),
         pytest.param(frame.decode_credit, bytes(9), id="long credit"),
         pytest.param(frame.decode_delivery, bytes(40), id="delivery without blocks"),
@@ -251,14 +253,14 @@ def test_the_number_of_parts_is_bounded() -> None:
     assert frame.decode_parts(frame.encode_parts(most)) == most
     with pytest.raises(errors.DecodeError, match="one too many"):
         frame.decode_parts(frame.encode_parts([*most, most[0]]))
-    done = [Done(Outcome.STORED, number) for number in range(limits.PUBLISH_PARTS_MAX)]
-    assert frame.decode_done(frame.encode_done(done)) == done
+    done = [PartResult(Outcome.STORED, number) for number in range(limits.PUBLISH_PARTS_MAX)]
+    assert frame.decode_part_results(frame.encode_part_results(done)) == done
     with pytest.raises(errors.DecodeError, match="one too many"):
-        frame.decode_done(frame.encode_done([*done, done[0]]))
+        frame.decode_part_results(frame.encode_part_results([*done, done[0]]))
 
 
 def test_the_number_of_ranges_is_bounded() -> None:
-    most = Ranges(1, 0, 0, 0, [(2 * number, 2 * number + 1) for number in range(limits.ACK_RANGES_MAX)])
+    most = AckRanges(1, 0, 0, 0, [(2 * number, 2 * number + 1) for number in range(limits.ACK_RANGES_MAX)])
     for decode in (frame.decode_ack, frame.decode_nack, frame.decode_ranges):
         assert decode(frame.encode_ranges(most)) == most
         with pytest.raises(errors.DecodeError):
@@ -267,7 +269,7 @@ def test_the_number_of_ranges_is_bounded() -> None:
 
 def test_offsets_are_bounded() -> None:
     last = limits.OFFSET_MAX
-    assert frame.decode_ack(frame.encode_ranges(Ranges(1, 0, 0, 1, [(0, last)]))).ranges == [(0, last)]
+    assert frame.decode_ack(frame.encode_ranges(AckRanges(1, 0, 0, 1, [(0, last)]))).ranges == [(0, last)]
     with pytest.raises(errors.DecodeError):
         frame.decode_ack(struct.pack("<IIIIqq", 1, 0, 0, 1, 0, last + 1))
     with pytest.raises(errors.DecodeError):
@@ -279,7 +281,7 @@ def test_offsets_are_bounded() -> None:
 
 
 def test_the_delay_of_a_nack_is_bounded() -> None:
-    most = Ranges(1, 0, 0, limits.FAILURE_POLICY_VALUE_MAX, [(0, 1)])
+    most = AckRanges(1, 0, 0, limits.FAILURE_POLICY_VALUE_MAX, [(0, 1)])
     assert frame.decode_nack(frame.encode_ranges(most)) == most
     with pytest.raises(errors.DecodeError, match="delay"):
         frame.decode_nack(frame.encode_ranges(most._replace(extra=most.extra + 1)))
@@ -294,7 +296,7 @@ def test_a_ping_is_short() -> None:
 def test_the_largest_answers_fit_the_smallest_bound() -> None:
     """What FRAME_BYTES_MIN promises: PUBLISHED with every part refused, a whole document, a message of the default."""
     text = bytes(64 + limits.ERROR_MESSAGE_BYTES_MAX + limits.ERROR_HINT_BYTES_MAX)
-    refused = frame.encode_done([Done(Outcome.REFUSED, -1, text)] * limits.PUBLISH_PARTS_MAX)
+    refused = frame.encode_part_results([PartResult(Outcome.REFUSED, -1, text)] * limits.PUBLISH_PARTS_MAX)
     assert frame.SIZE_MIN + len(refused) <= limits.FRAME_BYTES_MIN
     assert frame.SIZE_MIN + limits.DOCUMENT_BYTES_MAX <= limits.FRAME_BYTES_MIN
     one = frame.DELIVER.size + limits.MESSAGE_BYTES_MAX_DEFAULT + limits.RECORD_OVERHEAD_BYTES_MAX

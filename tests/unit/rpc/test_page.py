@@ -67,7 +67,7 @@ def test_every_example_can_be_read(kind: Kind) -> None:
             assert [part.block for part in frame.decode_parts(one.body)] == [BLOCK]
             assert check_block(BLOCK).rows == 2
         case Kind.PUBLISHED:
-            assert frame.decode_done(one.body)[0].base_offset == 41
+            assert frame.decode_part_results(one.body)[0].base_offset == 41
         case Kind.CREDIT:
             assert frame.decode_credit(one.body) == (2, 1000)
         case Kind.DELIVER:

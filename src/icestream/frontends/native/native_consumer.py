@@ -15,7 +15,7 @@ from icestream.broker.subscription import Subscription
 from icestream.model.shard import Gap
 from icestream.rpc import document, frame, handshake
 from icestream.rpc.blocks import select_rows
-from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, GapSeen, Kind, Ranges
+from icestream.rpc.frame import CUMULATIVE, DELIVER, SIZE_MIN, AckRanges, GapNotice, Kind
 from icestream.wal.tail import SectionRead
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class NativeConsumer:
         self.leave()
 
     def gap(self, shard: int, generation: int, gap: Gap) -> None:
-        gap_frame = GapSeen(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
+        gap_frame = GapNotice(self.handle, shard, generation, gap.state, gap.start, gap.end, gap.reason)
         self._send(Kind.GAP, 0, frame.encode_gap(gap_frame))
 
     def event(self, event: str, details: dict[str, object]) -> None:
@@ -159,7 +159,7 @@ class NativeConsumer:
         if self._subscription is not None and self._consumer is not None:
             self._subscription.give_credit(self._consumer, min(messages, limits.CREDIT_MAX))
 
-    def settle(self, ranges: Ranges, *, is_ack: bool) -> None:
+    def settle(self, ranges: AckRanges, *, is_ack: bool) -> None:
         subscription, consumer = self._subscription, self._consumer
         assert subscription is not None
         assert consumer is not None

@@ -15,12 +15,12 @@ from functools import partial
 from icestream import errors, limits
 from icestream.frontends.native.notifier import Notifier
 from icestream.rpc import document, frame
-from icestream.rpc.frame import Done, Kind, Outcome
+from icestream.rpc.frame import Kind, Outcome, PartResult
 from icestream.wal.appender import Placed
 from icestream.wal.producers import Duplicate
 from icestream.wal.receipt import Receipt
 
-Part = Done | Receipt
+Part = PartResult | Receipt
 
 
 class PendingResponse:
@@ -59,7 +59,7 @@ class PublishResponses:
 
     def add(self, response: PendingResponse, part: Part) -> None:
         response.parts.append(part)
-        if not isinstance(part, Done):
+        if not isinstance(part, PartResult):
             response.unsettled += 1
             part.add_done_callback(partial(self._settle, response))
 
@@ -105,9 +105,9 @@ class PublishResponses:
                 response.delay_timer.cancel()
 
     @staticmethod
-    def refused(error: errors.IcestreamError) -> Done:
+    def refused(error: errors.IcestreamError) -> PartResult:
         is_after = isinstance(error, errors.AfterRefused)
-        return Done(Outcome.AFTER_REFUSED if is_after else Outcome.REFUSED, -1, document.encode_error(error))
+        return PartResult(Outcome.AFTER_REFUSED if is_after else Outcome.REFUSED, -1, document.encode_error(error))
 
 
 def _encode(parts: list[Part]) -> bytes:
@@ -116,23 +116,23 @@ def _encode(parts: list[Part]) -> bytes:
         (result,) = first.result()
         if isinstance(result, Placed):
             return frame.encode_stored(result.base_offset)
-    return frame.encode_done([part if isinstance(part, Done) else outcome(part) for part in parts])
+    return frame.encode_part_results([part if isinstance(part, PartResult) else outcome(part) for part in parts])
 
 
-def outcome(receipt: Receipt) -> Done:
+def outcome(receipt: Receipt) -> PartResult:
     """The outcome of one batch in the form of the wire."""
     error = receipt.exception()
     if isinstance(error, errors.OutcomeUnknown):
-        return Done(Outcome.UNKNOWN, -1, document.encode_error(error))
+        return PartResult(Outcome.UNKNOWN, -1, document.encode_error(error))
     if error is not None:
         return PublishResponses.refused(error)
     (result,) = receipt.result()
     match result:
         case Placed(base_offset, _):
-            return Done(Outcome.STORED, base_offset)
+            return PartResult(Outcome.STORED, base_offset)
         case Duplicate(int() as base_offset, _):
-            return Done(Outcome.DUPLICATE, base_offset)
+            return PartResult(Outcome.DUPLICATE, base_offset)
         case Duplicate():
-            return Done(Outcome.DUPLICATE_FORGOTTEN, -1)
+            return PartResult(Outcome.DUPLICATE_FORGOTTEN, -1)
         case _:
             return PublishResponses.refused(result)

@@ -1,4 +1,4 @@
-"""How long to wait before the next try: twice as long each time, up to a bound, and never in step with others."""
+"""RetryBackoff: the wait before the next attempt, doubling up to a bound, with optional jitter."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from icestream import limits
 from icestream.runtime.randomness import Randomness
 
 
-class Backoff:
-    """Each wait is between the half and the whole of its step, by chance: clients that lost one broker spread out."""
+class RetryBackoff:
+    """With `randomness` each wait lies between half of its step and the whole step, so that clients that lost the same
+    broker do not come back at the same moment. Without it each wait is the whole step."""
 
     def __init__(
         self,
-        randomness: Randomness,
+        randomness: Randomness | None = None,
         first_seconds: float = limits.CLIENT_RETRY_SECONDS_MIN,
         last_seconds: float = limits.CLIENT_RETRY_SECONDS_MAX,
     ) -> None:
@@ -21,11 +22,14 @@ class Backoff:
         self._step_seconds = first_seconds
 
     def next_seconds(self) -> float:
+        """Returns the wait before the next attempt, and doubles the step."""
         step = self._step_seconds
         self._step_seconds = min(2 * step, self._last_seconds)
+        if self._randomness is None:
+            return step
         share = int.from_bytes(self._randomness.token(4), "little") / 2**32
         return step * (1 + share) / 2
 
     def reset(self) -> None:
-        """It worked."""
+        """Starts from the first step again: an attempt succeeded."""
         self._step_seconds = self._first_seconds

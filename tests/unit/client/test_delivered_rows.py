@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.client.columns import rows_of, values_of
-from icestream.client.delivered import Delivered, check
+from icestream.client.delivered_rows import DeliveredRows, block_extents, check_delivery, column_values
 from icestream.model import envelope
 from icestream.model.block import Block, block_head, encode_block
 from icestream.model.envelope import COLUMNS
@@ -19,11 +18,11 @@ from icestream.rpc.frame import Delivery
 from tests.support.blocks import blocks, bodies, forged_blocks
 
 
-def delivered(body: bytes, first_row: int, rows: int) -> Delivered:
+def delivered(body: bytes, first_row: int, rows: int) -> DeliveredRows:
     delivery = Delivery(1, 0, 0, 0, 100, 0, first_row, rows, body)
-    check(delivery)
+    check_delivery(delivery)
     nobody: Any = None
-    return Delivered(nobody, None, None, delivery, 0)
+    return DeliveredRows(nobody, None, None, delivery, 0)
 
 
 @given(blocks(), st.data())
@@ -32,7 +31,7 @@ def test_values_are_those_of_the_block(data: bytes, draw: st.DataObject) -> None
     first = draw.draw(st.integers(0, block.rows - 1))
     end = draw.draw(st.integers(first + 1, block.rows))
     for column in COLUMNS:
-        assert list(values_of(block, column, first, end)) == block.values(column)[first:end]
+        assert list(column_values(block, column, first, end)) == block.values(column)[first:end]
 
 
 @given(forged_blocks())
@@ -46,9 +45,9 @@ def test_forged_columns_are_decoded_or_refused_as_the_block_does(data: bytes) ->
             expected = block.values(column)
         except errors.DecodeError:
             with pytest.raises(errors.DecodeError):
-                values_of(block, column, 0, block.rows)
+                column_values(block, column, 0, block.rows)
         else:
-            assert list(values_of(block, column, 0, block.rows)) == expected
+            assert list(column_values(block, column, 0, block.rows)) == expected
 
 
 @pytest.mark.parametrize("ends", [[0, 1, 65535, 3], [0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 2], [0, 1, 2, 4]])
@@ -57,12 +56,12 @@ def test_ends_that_do_not_rise_to_the_size_are_refused(ends: list[int]) -> None:
     at = good.index(struct.pack("<4I", 0, 1, 2, 3))
     block = Block(good[:at] + struct.pack("<4I", *ends) + good[at + 16 :])
     with pytest.raises(errors.DecodeError, match="payload"):
-        values_of(block, envelope.PAYLOAD, 0, 3)
+        column_values(block, envelope.PAYLOAD, 0, 3)
 
 
 @given(bodies(), st.data())
 def test_rows_over_several_blocks_are_the_rows_that_were_meant(body: bytes, draw: st.DataObject) -> None:
-    total = sum(rows for rows, _ in rows_of(body))
+    total = sum(rows for rows, _ in block_extents(body))
     first = draw.draw(st.integers(0, total - 1))
     rows = draw.draw(st.integers(1, total - first))
     found = delivered(body, first, rows)
@@ -85,6 +84,6 @@ def whole(body: bytes, column: Any) -> list[Any]:
 
 @given(bodies(), st.integers(1, 5))
 def test_rows_that_the_blocks_do_not_have_are_refused(body: bytes, beyond: int) -> None:
-    total = sum(rows for rows, _ in rows_of(body))
-    with pytest.raises(errors.DecodeError, match="do not have"):
+    total = sum(rows for rows, _ in block_extents(body))
+    with pytest.raises(errors.DecodeError, match="blocks have"):
         delivered(body, 0, total + beyond)

@@ -13,17 +13,17 @@ from hypothesis.stateful import (
 )
 
 from icestream import limits
-from icestream.client.handled import Handled
+from icestream.client.ack_ledger import AckLedger
 
 STARTS, ROWS = st.integers(0, 40), st.integers(1, 6)
 
 
-class HandledModel(RuleBasedStateMachine):
+class AckLedgerModel(RuleBasedStateMachine):
     deduplicates = True
 
     @initialize()
     def begin(self) -> None:
-        self.handled = Handled(0, deduplicates=self.deduplicates)
+        self.ledger = AckLedger(0, deduplicates=self.deduplicates)
         self.waiting: set[int] = set()
         self.handed: set[int] = set()
         self.acked: set[int] = set()
@@ -32,7 +32,7 @@ class HandledModel(RuleBasedStateMachine):
     def arrive(self, start: int, rows: int) -> None:
         came = set(range(start, start + rows))
         known = self.waiting | self.acked | (self.handed if self.deduplicates else set())
-        found = self.handled.arrived(start, start + rows)
+        found = self.ledger.arrive(start, start + rows)
         assert [offset for low, high in found.fresh for offset in range(low, high)] == sorted(came - known)
         assert [offset for low, high in found.acked for offset in range(low, high)] == sorted(came & self.acked)
         self.waiting |= came - known
@@ -40,7 +40,7 @@ class HandledModel(RuleBasedStateMachine):
     @rule(offsets=st.sets(st.integers(0, 45), min_size=1, max_size=12))
     def arrive_picked(self, offsets: set[int]) -> None:
         known = self.waiting | self.acked | (self.handed if self.deduplicates else set())
-        found = self.handled.arrived_picked(sorted(offsets))
+        found = self.ledger.arrive_singles(sorted(offsets))
         if found is None:
             assert not offsets & (known | self.handed - self.acked)
         else:
@@ -52,20 +52,20 @@ class HandledModel(RuleBasedStateMachine):
     @rule(number=st.integers(1, 12))
     def hand_out_picked(self, number: int) -> None:
         if offsets := sorted(self.waiting)[::2][:number]:
-            self.handled.handed_out_picked(offsets)
+            self.ledger.hand_out_singles(offsets)
             self.waiting -= set(offsets)
             self.handed |= set(offsets)
 
     @rule(number=st.integers(1, 12))
     def give_up_picked(self, number: int) -> None:
         if offsets := sorted(self.waiting)[::2][:number]:
-            self.handled.given_up_picked(offsets)
+            self.ledger.drop_singles(offsets)
             self.waiting -= set(offsets)
 
     @rule(number=st.integers(1, 12))
     def ack_narrow(self, number: int) -> None:
         if offsets := sorted(self.handed)[::2][:number]:
-            self.handled.acked_narrow([(offset, offset + 1) for offset in offsets])
+            self.ledger.ack_narrow([(offset, offset + 1) for offset in offsets])
             for states in (self.handed, self.waiting):
                 states -= set(offsets)
             self.acked |= set(offsets)
@@ -83,20 +83,20 @@ class HandledModel(RuleBasedStateMachine):
     @rule(start=STARTS, rows=ROWS)
     def hand_out(self, start: int, rows: int) -> None:
         if found := self.pick(start, rows, self.waiting):
-            self.handled.handed_out(*found)
+            self.ledger.hand_out(*found)
             self.waiting -= set(range(*found))
             self.handed |= set(range(*found))
 
     @rule(start=STARTS, rows=ROWS)
     def give_up(self, start: int, rows: int) -> None:
         if found := self.pick(start, rows, self.waiting):
-            self.handled.given_up(*found)
+            self.ledger.drop(*found)
             self.waiting -= set(range(*found))
 
     @rule(start=STARTS, rows=ROWS)
     def ack(self, start: int, rows: int) -> None:
         if found := self.pick(start, rows, self.handed):
-            self.handled.acked(*found)
+            self.ledger.ack(*found)
             for states in (self.handed, self.waiting):
                 states -= set(range(*found))
             self.acked |= set(range(*found))
@@ -104,16 +104,16 @@ class HandledModel(RuleBasedStateMachine):
     @rule(start=STARTS, rows=ROWS)
     def nack(self, start: int, rows: int) -> None:
         if found := self.pick(start, rows, self.handed):
-            self.handled.nacked(*found)
+            self.ledger.nack(*found)
             self.handed -= set(range(*found))
 
 
-class ForgetfulModel(HandledModel):
+class ForgetfulModel(AckLedgerModel):
     deduplicates = False
 
 
 def test_with_deduplication_nothing_handed_out_comes_again() -> None:
-    check_state_machine(HandledModel)
+    check_state_machine(AckLedgerModel)
 
 
 def test_without_it_only_what_was_acked_does_not_come_again() -> None:
@@ -121,16 +121,16 @@ def test_without_it_only_what_was_acked_does_not_come_again() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_the_lowest_is_forgotten_first() -> None:
-    handled = Handled(0, deduplicates=True)
+    ledger = AckLedger(0, deduplicates=True)
     for number in range(limits.CLIENT_HANDLED_RANGES_MAX + 3):
-        handled.acked(2 * number, 2 * number + 1)
-    assert handled.ranges == limits.CLIENT_HANDLED_RANGES_MAX
-    assert handled.arrived(0, 1).fresh == [(0, 1)]
-    assert handled.arrived(6, 7).acked == [(6, 7)]
+        ledger.ack(2 * number, 2 * number + 1)
+    assert ledger.ranges == limits.CLIENT_HANDLED_RANGES_MAX
+    assert ledger.arrive(0, 1).fresh == [(0, 1)]
+    assert ledger.arrive(6, 7).acked == [(6, 7)]
 
 
 def test_a_cumulative_ack_covers_everything_below() -> None:
-    handled = Handled(0, deduplicates=False)
-    handled.acked(7, 9)
-    handled.acked(0, 5)
-    assert handled.arrived(0, 10)[:2] == ([(5, 7), (9, 10)], [(0, 5), (7, 9)])
+    ledger = AckLedger(0, deduplicates=False)
+    ledger.ack(7, 9)
+    ledger.ack(0, 5)
+    assert ledger.arrive(0, 10)[:2] == ([(5, 7), (9, 10)], [(0, 5), (7, 9)])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from icestream.client.backoff import Backoff
+from icestream.rpc.backoff import RetryBackoff
 from icestream.runtime.randomness import SeededRandomness
 
 
 def test_each_wait_lies_in_the_upper_half_of_its_step() -> None:
-    backoff = Backoff(SeededRandomness(1), 0.1, 1.0)
+    backoff = RetryBackoff(SeededRandomness(1), 0.1, 1.0)
     waits = [backoff.next_seconds() for _ in range(6)]
     for wait, step in zip(waits, (0.1, 0.2, 0.4, 0.8, 1.0, 1.0), strict=True):
         assert step / 2 <= wait <= step
 
 
 def test_success_starts_again_from_the_first_step() -> None:
-    backoff = Backoff(SeededRandomness(1), 0.1, 1.0)
+    backoff = RetryBackoff(SeededRandomness(1), 0.1, 1.0)
     for _ in range(5):
         backoff.next_seconds()
     backoff.reset()
@@ -22,5 +22,5 @@ def test_success_starts_again_from_the_first_step() -> None:
 
 
 def test_two_clients_do_not_wait_in_step() -> None:
-    one, other = Backoff(SeededRandomness(1)), Backoff(SeededRandomness(2))
+    one, other = RetryBackoff(SeededRandomness(1)), RetryBackoff(SeededRandomness(2))
     assert [one.next_seconds() for _ in range(5)] != [other.next_seconds() for _ in range(5)]
