@@ -13,7 +13,7 @@ from icestream import errors, limits
 from icestream.catalogs.bucket import Objects
 from icestream.catalogs.object_reader import ObjectReader
 from icestream.catalogs.store_options import SCHEMES, StoreKind
-from icestream.iceberg.file_io import TableFiles, created_apart
+from icestream.iceberg.file_io import TableFiles, create_each
 from icestream.iceberg.location import normalize
 
 
@@ -65,7 +65,7 @@ class ObjectFiles:
         await self._bucket(place).put_new(place.name, b"".join(pieces))
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
-        await created_apart(self, files)
+        await create_each(self, files)
 
     async def read(self, location: str) -> bytes:
         place = parse_object_location(location)
@@ -137,7 +137,7 @@ class SchemeFiles:
         if all(normalize(location).startswith("file:") for location, _ in files):
             await self._local.create_all(files)
         else:
-            await created_apart(self, files)
+            await create_each(self, files)
 
     async def read(self, location: str) -> bytes:
         return await self._of(location).read(location)

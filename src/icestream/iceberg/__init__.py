@@ -1,5 +1,5 @@
-"""The Iceberg specification: types, schemas, transforms, metadata documents, updates, manifests, table files.
+"""The Iceberg specification: schemas, partitioning, metadata documents, updates, manifests, and the I/O of table files.
 
-Everything here works on values of the specification and knows no catalog, no topic and no process. The catalog server,
-the clients of catalogs, the readers and the pipeline stand above it and do not import each other's Iceberg code.
+Everything here works on values of the specification and knows neither catalogs nor topics nor processes; the catalog
+server, the catalog clients, the readers and the pipeline are built on it.
 """

@@ -1,13 +1,13 @@
-"""The files of tables: the catalog writes and reads metadata files, and makes durable what others wrote.
+"""File I/O of tables: the catalog writes and reads metadata files, and makes durable what other processes wrote.
 
-    create         the file is on disk, with its name, when this returns (hazard 11); it must not exist. Unless
-                   `is_synced` is false: then it is once somebody has called make_durable for it
-    create_all     the same for many; they may share a sync. After an error some may be there. `in_new_folders`: no
-                   other call uses the folders of these files, and the names of the folders share that sync, too
-    make_durable   everything that anybody wrote to the disks of these locations is on disk when this returns
-    make_folder    others can write files into it; stores without folders have nothing to do
+    create         the file and its name are on disk when this returns (hazard 11); the file must not exist. With
+                   `is_synced` false it is durable only after a call of make_durable
+    create_all     the same for many files, which may share a sync. After an error some may exist. `in_new_folders`: no
+                   other call uses the directories of these files; then their names share that sync, too
+    make_durable   everything that any process wrote to the disks of these locations is on disk when this returns
+    make_folder    other processes can write files into it; object stores have nothing to do
 
-Local files here; object stores, where a finished upload is durable: catalogs/object_files.py.
+Local files are here; object stores, where a finished upload is durable, in catalogs/object_files.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Final, Protocol, TypeVar
 
 from icestream import errors, limits
 from icestream.iceberg.location import normalize
-from icestream.iceberg.log_disk import LogDiskMonitor
-from icestream.iceberg.shared_sync import SharedSync
+from icestream.iceberg.shared_sync import LogDiskMonitor, SharedSync
 from icestream.iceberg.symlink_guard import SymlinkEscape, SymlinkGuard
 from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock, SystemClock
@@ -50,21 +49,22 @@ class TableFiles(Protocol):
     ) -> None: ...
 
     async def read(self, location: str) -> bytes:
-        """Raises MetadataFileMissing, and MetadataFileDamaged for one that is too large to be one."""
+        """Returns the whole file. Raises MetadataFileMissing, and MetadataFileDamaged if it exceeds the size limit of
+        metadata files."""
 
     async def exists(self, location: str) -> bool: ...
 
     async def size(self, location: str) -> int:
-        """In bytes; 0 where it is not there."""
+        """Returns the size in bytes; 0 if the file does not exist."""
 
     async def remove(self, location: str) -> None:
-        """Whether or not it is there. Never fails."""
+        """Removes the file if it exists. Never raises."""
 
     async def names(self, location: str) -> list[tuple[str, int]]:
-        """The files of a directory, with the time in ms when each was last written; none where it is not there."""
+        """Returns the names of a directory's files and their modification times in ms; empty if it does not exist."""
 
     async def remove_empty(self, location: str) -> None:
-        """A directory and those in it, as far as there is no file in them. Never fails."""
+        """Removes a directory and its subdirectories as far as they contain no file. Never raises."""
 
     async def make_durable(self, locations: Sequence[str]) -> None: ...
 
@@ -79,14 +79,14 @@ class Folder(Directory, Protocol):
     def remove_empty(self) -> None: ...
 
     def disk_number(self) -> int:
-        """Of the file system that it lies on."""
+        """Returns the device number of its file system."""
 
     def sync_disk(self) -> None:
-        """Everything that anybody wrote to the file system of this directory is on disk when it returns."""
+        """Everything that any process wrote to the file system of this directory is on disk when it returns."""
 
 
 class LocalFiles:
-    """Below `file:/`."""
+    """Files below `file:/`."""
 
     def __init__(
         self,
@@ -96,17 +96,17 @@ class LocalFiles:
         log: LogDiskMonitor | None = None,
         near: Callable[[], Offload] | None = None,
     ) -> None:
-        """`open_folder(path, is_new)`: `is_new` makes it where it is not there; else FileNotFoundError. With
-        `is_lasting=False` the names of folders that it makes are not synced. `log`: that
-        of the broker, whose disk gets some rest between two syncs of all of it. `near`: makes an offload for what is
-        mostly short, each for calls that take about as long: a small file with its syncs takes a thousand times as long
-        as a look at one, and an average of both says nothing about either."""
+        """`open_folder(path, is_new)` creates a missing directory if `is_new`, else raises FileNotFoundError; with
+        `is_lasting=False` it does not sync the names of directories that it creates. `log` watches the disk of the
+        broker's log, which gets some rest between two full syncs. `near` creates an offload for calls that are mostly
+        short, one for each kind of call: writing a small file with its syncs takes a thousand times as long as a
+        lookup, and the average of both would predict neither."""
         self._open = open_folder
         self._offload = offload
         self._synced = near() if near is not None else offload
         self._unsynced = near() if near is not None else offload
         self._log = log
-        self._shared = SharedSync(self._sync_disks, clock or SystemClock())
+        self._shared_sync = SharedSync(self._sync_disks, clock or SystemClock())
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         path, name = _split(location)
@@ -118,21 +118,21 @@ class LocalFiles:
             raise _not_written(location, error) from error
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
-        """Each disk is synced once, behind the last of them."""
+        """Many files: each disk is synced once, after the last file."""
         if len(files) <= limits.FILES_SYNCED_APART_MAX:
-            await created_apart(self, files)
+            await create_each(self, files)
             return
-        made: list[str] = []
+        created: list[str] = []
         try:
-            await self._offload.run(lambda: self._create_unsynced(files, made, in_new_folders))
-            await self.make_durable(made)
+            await self._offload.run(lambda: self._create_unsynced(files, created, in_new_folders))
+            await self.make_durable(created)
         except errors.IcestreamError:
-            for location in made:
+            for location in created:
                 await self.remove(location)
             raise
 
     def _create_unsynced(
-        self, files: Sequence[tuple[str, Sequence[bytes]]], made: list[str], in_new_folders: bool
+        self, files: Sequence[tuple[str, Sequence[bytes]]], created: list[str], in_new_folders: bool
     ) -> None:
         for location, pieces in files:
             path, name = _split(location)
@@ -141,10 +141,10 @@ class LocalFiles:
                 self._create_in(folder, path, name, pieces, is_synced=False)
             except OSError as error:
                 raise _not_written(location, error) from error
-            made.append(location)
+            created.append(location)
 
     def _create(self, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
-        """First the bytes, then the name: a crash in between leaves a file that nothing points to."""
+        """Syncs the bytes first, then the name: a crash in between leaves a file that nothing references."""
         self._create_in(self._open(path, True), path, name, pieces, is_synced)
 
     def _create_in(self, folder: Folder, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
@@ -176,7 +176,9 @@ class LocalFiles:
             directory.close()
         try:
             if file.size() > limits.CATALOG_DOCUMENT_BYTES_MAX:
-                raise errors.MetadataFileDamaged(f"{location} has {file.size()} bytes: it is no metadata file")
+                raise errors.MetadataFileDamaged(
+                    f"{location} has {file.size()} bytes, more than a metadata file may have"
+                )
             return file.read_at(0, file.size())
         except OSError as error:
             raise _unread(location, error) from error
@@ -219,7 +221,7 @@ class LocalFiles:
         await self._offload.run(lambda: self._remove(*_split(location)))
 
     def _remove(self, path: Path, name: str) -> None:
-        """What cannot be removed now is left to whoever looks for orphans."""
+        """A file that cannot be removed now is left to orphan clean-up."""
         try:
             directory = self._open(path, False)
             try:
@@ -227,7 +229,7 @@ class LocalFiles:
             finally:
                 directory.close()
         except SymlinkEscape as error:
-            _log.warning("a file outside of the warehouse stays", file=str(path / name), reason=error.strerror)
+            _log.warning("file outside of the warehouse not removed", file=str(path / name), reason=error.strerror)
         except OSError:
             return
 
@@ -242,11 +244,11 @@ class LocalFiles:
         except OSError as error:
             raise _unread(f"file:{path}", error) from error
         try:
-            found = []
+            names_and_times = []
             for name in directory.names():
-                with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-                    found.append((name, directory.modified_ms(name)))
-            return found
+                with contextlib.suppress(FileNotFoundError):  # removed in the meantime
+                    names_and_times.append((name, directory.modified_ms(name)))
+            return names_and_times
         finally:
             directory.close()
 
@@ -270,34 +272,34 @@ class LocalFiles:
             raise _not_written(location, error) from error
 
     async def make_durable(self, locations: Sequence[str]) -> None:
-        await self._shared.of({_split(location)[0] for location in locations})
+        await self._shared_sync.sync({_split(location)[0] for location in locations})
 
     async def _sync_disks(self, paths: Collection[Path]) -> bool:
-        """Whether producers write to one of them."""
+        """Returns whether producers write to one of these disks."""
 
         def sync() -> bool:
-            disks = self._synced_disks(paths)
+            disks = self._sync_each_disk(paths)
             return self._log is not None and self._log.is_busy(disks)
 
         return await self._offload.run(sync)
 
-    def _synced_disks(self, paths: Collection[Path]) -> set[int]:
-        """Each disk once."""
-        done = set[int]()
+    def _sync_each_disk(self, paths: Collection[Path]) -> set[int]:
+        """Syncs each disk once and returns their device numbers."""
+        synced = set[int]()
         for path in sorted(paths):
             try:
-                done.add(self._sync_disk(path, done))
+                synced.add(self._sync_disk(path, synced))
             except FileNotFoundError:
-                continue  # nobody wrote anything there
+                continue  # nothing was written there
             except OSError as error:
-                raise _not_written(f"what others wrote in file:{path}", error) from error
-        return done
+                raise _not_written(f"files of other processes in file:{path}", error) from error
+        return synced
 
-    def _sync_disk(self, path: Path, done: Collection[int]) -> int:
+    def _sync_disk(self, path: Path, synced: Collection[int]) -> int:
         directory = self._open(path, False)
         try:
             number = directory.disk_number()
-            if number not in done:
+            if number not in synced:
                 directory.sync_disk()
             return number
         finally:
@@ -316,27 +318,28 @@ def _write(file: File, pieces: Sequence[bytes], is_synced: bool) -> None:
         file.close()
 
 
-async def created_apart(store: TableFiles, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
-    """Each by itself, some at a time."""
-    await asyncio.gather(*(store.create(*one) for one in files))
+async def create_each(store: TableFiles, files: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+    """Creates each file with syncs of its own, concurrently."""
+    await asyncio.gather(*(store.create(location, pieces) for location, pieces in files))
 
 
 class LocalFolder(LocalDirectory):
-    """Everything in it is reached by its descriptor: a link that takes its place, or that of one above, is not met."""
+    """A directory whose files are reached through its descriptor, so that a symbolic link that replaces it, or one of
+    its parents, has no effect."""
 
     def __init__(
-        self, path: Path, *, read_only: bool = False, fence: SymlinkGuard | None = None, is_lasting: bool = True
+        self, path: Path, *, read_only: bool = False, guard: SymlinkGuard | None = None, is_lasting: bool = True
     ) -> None:
-        """`is_lasting`: the names of folders that are made are on disk when this returns."""
-        self._fence = fence
+        """`is_lasting`: the names of directories that are created are on disk when this returns."""
+        self._guard = guard
         try:
             super().__init__(path, read_only=True)
         except FileNotFoundError:
             if read_only:
                 raise
-            if fence is not None:
-                fence.check_new(path)
-            if not is_lasting:  # that of the table and the one in it; what others use is on disk first
+            if guard is not None:
+                guard.check_new(path)
+            if not is_lasting:  # the table's directory and the one in it; directories of other tables are synced first
                 make_directory(path.parent.parent)
                 path.mkdir(parents=True, exist_ok=True)
             super().__init__(path)
@@ -344,8 +347,8 @@ class LocalFolder(LocalDirectory):
 
     def _check(self, fd: int, path: Path) -> None:
         try:
-            if self._fence is not None:
-                self._fence.check_open(fd, path)
+            if self._guard is not None:
+                self._guard.check_open(fd, path)
         except SymlinkEscape:
             os.close(fd)
             raise
@@ -376,7 +379,7 @@ class LocalFolder(LocalDirectory):
         return os.stat(name, dir_fd=self._fd).st_mtime_ns // 1_000_000
 
     def remove_empty(self) -> None:
-        """From the leaves up; one with a file in it stays, and so do those above it."""
+        """From the leaves up; a directory with a file stays, and so do its parents."""
         for _, folders, _, fd in os.fwalk(".", topdown=False, dir_fd=self._fd):
             for name in folders:
                 with contextlib.suppress(OSError):
@@ -388,13 +391,13 @@ class LocalFolder(LocalDirectory):
         return os.fstat(self._fd).st_dev
 
     def sync_disk(self) -> None:
-        """One call for all files that an engine wrote: which ones stands in manifests that nobody has read here."""
+        """One call for all files that an engine wrote: their names are in manifests, which the catalog has not read."""
         sync_disk(self._fd)
 
 
 def sync_disk(fd: int) -> None:
-    """Everything on the file system of this descriptor is on disk when it returns. Raises OSError, also for what failed
-    since it was opened."""
+    """Everything on the file system of this descriptor is on disk when it returns. Raises OSError, also for writes that
+    failed since the descriptor was opened."""
     if _libc.syncfs(fd) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -405,20 +408,20 @@ def open_local(path: Path, is_new: bool, is_lasting: bool = True) -> LocalFolder
 
 
 def open_inside(roots: Sequence[str]) -> Callable[..., LocalFolder]:
-    """The same as `open_local`, for callers that may touch nothing outside of the roots."""
-    fence = SymlinkGuard(roots)
+    """Returns a function like `open_local` that refuses symbolic links out of the roots."""
+    guard = SymlinkGuard(roots)
 
     def open_folder(path: Path, is_new: bool, is_lasting: bool = True) -> LocalFolder:
-        return LocalFolder(path, read_only=not is_new, fence=fence, is_lasting=is_lasting)
+        return LocalFolder(path, read_only=not is_new, guard=guard, is_lasting=is_lasting)
 
     return open_folder
 
 
 def _path(location: str) -> Path:
-    found = normalize(location)
-    if not found.startswith("file:/"):
+    canonical = normalize(location)
+    if not canonical.startswith("file:/"):
         raise errors.InvalidInput(f"Cannot reach {location}", hint="this warehouse has local files only")
-    return Path(found.removeprefix("file:"))
+    return Path(canonical.removeprefix("file:"))
 
 
 def _split(location: str) -> tuple[Path, str]:
@@ -431,7 +434,7 @@ def _split(location: str) -> tuple[Path, str]:
 
 @lru_cache(1024)
 def _folder(location: str) -> Path:
-    """Of one table the files lie in a few."""
+    """Cached: the files of a table are in a few directories."""
     return _path(location)
 
 
@@ -449,7 +452,7 @@ def _not_written(location: str, error: OSError) -> errors.IcestreamError:
 
 
 def _unread(location: str, error: OSError) -> errors.IcestreamError:
-    """What names no file is missing, whatever stands there instead; a disk that fails is another matter."""
+    """A location that is not a file counts as missing; other errors are faults of the storage."""
     if error.errno in _NO_FILE:
         return _missing(location)
     hint = _ROOTS_HINT if isinstance(error, SymlinkEscape) else "check the disk of the warehouse, and who owns it"
@@ -457,8 +460,8 @@ def _unread(location: str, error: OSError) -> errors.IcestreamError:
 
 
 async def refusing_links(location: str, reading: Awaitable[Content]) -> Content:
-    """What is read of a location that a client names. Raises InvalidInput where a symbolic link leads out of the
-    warehouse: that is a mistake of the client; of a table that is there it is a fault of the storage."""
+    """Returns what `reading` returns, for a location that a client sent. Raises InvalidInput where a symbolic link
+    leads out of the warehouse: in a client's location that is invalid input, in an existing table a storage fault."""
     try:
         return await reading
     except errors.PersistentStorageError as error:

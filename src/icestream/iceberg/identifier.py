@@ -1,7 +1,7 @@
-"""Names of the catalog: namespaces of several levels, and the tables and views in them.
+"""Identifiers of the catalog: namespaces of several levels, and the tables and views in them. Pure.
 
-A level or name is any text but the empty one; it may hold dots and slashes, so the joined form is for people only and
-never a key. The unit separator is what the protocol puts between levels.
+A level or name is any text except the empty one. It may contain dots and slashes, so the joined form is for display
+only, never a key. The protocol separates levels by the unit separator.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ def join_levels(levels: Namespace) -> str:
 
 
 def check_namespace(levels: list[str]) -> Namespace:
+    """Returns the namespace. Raises InvalidInput for an invalid level or number of levels."""
     if not 0 < len(levels) <= limits.CATALOG_LEVELS_MAX:
         raise errors.InvalidInput(f"a namespace of {len(levels)} levels", hint=f"1 to {limits.CATALOG_LEVELS_MAX} fit")
-    return tuple(_checked(level) for level in levels)
+    return tuple(_check_name(level) for level in levels)
 
 
 def identifier(namespace: Namespace, name: str) -> Identifier:
-    return Identifier(namespace, _checked(name))
+    return Identifier(namespace, _check_name(name))
 
 
-def _checked(text: str) -> str:
+def _check_name(text: str) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Locations of tables and of their files: one form for each, and only inside of what the catalog may touch.
+"""Locations of tables and of their files: their canonical form, and which the catalog may touch. Pure.
 
 A local path is written `file:/path` with one slash, because Hadoop rewrites longer forms and then no longer finds what
-they name. `..` and empty segments are refused: a location is compared by its text.
+they name. `..` and empty segments are refused: locations are compared as text.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from icestream.iceberg.values import short_repr
 
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(.*)", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f?#]")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9.-]")
+_PLAIN_CHARACTER: Final = re.compile(r"[A-Za-z0-9.-]")
 
 
 def normalize(location: str) -> str:
-    """The one form of a location. Raises InvalidInput for what is none."""
+    """Returns the canonical form of a location. Raises InvalidInput."""
     scheme, rest = _split(location)
     if scheme == "file":
         prefix, path = "file:/", rest.lstrip("/")
@@ -30,7 +30,7 @@ def normalize(location: str) -> str:
         prefix, is_rooted = f"{scheme}://{host}/", rest.startswith("//") and host not in ("", ".", "..")
     path = path.rstrip("/")
     segments = path.split("/") if path else []
-    if "%" in path:  # some readers decode it
+    if "%" in path:  # some readers decode it: `..` must not hide in an escape
         segments += unquote(path).split("/")
     if not is_rooted or _CONTROL.search(location) or any(segment in ("", ".", "..") for segment in segments):
         raise errors.InvalidInput(
@@ -42,7 +42,7 @@ def normalize(location: str) -> str:
 
 
 def normalize_or_none(location: str) -> str | None:
-    """None for what is no location: it is nobody's to remove."""
+    """Returns None for an invalid location: no file to be removed can be meant by it."""
     try:
         return normalize(location)
     except errors.InvalidInput:
@@ -50,40 +50,43 @@ def normalize_or_none(location: str) -> str | None:
 
 
 def _split(location: str) -> tuple[str, str]:
-    found = _SCHEME.fullmatch(location)
-    if found is None:
+    match = _SCHEME.fullmatch(location)
+    if match is None:
         return "file", location
-    return found[1].lower(), found[2]
+    return match[1].lower(), match[2]
 
 
 def is_inside(location: str, root: str) -> bool:
-    """Both in their one form."""
+    """True if the location is the root or below it. Both in canonical form."""
     return location == root or location.startswith(root.rstrip("/") + "/")
 
 
 def check_inside(location: str, roots: Sequence[str]) -> str:
-    """The one form of a location, if it is inside one of the roots."""
-    found = normalize(location)
-    if not any(is_inside(found, root) for root in roots):
+    """Returns the canonical form of a location. Raises InvalidInput if it is outside of all roots."""
+    canonical = normalize(location)
+    if not any(is_inside(canonical, root) for root in roots):
         raise errors.InvalidInput(
             f"Invalid location: {short_repr(location)} is outside of the warehouse",
             hint=f"the catalog keeps tables inside of {', '.join(roots)}",
         )
-    return found
+    return canonical
 
 
 def namespace_location(warehouse: str, levels: Sequence[str]) -> str:
-    """Where the tables of a namespace lie that has no `location` of its own."""
-    return "/".join([warehouse.rstrip("/"), *map(_plain, levels)])
+    """Returns the default location of a namespace: for its tables if it has no `location` property."""
+    return "/".join([warehouse.rstrip("/"), *map(_path_segment, levels)])
 
 
 def new_location(base: str, name: str, token: str) -> str:
-    """A place of its own for a new table or view in the location of its namespace: a table that is dropped and made
-    again never meets its old files."""
-    return f"{base.rstrip('/')}/{_plain(name)}-{token}"
+    """Returns a unique location for a new table or view below that of its namespace. The token makes it unique, so that
+    a table that is dropped and created again never meets its old files."""
+    return f"{base.rstrip('/')}/{_path_segment(name)}-{token}"
 
 
-def _plain(text: str) -> str:
-    """Letters, digits, dots and dashes; everything else by its bytes. Names of files are short."""
-    made = "".join(one if _PLAIN.fullmatch(one) else "".join(f"_{byte:02x}" for byte in one.encode()) for one in text)
-    return made.lstrip(".")[: limits.CATALOG_PATH_PART_MAX] or "_"
+def _path_segment(text: str) -> str:
+    """Returns a safe path segment: letters, digits, dots and dashes; other characters by their bytes, truncated."""
+    safe = "".join(
+        character if _PLAIN_CHARACTER.fullmatch(character) else "".join(f"_{byte:02x}" for byte in character.encode())
+        for character in text
+    )
+    return safe.lstrip(".")[: limits.CATALOG_PATH_PART_MAX] or "_"

@@ -1,10 +1,10 @@
-"""Metadata files: their names, and their bytes.
+"""Metadata files: their names and their bytes. Pure.
 
     {location}/metadata/{version}-{UUID}.metadata.json        written once, never changed
 
 `write.metadata.path` puts them elsewhere, `write.metadata.compression-codec` = gzip makes them `.gz.metadata.json`. The
-UUID makes the name of each attempt its own: who finds a name in a table's history knows who wrote it. Those of this
-catalog are of version 8, those of other catalogs of version 4 and others: what is not ours is never tidied up.
+UUID makes the name of each commit attempt unique, so a name in a table's history identifies the attempt. Names of this
+catalog have UUIDs of version 8, those of other catalogs version 4 and others: only our own are ever cleaned up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from icestream.iceberg.location import check_inside
 from icestream.iceberg.values import short_repr
 
 PATH: Final = "write.metadata.path"
-# Where data lies that is not below the table's location; what the last two name is older than the first.
+# Properties that place data outside of the table's location; the last two are older names of the first.
 DATA_PATHS: Final = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
 CODEC: Final = "write.metadata.compression-codec"
 _WRITE_BYTES_MIN: Final = 32 * limits.KIB
@@ -32,13 +32,14 @@ _GZIPPED: Final = re.compile(r".*(?:\.gz\.metadata\.json|\.metadata\.json\.gz)")
 
 
 def data_places(location: str, properties: Mapping[str, str]) -> list[str]:
-    """A name in each directory below which engines write files of a table; each may be on a disk of its own."""
-    given = [properties[name].rstrip("/") for name in DATA_PATHS if properties.get(name)]
-    return [f"{place}/file" for place in (location, f"{location}/data", directory(location, properties), *given)]
+    """Returns a file name in each directory below which engines write files of a table; each may be on another disk."""
+    configured = [properties[name].rstrip("/") for name in DATA_PATHS if properties.get(name)]
+    directories = (location, f"{location}/data", directory(location, properties), *configured)
+    return [f"{place}/file" for place in directories]
 
 
 def check_places(properties: Mapping[str, str], roots: Sequence[str]) -> None:
-    """Raises InvalidInput for paths outside of the roots: the catalog could not make durable what lies there."""
+    """Raises InvalidInput for configured paths outside of the roots: the catalog could not make files there durable."""
     for name in (PATH, *DATA_PATHS):
         if path := properties.get(name):
             check_inside(path, roots)
@@ -53,10 +54,10 @@ def is_ours(name: str) -> bool:
 
 
 def own_uuid(token: bytes) -> str:
-    """A UUID of version 8 from 16 bytes of chance."""
-    made = bytearray(token)
-    made[6], made[8] = made[6] & 0x0F | 0x80, made[8] & 0x3F | 0x80
-    text = made.hex()
+    """Returns a UUID of version 8, the mark of this catalog, from 16 random bytes."""
+    octets = bytearray(token)
+    octets[6], octets[8] = octets[6] & 0x0F | 0x80, octets[8] & 0x3F | 0x80
+    text = octets.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
@@ -68,9 +69,9 @@ def new_name(version: int, uuid: str, properties: Mapping[str, str]) -> str:
 
 
 def version_of(file_location: str) -> int:
-    """The number in the name of a file, also of other catalogs; 0 when it has none."""
-    found = _VERSION.fullmatch(file_location.rsplit("/", 1)[-1])
-    return int(found[1]) if found else 0
+    """Returns the version number in a file name, also of other catalogs; 0 if it has none."""
+    match = _VERSION.fullmatch(file_location.rsplit("/", 1)[-1])
+    return int(match[1]) if match else 0
 
 
 def is_gzipped(file_location: str) -> bool:
@@ -78,39 +79,40 @@ def is_gzipped(file_location: str) -> bool:
 
 
 def compress(file_location: str, pieces: Sequence[bytes]) -> Sequence[bytes]:
-    """What is written under this name."""
+    """Returns the bytes to be written under this name. Raises InvalidInput if they are too many."""
     size = sum(map(len, pieces))
     if size > limits.CATALOG_DOCUMENT_BYTES_MAX:
         raise errors.InvalidInput(
-            f"a metadata file of {size} bytes, at most {limits.CATALOG_DOCUMENT_BYTES_MAX} fit",
+            f"metadata file of {size} bytes exceeds the limit of {limits.CATALOG_DOCUMENT_BYTES_MAX}",
             hint="expire snapshots",
         )
-    return [gzip.compress(b"".join(pieces), 6, mtime=0)] if is_gzipped(file_location) else _gathered(pieces)
+    return [gzip.compress(b"".join(pieces), 6, mtime=0)] if is_gzipped(file_location) else _join_small(pieces)
 
 
-def _gathered(pieces: Sequence[bytes]) -> list[bytes]:
-    """Small ones together: each is a write of its own."""
-    made: list[bytes] = []
+def _join_small(pieces: Sequence[bytes]) -> list[bytes]:
+    """Joins small pieces, because each piece is a write of its own; large ones are not copied."""
+    joined: list[bytes] = []
     small: list[bytes] = []
     for piece in pieces:
         if len(piece) < _WRITE_BYTES_MIN:
             small.append(piece)
         else:
-            made += (b"".join(small), piece)
+            joined += (b"".join(small), piece)
             small = []
-    return [piece for piece in (*made, b"".join(small)) if piece]
+    return [piece for piece in (*joined, b"".join(small)) if piece]
 
 
 def decompress(file_location: str, data: bytes) -> bytes:
-    """What a file of this name says. A small one that unpacks to a huge one is refused."""
+    """Returns the document in a file of this name. Raises MetadataFileDamaged, also for a small file that would
+    decompress to a huge one."""
     if not is_gzipped(file_location):
         return data
-    most = limits.CATALOG_DOCUMENT_BYTES_MAX
-    unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    size_max = limits.CATALOG_DOCUMENT_BYTES_MAX
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
-        found = unzip.decompress(data, most + 1)
+        document = decompressor.decompress(data, size_max + 1)
     except zlib.error as error:
-        raise errors.MetadataFileDamaged(f"{file_location} is not packed as its name says: {error}") from None
-    if len(found) > most or not unzip.eof:
-        raise errors.MetadataFileDamaged(f"{file_location} is cut off, or has more than {most} bytes")
-    return found
+        raise errors.MetadataFileDamaged(f"{file_location} is not gzip-compressed as its name says: {error}") from None
+    if len(document) > size_max or not decompressor.eof:
+        raise errors.MetadataFileDamaged(f"{file_location} is truncated, or has more than {size_max} bytes")
+    return document

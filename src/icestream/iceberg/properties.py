@@ -1,4 +1,4 @@
-"""Properties of a table or view: reading them as numbers and flags, and the names that are not theirs to set."""
+"""Properties of a table or view: typed access, and the reserved names. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from icestream import errors
 from icestream.iceberg.values import short_repr
 
 FORMAT_VERSION: Final = "format-version"
-# What engines show as properties although the document has fields for it; it is never stored as one.
+# Engines show these as properties although the document has fields for them; they are never stored as properties.
 RESERVED: Final = frozenset(
     (
         FORMAT_VERSION,
@@ -26,17 +26,17 @@ RESERVED: Final = frozenset(
 
 
 def as_integer(properties: Mapping[str, str], name: str, default: int) -> int:
-    """A value that is no number is refused: a table must not live by a guess."""
-    found = properties.get(name)
-    if found is None:
+    """Returns the number. Raises InvalidInput for other text: falling back to the default would hide the mistake."""
+    text = properties.get(name)
+    if text is None:
         return default
     try:
-        return int(found)
+        return int(text)
     except ValueError:
-        raise errors.InvalidInput(f"Table property {name} must have integer value: {short_repr(found)}") from None
+        raise errors.InvalidInput(f"Table property {name} must have integer value: {short_repr(text)}") from None
 
 
 def as_flag(properties: Mapping[str, str], name: str, default: bool) -> bool:
-    """As Java reads one: `true` in any case, and everything else is not."""
-    found = properties.get(name)
-    return default if found is None else found.lower() == "true"
+    """Returns the flag as Java reads it: `true` in any case is true, every other text is false."""
+    text = properties.get(name)
+    return default if text is None else text.lower() == "true"

@@ -1,4 +1,4 @@
-"""Snapshots and the references to them: what is one.
+"""Snapshots and the references to them: validation, and the fields with defaults. Pure.
 
 snapshot    {"snapshot-id", "parent-snapshot-id", "sequence-number", "timestamp-ms", "manifest-list", "summary",
              "schema-id", "first-row-id", "added-rows"}; a v1 table may name its manifests instead of their list
@@ -16,7 +16,7 @@ from icestream.iceberg import values
 from icestream.iceberg.values import Object, short_repr
 
 MAIN: Final = "main"
-NO_SNAPSHOT: Final = -1  # how v1 and v2 write that there is none
+NO_SNAPSHOT: Final = -1  # written by v1 and v2 for a table without snapshots
 _LONGS: Final = (
     "snapshot-id",
     "timestamp-ms",
@@ -29,13 +29,13 @@ _REFERENCE_FIELDS: Final = ("snapshot-id", "type", "min-snapshots-to-keep", "max
 
 
 def check_snapshot(snapshot: Object) -> None:
-    """Raises InvalidInput when it has not the form of a snapshot."""
-    if not _is_usual(snapshot):
-        _check_closely(snapshot)
+    """Raises InvalidInput for an object that is not a snapshot."""
+    if not _is_common_form(snapshot):
+        _check_fields(snapshot)
 
 
-def _is_usual(snapshot: Object) -> bool:
-    """The form that nearly all have, looked at the short way: a table is read with a thousand of them."""
+def _is_common_form(snapshot: Object) -> bool:
+    """True for the form that nearly all snapshots have. A fast path: a table is read with a thousand of them."""
     get = snapshot.get
     summary = get("summary")
     return (
@@ -55,7 +55,7 @@ def _is_usual(snapshot: Object) -> bool:
     )
 
 
-def _check_closely(snapshot: Object) -> None:
+def _check_fields(snapshot: Object) -> None:
     values.long(snapshot, "snapshot-id")
     values.long(snapshot, "timestamp-ms")
     for name in ("parent-snapshot-id", "sequence-number", "first-row-id", "added-rows"):
@@ -69,17 +69,19 @@ def _check_closely(snapshot: Object) -> None:
 
 
 def sequence_number(snapshot: Object) -> int:
-    """0 in v1 tables, which count none."""
+    """Returns 0 for snapshots of v1 tables, which have no sequence numbers."""
     return values.optional_long(snapshot, "sequence-number") or 0
 
 
 def operation(snapshot: Object) -> str:
-    """What the snapshot did; Iceberg reads a missing word as the most careful one."""
+    """Returns the operation of the snapshot. A missing one counts as `overwrite`, the most cautious choice, as in
+    Iceberg's own library."""
     return (snapshot.get("summary") or {}).get("operation") or "overwrite"
 
 
 def check_reference(name: str, reference: Object) -> Object:
-    """The reference itself, of an object that may say more (an update)."""
+    """Returns the fields of the reference, validated, of an object that may have more (an update). Raises
+    InvalidInput."""
     values.long(reference, "snapshot-id")
     kind = values.text(reference, "type").lower()
     if kind not in ("branch", "tag"):

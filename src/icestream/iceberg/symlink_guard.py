@@ -1,8 +1,9 @@
-"""Symbolic links must not lead out of the warehouse: a purge would remove what lies there, such as the broker's log.
+"""Refuses symbolic links out of the warehouse: a purge would remove what lies there, such as the broker's log.
 
-What lies in a root by its name must lie in one in truth. A descriptor that is open is asked where it is, so nobody can
-change the way afterwards; whoever holds it reaches everything by it. A root may itself be a link, and be moved while
-we run: then all of them are looked at again. What no root holds by its name is for others to judge (location.py).
+A path inside a root by its name must be inside a root by its real location. The check asks an open descriptor for its
+location, so the path cannot be exchanged afterwards: all access goes through the descriptor. A root may itself be a
+link and be moved while the process runs; then the real locations of all roots are determined again. Paths outside of
+all roots are not checked here: location.py refuses them.
 """
 
 from __future__ import annotations
@@ -16,38 +17,39 @@ from icestream.iceberg.location import is_inside, normalize_or_none
 
 
 class SymlinkEscape(OSError):
-    """Nothing was read, written or removed."""
+    """A path leaves the warehouse through a symbolic link. Nothing was read, written or removed."""
 
-    def __init__(self, path: Path, place: str) -> None:
-        super().__init__(EXDEV, f"a symbolic link leads out of the warehouse, to {place}", str(path))
+    def __init__(self, path: Path, real_path: str) -> None:
+        super().__init__(EXDEV, f"a symbolic link leads out of the warehouse, to {real_path}", str(path))
 
 
 class SymlinkGuard:
     def __init__(self, roots: Sequence[str]) -> None:
-        """`roots`: locations. Those that are no local directories do not matter here; others refuse what is none."""
-        found = [normalize_or_none(root) for root in roots]
-        self._roots = [one.removeprefix("file:") for one in found if one and one.startswith("file:/")]
-        self._places: list[str] = []  # where the roots are in truth
+        """`roots`: warehouse locations. Only `file:` roots can contain symbolic links."""
+        locations = [normalize_or_none(root) for root in roots]
+        self._roots = [root.removeprefix("file:") for root in locations if root and root.startswith("file:/")]
+        self._real_roots: list[str] = []
 
     def check_open(self, fd: int, path: Path) -> None:
-        self._check(path, place_of(fd, path))
+        """Raises SymlinkEscape if the open file or directory is outside of the roots. `path` is how it was opened."""
+        self._check(path, real_path_of(fd, path))
 
     def check_new(self, path: Path) -> None:
-        """Before it is made, with those above it."""
+        """Raises SymlinkEscape if a directory that does not exist yet would be created outside of the roots."""
         self._check(path, os.path.realpath(path))
 
-    def _check(self, path: Path, place: str) -> None:
-        if any(is_inside(place, root) for root in self._places):
+    def _check(self, path: Path, real_path: str) -> None:
+        if any(is_inside(real_path, root) for root in self._real_roots):
             return
         if not any(is_inside(str(path), root) for root in self._roots):
             return
-        self._places = [os.path.realpath(root) for root in self._roots]
-        if not any(is_inside(place, root) for root in self._places):
-            raise SymlinkEscape(path, place)
+        self._real_roots = [os.path.realpath(root) for root in self._roots]
+        if not any(is_inside(real_path, root) for root in self._real_roots):
+            raise SymlinkEscape(path, real_path)
 
 
-def place_of(fd: int, path: Path) -> str:
-    """Where an open file or directory is in truth; `path` is how it was called, for systems that cannot be asked."""
+def real_path_of(fd: int, path: Path) -> str:
+    """Returns the real path of an open file or directory; by its name on systems without /proc."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  # on the way of every commit
     except OSError:

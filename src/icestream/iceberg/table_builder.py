@@ -20,7 +20,7 @@ from icestream.iceberg import partitioning, sorting, values
 from icestream.iceberg import schema as schemas
 from icestream.iceberg import snapshots as snapshot
 from icestream.iceberg.properties import as_integer
-from icestream.iceberg.schema import Field
+from icestream.iceberg.schema import SchemaField
 from icestream.iceberg.shared_list import SharedList
 from icestream.iceberg.table_metadata import ROW_LINEAGE_SINCE, TableMetadata
 from icestream.iceberg.values import Object
@@ -71,7 +71,7 @@ class TableMetadataBuilder:
             raise errors.InvalidInput(f"Cannot set last added {item_name}: no {item_name} has been added")
         return last_added_id
 
-    def schema_fields(self) -> dict[int, Field]:
+    def schema_fields(self) -> dict[int, SchemaField]:
         """Returns the fields of the current schema; empty before a new table has one."""
         current_schema = values.find(self.fields["schemas"], "schema-id", self.fields["current-schema-id"])
         return schemas.fields_of(current_schema) if current_schema else {}

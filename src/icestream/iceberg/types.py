@@ -5,7 +5,7 @@
     {"type": "list", "element-id", "element", "element-required"}
     {"type": "map", "key-id", "key", "value-id", "value", "value-required"}
 
-A name that is not known is refused: nobody could say whether a partition by it makes sense.
+An unknown name is refused: it could not be decided whether a partition by such a column is valid. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from icestream import errors
 from icestream.iceberg.values import short_repr
 
-# The first format version that has them; all others are as old as the format.
+# The first format version of a type; all other types exist since v1.
 SINCE_VERSION: Final[dict[str, int]] = {
     "timestamp_ns": 3,
     "timestamptz_ns": 3,
@@ -35,7 +35,7 @@ _GEOGRAPHY: Final = re.compile(r"geography\s*\(\s*([^),]*?)\s*(?:,\s*(\w+)\s*)?\
 
 
 def primitive(name: str) -> str:
-    """The family of a primitive type (`decimal` for `decimal(9,2)`)."""
+    """Returns the family of a primitive type (`decimal` for `decimal(9,2)`). Raises InvalidInput."""
     lower = name.lower()
     if lower in _PLAIN:
         return lower
@@ -52,20 +52,20 @@ def primitive(name: str) -> str:
     raise errors.InvalidInput(f"Cannot parse type string to primitive: {short_repr(name)}")
 
 
-def family(kind: Any) -> str:
-    """`struct`, `list`, `map`, or the family of a primitive."""
-    if isinstance(kind, str):
-        return primitive(kind)
-    nested = kind.get("type") if isinstance(kind, dict) else None
+def family(field_type: Any) -> str:
+    """Returns `struct`, `list`, `map`, or the family of a primitive type. Raises InvalidInput."""
+    if isinstance(field_type, str):
+        return primitive(field_type)
+    nested = field_type.get("type") if isinstance(field_type, dict) else None
     if nested not in ("struct", "list", "map"):
-        raise errors.InvalidInput(f"Cannot parse type from json: {short_repr(kind)}")
+        raise errors.InvalidInput(f"Cannot parse type from json: {short_repr(field_type)}")
     return str(nested)
 
 
-def is_nested(kind: Any) -> bool:
-    return not isinstance(kind, str)
+def is_nested(field_type: Any) -> bool:
+    return not isinstance(field_type, str)
 
 
 def canonical(name: str) -> str:
-    """The same text for the same type: engines differ in blanks and case."""
+    """Returns the canonical text of a primitive type: engines differ in blanks and case."""
     return re.sub(r"\s+", "", name).lower()

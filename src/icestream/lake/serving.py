@@ -24,8 +24,8 @@ from icestream.catalogs.table_catalog import TableCatalog
 from icestream.catalogs.warehouse_fence import guard_files
 from icestream.catalogs.warehouse_fence_record import is_object_location, object_warehouse_of
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
-from icestream.iceberg.log_disk import LogDiskMonitor
 from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.shared_sync import LogDiskMonitor
 from icestream.lake.foreign_operations import ForeignOperations
 from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp, Places

@@ -23,7 +23,7 @@ from pyiceberg.types import (
 )
 
 from icestream import errors
-from icestream.iceberg import murmur
+from icestream.iceberg import arrow_transforms
 from icestream.iceberg.arrow_transforms import transform_column
 from icestream.iceberg.conversions import lower_bound, upper_bound
 from icestream.pipeline.files.parquet_layout import ARROW
@@ -55,7 +55,7 @@ def plain(array: Any) -> list[Any]:
 
 def hashes(values: list[bytes]) -> list[int]:
     ends = np.cumsum([0, *map(len, values)])
-    return murmur.murmur3(b"".join(values), ends[:-1], ends[1:]).tolist()
+    return arrow_transforms.murmur3(b"".join(values), ends[:-1], ends[1:]).tolist()
 
 
 @pytest.mark.parametrize(("few", "short_words"), [(0, 0), (2, 0), (2, 3), (100, 64), (100, 0)])
@@ -63,17 +63,17 @@ def hashes(values: list[bytes]) -> list[int]:
 @given(values=st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=250, max_size=600)), max_size=6))
 def test_a_hash_is_the_same_in_whichever_way_it_is_made(few: int, short_words: int, values: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(murmur, "_FEW", few)
-        patch.setattr(murmur, "_SHORT_WORDS", short_words)
-        patch.setattr(murmur, "_CHAINED_BYTES", 64)
+        patch.setattr(arrow_transforms, "_FEW_VALUES", few)
+        patch.setattr(arrow_transforms, "_SHORT_WORDS", short_words)
+        patch.setattr(arrow_transforms, "_CHAIN_BYTES", 64)
         assert hashes(values) == [mmh3.hash(value, 0, signed=False) for value in values]
 
 
 def test_a_long_key_takes_few_steps_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a handful of calls of NumPy: for a key of megabytes they took half a minute."""
     steps = []
-    word = murmur._word
-    monkeypatch.setattr(murmur, "_word", lambda *given: steps.append(1) or word(*given))
+    word = arrow_transforms._word
+    monkeypatch.setattr(arrow_transforms, "_word", lambda *given: steps.append(1) or word(*given))
     values = [bytes(range(251)) * 5000, b"short", b""]
     assert hashes(values) == [mmh3.hash(value, 0, signed=False) for value in values]
     assert len(steps) < 100

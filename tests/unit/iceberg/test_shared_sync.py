@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
-from icestream.iceberg.log_disk import LogDiskMonitor
-from icestream.iceberg.shared_sync import SharedSync
+from icestream.iceberg.shared_sync import LogDiskMonitor, SharedSync
 from icestream.runtime.clock import Clock, SimulatedClock
 
 A, B, C, D = (Path(f"/{name}") for name in "abcd")
@@ -31,7 +30,7 @@ class Disk:
         return await self.gates[-1]
 
     def ask(self, path: Path) -> asyncio.Task[None]:
-        return asyncio.create_task(self.shared.of([path]))
+        return asyncio.create_task(self.shared.sync([path]))
 
 
 async def settle() -> None:
