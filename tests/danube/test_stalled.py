@@ -38,7 +38,7 @@ async def test_a_blocked_subscription_ends_the_stream_with_reason_and_hint(
     await producer.send(b"poison")
     await received.consumer.nack(await received.next(ack=False), delay_ms=0, reason="it is poison")
     await producer.send(b"behind it")
-    await until(lambda: caplog.text.count("gets no messages from offset 0 on") >= 2)
+    await until(lambda: caplog.text.count("is stalled at offset 0") >= 2)
     assert "UNAVAILABLE" in caplog.text
     assert "(it is poison), and the failure policy of subscription s is poison=block" in caplog.text
     assert "icestream sub policy /default/t s poison=dead-letter" in caplog.text
@@ -54,7 +54,7 @@ async def test_messages_that_cannot_be_read_end_the_stream_with_the_reason(
     received = await danube.consumer("/default/t")
     delivery = danube.broker.subscription(TOPIC, "s").deliveries[0]
     delivery.cannot_read(0, errors.LakeAway("the lake process is away", hint="start it again"))
-    await until(lambda: "gets no messages from offset 0 on: the lake process is away (start it again)" in caplog.text)
+    await until(lambda: "is stalled at offset 0: the lake process is away (start it again)" in caplog.text)
     await producer.send(b"m")
     assert await received.payloads(1) == [b"m"], "the client came again by itself"
 
@@ -76,7 +76,7 @@ async def test_a_client_that_holds_messages_keeps_its_stream(
     (consumer,) = danube.broker.subscription(TOPIC, "s").consumers.values()
     assert delivery.is_holding(consumer)
     await received.consumer.ack(held)
-    await until(lambda: "gets no messages from offset 0 on" in caplog.text)
+    await until(lambda: "is stalled at offset 0" in caplog.text)
     assert received.queue.empty()
 
 
@@ -88,13 +88,13 @@ async def test_the_watch_waits_for_a_client_that_holds_messages_and_for_a_silent
     assert watch._timer is None, "there is no stream yet"
     watch.begin()
     watch.delivered()
-    watch._look()
+    watch._on_timeout()
     assert (len(holding), ended) == (2, []), "a message of another key came"
-    watch._look()
+    watch._on_timeout()
     assert (len(holding), ended) == (1, []), "the client has work to do"
-    watch._look()
+    watch._on_timeout()
     assert [error.message for error in ended] == [
-        "subscription s of /default/t gets no messages from offset 7 on: poison"
+        "subscription s of /default/t is stalled at offset 7: poison"
     ]
     watch.close()
 

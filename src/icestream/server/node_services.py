@@ -130,7 +130,7 @@ class NodeServices:
         return self.ports()
 
     async def exposition(self) -> bytes:
-        return gauges.with_counters(await self._families())
+        return gauges.render_exposition(await self._families())
 
     async def _families(self) -> list[Metric]:
         node = self._node

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from icestream import limits
 from icestream.broker import records
-from icestream.frontends.danube.admin_handlers import NOT_YET, AdminHandlers, BrokerAddresses
+from icestream.frontends.danube.admin_handlers import UNIMPLEMENTED, AdminHandlers, BrokerAddresses
 from icestream.frontends.danube.handlers import Call, status_of
 from icestream.frontends.danube.wire import admin_pb2 as pb
 from icestream.frontends.danube.wire import danube_pb2, registry_pb2
@@ -277,10 +277,10 @@ SECURITY = "CreateRole GetRole ListRoles DeleteRole CreateBinding GetBinding Lis
 
 async def test_every_call_of_a_cluster_or_of_security_is_named() -> None:
     expected = {"ClusterAdmin": CLUSTER, "BrokerAdmin": BROKER, "SecurityAdmin": SECURITY, "TopicAdmin": "UnloadTopic"}
-    assert {service: " ".join(names) for service, names in NOT_YET.items()} == expected
+    assert {service: " ".join(names) for service, names in UNIMPLEMENTED.items()} == expected
 
 
-@pytest.mark.parametrize("method", [f"{service}/{name}" for service, names in NOT_YET.items() for name in names])
+@pytest.mark.parametrize("method", [f"{service}/{name}" for service, names in UNIMPLEMENTED.items() for name in names])
 async def test_what_concerns_a_cluster_or_security_does_not_exist_yet(operator: Operator, method: str) -> None:
     assert await operator.refused(method, pb.Empty()) == "UNIMPLEMENTED"
 

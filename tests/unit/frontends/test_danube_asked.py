@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.frontends.danube.danube_consumer import AckWindow
 from icestream.frontends.danube.extensions import ProducerSequence, parse_sequence, parse_start
-from icestream.frontends.danube.window import AckWindow
 from icestream.model.subscription import Start, StartAt
 from icestream.model.topic_name import TopicName
 from tests.support.danube_table import DanubeTable, Refusal, danube_table

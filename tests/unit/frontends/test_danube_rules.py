@@ -97,7 +97,7 @@ async def test_the_limit_of_producers_is_resource_exhausted_and_a_silent_one_mak
     await table.producer()
     await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_producers=1))
     assert await refused(table.producer(name="q")) == "RESOURCE_EXHAUSTED"
-    for one in table.service.producers._here.values():
+    for one in table.service.producers._connected.values():
         one.heard_ms -= limits.DANUBE_PRODUCER_IDLE_MS + 1
     table.service.producers.sweep()
     await table.producer(name="q")
@@ -124,7 +124,7 @@ async def test_the_largest_message_of_a_topic_is_its_policy(table: DanubeTable) 
 
 async def test_one_that_was_silent_for_long_still_sends(table: DanubeTable) -> None:
     mine = await table.producer()
-    table.service.producers._here[mine].heard_ms = 0
+    table.service.producers._connected[mine].heard_ms = 0
     table.service.producers.sweep()
     assert not table.broker.topics.get(TOPIC).producers
     await table.send(mine)
@@ -294,7 +294,7 @@ async def test_an_exclusive_subscription_is_exclusive_in_each_partition(table: D
 async def test_one_that_never_opens_its_stream_loses_its_place(table: DanubeTable) -> None:
     await table.producer()
     await table.subscribe(subscription_type=EXCLUSIVE)
-    for one in table.service.consumers._here.values():
+    for one in table.service.consumers._consumers.values():
         one.since_ms -= limits.DANUBE_CONSUMER_IDLE_MS + 1
     table.service.consumers.sweep()
     await table.subscribe(name="d", subscription_type=EXCLUSIVE)
@@ -462,7 +462,7 @@ async def test_a_window_bounds_what_an_idle_consumer_holds_and_follows_its_acks(
         for message in streaming.stream.messages[seen:]:
             seen += 1
             await table.ack(message)
-    held = [one.window.size for one in table.service.consumers._here.values()]
+    held = [one.window.size for one in table.service.consumers._consumers.values()]
     assert table.broker.subscription(TOPIC, "s").lag == 0, held
 
 

@@ -1,10 +1,10 @@
-"""Ack and Nack: by topic, subscription and offset; no consumer is named.
+"""Ack and Nack: by topic, subscription and offset; the request does not name a consumer.
 
-    unknown topic or subscription                      INTERNAL, as Danube says it
-    an offset that is settled, or was not delivered    OK, nothing happens
-    a non-reliable topic                               OK, nothing happens
+    unknown topic or subscription                      INTERNAL, as in Danube
+    an offset that is settled, or was not delivered    OK, without effect
+    a non-reliable topic                               OK, without effect
 
-Whoever has several of them at once calls `settle` with all.
+Several acknowledgements at once: `settle`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TOPIC_NAME, OFFSET, SUBSCRIPTION = 1, 2, 3
 
 
 class Acknowledgement(NamedTuple):
-    """One message that a consumer is done with, or gives back."""
+    """The ack or nack of one message."""
 
     topic_name: str
     subscription: str
     offset: int
-    nack_delay_ms: int | None = None  # None: it is acked
+    nack_delay_ms: int | None = None  # None: an ack
     reason: str = ""
 
 
@@ -45,7 +45,7 @@ class AckHandler:
 
     async def ack(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.AckRequest, raw)
-        _check(
+        _raise_failure(
             self.settle(
                 [Acknowledgement(request.msg_id.topic_name, request.subscription_name, request.msg_id.topic_offset)]
             )
@@ -53,7 +53,7 @@ class AckHandler:
         return pb.AckResponse(request_id=request.request_id).SerializeToString()
 
     def ack_batch(self, batch: RequestBatch) -> None:
-        """Many acks at once. Those of one consumer, which are the rule, need no look at each."""
+        """Settles many acks at once; acks of one subscription, the usual case, without a loop over the rows."""
         topic_name, subscription = batch.constant_value(TOPIC_NAME), batch.constant_value(SUBSCRIPTION)
         if topic_name is None or subscription is None:
             self._ack_rows(batch)
@@ -61,86 +61,86 @@ class AckHandler:
         try:
             self._ack_all(str(topic_name, "utf-8"), str(subscription, "utf-8"), batch.integers(OFFSET))
         except errors.IcestreamError as error:
-            batch.fail_all(status_number(_failure(error)))
+            batch.fail_all(status_number(_status_error(error)))
         else:
             batch.succeed_all()
 
     def _ack_all(self, topic_name: str, subscription: str, offsets: Sequence[int]) -> None:
-        where, delivery = self._delivery(topic_name, subscription)
+        key, delivery = self._delivery(topic_name, subscription)
         delivery.ack(ranges_of(offsets), delivery.generation)
-        self._consumers.acked(where, len(offsets))
+        self._consumers.acked(key, len(offsets))
 
     def _ack_rows(self, batch: RequestBatch) -> None:
-        request = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
-        for row, error in enumerate(self.settle([Acknowledgement(*one) for one in request])):
+        rows = zip(batch.texts(TOPIC_NAME), batch.texts(SUBSCRIPTION), batch.integers(OFFSET), strict=True)
+        for row, error in enumerate(self.settle([Acknowledgement(*row_values) for row_values in rows])):
             if error is None:
                 batch.succeed(row)
             else:
-                batch.fail(row, status_number(_failure(error)))
+                batch.fail(row, status_number(_status_error(error)))
 
     async def nack(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.NackRequest, raw)
         delay_ms = min(request.delay_ms, limits.FAILURE_POLICY_VALUE_MAX)  # the policy of the subscription bounds it
-        where = request.msg_id
-        given_back = Acknowledgement(
-            where.topic_name, request.subscription_name, where.topic_offset, delay_ms, request.reason
+        message_id = request.msg_id
+        nack = Acknowledgement(
+            message_id.topic_name, request.subscription_name, message_id.topic_offset, delay_ms, request.reason
         )
-        _check(self.settle([given_back]))
+        _raise_failure(self.settle([nack]))
         return pb.NackResponse(request_id=request.request_id).SerializeToString()
 
     def settle(self, batch: Iterable[Acknowledgement]) -> list[errors.IcestreamError | None]:
-        """What is wrong with each. Acks of one shard and subscription count together."""
+        """Returns the error of each acknowledgement, None for success. Acks of a shard and subscription are merged."""
         outcomes: list[errors.IcestreamError | None] = []
         acks: dict[DeliveryKey, tuple[ShardDelivery, list[tuple[int, int]]]] = {}
-        for one in batch:
+        for acknowledgement in batch:
             try:
-                where, delivery = self._delivery(one.topic_name, one.subscription)
+                key, delivery = self._delivery(acknowledgement.topic_name, acknowledgement.subscription)
             except errors.IcestreamError as error:
                 outcomes.append(error)
                 continue
             outcomes.append(None)
-            ranges = ranges_of([one.offset])
-            if one.nack_delay_ms is None:
-                acks.setdefault(where, (delivery, []))[1].extend(ranges)
+            ranges = ranges_of([acknowledgement.offset])
+            if acknowledgement.nack_delay_ms is None:
+                acks.setdefault(key, (delivery, []))[1].extend(ranges)
             else:
-                delivery.nack(ranges, delivery.generation, one.nack_delay_ms, reason=one.reason)
-                self._consumers.acked(where, 1)
-        for where, (delivery, ranges) in acks.items():
+                delivery.nack(ranges, delivery.generation, acknowledgement.nack_delay_ms, reason=acknowledgement.reason)
+                self._consumers.acked(key, 1)
+        for key, (delivery, ranges) in acks.items():
             delivery.ack(ranges, delivery.generation)
-            self._consumers.acked(where, len(ranges))
+            self._consumers.acked(key, len(ranges))
         return outcomes
 
     def _delivery(self, topic_name: str, subscription: str) -> tuple[DeliveryKey, ShardDelivery]:
         topic, part = resolve_partition(self._broker.topics, topic_name)
-        found = topic.subscriptions.get(subscription)
-        if found is None:
+        entry = topic.subscriptions.get(subscription)
+        if entry is None:
             raise unknown_subscription(topic.name, subscription)
         shard = part or 0
-        return (topic.record.id, shard, subscription), found.delivery(shard)
+        return (topic.record.id, shard, subscription), entry.delivery(shard)
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Clients ack in the order in which they get their messages: many offsets are few ranges."""
-    found: list[tuple[int, int]] = []
+    """Merges offsets to ranges [start, end): clients ack in delivery order, so many offsets are few ranges."""
+    ranges: list[tuple[int, int]] = []
     start = end = -1
     for offset in sorted(offsets):
         if offset > end:
             if start < end:
-                found.append((start, end))
+                ranges.append((start, end))
             start = offset
         end = offset + 1
     if start < end:
-        found.append((start, end))
-    return [(start, min(end, limits.OFFSET_MAX)) for start, end in found if start < limits.OFFSET_MAX]
+        ranges.append((start, end))
+    return [(start, min(end, limits.OFFSET_MAX)) for start, end in ranges if start < limits.OFFSET_MAX]
 
 
-def _check(outcomes: list[errors.IcestreamError | None]) -> None:
+def _raise_failure(outcomes: list[errors.IcestreamError | None]) -> None:
     (error,) = outcomes
     if error is not None:
-        raise _failure(error)
+        raise _status_error(error)
 
 
-def _failure(error: errors.IcestreamError) -> Exception:
+def _status_error(error: errors.IcestreamError) -> Exception:
     if isinstance(error, errors.UnknownTopic | errors.UnknownSubscription):
         return CallFailed("INTERNAL", error)
     return error

@@ -1,8 +1,7 @@
-"""Danube's admin services, as a table of handlers: the broker, namespaces, topics, and how subscriptions fail.
+"""Danube's admin services as a handler table: the broker, namespaces, topics, and failure policies of subscriptions.
 
-Topics with partitions are listed by their partitions, as Danube does; they are made and deleted as one. A subscription
-belongs to the whole topic, whichever partition of it is named. What concerns a cluster or security says that it does
-not exist yet.
+Topics with partitions are listed by partition, as in Danube; they are created and deleted as a whole. A subscription
+belongs to the whole topic, whichever of its partitions is named. Cluster and security calls return UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -16,20 +15,23 @@ from icestream import errors
 from icestream.broker.records import TopicPolicies
 from icestream.broker.service import Broker
 from icestream.broker.topic import Topic
-from icestream.frontends.danube.failure_policy import policy_of, wire_policy
 from icestream.frontends.danube.handlers import Call, CallFailed, HandlerTable, decode
 from icestream.frontends.danube.partition_names import base_name, parse_partition, wire_name
 from icestream.frontends.danube.schema_handlers import check_reference
 from icestream.frontends.danube.wire import admin_pb2 as pb
 from icestream.frontends.danube.wire.danube_pb2 import SchemaReference
-from icestream.model.subscription import Dispatch, SubscriptionType
+from icestream.model.subscription import Backoff, Dispatch, FailurePolicy, Poison, SubscriptionType
 from icestream.model.topic_name import TopicName, check_namespace
 
-# As the client protocol numbers them.
+# In the order of their numbers in the client protocol.
 TYPES: Final = tuple(SubscriptionType)
 DELIVERY: Final = {Dispatch.RELIABLE: "Reliable", Dispatch.NON_RELIABLE: "NonReliable"}
 DISPATCH: Final = {pb.NonReliable: Dispatch.NON_RELIABLE, pb.Reliable: Dispatch.RELIABLE}
-NOT_YET: Final = {
+BACKOFF: Final = {pb.Fixed: Backoff.FIXED, pb.Exponential: Backoff.EXPONENTIAL}
+POISON: Final = {pb.DeadLetter: Poison.DEAD_LETTER, pb.Block: Poison.BLOCK, pb.Drop: Poison.DROP}
+_BACKOFF_NUMBERS: Final = {value: number for number, value in BACKOFF.items()}
+_POISON_NUMBERS: Final = {value: number for number, value in POISON.items()}
+UNIMPLEMENTED: Final = {
     "BrokerAdmin": ("UnloadBroker", "ActivateBroker", "GetClusterBalance", "TriggerRebalance"),
     "TopicAdmin": ("UnloadTopic",),
     "ClusterAdmin": ("ClusterStatus", "AddNode", "PromoteNode", "RemoveNode"),
@@ -42,7 +44,7 @@ NOT_YET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddresses:
-    """Where this broker is found."""
+    """The advertised addresses of this broker."""
 
     name: str
     address: str
@@ -51,12 +53,12 @@ class BrokerAddresses:
 
 
 class AdminHandlers:
-    def __init__(self, broker: Broker, place: BrokerAddresses) -> None:
+    def __init__(self, broker: Broker, addresses: BrokerAddresses) -> None:
         self._broker = broker
-        self._place = place
+        self._addresses = addresses
 
     def table(self) -> HandlerTable:
-        found = {
+        implemented = {
             "BrokerAdmin/ListBrokers": self.brokers,
             "BrokerAdmin/GetLeaderBroker": self.leader,
             "BrokerAdmin/ListNamespaces": self.namespaces,
@@ -77,25 +79,27 @@ class AdminHandlers:
             "TopicAdmin/SetSubscriptionDispatchConfig": self.set_dispatch,
             "TopicAdmin/GetSubscriptionDispatchConfig": self.dispatch,
         }
-        later = {f"{service}/{name}": _not_yet(name) for service, names in NOT_YET.items() for name in names}
-        return HandlerTable({f"/danube_admin.{name}": call for name, call in {**found, **later}.items()})
+        unimplemented = {
+            f"{service}/{name}": _unimplemented(name) for service, names in UNIMPLEMENTED.items() for name in names
+        }
+        return HandlerTable({f"/danube_admin.{name}": call for name, call in {**implemented, **unimplemented}.items()})
 
     # --- the broker ---
 
     async def brokers(self, raw: bytes, call: Call) -> bytes:
-        place = self._place
+        addresses = self._addresses
         info = pb.BrokerInfo(
-            broker_id=place.name,
-            broker_addr=place.address,
+            broker_id=addresses.name,
+            broker_addr=addresses.address,
             broker_role="Cluster_Leader",
-            admin_addr=place.admin_address,
-            metrics_addr=place.metrics_address,
+            admin_addr=addresses.admin_address,
+            metrics_addr=addresses.metrics_address,
             broker_status="active",
         )
         return pb.BrokerListResponse(brokers=[info]).SerializeToString()
 
     async def leader(self, raw: bytes, call: Call) -> bytes:
-        return pb.BrokerResponse(leader=self._place.name).SerializeToString()
+        return pb.BrokerResponse(leader=self._addresses.name).SerializeToString()
 
     # --- namespaces ---
 
@@ -103,27 +107,27 @@ class AdminHandlers:
         return pb.NamespaceListResponse(namespaces=sorted(self._broker.topics.namespaces)).SerializeToString()
 
     async def namespace_topics(self, raw: bytes, call: Call) -> bytes:
-        found = self._topics_in(decode(pb.NamespaceRequest, raw).name)
-        return pb.TopicListResponse(topics=[name for name, _ in found]).SerializeToString()
+        topics = self._topics_in(decode(pb.NamespaceRequest, raw).name)
+        return pb.TopicListResponse(topics=[name for name, _ in topics]).SerializeToString()
 
     async def namespace_policies(self, raw: bytes, call: Call) -> bytes:
         name = decode(pb.NamespaceRequest, raw).name
         self._check_namespace(name)
-        found = self._broker.topics.namespaces[name].policies
-        return pb.PolicyResponse(policies=json.dumps(_policies(found))).SerializeToString()
+        policies = self._broker.topics.namespaces[name].policies
+        return pb.PolicyResponse(policies=json.dumps(_policies(policies))).SerializeToString()
 
     async def create_namespace(self, raw: bytes, call: Call) -> bytes:
         await self._broker.create_namespace(decode(pb.NamespaceRequest, raw).name)
-        return _done()
+        return _success()
 
     async def delete_namespace(self, raw: bytes, call: Call) -> bytes:
         name = decode(pb.NamespaceRequest, raw).name
         self._check_namespace(name)
         await self._broker.delete_namespace(name)
-        return _done()
+        return _success()
 
     def _check_namespace(self, name: str) -> None:
-        """NOT_FOUND: whoever administrates does not wait for it to be made."""
+        """Fails with NOT_FOUND for an unknown namespace, which admin tools do not retry."""
         if check_namespace(name) not in self._broker.topics.namespaces:
             raise CallFailed("NOT_FOUND", errors.UnknownNamespace(f"there is no namespace {name}"))
 
@@ -133,27 +137,27 @@ class AdminHandlers:
 
     @staticmethod
     def _names(topics: list[Topic]) -> list[tuple[str, Topic]]:
-        found = sorted(topics, key=lambda topic: topic.name)
-        return [(wire_name(topic, shard), topic) for topic in found for shard in range(topic.record.shards)]
+        in_order = sorted(topics, key=lambda topic: topic.name)
+        return [(wire_name(topic, shard), topic) for topic in in_order for shard in range(topic.record.shards)]
 
     # --- topics ---
 
     async def topics_of_namespace(self, raw: bytes, call: Call) -> bytes:
-        return self._listed(self._topics_in(decode(pb.NamespaceRequest, raw).name))
+        return self._topic_list(self._topics_in(decode(pb.NamespaceRequest, raw).name))
 
     async def topics_of_broker(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.BrokerRequest, raw)
-        if request.broker_id != self._place.name:
-            known = errors.NotConnected(
-                f"there is no broker {request.broker_id[:100]}", hint=f"{self._place.name} is one"
+        if request.broker_id != self._addresses.name:
+            error = errors.NotConnected(
+                f"unknown broker {request.broker_id[:100]}", hint=f"this broker is {self._addresses.name}"
             )
-            raise CallFailed("NOT_FOUND", known)
-        return self._listed(self._names(list(self._broker.topics)))
+            raise CallFailed("NOT_FOUND", error)
+        return self._topic_list(self._names(list(self._broker.topics)))
 
-    def _listed(self, found: list[tuple[str, Topic]]) -> bytes:
+    def _topic_list(self, topics: list[tuple[str, Topic]]) -> bytes:
         infos = [
-            pb.TopicInfo(name=name, broker_id=self._place.name, delivery=DELIVERY[topic.record.dispatch])
-            for name, topic in found
+            pb.TopicInfo(name=name, broker_id=self._addresses.name, delivery=DELIVERY[topic.record.dispatch])
+            for name, topic in topics
         ]
         return pb.TopicInfoListResponse(topics=infos).SerializeToString()
 
@@ -177,7 +181,7 @@ class AdminHandlers:
         await create()
         if subject:
             await self._broker.registry.bind(name, subject)
-        return _done()
+        return _success()
 
     async def delete_topic(self, raw: bytes, call: Call) -> bytes:
         name, part = parse_partition(decode(pb.TopicRequest, raw).name)
@@ -187,25 +191,25 @@ class AdminHandlers:
                 hint=f"delete {name}: all of its partitions go",
             )
         await self._broker.delete_topic(name)
-        return _done()
+        return _success()
 
     async def describe_topic(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.TopicRequest, raw)
         topic = self._topic(request.name)
-        found = pb.DescribeTopicResponse(
+        response = pb.DescribeTopicResponse(
             name=request.name,
             subscriptions=sorted(topic.subscriptions),
-            broker_id=self._place.name,
+            broker_id=self._addresses.name,
             delivery=DELIVERY[topic.record.dispatch],
         )
         schema = self._broker.registry.of_topic(topic.name)
         if schema is not None:
             subject = await self._broker.registry.subject(schema.subject)
-            found.schema_subject, found.schema_id = schema.subject, schema.schema_id
-            found.compatibility_mode = subject.compatibility.value.upper()
+            response.schema_subject, response.schema_id = schema.subject, schema.schema_id
+            response.compatibility_mode = subject.compatibility.value.upper()
             if subject.latest is not None:
-                found.schema_version, found.schema_type = subject.latest.version, subject.latest.type.value
-        return found.SerializeToString()
+                response.schema_version, response.schema_type = subject.latest.version, subject.latest.type.value
+        return response.SerializeToString()
 
     def _topic(self, name: str) -> Topic:
         return self._broker.topics.get(base_name(name))
@@ -219,38 +223,40 @@ class AdminHandlers:
     async def unsubscribe(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
         await self._broker.delete_subscription(base_name(request.topic), request.subscription)
-        return _done()
+        return _success()
 
     async def set_failure_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SetFailurePolicyRequest, raw)
         topic = self._reliable(request.topic)
-        policy = policy_of(request.failure_policy)
+        policy = _failure_policy(request.failure_policy)
         await self._broker.set_failure_policy(topic.name, request.subscription, policy, is_ahead=True)
-        return _done()
+        return _success()
 
     async def failure_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
         topic = self._reliable(request.topic).name
-        planned = await self._broker.planned_subscription(topic, request.subscription)
-        if planned is not None and planned.failure is not None:
-            return pb.GetFailurePolicyResponse(failure_policy=wire_policy(planned.failure.policy())).SerializeToString()
-        found = self._broker.subscription(topic, request.subscription).record
+        pending = await self._broker.planned_subscription(topic, request.subscription)
+        if pending is not None and pending.failure is not None:
+            return pb.GetFailurePolicyResponse(
+                failure_policy=_failure_policy_message(pending.failure.policy())
+            ).SerializeToString()
+        record = self._broker.subscription(topic, request.subscription).record
         return pb.GetFailurePolicyResponse(
-            failure_policy=wire_policy(found.failure.policy()), subscription_type=TYPES.index(found.type)
+            failure_policy=_failure_policy_message(record.failure.policy()), subscription_type=TYPES.index(record.type)
         ).SerializeToString()
 
     async def set_dispatch(self, raw: bytes, call: Call) -> bytes:
-        """0: what the settings of the broker say."""
+        """0 restores the default of the broker's settings."""
         request = decode(pb.SetDispatchConfigRequest, raw)
         topic, count = self._reliable(request.topic), request.dispatch_config.max_unacked_messages
         await self._broker.set_unacked_max(topic.name, request.subscription, count or None, is_ahead=True)
-        return _done()
+        return _success()
 
     async def dispatch(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SubscriptionRequest, raw)
         topic = self._reliable(request.topic).name
-        planned = await self._broker.planned_subscription(topic, request.subscription)
-        count = planned.max_unacked_messages if planned is not None else None
+        pending = await self._broker.planned_subscription(topic, request.subscription)
+        count = pending.max_unacked_messages if pending is not None else None
         if count is None:
             count = self._broker.subscription(topic, request.subscription).record.max_unacked_messages
         count = count or self._broker.options.unacked_max
@@ -260,37 +266,67 @@ class AdminHandlers:
     def _reliable(self, name: str) -> Topic:
         topic = self._topic(name)
         if topic.record.dispatch is not Dispatch.RELIABLE:
-            raise errors.TopicMismatch(f"topic {topic.name} is not reliable", hint="nothing of it is delivered twice")
+            raise errors.TopicMismatch(f"topic {topic.name} is not reliable", hint="its messages are never redelivered")
         return topic
 
 
+def _failure_policy(message: pb.FailurePolicy) -> FailurePolicy:
+    backoff, poison = BACKOFF.get(message.backoff_strategy), POISON.get(message.poison_policy)
+    if backoff is None or poison is None:
+        raise errors.InvalidInput(
+            f"unknown backoff strategy {message.backoff_strategy} or poison policy {message.poison_policy}",
+            hint="backoff: 0 or 1, poison: 0 to 2",
+        )
+    return FailurePolicy(
+        message.max_redelivery_count,
+        message.ack_timeout_ms,
+        message.base_redelivery_delay_ms,
+        message.max_redelivery_delay_ms,
+        backoff,
+        poison,
+        message.dead_letter_topic if message.HasField("dead_letter_topic") else None,
+    )
+
+
+def _failure_policy_message(policy: FailurePolicy) -> pb.FailurePolicy:
+    return pb.FailurePolicy(
+        max_redelivery_count=policy.max_redelivery_count,
+        ack_timeout_ms=policy.ack_timeout_ms,
+        base_redelivery_delay_ms=policy.base_delay_ms,
+        max_redelivery_delay_ms=policy.max_delay_ms,
+        backoff_strategy=_BACKOFF_NUMBERS[policy.backoff],
+        dead_letter_topic=policy.dead_letter_topic,
+        poison_policy=_POISON_NUMBERS[policy.poison],
+    )
+
+
 def _dispatch(strategy: pb.DispatchStrategy) -> Dispatch:
-    found = DISPATCH.get(strategy)
-    if found is None:
-        raise errors.InvalidInput(f"there is no dispatch strategy {strategy}", hint="0 and 1 exist")
-    return found
+    dispatch = DISPATCH.get(strategy)
+    if dispatch is None:
+        raise errors.InvalidInput(f"unknown dispatch strategy {strategy}", hint="allowed: 0 and 1")
+    return dispatch
 
 
-def _policies(found: TopicPolicies) -> dict[str, int]:
-    """In Danube's words; 0: no bound."""
-    named = {
-        "max_producers_per_topic": found.max_producers,
-        "max_subscriptions_per_topic": found.max_subscriptions,
-        "max_consumers_per_topic": found.max_consumers_per_topic,
-        "max_consumers_per_subscription": found.max_consumers_per_subscription,
-        "max_publish_rate": found.max_publish_rate,
-        "max_subscription_dispatch_rate": found.max_dispatch_rate,
-        "max_message_size": found.max_message_bytes,
+def _policies(policies: TopicPolicies) -> dict[str, int]:
+    """The policies under Danube's names; 0 means unlimited."""
+    values = {
+        "max_producers_per_topic": policies.max_producers,
+        "max_subscriptions_per_topic": policies.max_subscriptions,
+        "max_consumers_per_topic": policies.max_consumers_per_topic,
+        "max_consumers_per_subscription": policies.max_consumers_per_subscription,
+        "max_publish_rate": policies.max_publish_rate,
+        "max_subscription_dispatch_rate": policies.max_dispatch_rate,
+        "max_message_size": policies.max_message_bytes,
     }
-    return {name: value or 0 for name, value in named.items()}
+    return {name: value or 0 for name, value in values.items()}
 
 
-def _not_yet(name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
+def _unimplemented(name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
     async def refuse(raw: bytes, call: Call) -> bytes:
-        raise CallFailed("UNIMPLEMENTED", errors.InvalidInput(f"{name}: this broker stands alone and has no users"))
+        raise CallFailed("UNIMPLEMENTED", errors.InvalidInput(f"{name} is not implemented"))
 
     return refuse
 
 
-def _done() -> bytes:
+def _success() -> bytes:
     return pb.Done(success=True).SerializeToString()

@@ -44,141 +44,148 @@ class ConsumerRegistry:
         self._clock = clock
         self._address = address
         self._message_bytes_max = message_bytes_max
-        self._here: dict[int, DanubeConsumer] = {}
-        self._by_place: dict[DeliveryKey, set[DanubeConsumer]] = {}
+        self._consumers: dict[int, DanubeConsumer] = {}
+        self._by_delivery: dict[DeliveryKey, set[DanubeConsumer]] = {}
         self._closing = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._consumers)
 
     # --- calls ---
 
     async def subscribe(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.ConsumerRequest, raw)
-        kind = TYPES.get(request.subscription_type)
-        if kind is None:
-            raise errors.InvalidInput(f"there is no subscription type {request.subscription_type}", hint="0 to 3 exist")
-        place = RegisteredConsumer(
-            request.topic_name, request.subscription, request.consumer_name, kind, tuple(request.key_filters)
+        subscription_type = TYPES.get(request.subscription_type)
+        if subscription_type is None:
+            raise errors.InvalidInput(f"unknown subscription type {request.subscription_type}", hint="allowed: 0 to 3")
+        registration = RegisteredConsumer(
+            request.topic_name,
+            request.subscription,
+            request.consumer_name,
+            subscription_type,
+            tuple(request.key_filters),
         )
         text = call.metadata.get(START)
-        found = await self._join(place, call.peer, parse_start(text) if text is not None else None)
-        await self._ids.keep(CONSUMERS, found.id, place)
-        answer = pb.ConsumerResponse(
-            request_id=request.request_id, consumer_id=found.id, consumer_name=request.consumer_name
+        consumer = await self._join(registration, call.peer, parse_start(text) if text is not None else None)
+        await self._ids.keep(CONSUMERS, consumer.id, registration)
+        response = pb.ConsumerResponse(
+            request_id=request.request_id, consumer_id=consumer.id, consumer_name=request.consumer_name
         )
-        return answer.SerializeToString()
+        return response.SerializeToString()
 
     async def receive(self, raw: bytes, call: Call, stream: OutStream) -> None:
         request = decode(pb.ReceiveRequest, raw)
         try:
-            found = await self._for_stream(request.consumer_id, call)
+            consumer = await self._consumer_for_stream(request.consumer_id, call)
         except errors.IcestreamError:
-            await self._hold()
+            await self._delay_failure()
             raise
         try:
-            found.begin(stream)
-            reason = await found.ended
+            consumer.begin(stream)
+            reason = await consumer.ended
         finally:
-            self._leave(found)
-        if TAKEN_OVER in reason or found.is_stalled:
-            await self._hold()
+            self._leave(consumer)
+        if TAKEN_OVER in reason or consumer.is_stalled:
+            await self._delay_failure()
         raise errors.Refused(f"the stream of consumer {request.consumer_id} ended: {reason}", hint="open it again")
 
-    async def _for_stream(self, id_: int, call: Call) -> DanubeConsumer:
-        """The consumer that subscribed just now, or one that was here before."""
-        found = self._here.get(id_)
-        if found is not None and not found.is_streaming and not found.ended.done():
-            return found
-        place = await self._ids.consumer(id_)
-        if place is None:
+    async def _consumer_for_stream(self, id_: int, call: Call) -> DanubeConsumer:
+        """The consumer with this id, if it has no stream yet; else it joins its subscription anew.
+
+        Raises UnknownSubscription for an id that is not registered, or whose name has a new id by now.
+        """
+        consumer = self._consumers.get(id_)
+        if consumer is not None and not consumer.is_streaming and not consumer.ended.done():
+            return consumer
+        registration = await self._ids.consumer(id_)
+        if registration is None:
             raise no_such_consumer(id_)
-        again = await self._join(place, call.peer, None, create=False)
-        if again.id != id_:
-            again.leave()
+        rejoined = await self._join(registration, call.peer, None, create=False)
+        if rejoined.id != id_:
+            rejoined.leave()
             raise no_such_consumer(id_)
         await self._ids.renew(CONSUMERS, id_)
-        return again
+        return rejoined
 
     async def _join(
-        self, wanted: RegisteredConsumer, peer: str, start: Start | None, *, create: bool = True
+        self, registration: RegisteredConsumer, peer: str, start: Start | None, *, create: bool = True
     ) -> DanubeConsumer:
-        place = resolve_partition(self._broker.topics, wanted.topic)
-        found = DanubeConsumer(
-            place, wanted.subscription, peer, self._address, self._message_bytes_max, self._ids.now_ms
+        partition = resolve_partition(self._broker.topics, registration.topic)
+        sink = DanubeConsumer(
+            partition, registration.subscription, peer, self._address, self._message_bytes_max, self._ids.now_ms
         )
         subscription, consumer = await self._broker.subscribe(
-            place.topic.name,
-            wanted.subscription,
-            wanted.type,
-            wanted.name,
-            found,
+            partition.topic.name,
+            registration.subscription,
+            registration.type,
+            registration.name,
+            sink,
             start,
-            wanted.key_patterns,
-            shard=place.part,
+            registration.key_patterns,
+            shard=partition.part,
             create=create,
         )
-        found.joined(subscription, consumer)
-        self._here[found.id] = found
-        where = (place.topic.record.id, place.shard, wanted.subscription)
-        self._by_place.setdefault(where, set()).add(found)
-        found.ended.add_done_callback(lambda _: self._forget(where, found))
-        return found
+        sink.joined(subscription, consumer)
+        self._consumers[sink.id] = sink
+        key = (partition.topic.record.id, partition.shard, registration.subscription)
+        self._by_delivery.setdefault(key, set()).add(sink)
+        sink.ended.add_done_callback(lambda _: self._forget(key, sink))
+        return sink
 
-    async def _hold(self) -> None:
-        """A while, or until the broker shuts down."""
-        waiting = asyncio.ensure_future(self._closing.wait())
+    async def _delay_failure(self) -> None:
+        """Waits DANUBE_HOLD_SECONDS, or until the broker shuts down, before a stream fails."""
+        shutdown = asyncio.ensure_future(self._closing.wait())
         pause = asyncio.ensure_future(self._clock.sleep(limits.DANUBE_HOLD_SECONDS))
         try:
-            await asyncio.wait({waiting, pause}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({shutdown, pause}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            waiting.cancel()
+            shutdown.cancel()
             pause.cancel()
 
-    # --- who is here ---
+    # --- registered consumers ---
 
-    def _leave(self, found: DanubeConsumer) -> None:
+    def _leave(self, consumer: DanubeConsumer) -> None:
         with contextlib.suppress(errors.IcestreamError):
-            found.leave()
+            consumer.leave()
 
-    def _forget(self, where: DeliveryKey, found: DanubeConsumer) -> None:
-        here = self._by_place.get(where)
-        if here is not None:
-            here.discard(found)
-            if not here:
-                del self._by_place[where]
-        if self._here.get(found.id) is found:
-            del self._here[found.id]
-            self._ids.forget(CONSUMERS, found.id)
+    def _forget(self, key: DeliveryKey, consumer: DanubeConsumer) -> None:
+        consumers = self._by_delivery.get(key)
+        if consumers is not None:
+            consumers.discard(consumer)
+            if not consumers:
+                del self._by_delivery[key]
+        if self._consumers.get(consumer.id) is consumer:
+            del self._consumers[consumer.id]
+            self._ids.forget(CONSUMERS, consumer.id)
 
-    def acked(self, where: DeliveryKey, count: int) -> None:
-        """Messages of that place were acked, by one of those who are there."""
-        for found in self._by_place.get(where, ()):
-            found.acked(count)
+    def acked(self, key: DeliveryKey, count: int) -> None:
+        """Counts acked messages for the windows of the consumers: an ack does not name its consumer."""
+        for consumer in self._by_delivery.get(key, ()):
+            consumer.acked(count)
 
     async def is_known(self, id_: int) -> bool:
-        """For a health check. An id whose subscription is gone is not."""
-        if id_ in self._here:
+        """Whether the id belongs to a consumer whose subscription exists; renews it. For health checks."""
+        if id_ in self._consumers:
             await self._ids.renew(CONSUMERS, id_)
             return True
-        place = await self._ids.consumer(id_)
-        if place is None:
+        registration = await self._ids.consumer(id_)
+        if registration is None:
             return False
         try:
-            topic = resolve_partition(self._broker.topics, place.topic).topic
+            topic = resolve_partition(self._broker.topics, registration.topic).topic
         except errors.InvalidInput:
             return False
-        return place.subscription in topic.subscriptions
+        return registration.subscription in topic.subscriptions
 
     def sweep(self) -> None:
-        """One that subscribed and never opened its stream loses its place."""
+        """Removes consumers that subscribed and did not open a stream within DANUBE_CONSUMER_IDLE_MS."""
         oldest = self._ids.now_ms() - limits.DANUBE_CONSUMER_IDLE_MS
-        for found in list(self._here.values()):
-            if not found.is_streaming and found.since_ms < oldest:
-                found.leave()
+        for consumer in list(self._consumers.values()):
+            if not consumer.is_streaming and consumer.since_ms < oldest:
+                consumer.leave()
 
     def close(self) -> None:
-        """Every stream ends, also those that are held."""
+        """Ends every stream, also those whose failure is being delayed."""
         self._closing.set()
-        for found in list(self._here.values()):
-            found.event("closed", {"reason": "the broker is shutting down"})
+        for consumer in list(self._consumers.values()):
+            consumer.event("closed", {"reason": "the broker is shutting down"})

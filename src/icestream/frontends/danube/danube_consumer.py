@@ -1,10 +1,10 @@
-"""One consumer of Danube: what the broker delivers to it, and the stream that takes it to its client.
+"""A consumer of Danube: the broker's sink for its deliveries, and the stream to its client.
 
-subscribed   it has its place in the subscription, and no stream yet. Reliable: nothing is decided for it.
-             Non-reliable: a bounded number of messages waits for the stream
-streaming    messages go out; it holds at most its window unacked (window.py). While its subscription is stalled and
-             nothing goes out, the stream ends now and then with the reason (stall_watch.py)
-ended        it has left its subscription; what it held goes to others, or to itself when it comes again
+subscribed   part of the subscription, without a stream. Reliable topic: nothing is dispatched to it yet.
+             Non-reliable topic: a bounded number of messages waits for the stream
+streaming    messages are sent; unacked messages are limited by its AckWindow. While its subscription is stalled and
+             nothing is sent, the stream ends from time to time with the reason (stall_watch.py)
+ended        it has left the subscription; its unacked messages are redelivered
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from icestream.frontends.danube.handlers import OutStream
 from icestream.frontends.danube.messages import messages_of, subscription_field
 from icestream.frontends.danube.partition_names import PartitionRef, wire_name
 from icestream.frontends.danube.stall_watch import StallWatch
-from icestream.frontends.danube.window import AckWindow
 from icestream.model.shard import Gap
 from icestream.model.subscription import Dispatch
 from icestream.observability.log import get_logger
@@ -34,38 +33,69 @@ TAKEN_OVER: Final = "connected again"
 TOO_LARGE: Final = "too large for a client of Danube"
 
 
+class AckWindow:
+    """How many unacked messages a consumer may have: as many as it acks in two seconds. Pure: the time is a parameter.
+
+    Danube's clients grant no credit; they take every message and queue it. A message that waits in the client's queue
+    longer than the ack timeout is redelivered and counts as failed. A fixed window is too large for a consumer that
+    needs seconds for a message, and too small for one that acks thousands in a second. So the window follows the rate
+    of acks, between Danube's own 10 and a bound.
+    """
+
+    __slots__ = ("_acks", "_since_ms", "size")
+
+    def __init__(self, now_ms: int) -> None:
+        self.size = limits.DANUBE_WINDOW_MIN
+        self._acks = 0
+        self._since_ms = now_ms
+
+    def acked(self, count: int, now_ms: int) -> bool:
+        """Counts acks; returns whether the window has changed."""
+        self._acks += count
+        elapsed_ms = now_ms - self._since_ms
+        if elapsed_ms < limits.DANUBE_WINDOW_STEP_MS:
+            return False
+        target = self._acks * limits.DANUBE_WINDOW_MS // elapsed_ms
+        size = max(limits.DANUBE_WINDOW_MIN, min(target, limits.DANUBE_WINDOW_MAX))
+        self._acks, self._since_ms = 0, now_ms
+        changed, self.size = size != self.size, size
+        return changed
+
+
 class DanubeConsumer:
-    """The broker's ConsumerSink."""
+    """Implements the broker's ConsumerSink."""
 
     def __init__(
         self,
-        place: PartitionRef,
+        partition: PartitionRef,
         subscription: str,
         peer: str,
         address: str,
         message_bytes_max: int,
         now_ms: Callable[[], int],
     ) -> None:
-        self.topic: Topic = place.topic
-        self.shard = place.shard
+        self.topic: Topic = partition.topic
+        self.shard = partition.shard
         self.peer = peer
         self.since_ms = now_ms()
         self._now_ms = now_ms
         self._suffix = subscription_field(subscription)
-        self._wire_name = wire_name(place.topic, place.shard)
+        self._wire_name = wire_name(partition.topic, partition.shard)
         self._address = address
         self._message_bytes_max = message_bytes_max + limits.DANUBE_DELIVERY_BYTES_EXTRA
         self._loop = asyncio.get_running_loop()
         self._subscription: Subscription | None = None
         self._consumer: Consumer | None = None
         self._stream: OutStream | None = None
-        self._early: list[bytes] = []  # what waits for the stream
-        self._early_bytes = 0
-        self._spent = 0
+        self._queued: list[bytes] = []  # messages that wait for the stream
+        self._queued_bytes = 0
+        self._used_credit = 0
         self.window = AckWindow(self.since_ms)
-        self.ended: asyncio.Future[str] = self._loop.create_future()  # why; or an error that the stream ends with
-        where = f"subscription {subscription} of {self._wire_name}"
-        self._stall_watch = StallWatch(where, self._is_holding, self._fail)
+        self.ended: asyncio.Future[str] = (
+            self._loop.create_future()
+        )  # the reason, or the error that the stream ends with
+        subject = f"subscription {subscription} of {self._wire_name}"
+        self._stall_watch = StallWatch(subject, self._has_unacked, self._fail)
 
     @property
     def id(self) -> int:
@@ -78,10 +108,10 @@ class DanubeConsumer:
 
     @property
     def is_stalled(self) -> bool:
-        """The broker has told it that messages are not delivered."""
+        """True after a stall event of the broker, until the stall is over."""
         return self._stall_watch.is_stalled
 
-    # --- life ---
+    # --- lifecycle ---
 
     def joined(self, subscription: Subscription, consumer: Consumer) -> None:
         self._subscription, self._consumer = subscription, consumer
@@ -94,9 +124,9 @@ class DanubeConsumer:
         assert self._consumer is not None
         self._stream = stream
         stream.on_drained = self._consumer.drained
-        early, self._early, self._early_bytes = self._early, [], 0
-        if early:
-            stream.push(early)
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        if queued:
+            stream.push(queued)
         self._subscription.give_credit(self._consumer, limits.CREDIT_MAX)
         self._consumer.drained()
         self._stall_watch.begin()
@@ -104,7 +134,7 @@ class DanubeConsumer:
     def leave(self) -> None:
         if self._subscription is not None and self._consumer is not None:
             self._subscription.leave(self._consumer)
-        self._end("it left")
+        self._end("the consumer left")
 
     def _end(self, reason: str) -> None:
         self._stall_watch.close()
@@ -115,7 +145,7 @@ class DanubeConsumer:
         if not self.ended.done():
             self.ended.set_exception(error)
 
-    def _is_holding(self) -> bool:
+    def _has_unacked(self) -> bool:
         if self._subscription is None or self._consumer is None:
             return False
         return self._subscription.delivery(self.shard).is_holding(self._consumer)
@@ -127,42 +157,42 @@ class DanubeConsumer:
         if self._stream is not None:
             return self._stream.is_full
         return (
-            len(self._early) >= limits.DANUBE_WAITING_MESSAGES_MAX
-            or self._early_bytes >= limits.DANUBE_WAITING_BYTES_MAX
+            len(self._queued) >= limits.DANUBE_WAITING_MESSAGES_MAX
+            or self._queued_bytes >= limits.DANUBE_WAITING_BYTES_MAX
         )
 
     def deliver(
         self, shard: int, generation: int, attempt: int, section: SectionRead, first_row: int, rows: int
     ) -> None:
-        found: list[bytes] = []
+        accepted: list[bytes] = []
         for offset, message in messages_of(section, first_row, rows, self._wire_name, self._address):
             if len(message) + len(self._suffix) > self._message_bytes_max:
-                self._loop.call_soon(self._give_back, offset, generation, len(message))
+                self._loop.call_soon(self._nack_too_large, offset, generation, len(message))
             else:
-                found.append(message + self._suffix)
+                accepted.append(message + self._suffix)
         if self._stream is not None:
-            self._stream.push(found)
+            self._stream.push(accepted)
         else:
-            self._early += found
-            self._early_bytes += sum(map(len, found))
-        self._spent += rows
+            self._queued += accepted
+            self._queued_bytes += sum(map(len, accepted))
+        self._used_credit += rows
         self._stall_watch.delivered()
-        if self._spent >= _TOP_UP:
+        if self._used_credit >= _TOP_UP:
             self._loop.call_soon(self._top_up)
 
-    def _give_back(self, offset: int, generation: int, size: int) -> None:
-        """A message that no client of Danube takes: it fails, and its subscription's policy says what becomes of it."""
-        _log.warning("a message is too large for a Danube client", topic=self._wire_name, offset=offset, bytes=size)
+    def _nack_too_large(self, offset: int, generation: int, size: int) -> None:
+        """Nacks a message that exceeds the clients' limit: the failure policy decides what happens."""
+        _log.warning("message too large for Danube clients", topic=self._wire_name, offset=offset, bytes=size)
         if self._subscription is not None:
             self._subscription.delivery(self.shard).nack([(offset, offset + 1)], generation, 0, self.id, TOO_LARGE)
 
     def _top_up(self) -> None:
-        spent, self._spent = self._spent, 0
+        used_credit, self._used_credit = self._used_credit, 0
         if self._subscription is not None and self._consumer is not None:
-            self._subscription.give_credit(self._consumer, spent)
+            self._subscription.give_credit(self._consumer, used_credit)
 
     def gap(self, shard: int, generation: int, gap: Gap) -> None:
-        """Danube has no word for it: the next message has the next offset."""
+        """Ignored: Danube's protocol has no gaps; the next message has the next existing offset."""
 
     def event(self, event: str, details: dict[str, object]) -> None:
         if event == "closed":
@@ -175,7 +205,7 @@ class DanubeConsumer:
     # --- from the client ---
 
     def acked(self, count: int) -> None:
-        """It has acked messages, or given them back."""
+        """Counts messages that were acked or nacked, which may change the window."""
         if self._consumer is not None and self.window.acked(count, self._now_ms()):
             self._consumer.credit.held_max = self.window.size
             if self._subscription is not None and not self.ended.done():
@@ -183,4 +213,4 @@ class DanubeConsumer:
 
 
 def no_such_consumer(consumer_id: int) -> errors.UnknownSubscription:
-    return errors.UnknownSubscription(f"consumer {consumer_id} is not known here", hint="subscribe again")
+    return errors.UnknownSubscription(f"unknown consumer id {consumer_id}", hint="subscribe again")

@@ -1,4 +1,4 @@
-"""Danube's client services, as a table of handlers (handlers.py)."""
+"""Danube's client services as a handler table (handlers.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = get_logger("danube")
 
 @dataclass(frozen=True, slots=True)
 class DanubeOptions:
-    url: str  # where clients reach this broker
+    url: str  # the advertised address of this broker
     message_bytes_max: int = limits.DANUBE_MESSAGE_BYTES_MAX_DEFAULT
 
     @property
@@ -40,47 +40,47 @@ class DanubeService:
         ids = IdRegistry(broker.store, clock)
         self.producers = ProducerRegistry(broker, ids)
         self.consumers = ConsumerRegistry(broker, ids, clock, options.address, options.message_bytes_max)
-        self._sending = MessageSender(broker, self.producers, clock, self._tasks, options.message_bytes_max)
-        self._acknowledging = AckHandler(broker, self.consumers)
+        self._sender = MessageSender(broker, self.producers, clock, self._tasks, options.message_bytes_max)
+        self._acks = AckHandler(broker, self.consumers)
         self._discovery = Discovery(broker, self.producers, self.consumers, options.url)
         self.schemas = SchemaHandlers(broker)
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
 
     def _task_failed(self, error: BaseException) -> None:
-        _log.error("a task of the Danube front end failed", error=repr(error))
+        _log.error("a background task of the Danube front end failed", error=repr(error))
 
     def table(self) -> HandlerTable:
         return HandlerTable(
             {
                 **self.schemas.table().unary,
                 "/danube.ProducerService/CreateProducer": self.producers.create,
-                "/danube.ProducerService/SendMessage": self._sending.send,
+                "/danube.ProducerService/SendMessage": self._sender.send,
                 "/danube.ConsumerService/Subscribe": self.consumers.subscribe,
-                "/danube.ConsumerService/Ack": self._acknowledging.ack,
-                "/danube.ConsumerService/Nack": self._acknowledging.nack,
+                "/danube.ConsumerService/Ack": self._acks.ack,
+                "/danube.ConsumerService/Nack": self._acks.nack,
                 "/danube.Discovery/TopicLookup": self._discovery.lookup,
                 "/danube.Discovery/TopicPartitions": self._discovery.partitions,
                 "/danube.HealthCheck/HealthCheck": self._discovery.health,
             },
             {"/danube.ConsumerService/ReceiveMessages": self.consumers.receive},
             {
-                "/danube.ProducerService/SendMessage": BatchedMethod(COLUMNS, (0, 1), self._sending.send_batch),
-                "/danube.ConsumerService/Ack": BatchedMethod(ACK_COLUMNS, (0, 1), self._acknowledging.ack_batch),
+                "/danube.ProducerService/SendMessage": BatchedMethod(COLUMNS, (0, 1), self._sender.send_batch),
+                "/danube.ConsumerService/Ack": BatchedMethod(ACK_COLUMNS, (0, 1), self._acks.ack_batch),
             },
         )
 
     def start(self) -> None:
-        self._sweep = self._loop.call_later(limits.DANUBE_SWEEP_SECONDS, self._look)
+        self._sweep = self._loop.call_later(limits.DANUBE_SWEEP_SECONDS, self._sweep_idle)
 
-    def _look(self) -> None:
-        """Every few seconds, whether somebody is gone. It costs nothing while nobody is here."""
+    def _sweep_idle(self) -> None:
+        """Removes idle producers and consumers, every DANUBE_SWEEP_SECONDS."""
         self.producers.sweep()
         self.consumers.sweep()
         self.start()
 
     def leave(self) -> None:
-        """Streams end; calls that are under way go on."""
+        """Ends the streams; calls in flight continue."""
         if self._sweep is not None:
             self._sweep.cancel()
         self.consumers.close()

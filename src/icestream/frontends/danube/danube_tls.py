@@ -1,4 +1,4 @@
-"""The certificates of the listeners."""
+"""The TLS certificates of Danube's listeners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pem = tuple[bytes, bytes, bytes | None, bool]  # chain, key, authorities of clie
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With `client_ca` a client must show a certificate that it signed."""
+    """PEM files. With `client_ca`, clients must present a certificate that this authority signed."""
 
     certificate: Path
     key: Path

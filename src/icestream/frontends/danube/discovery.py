@@ -1,7 +1,7 @@
-"""Discovery and HealthCheck: where a topic is, which partitions it has, and whether an id still means somebody.
+"""Discovery and HealthCheck: where a topic is served, its partitions, and whether an id is still valid.
 
-A lookup creates nothing. Names match exactly: a topic is not found by the beginning of its name. A health check always
-answers: a client whose check fails once never asks again, and then knows nothing of a consumer that is gone.
+A lookup creates nothing. Names match exactly, never by prefix. A health check always succeeds: a client whose check
+fails once never repeats it, and would not notice that its consumer is gone.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Discovery:
 
     async def lookup(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.TopicLookupRequest, raw)
-        found, url = pb.TopicLookupResponse.Connect, self._url
+        response_type, url = pb.TopicLookupResponse.Connect, self._url
         try:
             await self._broker.topics.locate(base_name(request.topic))
         except errors.TopicElsewhere as error:
-            found, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
+            response_type, url = pb.TopicLookupResponse.Redirect, error.details.get("danube", "")
             if not url:
                 raise
         if not wire_names(self._broker.topics, request.topic):
             raise errors.UnknownTopic(f"there is no topic {request.topic}", hint="TopicPartitions lists its partitions")
-        answer = pb.TopicLookupResponse(
-            request_id=request.request_id, response_type=found, connect_url=url, broker_url=url
+        response = pb.TopicLookupResponse(
+            request_id=request.request_id, response_type=response_type, connect_url=url, broker_url=url
         )
-        return answer.SerializeToString()
+        return response.SerializeToString()
 
     async def partitions(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.TopicLookupRequest, raw)
@@ -49,13 +49,13 @@ class Discovery:
     async def health(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.HealthCheckRequest, raw)
         if request.client not in pb.HealthCheckRequest.ClientType.values():
-            raise errors.InvalidInput(f"there is no client type {request.client}", hint="0: a producer, 1: a consumer")
+            raise errors.InvalidInput(f"unknown client type {request.client}", hint="0: a producer, 1: a consumer")
         is_consumer = request.client == pb.HealthCheckRequest.Consumer
-        known = self._consumers if is_consumer else self._producers
+        registry = self._consumers if is_consumer else self._producers
         try:
-            is_known = await known.is_known(request.id)
+            is_known = await registry.is_known(request.id)
         except errors.IcestreamError as error:
-            _log.warning("an id could not be looked up", id=request.id, error=str(error))
+            _log.warning("health check: cannot look up the id, answered OK", id=request.id, error=str(error))
             is_known = True
-        answered = pb.HealthCheckResponse
-        return answered(status=answered.OK if is_known else answered.CLOSE).SerializeToString()
+        status = pb.HealthCheckResponse.OK if is_known else pb.HealthCheckResponse.CLOSE
+        return pb.HealthCheckResponse(status=status).SerializeToString()

@@ -1,10 +1,9 @@
-"""What clients ask for in words of their own: gRPC metadata and attributes that Danube's protocol does not have.
+"""Extensions of Danube's protocol: gRPC metadata and message attributes with the prefix `x-icestream-`.
 
-x-icestream-start      metadata of Subscribe: earliest | latest | offset:N | time:T, where a new subscription
-                           begins.
-                       T: milliseconds since 1970, or a time as in ISO 8601; without a zone it is UTC
-x-icestream-sequence   attribute of a message: <incarnation>:<n>. The producer's own number, for a retry that is
-                       stored once (hazard 7). The incarnation names one life of the producer's process
+x-icestream-start      metadata of Subscribe: earliest | latest | offset:N | time:T, the start of a new subscription.
+                       T: milliseconds since 1970, or an ISO 8601 time, UTC if it has no zone
+x-icestream-sequence   attribute of a message: <incarnation>:<n>. The producer's own sequence number, so that a retry is
+                       stored once (hazard 7). The incarnation identifies one run of the producer's process
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ class ProducerSequence(NamedTuple):
 
 
 def parse_sequence(text: str) -> ProducerSequence:
-    found = _SEQUENCE.fullmatch(text)
-    if found is None or len(found["incarnation"].encode()) > limits.DANUBE_INCARNATION_BYTES_MAX:
+    parts = _SEQUENCE.fullmatch(text)
+    if parts is None or len(parts["incarnation"].encode()) > limits.DANUBE_INCARNATION_BYTES_MAX:
         raise errors.InvalidInput(
             f"{SEQUENCE} {reprlib.repr(text)} is not <incarnation>:<number>",
-            hint="an incarnation is a word for one life of the producer's process, such as its start time",
+            hint="an incarnation identifies one run of the producer's process, such as its start time",
         )
-    number = int(found["number"])
+    number = int(parts["number"])
     if number >= 2**63 - 1:
         raise errors.InvalidInput(f"{SEQUENCE} {number} does not fit 63 bits", hint="count from 1")
-    return ProducerSequence(found["incarnation"], number)
+    return ProducerSequence(parts["incarnation"], number)
 
 
 def parse_start(text: str) -> Start:
@@ -57,11 +56,11 @@ def _time_us(text: str) -> int:
     if _NUMBER.fullmatch(text):
         return int(text) * 1000
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise _bad_start(f"time:{text}") from None
-    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    since = found - datetime(1970, 1, 1, tzinfo=UTC)
+    time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 

@@ -1,13 +1,14 @@
-"""What serves Danube's calls knows: a table of handlers by the path of their method, bytes in and bytes out.
+"""Handler tables of Danube's services: a handler for each gRPC method path, bytes in and bytes out.
 
-Nothing here knows how calls arrive. The native wire serves the table (native_server.py), or grpc.aio (grpc_server.py).
+Nothing here depends on the transport. The native gRPC server serves the table (native_grpc_server.py), or grpc.aio
+(python_grpc_server.py).
 
-    unary     path -> async (raw request, call) -> raw answer
-    streams   path -> async (raw request, call, stream); the stream ends when it returns
-    batched   unary methods that can also be handed over many at once, as columns (batch.py)
+    unary     path -> async (raw request, call) -> raw response
+    streams   path -> async (raw request, call, stream); the stream ends when the handler returns
+    batched   unary methods that also take many requests at once, as columns (request_batch.py)
 
-What a handler raises becomes the status of the call: an error of the tree by the table in errors.py, or `CallFailed`
-where Danube's protocol says it otherwise for this one call. A call whose client is gone is cancelled.
+An exception of a handler becomes the status of the call: an IcestreamError by the table in error_codes.py, or
+`CallFailed` where Danube's protocol has another status for this call. A call whose client disconnects is cancelled.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ STATUSES: Final = MappingProxyType({name: number for number, name in enumerate((
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, and with which metadata: those whose key begins with `x-icestream-`."""
+    """The caller's address, and the metadata whose keys begin with `x-icestream-`."""
 
     peer: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class OutStream(Protocol):
-    """The messages to one client, in order."""
+    """The messages of a server stream, sent in order."""
 
-    on_drained: Callable[[], None]  # it was full, and is not any more
+    on_drained: Callable[[], None]  # called when the stream was full and has room again
 
     def push(self, messages: Sequence[bytes]) -> None: ...
 
     @property
     def is_full(self) -> bool:
-        """More should not be pushed before `on_drained` is called."""
+        """True while nothing more should be pushed, until `on_drained` is called."""
 
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
@@ -63,7 +64,7 @@ class HandlerTable(NamedTuple):
 
 
 class CallFailed(Exception):
-    """A status of gRPC, by its name, where it is not the one that the error has elsewhere."""
+    """Ends a call with another gRPC status than the error has in error_codes.py."""
 
     def __init__(self, status: str, error: errors.IcestreamError) -> None:
         super().__init__(str(error))
@@ -72,7 +73,7 @@ class CallFailed(Exception):
 
 
 def status_of(error: Exception) -> tuple[str, str]:
-    """Name and text of the status that a call ends with. Raises what is nobody's to see."""
+    """The gRPC status name and text of an error. Re-raises unexpected exceptions, whose text must not reach clients."""
     if isinstance(error, CallFailed):
         return error.status, str(error)
     if isinstance(error, errors.IcestreamError):
@@ -81,22 +82,23 @@ def status_of(error: Exception) -> tuple[str, str]:
 
 
 def status_number(error: Exception) -> tuple[int, str]:
-    """The same by its number, also for a mistake of ours, which the log tells about."""
+    """The gRPC status number and text of an error; INTERNAL for an unexpected exception, which is logged."""
     try:
         name, text = status_of(error)
-    except Exception:  # noqa: BLE001 (the client gets an answer in any case)
-        _log.exception("a call failed")
-        name, text = "INTERNAL", "the broker could not carry out this call; its log says why"
+    except Exception:  # noqa: BLE001 (the client gets a status in any case)
+        _log.exception("internal error in a Danube call")
+        name, text = "INTERNAL", "internal error; see the broker's log"
     return STATUSES[name], text
 
 
 def malformed_request(kind: type[Message]) -> errors.InvalidInput:
     return errors.InvalidInput(
-        f"the request is not a {kind.DESCRIPTOR.name}", hint="texts are UTF-8, fields as in Danube's protocol"
+        f"malformed request: not a {kind.DESCRIPTOR.name}", hint="strings are UTF-8, fields as in Danube's protocol"
     )
 
 
 def decode(kind: type[Request], raw: bytes) -> Request:
+    """Raises InvalidInput for bytes that are not a message of this kind."""
     try:
         return kind.FromString(raw)
     except DecodeError:

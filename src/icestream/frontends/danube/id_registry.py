@@ -1,11 +1,11 @@
-"""What the ids of producers and consumers mean, in the metadata store: so an id that a client holds stays valid over
-restarts of the broker, and a client that comes back after hours finds what it left.
+"""Producer and consumer ids in the metadata store: an id stays valid over restarts of the broker, and a client that
+returns after hours finds its producers and consumers.
 
-    /danube/producers/{id}     ProducerPlace
-    /danube/consumers/{id}     ConsumerPlace
+    /danube/producers/{id}     RegisteredProducer
+    /danube/consumers/{id}     RegisteredConsumer
 
-Clients make names of chance, so these keys have the time to live of the names themselves (broker/name_registry.py): it
-begins anew when somebody is heard of whose key is old.
+Clients choose random names, so these keys have a time to live, like the names themselves (broker/name_registry.py). It
+begins anew when a client uses an id whose key is old.
 """
 
 from __future__ import annotations
@@ -45,30 +45,31 @@ class IdRegistry:
     def now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
 
-    async def keep(self, prefix: str, id_: int, place: RegisteredProducer | RegisteredConsumer) -> None:
-        key, value = f"{prefix}{id_}", records.encode(place)
+    async def keep(self, prefix: str, id_: int, registration: RegisteredProducer | RegisteredConsumer) -> None:
+        """Writes the registration, unless it is unchanged and was written recently."""
+        key, value = f"{prefix}{id_}", records.encode(registration)
         entry = await self._store.get(key)
-        if entry is None or entry.value != value or self._is_due(key):
+        if entry is None or entry.value != value or self._is_renewal_due(key):
             await self._store.txn([], [put_name(key, value)])
             self._written_ms[key] = self.now_ms()
 
     async def renew(self, prefix: str, id_: int) -> None:
-        """Somebody who has this id was heard of."""
+        """Extends the time to live of an id that a client has used."""
         await self.renew_key(f"{prefix}{id_}")
 
     async def renew_key(self, key: str) -> None:
-        if self._is_due(key):
+        if self._is_renewal_due(key):
             entry = await self._store.get(key)
             if entry is not None:
                 await self._store.txn([], [put_name(key, entry.value)])
                 self._written_ms[key] = self.now_ms()
 
-    def _is_due(self, key: str) -> bool:
-        at_ms = self._written_ms.get(key)
-        return at_ms is None or self.now_ms() - at_ms >= limits.NAME_RENEWAL_MS
+    def _is_renewal_due(self, key: str) -> bool:
+        written_ms = self._written_ms.get(key)
+        return written_ms is None or self.now_ms() - written_ms >= limits.NAME_RENEWAL_MS
 
     def forget(self, prefix: str, id_: int) -> None:
-        """Nobody is connected under it any more; what it means stays written."""
+        """Drops the renewal time of an id that is not connected any more; its registration stays in the store."""
         self.forget_key(f"{prefix}{id_}")
 
     def forget_key(self, key: str) -> None:

@@ -1,11 +1,11 @@
-"""SendMessage: what came in one turn of the loop is stored together.
+"""SendMessage: the messages of one loop tick are stored together.
 
-Each call is decoded and checked alone, and refused alone. What passes waits for the end of the turn; then the messages
-of one producer for one shard become one block. Whoever hands over whole batches calls `store` directly.
+Each call is decoded and checked, and refused, by itself. Accepted messages wait for the end of the tick; then the
+messages of one producer for one shard become one block. Batches of messages are stored directly by `store`.
 
-A call is answered when its block is durable (as the sync mode says), later where its topic has a publish rate. Calls of
-one client that are under way at the same time have no order among each other; one that waits for each answer has.
-A refusal holds nobody back: each call knows its own outcome (compare hazard 37, which is about pipelines).
+A call is answered when its block is durable (according to the sync mode), later if its topic has a publish rate.
+Concurrent calls of one client have no order; a client that waits for each response gets its messages in order.
+A refusal does not block later calls: each call has its own outcome (compare hazard 37, which is about pipelining).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from icestream.wal.receipt import Receipt
 
 
 class SendOutcome(Protocol):
-    """Hears what became of one message. The result: milliseconds to wait before the answer."""
+    """Receives the outcome of one message. The result is the delay of the response, in milliseconds."""
 
     def done(self) -> bool: ...
 
@@ -43,12 +43,12 @@ class SendOutcome(Protocol):
 
 
 class PendingMessage(NamedTuple):
-    """One message on its way, and who waits for it."""
+    """A message that is not stored yet, and the outcome of its call."""
 
     producer: Producer
     shard: int
     row: Row
-    number: int | None
+    number: int | None  # the sequence number that the client gave it
     outcome: SendOutcome
 
 
@@ -62,83 +62,91 @@ class MessageSender:
         self._tasks = tasks
         self._message_bytes_max = message_bytes_max
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[PendingMessage] = []
-        self._bytes = 0  # of all calls that are under way
+        self._pending: list[PendingMessage] = []
+        self._bytes_in_flight = 0  # of all calls
 
     async def send(self, raw: bytes, call: Call) -> bytes:
-        if self._bytes and self._bytes + len(raw) > limits.DANUBE_IN_FLIGHT_BYTES_MAX:
-            raise errors.InFlightFull("too many messages wait to be stored", hint="send it again in a moment")
-        self._bytes += len(raw)
+        if self._bytes_in_flight and self._bytes_in_flight + len(raw) > limits.DANUBE_IN_FLIGHT_BYTES_MAX:
+            raise errors.InFlightFull(
+                f"more than {limits.DANUBE_IN_FLIGHT_BYTES_MAX} bytes of messages wait to be stored",
+                hint="send it again in a moment",
+            )
+        self._bytes_in_flight += len(raw)
         try:
             message = decode(pb.StreamMessage, raw)
             self._check_size(len(raw))
-            wait_ms = await self._put(fields_of(message))
+            wait_ms = await self._enqueue(fields_of(message))
         finally:
-            self._bytes -= len(raw)
+            self._bytes_in_flight -= len(raw)
         if wait_ms:
             await self._clock.sleep(wait_ms / 1000)
         return pb.MessageResponse(request_id=message.request_id).SerializeToString()
 
     def _check_size(self, size: int) -> None:
-        """What is stored must be deliverable: clients end a stream that brings a larger one."""
+        """Raises MessageTooLarge for a message that could not be delivered: clients end a stream with a larger one."""
         if size > self._message_bytes_max:
             raise errors.MessageTooLarge(
-                f"a message of {size} bytes", hint=f"danube.max_message_bytes allows {self._message_bytes_max}"
+                f"message too large: {size} bytes, limit {self._message_bytes_max}",
+                hint="setting danube.max_message_bytes",
             )
 
-    async def _put(self, fields: Fields) -> int:
+    async def _enqueue(self, fields: Fields) -> int:
         outcome: asyncio.Future[int] = self._loop.create_future()
-        self._wait(self._sent(fields, outcome) or await self._sent_later(fields, outcome))
+        message = self._pending_message(fields, outcome)
+        if message is None:
+            message = await self._recall_and_number(fields, outcome)
+        self._add_pending(message)
         return await outcome
 
-    def _sent(self, fields: Fields, outcome: SendOutcome) -> PendingMessage | None:
-        """None where it takes a look at the metadata store: a producer of an earlier life, a message with a number."""
+    def _pending_message(self, fields: Fields, outcome: SendOutcome) -> PendingMessage | None:
+        """None if the metadata store must be read first: for an unconnected producer, or a numbered message."""
         producer = self._producers.find(fields.producer_id)
         if producer is None or SEQUENCE in fields.attributes:
             return None
         shard = self._shard_of(producer, fields.topic_name)
         return PendingMessage(producer.plain, shard, row_of(fields), None, outcome)
 
-    async def _sent_later(self, fields: Fields, outcome: SendOutcome) -> PendingMessage | None:
-        """None: it was stored before a restart of the broker, and the outcome is told."""
+    async def _recall_and_number(self, fields: Fields, outcome: SendOutcome) -> PendingMessage | None:
+        """None for a duplicate of a message that was stored before a restart; its outcome is set here."""
         producer = await self._producers.recall(fields.producer_id)
         shard = self._shard_of(producer, fields.topic_name)
         row, text = row_of(fields), fields.attributes.get(SEQUENCE)
         if text is None:
             return PendingMessage(producer.plain, shard, row, None, outcome)
-        request = parse_sequence(text)
-        numbered = await self._producers.numbered(producer, request.incarnation)
-        last = producer.last_before.get(shard)
-        if last is not None and request.number <= last:
+        sequence = parse_sequence(text)
+        numbered = await self._producers.numbered(producer, sequence.incarnation)
+        last = producer.stored_before.get(shard)
+        if last is not None and sequence.number <= last:
             outcome.set_result(0)
             return None
-        if last is not None and request.number > last + 1 and not numbered.is_numbered:
+        if last is not None and sequence.number > last + 1 and not numbered.is_numbered:
             raise errors.OutOfOrderSequence(
-                f"message {request.number} came behind {last}", hint="send the numbers of a shard one after the other"
+                f"out of order: message {sequence.number} after {last}",
+                hint="number the messages of a shard without gaps",
             )
-        return PendingMessage(numbered, shard, row, request.number, outcome)
+        return PendingMessage(numbered, shard, row, sequence.number, outcome)
 
     # --- many at once ---
 
     def send_batch(self, batch: RequestBatch) -> None:
-        """The same for requests that came together: no task for each, and no look at each where one does for all."""
+        """Sends requests that arrived together: without a task for each, and without a loop over uniform ones."""
         if not self._send_uniform(batch):
             self._send_rows(batch)
 
     def _send_uniform(self, batch: RequestBatch) -> bool:
-        """False: nothing is stored of it, and its rows have to be looked at."""
-        found = uniform_batch(batch)
-        producer = None if found is None else self._producers.find(found.producer_id)
-        if found is None or producer is None or found.message_bytes > self._message_bytes_max:
+        """Stores the batch as it is; False if its rows have to be checked one by one, then nothing is stored."""
+        uniform = uniform_batch(batch)
+        producer = None if uniform is None else self._producers.find(uniform.producer_id)
+        if uniform is None or producer is None or uniform.message_bytes > self._message_bytes_max:
             return False
         try:
-            shard = self._shard_of(producer, found.topic_name)
-            block = encode_block(batch.count, found.columns)
+            shard = self._shard_of(producer, uniform.topic_name)
+            block = encode_block(batch.count, uniform.columns)
             if len(block) > self._broker.storage.batch_bytes_max or not self._broker.storage.has_room(len(block)):
                 return False
-            self._publish(producer.plain, shard, block, lambda receipt: _tell_batch(batch, receipt))
+            self._publish(producer.plain, shard, block, lambda receipt: _settle_batch(batch, receipt))
         except errors.IcestreamError:
-            return False  # one of them may be what is wrong with all
+            return False  # the error may belong to a single row: check row by row
         return True
 
     def _send_rows(self, batch: RequestBatch) -> None:
@@ -149,53 +157,53 @@ class MessageSender:
                 if fields is None:
                     raise malformed_request(pb.StreamMessage)
                 self._check_size(fields.size)
-                sent = self._sent(fields, outcome)
+                message = self._pending_message(fields, outcome)
             except errors.IcestreamError as error:
                 outcome.set_exception(error)
                 continue
-            if sent is not None:
-                ready.append(sent)
+            if message is not None:
+                ready.append(message)
             else:
-                self._tasks.start(self._wait_later(fields, outcome), "danube-send")
+                self._tasks.start(self._enqueue_row(fields, outcome), "danube-send")
         self.store(ready)
 
-    async def _wait_later(self, fields: Fields, outcome: SendOutcome) -> None:
+    async def _enqueue_row(self, fields: Fields, outcome: SendOutcome) -> None:
         try:
-            self._wait(await self._sent_later(fields, outcome))
-        except Exception as error:  # noqa: BLE001 (whatever it is, the row has a caller who waits)
+            self._add_pending(await self._recall_and_number(fields, outcome))
+        except Exception as error:  # noqa: BLE001 (whatever the error, the caller of the row waits for an outcome)
             outcome.set_exception(error)
 
     def _shard_of(self, producer: DanubeProducer, name: str) -> int:
-        place = resolve_partition(self._broker.topics, name)
-        if place.topic is not producer.plain.topic:
+        partition = resolve_partition(self._broker.topics, name)
+        if partition.topic is not producer.plain.topic:
             raise errors.InvalidInput(
-                f"producer {producer.id} belongs to {producer.topic}, not to {place.topic.name}",
+                f"producer {producer.id} belongs to {producer.topic}, not to {partition.topic.name}",
                 hint="send with the producer of the topic",
             )
-        return place.shard
+        return partition.shard
 
-    # --- the turn ---
+    # --- the tick ---
 
-    def _wait(self, sent: PendingMessage | None) -> None:
-        if sent is None:
+    def _add_pending(self, message: PendingMessage | None) -> None:
+        if message is None:
             return
-        if not self._waiting:
+        if not self._pending:
             self._loop.call_soon(self._flush)
-        self._waiting.append(sent)
+        self._pending.append(message)
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self.store(waiting)
+        pending, self._pending = self._pending, []
+        self.store(pending)
 
     def store(self, batch: Iterable[PendingMessage]) -> None:
-        """Stores what is given, in order; every outcome is told when it is known."""
-        together: dict[tuple[int, int], list[PendingMessage]] = {}
-        for one in batch:
-            if one.number is not None:
-                self._store([one])
+        """Stores the messages in order and sets their outcomes. Numbered messages are stored one by one."""
+        groups: dict[tuple[int, int], list[PendingMessage]] = {}
+        for message in batch:
+            if message.number is not None:
+                self._store([message])
             else:
-                together.setdefault((id(one.producer), one.shard), []).append(one)
-        for group in together.values():
+                groups.setdefault((id(message.producer), message.shard), []).append(message)
+        for group in groups.values():
             for part in _parts(group, self._broker.storage.batch_bytes_max):
                 self._store(part)
 
@@ -207,7 +215,7 @@ class MessageSender:
         try:
             block = encode_block(len(group), _columns(group), numbering)
             if self._broker.storage.has_room(len(block)):
-                self._publish(first.producer, first.shard, block, lambda receipt: _tell(group, receipt))
+                self._publish(first.producer, first.shard, block, lambda receipt: _settle_group(group, receipt))
             else:
                 self._tasks.start(self._publish_later(group, block), "danube-room")
         except errors.IcestreamError as error:
@@ -216,24 +224,24 @@ class MessageSender:
     async def _publish_later(self, group: list[PendingMessage], block: bytes) -> None:
         try:
             await self._broker.storage.wait_for_room(len(block))
-            self._publish(group[0].producer, group[0].shard, block, lambda receipt: _tell(group, receipt))
+            self._publish(group[0].producer, group[0].shard, block, lambda receipt: _settle_group(group, receipt))
         except errors.IcestreamError as error:
             self._refuse(group, error)
 
-    def _publish(self, producer: Producer, shard: int, block: bytes, tell: Callable[[Receipt], None]) -> None:
+    def _publish(self, producer: Producer, shard: int, block: bytes, on_settled: Callable[[Receipt], None]) -> None:
         if producer.pipe(shard).is_refused:
             self._broker.reset_producer(producer, shard)
-        self._broker.publish(producer, shard, block).add_done_callback(tell)
+        self._broker.publish(producer, shard, block).add_done_callback(on_settled)
 
     def _refuse(self, group: list[PendingMessage], error: errors.IcestreamError) -> None:
-        """Each alone, where one of them may be what is wrong with all."""
+        """Fails the group; where a single invalid message may be the reason, stores each message by itself instead."""
         if len(group) > 1 and isinstance(error, errors.InvalidInput):
-            for one in group:
-                self._store([one])
+            for message in group:
+                self._store([message])
             return
-        for one in group:
-            if not one.outcome.done():
-                one.outcome.set_exception(error)
+        for message in group:
+            if not message.outcome.done():
+                message.outcome.set_exception(error)
 
 
 def _failure(receipt: Receipt) -> errors.IcestreamError | None:
@@ -244,7 +252,7 @@ def _failure(receipt: Receipt) -> errors.IcestreamError | None:
     return error
 
 
-def _tell_batch(batch: RequestBatch, receipt: Receipt) -> None:
+def _settle_batch(batch: RequestBatch, receipt: Receipt) -> None:
     error = _failure(receipt)
     if error is not None:
         batch.fail_all(status_number(error))
@@ -254,45 +262,45 @@ def _tell_batch(batch: RequestBatch, receipt: Receipt) -> None:
         batch.succeed_all()
 
 
-def _tell(group: list[PendingMessage], receipt: Receipt) -> None:
+def _settle_group(group: list[PendingMessage], receipt: Receipt) -> None:
     error = _failure(receipt)
-    for one in group:
-        if one.outcome.done():
-            continue  # its client is gone
+    for message in group:
+        if message.outcome.done():
+            continue  # the client cancelled the call
         if error is not None:
-            one.outcome.set_exception(error)
+            message.outcome.set_exception(error)
         else:
-            one.outcome.set_result(receipt.pause_ms)
+            message.outcome.set_result(receipt.pause_ms)
 
 
 def _columns(group: list[PendingMessage]) -> dict[Column, list[Value]]:
     columns: dict[Column, list[Value]] = {}
-    for at, one in enumerate(group):
-        for column, value in one.row.items():
-            columns.setdefault(column, [None] * len(group))[at] = value
+    for index, message in enumerate(group):
+        for column, value in message.row.items():
+            columns.setdefault(column, [None] * len(group))[index] = value
     return columns
 
 
 def _parts(group: list[PendingMessage], bytes_max: int) -> Iterable[list[PendingMessage]]:
-    """As many at a time as surely fit a block."""
+    """Splits the group so that each part surely fits a block."""
     part: list[PendingMessage] = []
     size = 0
-    for one in group:
-        grown = _size(one.row)
-        if part and (size + grown > bytes_max // 2 or len(part) == limits.BLOCK_ROWS_MAX):
+    for message in group:
+        row_bytes = _row_bytes(message.row)
+        if part and (size + row_bytes > bytes_max // 2 or len(part) == limits.BLOCK_ROWS_MAX):
             yield part
             part, size = [], 0
-        part.append(one)
-        size += grown
+        part.append(message)
+        size += row_bytes
     if part:
         yield part
 
 
-def _size(row: Row) -> int:
-    return 64 + sum(len(value) for value in row.values() if isinstance(value, bytes | str)) + _headers_size(row)
+def _row_bytes(row: Row) -> int:
+    return 64 + sum(len(value) for value in row.values() if isinstance(value, bytes | str)) + _headers_bytes(row)
 
 
-def _headers_size(row: Row) -> int:
+def _headers_bytes(row: Row) -> int:
     return sum(
-        len(key) + len(text) + 8 for found in row.values() if isinstance(found, dict) for key, text in found.items()
+        len(key) + len(text) + 8 for value in row.values() if isinstance(value, dict) for key, text in value.items()
     )

@@ -1,22 +1,22 @@
-"""Messages between the wire and the columns of a block.
+"""Converts messages between Danube's wire format and the columns of a block.
 
-in     every value is checked here against its column (hazard 9): what passes can become a row. Danube's numbers are
-       unsigned and have 64 bits; ids and times here are signed.
-out    the message is built once for all who get it, without the name of the subscription. Protobuf takes fields in any
-       order, so each consumer has its own few bytes behind it (`subscription_field`).
+in     every value is checked against its column here (hazard 9): an accepted message fits its row. Danube's numbers are
+       unsigned 64-bit; ids and times here are signed
+out    a message is encoded once for all its consumers, without the subscription name. Protobuf accepts fields in any
+       order, so each consumer appends its own field (`subscription_field`)
 
     wire                      column
     request_id                request_id
     msg_id.producer_id        producer_id
-    msg_id.topic_name         topic_name, as sent; on the way out the exact name of the shard
-    msg_id.broker_addr        broker_addr, as sent; on the way out this broker
-    msg_id.topic_offset       the offset; ignored on the way in
+    msg_id.topic_name         topic_name, as sent; when delivered, the name of the shard
+    msg_id.broker_addr        broker_addr, as sent; when delivered, this broker
+    msg_id.topic_offset       the offset; ignored when received
     payload, attributes       payload, headers
     publish_time (ms)         publish_time (us)
     producer_name             producer_name
-    subscription_name         subscription_name; on the way out the consumer's
+    subscription_name         subscription_name; when delivered, the consumer's
     schema_id, _version       schema_id, schema_version
-    routing_key               key. One that is not UTF-8 (from other front ends) travels as attribute
+    routing_key               key. A key that is not UTF-8 (from other front ends) becomes the attribute
                               x-icestream-key, in base64
 """
 
@@ -39,7 +39,7 @@ from icestream.wal.tail import SectionRead
 
 KEY_BYTES: Final = "x-icestream-key"
 SIGNED_MAX: Final = 2**63 - 1
-# Columns that this front end sets beside those of any client.
+# Columns that this front end may set, unlike clients of the native protocol.
 OWN_COLUMNS: Final = column_bits(
     column.id for column in (envelope.PRODUCER_ID, envelope.BROKER_ADDR, envelope.SUBSCRIPTION_NAME)
 )
@@ -48,7 +48,7 @@ Row = dict[Column, Value]
 
 
 class Fields(NamedTuple):
-    """A message as it came in; None: an optional field that is not there."""
+    """The fields of a received message; None for an absent optional field."""
 
     request_id: int
     producer_id: int
@@ -62,16 +62,16 @@ class Fields(NamedTuple):
     schema_id: int | None
     schema_version: int | None
     routing_key: str | None
-    size: int = 0  # of a row of a batch: its bytes but for numbers, tags and lengths
+    size: int = 0  # of a batch row: its bytes without numbers, tags and lengths
 
 
 def fields_of(message: pb.StreamMessage) -> Fields:
-    where = message.msg_id
+    message_id = message.msg_id
     return Fields(
         message.request_id,
-        where.producer_id,
-        where.topic_name,
-        where.broker_addr,
+        message_id.producer_id,
+        message_id.topic_name,
+        message_id.broker_addr,
         message.payload,
         message.publish_time,
         message.producer_name,
@@ -83,7 +83,7 @@ def fields_of(message: pb.StreamMessage) -> Fields:
     )
 
 
-# The same fields as columns of a batch (batch.py), in the order of Fields.
+# The same fields as columns of a batch (request_batch.py), in the order of Fields.
 INTEGER, BYTES, TEXT, REPEATED = range(4)
 COLUMNS: Final = (
     (0, 1, INTEGER), (2, 1, INTEGER), (2, 2, TEXT), (2, 3, TEXT), (0, 3, BYTES), (0, 4, INTEGER), (0, 5, TEXT),
@@ -97,7 +97,7 @@ _TEXTS: Final = tuple(index for index, (_, _, kind) in enumerate(COLUMNS) if kin
 
 
 def fields_of_batch(batch: RequestBatch) -> Iterator[Fields | None]:
-    """Row by row; None for one whose attributes are no text."""
+    """The fields of each row; None for a row whose attributes are not valid UTF-8."""
     columns: list[Sequence[Any]] = [
         batch.integers(index) if kind == INTEGER else batch.texts(index) if kind == TEXT else batch.values(index)
         for index, (_, _, kind) in enumerate(COLUMNS)
@@ -113,16 +113,16 @@ def fields_of_batch(batch: RequestBatch) -> Iterator[Fields | None]:
         schema_id, schema_version, key = (
             row[index] if present & 1 << index else None for index in (SCHEMA_ID, SCHEMA_VERSION, ROUTING_KEY)
         )
-        size = len(row[PAYLOAD]) + len(row[ATTRIBUTES]) + sum(_bytes(row[index]) for index in _TEXTS)
+        size = len(row[PAYLOAD]) + len(row[ATTRIBUTES]) + sum(_utf8_bytes(row[index]) for index in _TEXTS)
         yield Fields._make((*row[:ATTRIBUTES], attributes, schema_id, schema_version, key, size))
 
 
-def _bytes(text: str) -> int:
+def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
 def row_of(fields: Fields) -> Row:
-    """The message as a row. Raises InvalidInput for what fits no column."""
+    """The message as a row. Raises InvalidInput for a value that does not fit its column."""
     row: Row = {
         envelope.PAYLOAD: fields.payload,
         envelope.REQUEST_ID: _signed("request_id", fields.request_id),
@@ -146,60 +146,60 @@ def row_of(fields: Fields) -> Row:
     return row
 
 
-def _signed(name: str, value: int, most: int = SIGNED_MAX) -> int:
-    if value > most:
-        raise errors.InvalidInput(f"{name} {value} does not fit its column", hint=f"{most} is the most")
+def _signed(name: str, value: int, maximum: int = SIGNED_MAX) -> int:
+    if value > maximum:
+        raise errors.InvalidInput(f"{name} {value} does not fit its column", hint=f"maximum: {maximum}")
     return value
 
 
-def _attributes(found: dict[str, str]) -> dict[str, str]:
-    if len(found) > limits.HEADERS_MAX:
-        raise errors.InvalidInput(f"a message with {len(found)} attributes", hint=f"{limits.HEADERS_MAX} are possible")
-    return found
+def _attributes(attributes: dict[str, str]) -> dict[str, str]:
+    if len(attributes) > limits.HEADERS_MAX:
+        raise errors.InvalidInput(f"message with {len(attributes)} attributes, limit {limits.HEADERS_MAX}")
+    return attributes
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
 
 
 def subscription_field(name: str) -> bytes:
-    """The bytes behind a message for one consumer."""
+    """The encoded field that a consumer appends to each message."""
     return pb.StreamMessage(subscription_name=name).SerializeToString()
 
 
 def messages_of(
     section: SectionRead, first_row: int, rows: int, topic_name: str, address: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of the messages from `first_row` on."""
+    """Offset and encoded bytes of `rows` messages from `first_row` on."""
     offset = section.base_offset + first_row
     body = section.body if not first_row and rows == section.rows else select_rows(section.body, first_row, rows)
-    form = _Form(topic_name, address)
+    encoder = _MessageEncoder(topic_name, address)
     for block in blocks_of(body):
         for row in _rows(block):
-            yield offset, form.encode(row, offset)
+            yield offset, encoder.encode(row, offset)
             offset += 1
 
 
-_READ: Final = (
+_DELIVERED_COLUMNS: Final = (
     envelope.PAYLOAD, envelope.REQUEST_ID, envelope.PRODUCER_ID, envelope.PUBLISH_TIME, envelope.PRODUCER_NAME,
     envelope.KEY, envelope.SCHEMA_ID, envelope.SCHEMA_VERSION, envelope.HEADERS,
 )  # fmt: skip
 
 
 def _rows(block: Block) -> Iterator[tuple[Value, ...]]:
-    columns = [block.values(column) for column in _READ]
+    columns = [block.values(column) for column in _DELIVERED_COLUMNS]
     if block.numbering is not None:
         columns[2] = [block.numbering.producer_id if id_ is None else id_ for id_ in columns[2]]
     return zip(*columns, strict=True)
 
 
-class _Form:
-    """The message that is filled in anew for each row: what it says again is not set again."""
+class _MessageEncoder:
+    """Encodes rows with one protobuf message that is reused: fields that do not change are not set again."""
 
     def __init__(self, topic_name: str, address: str) -> None:
         self._message = pb.StreamMessage(msg_id=pb.MsgID(topic_name=topic_name, broker_addr=address))
-        self._where = self._message.msg_id
+        self._message_id = self._message.msg_id
         self._producer: tuple[int | None, str | None] = (None, None)
-        self._is_plain = True
+        self._was_plain = True
 
     def encode(self, row: tuple[Any, ...], offset: int) -> bytes:
         payload, request_id, producer_id, publish_us, producer_name, key, schema_id, schema_version, headers = row
@@ -207,34 +207,34 @@ class _Form:
         message.request_id = max(request_id or 0, 0)
         message.payload = payload or b""
         message.publish_time = max((publish_us or 0) // 1000, 0)
-        self._where.topic_offset = offset
+        self._message_id.topic_offset = offset
         if self._producer != (producer_id, producer_name):
             self._producer = (producer_id, producer_name)
-            self._where.producer_id = max(producer_id or 0, 0)
+            self._message_id.producer_id = max(producer_id or 0, 0)
             message.producer_name = producer_name or ""
         is_plain = key is None and schema_id is None and schema_version is None and not headers
-        if not (is_plain and self._is_plain):
-            self._put_rest(key, schema_id, schema_version, headers or {})
-            self._is_plain = is_plain
+        if not (is_plain and self._was_plain):
+            self._set_optional_fields(key, schema_id, schema_version, headers or {})
+            self._was_plain = is_plain
         return message.SerializeToString()
 
-    def _put_rest(
+    def _set_optional_fields(
         self, key: bytes | None, schema_id: int | None, schema_version: int | None, headers: Mapping[str, str]
     ) -> None:
-        """What few messages have; and who has nothing of it must not have that of the one before."""
+        """Sets the fields that few messages have, and clears those of the message before."""
         message = self._message
         for name in ("routing_key", "schema_id", "schema_version", "attributes"):
             message.ClearField(name)
         message.attributes.update(headers)
         if key is not None:
-            _put_key(message, key)
+            _set_key(message, key)
         if schema_id is not None and schema_id >= 0:
             message.schema_id = schema_id
         if schema_version is not None and schema_version >= 0:
             message.schema_version = schema_version
 
 
-def _put_key(message: pb.StreamMessage, key: bytes) -> None:
+def _set_key(message: pb.StreamMessage, key: bytes) -> None:
     try:
         message.routing_key = key.decode()
     except UnicodeDecodeError:

@@ -1,13 +1,13 @@
-"""Serves a table of handlers (handlers.py) by the native wire: HTTP/2 in a thread of its own, one wake-up for a burst.
+"""Serves a handler table (handlers.py) by the native gRPC server: HTTP/2 in its own thread, one wake-up for a burst.
 
     unary      a task for each call
-    streams    a task for each stream. What its client has no window for waits in the native part, which tells when
-               little is left of it
-    batched    no task: all requests of a method that came since the last wake-up, as columns, in one call of a handler,
-               which answers rows as it learns their outcomes
+    streams    a task for each stream. Messages beyond the client's flow-control window wait in the native part, which
+               reports when few of them are left
+    batched    no task: all requests of a method since the last wake-up, as columns, in one call of the handler, which
+               answers rows as their outcomes become known
 
-Closing has two steps. First clients are told to bring no more calls, and those under way go on as long as they may.
-Then the thread ends, and whatever is left with it.
+Closing has two steps. First clients are told to start no more calls (GOAWAY), and calls in flight may finish. Then the
+thread ends, with whatever is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from icestream.runtime.listening import cannot_listen
 from icestream.runtime.native import native
 
 _log = get_logger("danube")
-# What `poll` tells: native/src/wire/mod.rs.
+# The kinds of events of `poll`: native/src/wire/mod.rs.
 BATCH, UNARY, STREAM, STREAM_GONE, STREAM_LOW, METADATA, CONNECTION, CONNECTION_GONE = range(8)
 METADATA_KEYS: Final = ("x-icestream-start",)
 OK: Final = 0
@@ -39,27 +39,27 @@ def has_native_wire() -> bool:
 
 
 class NativeGrpcListener:
-    """First it has a port, which the service behind it tells its clients; then it serves."""
+    """Bound to a port first, because the service needs the port for its advertised address; then it serves."""
 
     def __init__(self, setting: str, connections_max: int = limits.DANUBE_CONNECTIONS_MAX) -> None:
-        """`setting`: the key that names the port."""
+        """`setting` is the key of the port, for errors and metrics."""
         self._setting = setting
         self._connections_max = connections_max
         self._socket: socket.socket | None = None
         self._pem: Pem | None = None
-        self._serving: NativeGrpcServer | None = None
+        self._server: NativeGrpcServer | None = None
         self.port = 0
 
     @property
     def room(self) -> RoomState:
-        counts = self._serving.counts if self._serving is not None else (0, 0, 0, 0)
+        counts = self._server.counts if self._server is not None else (0, 0, 0, 0)
         return RoomState(self._setting.removeprefix("ports."), self._connections_max, *counts)
 
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
-        """The port that it has."""
+        """Returns the port."""
         self._pem = None if tls is None else tls.read()
         try:
-            self._socket = _listening(host, port)
+            self._socket = _listening_socket(host, port)
         except OSError as error:
             raise cannot_listen(self._setting, host, port, error) from None
         self.port = self._socket.getsockname()[1]
@@ -68,30 +68,30 @@ class NativeGrpcListener:
     async def serve(self, table: HandlerTable) -> None:
         assert self._socket is not None
         try:
-            self._serving = NativeGrpcServer(self._socket.detach(), table, self._pem, self._connections_max)
+            self._server = NativeGrpcServer(self._socket.detach(), table, self._pem, self._connections_max)
         except ValueError as error:
             raise errors.ConfigurationError(str(error), hint="the settings danube.tls_… name PEM files") from None
 
     async def close(self) -> None:
-        """Calls that are under way are answered, as far as they end in time."""
-        serving, self._serving = self._serving, None
-        if serving is not None:
-            await serving.close()
+        """Waits for calls in flight, CLOSE_SECONDS_MAX at most."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
         elif self._socket is not None:
             self._socket.close()
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError:
-        found.close()
+        listener.close()
         raise
-    return found
+    return listener
 
 
 class NativeGrpcServer:
@@ -100,8 +100,8 @@ class NativeGrpcServer:
         self._batched = list(table.batched.items())
         self._loop = asyncio.get_running_loop()
         self._peers: dict[int, str] = {}
-        self._nobody = asyncio.Event()  # is connected
-        self._nobody.set()
+        self._all_disconnected = asyncio.Event()
+        self._all_disconnected.set()
         self._metadata: dict[int, dict[str, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[int, NativeStream] = {}
@@ -118,72 +118,72 @@ class NativeGrpcServer:
             keepalive_ms=limits.DANUBE_KEEPALIVE_MS,
             tls=pem,
         )
-        self._on: dict[int, Callable[..., None]] = {
-            BATCH: self._take_batch,
-            UNARY: self._take_unary,
-            STREAM: self._take_stream,
-            STREAM_GONE: self._stream_gone,
-            STREAM_LOW: self._stream_low,
-            METADATA: self._take_metadata,
-            CONNECTION: self._connected,
-            CONNECTION_GONE: self._disconnected,
+        self._event_handlers: dict[int, Callable[..., None]] = {
+            BATCH: self._on_batch,
+            UNARY: self._on_unary,
+            STREAM: self._on_stream,
+            STREAM_GONE: self._on_stream_closed,
+            STREAM_LOW: self._on_stream_low,
+            METADATA: self._on_metadata,
+            CONNECTION: self._on_connected,
+            CONNECTION_GONE: self._on_disconnected,
         }
-        self._loop.add_reader(self._wire.fileno(), self._look)
+        self._loop.add_reader(self._wire.fileno(), self._on_wake_up)
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Connections, those of them that are busy; and since the start: evicted, refused."""
+        """Open and busy connections now; evicted and refused ones since the start."""
         counts: tuple[int, int, int, int] = self._wire.connections()
         return counts
 
-    def _look(self) -> None:
-        for kind, *told in self._wire.poll():
-            self._on[kind](*told)
+    def _on_wake_up(self) -> None:
+        for kind, *details in self._wire.poll():
+            self._event_handlers[kind](*details)
 
-    # --- what the wire tells ---
+    # --- events of the wire ---
 
-    def _connected(self, connection: int, peer: str, certificate: bytes | None) -> None:
+    def _on_connected(self, connection: int, peer: str, certificate: bytes | None) -> None:
         self._peers[connection] = peer
-        self._nobody.clear()
+        self._all_disconnected.clear()
 
-    def _disconnected(self, connection: int) -> None:
+    def _on_disconnected(self, connection: int) -> None:
         self._peers.pop(connection, None)
         if not self._peers:
-            self._nobody.set()
+            self._all_disconnected.set()
 
-    def _take_metadata(self, number: int, pairs: Sequence[tuple[str, bytes]]) -> None:
-        """A number is told once and may be used for long; the oldest are forgotten."""
+    def _on_metadata(self, number: int, pairs: Sequence[tuple[str, bytes]]) -> None:
+        """Remembers a set of metadata by its number, which later calls refer to; the oldest sets are dropped."""
         if len(self._metadata) >= limits.DANUBE_METADATA_SETS_MAX:
             del self._metadata[next(iter(self._metadata))]
         self._metadata[number] = {key: value.decode("latin-1") for key, value in pairs}
 
-    def _take_batch(self, number: int, method: int, count: int, present: bytes, *rest: Any) -> None:
+    def _on_batch(self, number: int, method: int, count: int, present: bytes, *rest: Any) -> None:
         columns = rest[-1]  # before them: connections, metadata, deadlines
         batch = RequestBatch(
             count, present, columns, lambda rows, failures: self._wire.complete(number, rows, failures)
         )
         try:
             self._batched[method][1].handle(batch)
-        except Exception as error:  # noqa: BLE001 (whatever it is, all rows have callers who wait)
+        except Exception as error:  # noqa: BLE001 (whatever the error, the callers of all rows wait for a status)
             status = status_number(error)
             self._wire.complete(number, None, dict.fromkeys(range(count), status))
 
-    def _take_unary(self, call: int, path: str, body: bytes, connection: int, metadata: int, deadline: int) -> None:
+    def _on_unary(self, call: int, path: str, body: bytes, connection: int, metadata: int, deadline: int) -> None:
         handler = self._table.unary.get(path)
         if handler is None:
-            self._wire.fail(call, STATUSES["UNIMPLEMENTED"], f"there is no method {path}")
+            self._wire.fail(call, STATUSES["UNIMPLEMENTED"], f"unknown method {path}")
             return
-        self._start(self._serve(call, handler(body, self._call(connection, metadata))))
+        self._start(self._serve_unary(call, handler(body, self._call(connection, metadata))))
 
-    async def _serve(self, call: int, answer: Any) -> None:
+    async def _serve_unary(self, call: int, response: Any) -> None:
         try:
-            body = await answer
-        except Exception as error:  # noqa: BLE001 (whatever it is becomes the status of the call)
+            body = await response
+        except Exception as error:  # noqa: BLE001 (whatever the error, it becomes the status of the call)
             self._wire.fail(call, *status_number(error))
         else:
             self._wire.reply(call, body)
 
-    def _take_stream(self, stream: int, path: str, body: bytes, connection: int, metadata: int, deadline: int) -> None:
+    def _on_stream(self, stream: int, path: str, body: bytes, connection: int, metadata: int, deadline: int) -> None:
         out = self._streams[stream] = NativeStream(self._wire, stream)
         handler = self._table.streams[path]
         out.task = self._start(self._serve_stream(stream, handler(body, self._call(connection, metadata), out)))
@@ -196,12 +196,12 @@ class NativeGrpcServer:
             status = status_number(error)
         self._wire.finish(stream, *status)
 
-    def _stream_gone(self, stream: int) -> None:
+    def _on_stream_closed(self, stream: int) -> None:
         out = self._streams.pop(stream, None)
         if out is not None and out.task is not None:
             out.task.cancel()
 
-    def _stream_low(self, stream: int) -> None:
+    def _on_stream_low(self, stream: int) -> None:
         out = self._streams.get(stream)
         if out is not None:
             out.drained()
@@ -215,16 +215,16 @@ class NativeGrpcServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # --- the end ---
+    # --- closing ---
 
     async def close(self) -> None:
-        """A connection ends by itself when its last answer is on the way."""
+        """Drains the connections, each of which closes after its last response, then ends the thread."""
         self._wire.drain()
         try:
             async with asyncio.timeout(limits.CLOSE_SECONDS_MAX):
-                await self._nobody.wait()
+                await self._all_disconnected.wait()
         except TimeoutError:
-            _log.warning("clients did not leave in time", connections=len(self._peers), calls=len(self._tasks))
+            _log.warning("clients did not disconnect in time", connections=len(self._peers), calls=len(self._tasks))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -233,7 +233,7 @@ class NativeGrpcServer:
 
 
 class NativeStream:
-    """An OutStream over the queue that the native part keeps for the stream."""
+    """An OutStream over the queue of the native part."""
 
     def __init__(self, wire: Any, number: int) -> None:
         self._wire = wire

@@ -1,4 +1,4 @@
-"""Names on the wire and what they mean here: `/namespace/name` is a topic, `/namespace/name-part-3` a shard of one."""
+"""Danube's topic names: `/namespace/name` is a topic, `/namespace/name-part-3` is a partition (a shard) of a topic."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from icestream.broker.topic import Topic
 from icestream.broker.topic_registry import TopicRegistry
 from icestream.model.topic_name import TopicName, parse_shard
 
-parse_partition = lru_cache(4096)(parse_shard)  # every message and ack has such a name
+parse_partition = lru_cache(4096)(parse_shard)  # cached: every message and ack carries such a name
 
 
 class PartitionRef(NamedTuple):
-    """A shard, and how it was named: `part` is None for a plain topic."""
+    """A shard as a client named it: `part` is None for the name of a topic."""
 
     topic: Topic
     part: int | None
@@ -25,9 +25,9 @@ class PartitionRef(NamedTuple):
 
 
 def resolve_partition(topics: TopicRegistry, name: str) -> PartitionRef:
-    """Raises UnknownTopic for what is not there."""
-    found, part = parse_partition(name)
-    topic = topics.get(found)
+    """The shard with this name. Raises UnknownTopic for a topic or partition that does not exist."""
+    topic_name, part = parse_partition(name)
+    topic = topics.get(topic_name)
     check_partition(topic, part)
     if part is not None and part >= topic.record.shards:
         raise unknown_partition(topic, part)
@@ -40,17 +40,19 @@ def wire_name(topic: Topic, shard: int) -> str:
 
 
 def wire_names(topics: TopicRegistry, name: str) -> list[str]:
-    """All shards of a topic, of whichever node, or the one that is named. None where there is no such topic: names
-    match exactly."""
-    found, part = parse_partition(name)
-    topic = topics.find(found)
-    record = topic.record if topic is not None else topics.neighbours.find(found)
+    """The partitions of a topic of any node, or the named partition alone; empty if it does not exist.
+
+    Names match exactly.
+    """
+    topic_name, part = parse_partition(name)
+    topic = topics.find(topic_name)
+    record = topic.record if topic is not None else topics.neighbours.find(topic_name)
     if record is None or (part is not None and not record.has_parts):
         return []
     shards = range(record.shards) if part is None else [part] if part < record.shards else []
-    return [found.shard_name(shard, record.shards, is_partitioned=record.is_partitioned) for shard in shards]
+    return [topic_name.shard_name(shard, record.shards, is_partitioned=record.is_partitioned) for shard in shards]
 
 
 def base_name(name: str) -> TopicName:
-    """The topic, whichever shard of it is named."""
+    """The topic to which the topic or partition name belongs."""
     return parse_partition(name)[0]

@@ -1,4 +1,4 @@
-"""Serves a table of handlers (handlers.py) by grpc.aio: bytes in, bytes out, statuses by name."""
+"""Serves a handler table (handlers.py) by grpc.aio."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from icestream.runtime.connection_room import RoomState
 from icestream.runtime.listening import cannot_listen
 
 _log = get_logger("danube")
-_OURS: Final = "x-icestream-"
+_METADATA_PREFIX: Final = "x-icestream-"
 
 OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),  # a second broker on the port is refused, not served by chance
+    ("grpc.so_reuseport", 0),  # a second broker on the port fails to start instead of sharing the port
     ("grpc.max_receive_message_length", limits.DANUBE_CALL_BYTES_MAX),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", limits.DANUBE_STREAMS_PER_CONNECTION_MAX),
-    # calls that wait for a turn of the loop: beyond its own bound gRPC drops some, and a client raises that
+    # Calls that wait for the event loop: beyond its default bound gRPC drops calls, which clients see as errors.
     ("grpc.server.max_pending_requests", limits.DANUBE_CALLS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", limits.DANUBE_CALLS_MAX),
-    ("grpc.keepalive_time_ms", 20_000),  # a client whose machine is gone loses its stream, and others get its messages
+    ("grpc.keepalive_time_ms", 20_000),  # detects clients whose machine died, so that their messages are redelivered
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ask too
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may send pings too
     ("grpc.http2.max_ping_strikes", 0),
-    # A connection that sends no HTTP/2, and one without a call: gRPC cannot close them when others need the place, so
-    # they have a time.
+    # gRPC cannot evict connections without HTTP/2 or without a call in favour of new ones, so they have a timeout.
     ("grpc.server_handshake_timeout_ms", limits.DANUBE_HANDSHAKE_MS_MAX),
     ("grpc.max_connection_idle_ms", limits.DANUBE_IDLE_MS_MAX),
 )
 
 
 class PythonGrpcListener:
-    """First it has a port, which the service behind it tells its clients; then it serves."""
+    """Bound to a port first, because the service needs the port for its advertised address; then it serves."""
 
     def __init__(self, setting: str, connections_max: int = limits.DANUBE_CONNECTIONS_MAX) -> None:
-        """`setting`: the key that names the port."""
+        """`setting` is the key of the port, for errors and metrics."""
         self._setting = setting
         self._connections_max = connections_max
         self._server: aio.Server | None = None
@@ -53,22 +52,22 @@ class PythonGrpcListener:
 
     @property
     def room(self) -> RoomState | None:
-        """gRPC does not say."""
+        """None: gRPC does not expose its connections."""
         return None
 
     async def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
-        """The port that it has."""
+        """Returns the port."""
         server = aio.server(
             options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", self._connections_max)),
             maximum_concurrent_rpcs=limits.DANUBE_CALLS_MAX,
         )
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            _try_to_bind(host, port)
+            _check_port_free(host, port)
             if tls is None:
-                self.port = server.add_insecure_port(where)
+                self.port = server.add_insecure_port(address)
             else:
-                self.port = server.add_secure_port(where, _credentials(tls))
+                self.port = server.add_secure_port(address, _credentials(tls))
         except (OSError, RuntimeError) as error:
             reason = error if isinstance(error, OSError) else OSError(str(error))
             raise cannot_listen(self._setting, host, port, reason) from None
@@ -81,18 +80,18 @@ class PythonGrpcListener:
         await self._server.start()
 
     async def close(self) -> None:
-        """Calls that are under way are answered, as far as they end in time."""
+        """Waits for calls in flight, CLOSE_SECONDS_MAX at most."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(limits.CLOSE_SECONDS_MAX)
 
 
-def _try_to_bind(host: str, port: int) -> None:
-    """gRPC does not say why it cannot have a port; the system does."""
+def _check_port_free(host: str, port: int) -> None:
+    """Raises OSError with the reason, which gRPC does not report."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
@@ -109,13 +108,13 @@ class _Handlers(grpc.GenericRpcHandler):
             self._methods[path] = grpc.unary_stream_rpc_method_handler(_stream(stream))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """None for a method that there is not: UNIMPLEMENTED."""
+        """None for an unknown method: gRPC answers UNIMPLEMENTED."""
         return self._methods.get(handler_call_details.method)
 
 
 def _call(context: Any) -> Call:
-    found = {key: value for key, value in context.invocation_metadata() or () if key.startswith(_OURS)}
-    return Call(context.peer(), found)
+    metadata = {key: value for key, value in context.invocation_metadata() or () if key.startswith(_METADATA_PREFIX)}
+    return Call(context.peer(), metadata)
 
 
 def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:
@@ -132,15 +131,15 @@ def _unary(handler: Unary) -> Callable[[bytes, Any], Any]:
 def _stream(handler: Streaming) -> Callable[[bytes, Any], Any]:
     async def serve(raw: bytes, context: Any) -> None:
         stream = AioStream(context)
-        writing = asyncio.get_running_loop().create_task(stream.write())
+        writer = asyncio.get_running_loop().create_task(stream.write())
         try:
             await handler(raw, _call(context), stream)
         except Exception as error:
             await _abort(context, error)
             raise
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)  # what it met is the client's going
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)  # it fails when the client disconnects
 
     return serve
 
@@ -148,14 +147,14 @@ def _stream(handler: Streaming) -> Callable[[bytes, Any], Any]:
 async def _abort(context: Any, error: Exception) -> None:
     try:
         name, text = status_of(error)
-    except Exception:  # noqa: BLE001 (a mistake of ours is said in the log, and the client gets an answer)
-        _log.exception("a call failed")
-        name, text = "INTERNAL", "the broker could not carry out this call; its log says why"
+    except Exception:  # noqa: BLE001 (an unexpected exception is logged, and the client gets a status)
+        _log.exception("internal error in a Danube call")
+        name, text = "INTERNAL", "internal error; see the broker's log"
     await context.abort(grpc.StatusCode[name], text)
 
 
 class AioStream:
-    """An OutStream whose messages one task writes, each when gRPC has taken the one before."""
+    """An OutStream whose messages a task writes one after the other, as gRPC takes them."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

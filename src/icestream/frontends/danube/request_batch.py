@@ -1,9 +1,9 @@
-"""Requests of one method that came together, as columns, and their answers.
+"""A batch of requests of one method that arrived together, as columns, and the completion of its rows.
 
-A handler looks at all rows at once. Each row is answered once, when its outcome is known; rows whose outcomes become
-known in the same turn of the loop go back together.
+A handler processes all rows at once. Each row is completed once, when its outcome is known; rows whose outcomes become
+known in the same loop tick are returned together.
 
-    integer column     u64 of each row; 0 where it is not there
+    integer column     u64 of each row; 0 where it is absent
     value column       (all values joined, the end of each)
     `present`          which columns a row has, a bit for each
 """
@@ -16,23 +16,25 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import sub
 from typing import Any, NamedTuple
 
-CompleteRows = Callable[[list[int] | None, Mapping[int, tuple[int, str]]], None]  # None: all rows
+CompleteRows = Callable[
+    [list[int] | None, Mapping[int, tuple[int, str]]], None
+]  # rows (None: all of them), and the statuses of failed rows
 
 
 class BatchedMethod(NamedTuple):
-    """A unary method whose requests a wire may bring together. Its column kinds are those of native/src/wire."""
+    """A unary method whose requests may be batched. The kinds of its columns are those of native/src/wire."""
 
     columns: Sequence[tuple[int, int, int]]  # parent field (0: none), field, kind
-    echo: tuple[int, int] | None  # the answer repeats this column as this field
+    echo: tuple[int, int] | None  # the response repeats this column as this field
     handle: Callable[[RequestBatch], None]
 
 
 class RequestBatch:
-    def __init__(self, count: int, present: bytes, columns: tuple[Any, ...], answer: CompleteRows) -> None:
+    def __init__(self, count: int, present: bytes, columns: tuple[Any, ...], complete: CompleteRows) -> None:
         self.count = count
         self.present = memoryview(present).cast("I")
         self._columns = columns
-        self._answer = answer
+        self._complete = complete
         self._done: list[int] = []
         self._failures: dict[int, tuple[int, str]] = {}
 
@@ -49,49 +51,50 @@ class RequestBatch:
         return values
 
     def texts(self, column: int) -> list[str]:
-        """Each was checked to be UTF-8. Most columns of text say the same in every row."""
+        """The values as text; the native part has checked that they are UTF-8."""
         return [str(value, "utf-8") for value in self.values(column)]
 
     def joined(self, column: int) -> tuple[bytes, bytes]:
-        """The values of all rows side by side, and where each ends: u32, in the order of this machine."""
+        """The values of all rows, joined, and the end of each: u32 in native byte order."""
         joined, ends = self._columns[column]
         return joined, ends
 
     def largest(self, column: int) -> int:
-        """The bytes of the largest value."""
+        """The size of the largest value, in bytes."""
         ends = memoryview(self.joined(column)[1]).cast("I").tolist()
         return int(max(map(sub, ends, [0, *ends])))
 
-    # --- where all rows say the same ---
+    # --- columns with the same value in every row ---
 
     def constant_shape(self, columns: int) -> int | None:
-        """Which of these columns every row has, bits as in `present`; None where they differ in that."""
-        found = {present & columns for present in self.present}
-        return found.pop() if len(found) == 1 else None
+        """The bits of these columns in `present`, if they are the same in every row; else None."""
+        shapes = {present & columns for present in self.present}
+        return shapes.pop() if len(shapes) == 1 else None
 
     def constant_integer(self, column: int) -> int | None:
-        """What every row has there; None where they differ."""
+        """The value of the column, if it is the same in every row; else None."""
         values = self.integers(column).tolist()
         return int(values[0]) if values.count(values[0]) == self.count else None
 
     def constant_value(self, column: int) -> bytes | None:
+        """The value of the column, if it is the same in every row; else None."""
         joined, ends = self.joined(column)
         size, rest = divmod(len(joined), self.count)
         first = joined[:size]
         if rest or joined != first * self.count:
             return None
-        # aa|a|aaa repeats a value of two bytes, too
+        # the joined bytes alone do not prove it: aa|a|aaa equals aa|aa|aa
         is_even = not size or array("I", range(size, len(joined) + 1, size)).tobytes() == ends
         return first if is_even else None
 
-    # --- answers ---
+    # --- completion ---
 
     def succeed_all(self) -> None:
-        """For a batch of which no row was answered yet."""
-        self._answer(None, {})
+        """Completes every row, of a batch of which no row is completed yet."""
+        self._complete(None, {})
 
     def fail_all(self, status: tuple[int, str]) -> None:
-        self._answer(None, dict.fromkeys(range(self.count), status))
+        self._complete(None, dict.fromkeys(range(self.count), status))
 
     def succeed(self, row: int) -> None:
         if not self._done:
@@ -105,11 +108,11 @@ class RequestBatch:
     def _flush(self) -> None:
         done, self._done = self._done, []
         failures, self._failures = self._failures, {}
-        self._answer(done, failures)
+        self._complete(done, failures)
 
 
 class RowOutcome:
-    """Where the outcome of one row goes: it looks like a future to who sets it, and is cheaper."""
+    """Sets the outcome of one row: the part of a future's interface that senders use, at a lower cost."""
 
     __slots__ = ("_batch", "_row", "_status")
 

@@ -1,4 +1,4 @@
-"""Danube's schema registry, as a table of handlers. The rules are the broker's (broker/schema_registry.py)."""
+"""Danube's schema registry as a handler table. The broker enforces the rules (broker/schema_registry.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SchemaHandlers:
 
     async def register(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.RegisterSchemaRequest, raw)
-        found = await self._registry.register(
+        registered = await self._registry.register(
             request.subject,
             schema_type(request.schema_type),
             request.schema_definition,
@@ -47,78 +47,78 @@ class SchemaHandlers:
             tags=tuple(request.tags),
         )
         return pb.RegisterSchemaResponse(
-            schema_id=found.subject.id,
-            version=found.version.version,
-            is_new_version=found.is_new,
-            fingerprint=_fingerprint(found.version),
+            schema_id=registered.subject.id,
+            version=registered.version.version,
+            is_new_version=registered.is_new,
+            fingerprint=_fingerprint(registered.version),
         ).SerializeToString()
 
     async def get(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.GetSchemaRequest, raw)
         version = request.version if request.HasField("version") else None
-        return await self._described(await self._registry.by_id(request.schema_id, version))
+        return await self._schema_response(await self._registry.by_id(request.schema_id, version))
 
     async def latest(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.GetLatestSchemaRequest, raw)
-        return await self._described(await self._registry.latest(request.subject))
+        return await self._schema_response(await self._registry.latest(request.subject))
 
-    async def _described(self, found: RegisteredSchema) -> bytes:
-        version = found.version
+    async def _schema_response(self, registered: RegisteredSchema) -> bytes:
+        version = registered.version
         return pb.GetSchemaResponse(
-            schema_id=found.subject.id,
+            schema_id=registered.subject.id,
             version=version.version,
-            subject=found.name,
+            subject=registered.name,
             schema_type=version.type.value,
-            schema_definition=await self._registry.definition(found),
+            schema_definition=await self._registry.definition(registered),
             description=version.description,
             created_at=version.created_ms,
             created_by=version.created_by,
             tags=version.tags,
             fingerprint=_fingerprint(version),
-            compatibility_mode=found.subject.compatibility.value,
+            compatibility_mode=registered.subject.compatibility.value,
         ).SerializeToString()
 
     async def versions(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.ListVersionsRequest, raw)
         subject = await self._registry.subject(request.subject)
-        found = [
+        infos = [
             pb.SchemaVersionInfo(
-                version=one.version,
-                created_at=one.created_ms,
-                created_by=one.created_by,
-                description=one.description,
-                fingerprint=_fingerprint(one),
+                version=version.version,
+                created_at=version.created_ms,
+                created_by=version.created_by,
+                description=version.description,
+                fingerprint=_fingerprint(version),
                 schema_id=subject.id,
             )
-            for one in subject.versions
+            for version in subject.versions
         ]
-        return pb.ListVersionsResponse(versions=found).SerializeToString()
+        return pb.ListVersionsResponse(versions=infos).SerializeToString()
 
     async def check(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.CheckCompatibilityRequest, raw)
         mode = compatibility(request.compatibility_mode) if request.HasField("compatibility_mode") else None
-        wrong = await self._registry.check_compatibility(
+        problems = await self._registry.check_compatibility(
             request.subject, schema_type(request.schema_type), request.new_schema_definition, mode
         )
-        return pb.CheckCompatibilityResponse(is_compatible=not wrong, errors=wrong).SerializeToString()
+        return pb.CheckCompatibilityResponse(is_compatible=not problems, errors=problems).SerializeToString()
 
     async def delete(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.DeleteSchemaVersionRequest, raw)
         await self._registry.delete_version(request.subject, request.version)
-        return _done(f"version {request.version} of {request.subject} is deleted")
+        return _success(f"version {request.version} of {request.subject} is deleted")
 
     async def set_mode(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.SetCompatibilityModeRequest, raw)
         mode = compatibility(request.compatibility_mode)
         await self._registry.set_compatibility(request.subject, mode)
-        return _done(f"subject {request.subject} is {mode.value} compatible from now on")
+        return _success(f"subject {request.subject} now has the compatibility mode {mode.value}")
 
     async def subjects(self, raw: bytes, call: Call) -> bytes:
         decode(pb.ListSubjectsRequest, raw)
-        found = []
+        infos = []
         for name, subject in await self._registry.subjects():
             latest = subject.latest
-            found.append(
+            infos.append(
                 pb.SubjectInfo(
                     subject=name,
                     schema_type=latest.type.value if latest is not None else "",
@@ -128,7 +128,7 @@ class SchemaHandlers:
                     tags=latest.tags if latest is not None else (),
                 )
             )
-        return pb.ListSubjectsResponse(subjects=found).SerializeToString()
+        return pb.ListSubjectsResponse(subjects=infos).SerializeToString()
 
     # --- topics ---
 
@@ -139,7 +139,7 @@ class SchemaHandlers:
         await self._registry.configure(
             base_name(request.topic_name), request.schema_subject, policy, checks_payload=checks
         )
-        return _done(f"topic {request.topic_name} has the subject {request.schema_subject}")
+        return _success(f"topic {request.topic_name} has the subject {request.schema_subject}")
 
     async def set_policy(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.UpdateTopicValidationPolicyRequest, raw)
@@ -147,34 +147,34 @@ class SchemaHandlers:
         await self._registry.set_policy(
             base_name(request.topic_name), policy, checks_payload=request.enable_payload_validation
         )
-        return _done(f"the policy of topic {request.topic_name} is {policy.value}")
+        return _success(f"the policy of topic {request.topic_name} is {policy.value}")
 
     async def topic(self, raw: bytes, call: Call) -> bytes:
         request = decode(pb.GetTopicSchemaConfigRequest, raw)
         name = base_name(request.topic_name)
-        found = self._registry.of_topic(name)
-        if found is None:
+        schema = self._registry.of_topic(name)
+        if schema is None:
             self._broker.topics.get(name)
-            raise errors.UnknownSchema(f"topic {name} has no schema", hint="configure one, or produce with one")
+            raise errors.UnknownSchema(f"topic {name} has no schema", hint="configure a schema, or produce with one")
         return pb.GetTopicSchemaConfigResponse(
-            schema_subject=found.subject,
-            validation_policy=found.policy.value,
-            enable_payload_validation=found.checks_payload,
-            schema_id=found.schema_id,
+            schema_subject=schema.subject,
+            validation_policy=schema.policy.value,
+            enable_payload_validation=schema.checks_payload,
+            schema_id=schema.schema_id,
         ).SerializeToString()
 
 
 def _fingerprint(version: SchemaVersion) -> str:
-    """As Danube writes it."""
+    """The fingerprint in Danube's form."""
     return f"sha256:{version.fingerprint}"
 
 
-def _done(message: str) -> bytes:
+def _success(message: str) -> bytes:
     return pb.Outcome(success=True, message=message).SerializeToString()
 
 
 async def check_reference(broker: Broker, reference: danube_pb2.SchemaReference) -> None:
-    """Raises SchemaMismatch when the registry has no such subject or version."""
+    """Raises SchemaMismatch if the registry lacks the subject or version."""
     try:
         latest = (await broker.registry.latest(reference.subject)).version.version
     except errors.UnknownSchema as error:

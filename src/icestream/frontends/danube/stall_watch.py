@@ -1,13 +1,13 @@
-"""When the stream of a Danube consumer ends because its subscription is stalled (broker/stall.py).
+"""Ends the stream of a Danube consumer whose subscription is stalled (broker/stall.py).
 
-Danube's protocol has no event for it: a client learns of a reason only by the status of its stream, which it logs, and
-then opens the stream again by itself. So the stream of a consumer that gets nothing ends with the reason and the hint:
+Danube's protocol has no event for a stall: a client sees a reason only in the status of its stream, which it logs
+before it reopens the stream by itself. So the stream of a consumer that gets no messages ends with reason and hint:
 
     blocked      after DANUBE_BLOCKED_SECONDS
-    unreadable   after CLIENT_STALL_SECONDS: the broker retries, and a lake process that starts again takes a few
+    unreadable   after CLIENT_STALL_SECONDS, because the broker retries, and a restart of the lake process takes a few
 
-and again after the same time while the stall lasts. A stream that carries messages of other keys, and one whose client
-holds messages that it has not acked, stays: its end would deliver them a second time.
+and again after the same time while the stall lasts. A stream that carries messages of other keys stays open, and so
+does one whose client has unacked messages: its end would cause their redelivery.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ Details = dict[str, object]
 
 class StallWatch:
     def __init__(
-        self, where: str, is_holding: Callable[[], bool], end: Callable[[errors.IcestreamError], None]
+        self, subject: str, has_unacked: Callable[[], bool], end_stream: Callable[[errors.IcestreamError], None]
     ) -> None:
-        """`where`: topic and subscription, for the message. `is_holding`: the client has unacked messages. `end`: ends
-        the stream with an error."""
-        self._where = where
-        self._is_holding = is_holding
-        self._end = end
+        """`subject`: subscription and topic, for the error. `has_unacked`: whether the client has unacked messages."""
+        self._subject = subject
+        self._has_unacked = has_unacked
+        self._end_stream = end_stream
         self._loop = asyncio.get_running_loop()
         self._stalls: dict[str, Details] = {}
-        self._is_begun = False
+        self._has_stream = False
         self._has_delivered = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -41,13 +40,13 @@ class StallWatch:
         return bool(self._stalls)
 
     def begin(self) -> None:
-        """There is a stream."""
-        self._is_begun = True
-        self._wait()
+        """Called when the consumer has a stream."""
+        self._has_stream = True
+        self._schedule()
 
     def stalled(self, details: Details) -> None:
         self._stalls[str(details.get("kind", ""))] = details
-        self._wait()
+        self._schedule()
 
     def resumed(self, details: Details) -> None:
         self._stalls.pop(str(details.get("kind", "")), None)
@@ -62,24 +61,24 @@ class StallWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self) -> None:
-        """An update of a stall does not begin the time anew: a read that fails with varying words is told too."""
-        if self._is_begun and self._stalls and self._timer is None:
+    def _schedule(self) -> None:
+        """Starts the timer, unless it runs: an update of a stall, such as another error text, does not restart it."""
+        if self._has_stream and self._stalls and self._timer is None:
             self._has_delivered = False
             is_blocked = StallKind.BLOCKED.value in self._stalls
             seconds = limits.DANUBE_BLOCKED_SECONDS if is_blocked else limits.CLIENT_STALL_SECONDS
-            self._timer = self._loop.call_later(seconds, self._look)
+            self._timer = self._loop.call_later(seconds, self._on_timeout)
 
-    def _look(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
-        if self._has_delivered or self._is_holding():
-            self._wait()
+        if self._has_delivered or self._has_unacked():
+            self._schedule()
         elif self._stalls:
             details = next(iter(self._stalls.values()))
-            self._end(
+            self._end_stream(
                 errors.SubscriptionStalled(
-                    f"{self._where} gets no messages from offset {details.get('offset')} on: {details.get('reason')}",
-                    hint=str(details.get("hint") or "open the stream again to wait until it is over"),
+                    f"{self._subject} is stalled at offset {details.get('offset')}: {details.get('reason')}",
+                    hint=str(details.get("hint") or "open the stream again to wait for the end of the stall"),
                     details=details,
                 )
             )

@@ -1,8 +1,8 @@
-"""A batch of one producer whose messages differ only in what each has of its own: payload, key, time, request id.
+"""Converts a batch of one producer whose messages differ only in payload, key, time and request id to block columns.
 
-That is what comes when a client sends without waiting. Its columns become those of a block as they are, and nothing is
-done for each message. Whatever is not so simple (attributes, several producers, a value that fits no column) is looked
-at row by row (sending.py), which also knows what is wrong with each.
+Such batches arrive when a client sends without waiting. Their columns become block columns as they are, without work
+for each message. Any other batch (attributes, several producers, a value that does not fit its column) is processed row
+by row (message_sender.py), which also finds the error of each row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from icestream.model.envelope import Column
 _KEY: Final = 1 << messages.ROUTING_KEY
 _OPTIONAL: Final = _KEY | 1 << messages.ATTRIBUTES | 1 << messages.SCHEMA_ID | 1 << messages.SCHEMA_VERSION
 _PUBLISH_TIME_MAX: Final = SIGNED_MAX // 1000
-_BEGIN: Final = bytes(4)  # of the first value
-# What a producer says of itself with every message; left out where it says nothing, if it may be.
+_FIRST_BEGIN: Final = bytes(4)  # a block column has the begin of its first value before the ends
+# Names that a producer sends with every message: column of the batch, column of the block, whether it is required.
 _NAMES: Final = (
     (messages.TOPIC_NAME, envelope.TOPIC_NAME, True),
     (messages.PRODUCER_NAME, envelope.PRODUCER_NAME, True),
@@ -33,12 +33,12 @@ _NAMES: Final = (
 class UniformBatch(NamedTuple):
     producer_id: int
     topic_name: str
-    message_bytes: int  # no message has more, but for numbers, tags and lengths
+    message_bytes: int  # the largest message, without numbers, tags and lengths
     columns: dict[Column, Values]
 
 
 def uniform_batch(batch: RequestBatch) -> UniformBatch | None:
-    """None: its rows have to be looked at one by one."""
+    """None if the rows have to be processed one by one."""
     shape = batch.constant_shape(_OPTIONAL)
     if batch.count == 1 or shape not in (0, _KEY):
         return None
@@ -54,20 +54,20 @@ def uniform_batch(batch: RequestBatch) -> UniformBatch | None:
 
 
 def _put_names(columns: dict[Column, Values], batch: RequestBatch) -> int | None:
-    """How many bytes they have together; None where not every row has the same."""
+    """Adds the name columns and returns the sum of their bytes; None if the rows differ in a name."""
     size = 0
-    for index, column, is_always in _NAMES:
+    for index, column, is_required in _NAMES:
         name = batch.constant_value(index)
         if name is None:
             return None
         size += len(name)
-        if name or is_always:
+        if name or is_required:
             columns[column] = Constant(str(name, "utf-8"))
     return size
 
 
 def _put_numbers(columns: dict[Column, Values], batch: RequestBatch) -> int | None:
-    """The id of the producer; None where it is not one and the same, or a number does not fit."""
+    """Adds the number columns and returns the producer id; None if it differs between rows or a number is too large."""
     producer_id = batch.constant_integer(messages.PRODUCER_ID)
     request_ids = batch.integers(messages.REQUEST_ID)
     times = batch.integers(messages.PUBLISH_TIME).tolist()
@@ -80,12 +80,12 @@ def _put_numbers(columns: dict[Column, Values], batch: RequestBatch) -> int | No
 
 
 def _put_values(columns: dict[Column, Values], batch: RequestBatch) -> int:
-    """How many bytes those of one row have at most."""
+    """Adds payload and key columns and returns the largest sum of their bytes in a row."""
     joined, ends = batch.joined(messages.PAYLOAD)
-    columns[envelope.PAYLOAD] = Encoded(VARIABLE, _BEGIN + ends + joined)
+    columns[envelope.PAYLOAD] = Encoded(VARIABLE, _FIRST_BEGIN + ends + joined)
     size = batch.largest(messages.PAYLOAD)
     if batch.present[0] & _KEY:
         joined, ends = batch.joined(messages.ROUTING_KEY)
-        columns[envelope.KEY] = Encoded(VARIABLE, _BEGIN + ends + joined)
+        columns[envelope.KEY] = Encoded(VARIABLE, _FIRST_BEGIN + ends + joined)
         size += batch.largest(messages.ROUTING_KEY)
     return size

@@ -1,9 +1,9 @@
-"""What the broker answers over its own HTTP.
+"""The broker's HTTP endpoints.
 
-/livez              200 while the loop turns: whoever gets it may conclude no more than that
-/readyz             200 when the broker serves, 503 when not; the first reason in words
-/readyz?verbose     a line for each part: [+] it is well, [-] the broker needs it, [!] it is shown only
-                    (as JSON where the request accepts application/json)
+/livez              200 while the event loop runs, and nothing more
+/readyz             200 when the broker serves, else 503 with the first reason
+/readyz?verbose     a line for each check: [+] passed, [-] failed and required, [!] failed and informational
+                    (as JSON if the request accepts application/json)
 /metrics            Prometheus text
 /wal/NUMBER         bytes of a log file, for tasks of the pipeline on other machines (log_range.py)
 """
@@ -22,7 +22,7 @@ from icestream.observability.http_request import Request
 
 
 class Endpoints:
-    """`metrics` is None where the settings say so, `log_range` where there is no log on disk."""
+    """`metrics` is None if the settings disable it, `log_range` without a log on disk."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Endpoints:
                 return Response(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE_LATEST)
             case path if path.startswith("/wal/") and self._log_range is not None:
                 return await self._log_range(request)
-        return Response(HTTPStatus.NOT_FOUND, b"there are /livez, /readyz, /readyz?verbose and /metrics\n")
+        return Response(HTTPStatus.NOT_FOUND, b"not found; available: /livez, /readyz, /readyz?verbose and /metrics\n")
 
     async def _ready(self, request: Request) -> Response:
         checks = await self._checks()
         failed = failure(checks)
         status = HTTPStatus.OK if failed is None else HTTPStatus.SERVICE_UNAVAILABLE
         if "application/json" in request.headers.get("accept", ""):
-            found = {"ready": failed is None, "checks": [check._asdict() for check in checks]}
-            return Response(status, msgspec.json.encode(found), "application/json")
+            document = {"ready": failed is None, "checks": [check._asdict() for check in checks]}
+            return Response(status, msgspec.json.encode(document), "application/json")
         lines = [check.line for check in checks] if "verbose" in request.query else []
         lines.append("ready" if failed is None else f"not ready: {failed.name}: {failed.reason}")
         return Response(status, "".join(f"{line}\n" for line in lines).encode())

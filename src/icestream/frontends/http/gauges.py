@@ -1,4 +1,4 @@
-"""The numbers that the broker knows anyway, collected when somebody asks: nothing is counted for them all the time."""
+"""Gauges that are computed from the state of the broker when metrics are scraped, not updated all the time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from icestream.wal.log import Log
 
 
 @dataclass(slots=True)
-class Population:
-    """Who and what there is, over all topics."""
+class ClientCounts:
+    """Counts of clients and subscriptions over all topics."""
 
     producers: int = 0
     subscriptions: int = 0
@@ -35,45 +35,45 @@ class Population:
     paused: Counter[str] = field(default_factory=Counter)
 
 
-async def population(broker: Broker) -> Population:
-    """Adds up in slices: a broker may have many thousand topics, and somebody waits for an ack."""
-    found = Population()
+async def client_counts(broker: Broker) -> ClientCounts:
+    """Yields to the event loop every METRICS_SLICE_TOPICS topics: many topics must not delay acks."""
+    counts = ClientCounts()
     for number, topic in enumerate(broker.topics, 1):
-        found.producers += len(topic.producers)
-        found.subscriptions += len(topic.subscriptions)
+        counts.producers += len(topic.producers)
+        counts.subscriptions += len(topic.subscriptions)
         for subscription in topic.subscriptions.values():
-            found.consumers += len(subscription.consumers)
-            found.lags.append((subscription.lag, str(topic.name), subscription.name))
-            for dispatcher in (one.dispatcher for one in subscription.deliveries):
-                found.blocked += dispatcher.blocked.size
+            counts.consumers += len(subscription.consumers)
+            counts.lags.append((subscription.lag, str(topic.name), subscription.name))
+            for dispatcher in (delivery.dispatcher for delivery in subscription.deliveries):
+                counts.blocked += dispatcher.blocked.size
                 if dispatcher.next < dispatcher.end and dispatcher.pause is not None:
-                    found.paused[dispatcher.pause.name.lower()] += 1
+                    counts.paused[dispatcher.pause.name.lower()] += 1
         if not number % limits.METRICS_SLICE_TOPICS:
             await asyncio.sleep(0)
-    return found
+    return counts
 
 
 async def broker_families(broker: Broker) -> list[GaugeMetricFamily]:
-    found = await population(broker)
-    most = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, found.lags)
+    counts = await client_counts(broker)
+    largest_lags = heapq.nlargest(limits.METRICS_SUBSCRIPTIONS_MAX, counts.lags)
     return [
         metrics.NAMESPACES.family(len(broker.topics.namespaces)),
         metrics.TOPICS.family(len(broker.topics)),
-        metrics.PRODUCERS.family(found.producers),
-        metrics.SUBSCRIPTIONS.family(found.subscriptions),
-        metrics.CONSUMERS.family(found.consumers),
-        metrics.LAG.family(sum(lag for lag, _, _ in found.lags)),
-        metrics.LAG_OF_EACH.family({(topic, subscription): lag for lag, topic, subscription in most}),
-        metrics.BLOCKED.family(found.blocked),
-        metrics.PAUSED.family({one.name.lower(): found.paused[one.name.lower()] for one in Pause}),
+        metrics.PRODUCERS.family(counts.producers),
+        metrics.SUBSCRIPTIONS.family(counts.subscriptions),
+        metrics.CONSUMERS.family(counts.consumers),
+        metrics.LAG.family(sum(lag for lag, _, _ in counts.lags)),
+        metrics.LAG_OF_EACH.family({(topic, subscription): lag for lag, topic, subscription in largest_lags}),
+        metrics.BLOCKED.family(counts.blocked),
+        metrics.PAUSED.family({pause.name.lower(): counts.paused[pause.name.lower()] for pause in Pause}),
     ]
 
 
 async def log_families(log: Log, now_us: int) -> list[GaugeMetricFamily]:
     lag = await log.backlog.lag()
-    waited_us = max(0, now_us - lag.oldest_us) if lag.oldest_us is not None else 0
+    oldest_age_us = max(0, now_us - lag.oldest_us) if lag.oldest_us is not None else 0
     modes = {mode.value: float(mode is log.appender.mode) for mode in SyncMode}
-    found = [
+    families = [
         metrics.WAL_SYNC_MODE.family(modes),
         metrics.WAL_GAPS.family(sum(map(len, log.state.gaps.values()))),
         metrics.WAL_USED.family(log.upkeep.used_bytes),
@@ -84,13 +84,13 @@ async def log_families(log: Log, now_us: int) -> list[GaugeMetricFamily]:
         metrics.WAL_LEASES.family(len(log.upkeep.leases)),
         metrics.WAL_BACKLOG.family(lag.messages),
         metrics.WAL_BACKLOG_BYTES.family(lag.bytes),
-        metrics.WAL_BACKLOG_SECONDS.family(waited_us / 1e6),
+        metrics.WAL_BACKLOG_SECONDS.family(oldest_age_us / 1e6),
         metrics.WAL_QUOTA.family(log.quota.node_bytes),
         metrics.WAL_IN_FLIGHT.family(log.in_flight_bytes),
         metrics.WAL_SYNCED_LSN.family(log.appender.synced_lsn),
         metrics.WAL_TAIL.family(log.tail.held_bytes),
     ]
-    return found if log.sync_seconds is None else [*found, metrics.WAL_SYNC_SECONDS.family(log.sync_seconds)]
+    return families if log.sync_seconds is None else [*families, metrics.WAL_SYNC_SECONDS.family(log.sync_seconds)]
 
 
 def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
@@ -103,7 +103,7 @@ def metadata_families(machine: StateMachine) -> list[GaugeMetricFamily]:
 
 def raft_families(store: NodeStore, ticker: Ticker | None) -> list[GaugeMetricFamily]:
     node, log, status = store.node, store.snapshots.log, store.node.status()
-    found = [
+    families = [
         metrics.RAFT_TERM.family(status["term"]),
         metrics.RAFT_IS_LEADER.family(float(node.leads)),
         metrics.RAFT_HAS_LEADER.family(float(node.leads or bool(node.leader))),
@@ -117,9 +117,9 @@ def raft_families(store: NodeStore, ticker: Ticker | None) -> list[GaugeMetricFa
         metrics.RAFT_WATCH_LAG.family(node.hub.lag),
         metrics.RAFT_SNAPSHOT_SIZE.family(log.snapshot_bytes),
     ]
-    return found if log.sync_seconds is None else [*found, metrics.RAFT_SYNC_SECONDS.family(log.sync_seconds)]
+    return families if log.sync_seconds is None else [*families, metrics.RAFT_SYNC_SECONDS.family(log.sync_seconds)]
 
 
-def with_counters(families: Sequence[Metric]) -> bytes:
-    """These, and everything that is counted (observability/metrics.py), as Prometheus text."""
+def render_exposition(families: Sequence[Metric]) -> bytes:
+    """Renders these families and all counters (observability/metrics.py) as Prometheus text."""
     return exposition(families) + generate_latest(REGISTRY)
