@@ -93,9 +93,7 @@ async def test_the_watch_waits_for_a_client_that_holds_messages_and_for_a_silent
     watch._on_timeout()
     assert (len(holding), ended) == (1, []), "the client has work to do"
     watch._on_timeout()
-    assert [error.message for error in ended] == [
-        "subscription s of /default/t is stalled at offset 7: poison"
-    ]
+    assert [error.message for error in ended] == ["subscription s of /default/t is stalled at offset 7: poison"]
     watch.close()
 
 

@@ -98,7 +98,7 @@ async def test_the_limit_of_producers_is_resource_exhausted_and_a_silent_one_mak
     await table.broker.set_topic_policies(TOPIC, records.TopicPolicies(max_producers=1))
     assert await refused(table.producer(name="q")) == "RESOURCE_EXHAUSTED"
     for one in table.service.producers._connected.values():
-        one.heard_ms -= limits.DANUBE_PRODUCER_IDLE_MS + 1
+        one.active_ms -= limits.DANUBE_PRODUCER_IDLE_MS + 1
     table.service.producers.sweep()
     await table.producer(name="q")
 
@@ -124,7 +124,7 @@ async def test_the_largest_message_of_a_topic_is_its_policy(table: DanubeTable) 
 
 async def test_one_that_was_silent_for_long_still_sends(table: DanubeTable) -> None:
     mine = await table.producer()
-    table.service.producers._connected[mine].heard_ms = 0
+    table.service.producers._connected[mine].active_ms = 0
     table.service.producers.sweep()
     assert not table.broker.topics.get(TOPIC).producers
     await table.send(mine)
