@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream.lake.options import LakeOptions
+from icestream.lake.lake_options import LakeOptions
 from tests.support.lake_run import LakeRun, children_of, is_running, until
 from tests.support.pipeline_process import PipelineRun
 

@@ -151,8 +151,8 @@ def test_the_commands_show_and_change_a_running_cluster(tmp_path: Path) -> None:
         gone = said[2]["node"]
         without = shown(nodes, 0, "verify").splitlines()
         assert without[0].split() == ["name", "node", "sha256"]
-        assert ["node-3", gone, "away"] in [line.split() for line in without]
-        assert without[-1].endswith("; 1 away")
+        assert ["node-3", gone, "unreachable"] in [line.split() for line in without]
+        assert without[-1].endswith("; 1 node unreachable")
         asked(nodes, 0, "remove", gone, "--yes")
         left = asked(nodes, 1, "status")["nodes"]
         assert gone not in {one["node"] for one in left} | {one["name"] for one in left}
@@ -239,7 +239,7 @@ def test_a_node_that_waits_for_the_others_can_be_stopped(tmp_path: Path) -> None
         (("--raft-port", "7650"), "their ports: there are none"),
         (("--set", "meta_store.seed_nodes=0.0.0.0:7650,0.0.0.0:7651"), "several seed nodes are on one host"),
         (("--set", "meta_store.seed_nodes=a:7651"), "no seed node has the port 7650"),
-        (("--join", "nonsense"), "no host:port"),
+        (("--join", "nonsense"), "not HOST:PORT"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -152,11 +152,11 @@ def test_what_is_refused_names_the_way_out(lake: Lake) -> None:
         (("files", "none.none"), "hint: there is no namespace none: `icestream lake namespaces`"),
         (("tables", "none"), "hint: `icestream lake namespaces` lists"),
         (("describe", "shop.names"), "hint: shop.names is a view"),
-        (("describe", "orders"), "names no namespace"),
-        (("describe", "shop..orders"), "not a name"),
+        (("describe", "orders"), "lacks a namespace"),
+        (("describe", "shop..orders"), "is not a valid"),
         (("drop", "shop.orders", "--yes"), "--force"),
         (("detach", "shop.invoices_2", "--yes"), "shop.invoices_2 belongs to no topic"),
-        (("drop", "shop.orders"), "say --yes"),
+        (("drop", "shop.orders"), "pass --yes"),
         (("recreate", "/default/orders", "--yes"), "has its table"),
         (("adopt", "shop.orders", "/default/orders", "--position", "0", "--yes"), "SHARD=OFFSET"),
         (("rewind", "shop.orders", "--snapshot", "99", "--yes"), "icestream lake snapshots"),
@@ -172,7 +172,7 @@ def test_a_broker_that_is_stopped_is_told_the_same_way_by_every_command(command:
     """In one line and its hint: no log messages of the circuit."""
     ran = refused(*command, "--set", "ports.lake=1")
     assert ran.code == 11
-    lines = r"icestream: http://\S+:1 does not answer: .*\nhint: start a broker with .*\n"
+    lines = r"icestream: no response from http://\S+:1: .*\nhint: start a broker with .*\n"
     assert re.fullmatch(lines, ran.err), ran.err
     as_json = refused(*command, "--set", "ports.lake=1", "--output", "json").err
     assert json.loads(as_json)["error"] == "connection_lost"
@@ -187,10 +187,7 @@ def test_a_topic_that_is_deleted_names_the_table_that_stays(lake: Lake) -> None:
             told("recreate", f"/default/{name}", "--table", table, "--yes")
         ran = icestream("topic", "delete", f"/default/{name}", "--yes", *local, *asked)
         if table:
-            assert (
-                "its table stays with its rows, for good: shop.again. `icestream lake drop shop.again --purge`"
-                in ran.err
-            )
+            assert "Table shop.again is kept. `icestream lake drop shop.again --purge`" in ran.err
         else:
             assert ran.document == {"deleted": "/default/bare", "table": None, **plain}
     assert icestream("topic", "create", "/default/over_http", *local).code == 0
@@ -215,8 +212,8 @@ def test_any_catalog_is_looked_at_the_same_way(lake: Lake) -> None:
     lake.append("elsewhere", 1)
     assert [one["path"].rsplit("/", 1)[1] for one in told("files", "shop.elsewhere", *there)] == ["1.parquet"]
     assert "no snapshot 99" in refused("files", "shop.elsewhere", "--snapshot", "99", *there).err
-    assert "http://127.0.0.1:1 does not answer" in refused("rewind", "shop.elsewhere", "--yes", *there).err
-    assert "--force has nothing to overcome" in refused("drop", "shop.elsewhere", "--force", "--yes", *there).err
+    assert "no response from http://127.0.0.1:1" in refused("rewind", "shop.elsewhere", "--yes", *there).err
+    assert "--force does not apply" in refused("drop", "shop.elsewhere", "--force", "--yes", *there).err
     assert told("drop", "shop.elsewhere", "--yes", *there) == {"dropped": "shop.elsewhere"}
     for command in (("describe", "shop.elsewhere"), ("files", "shop.elsewhere"), ("drop", "shop.elsewhere", "--yes")):
         err = refused(*command, *there).err
@@ -291,7 +288,7 @@ def test_verify_shows_every_topic_whatever_keeps_it_from_one(lake: Lake) -> None
         "shop.parted",
     )
     shown = icestream("verify")
-    assert "without a table any more" in shown.err
+    assert "without a table" in shown.err
     assert "had the table shop.parted and has none now" in icestream("verify", "/default/parted").err
     told("detach", "shop.broken", "--yes")
 
@@ -318,7 +315,7 @@ def test_a_socket_is_enough_for_every_command_that_asks_for_tables(
     assert "the table has no rows" in refused("adopt", "shop.by_socket", "/default/by_socket", "--dry-run", *there).err
     assert told("recreate", "/default/by_socket", "--table", "shop.again_by_socket", "--dry-run", *there)["dry_run"]
     assert told("drop", "shop.by_socket", "--yes", *there) == {"dropped": "shop.by_socket"}
-    assert "http://127.0.0.1:1 does not answer" in refused("tables", *there, "--set", "ports.lake=1").err
+    assert "no response from http://127.0.0.1:1" in refused("tables", *there, "--set", "ports.lake=1").err
     address = icestream("context", "show", *there, "--output", "json").document["native"]
     for where in (("--broker", str(lake.data)), ("--broker", address)):
         assert "orders" in {one["table"] for one in told("tables", "shop", *where)}

@@ -92,7 +92,7 @@ def test_doctor_asks_the_lake_process_whose_broker_runs(tmp_path: Path) -> None:
     assert (well.code, lake_finding(well)["state"]) == (0, "ok")
     assert lake_finding(well)["finding"] == f"port {run.lake_port} serves API and catalog"
     assert (down.code, lake_finding(down)["state"]) == (1, "problem")
-    assert lake_finding(down)["finding"].startswith("nobody serves API and catalog: ")
+    assert lake_finding(down)["finding"].startswith("API and catalog not available: ")
 
 
 def lake_finding(ran: Ran) -> dict[str, str]:
@@ -153,7 +153,7 @@ def test_it_can_be_run_by_hand_before_and_after_its_broker(tmp_path: Path) -> No
     )
     try:
         assert lake.stderr is not None
-        line = next(line for line in lake.stderr if line.startswith("The API listens: "))
+        line = next(line for line in lake.stderr if line.startswith("HTTP API: "))
         port = int(line.rpartition(":")[2].partition("/")[0])
         assert (get(port, "/livez")[0], get(port, "/readyz")[0], get(port, "/api/v1/topics")[0]) == (200, 503, 503)
         for _ in range(2):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from icestream.lake.app import build_app
+from icestream.lake.api_app import build_app
 from icestream.server import BrokerNode
 from tests.support.asgi import Asker
 from tests.support.local_broker import kept_link

@@ -20,8 +20,8 @@ from icestream.catalogs.factory import open_catalog, open_files
 from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
-from icestream.lake.iceberg.face import IcebergFace
-from icestream.lake.requests import Requests
+from icestream.lake.iceberg.app import IcebergFace
+from icestream.lake.request_metrics import Requests
 from icestream.lake.serving import bound
 from icestream.metadata.store import MemoryStore
 from icestream.runtime.clock import SystemClock

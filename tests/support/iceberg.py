@@ -10,8 +10,8 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.catalogs.store_options import StoreOptions
 from icestream.lake.iceberg.access import Access
-from icestream.lake.iceberg.face import IcebergFace
-from icestream.lake.requests import Requests
+from icestream.lake.iceberg.app import IcebergFace
+from icestream.lake.request_metrics import Requests
 from tests.support.asgi import Answer, Asker
 from tests.support.tables import SCHEMA
 from tests.support.warehouse import World

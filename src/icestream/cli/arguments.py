@@ -1,7 +1,7 @@
-"""Names that many commands take, with what a shell may offer for them.
+"""Arguments that many commands share, with their shell completions.
 
-The name of a table is taken where a topic's is wanted, and a sentence says which topic was taken for it: both are on
-the screen of whoever types one of them.
+A topic argument also accepts the name of a topic's table and prints which topic it stands for: output of commands shows
+both names, and either gets copied.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from typing import Annotated
 import typer
 
 from icestream.cli import completion
-from icestream.cli.output import say_aside
-from icestream.cli.table_name import levels_of
+from icestream.cli.output import print_note
+from icestream.cli.table_name import parse_levels
 
 
-def topic_named(text: str | None) -> str | None:
-    """The name of a topic as it is; that of a table as the topic of the same name. Anything else is for the broker to
-    refuse."""
+def resolve_topic(text: str | None) -> str | None:
+    """The topic that the text means: a table name `a.b` becomes the topic `/a/b`. Anything else is returned unchanged:
+    the broker refuses invalid names."""
     if text is None or "/" in text or "." not in text:
         return text
-    levels = levels_of(text)
+    levels = parse_levels(text)
     if len(levels) != 2:
         return text
     topic = f"/{levels[0]}/{levels[1]}"
-    say_aside(f"{text} names a table; taken for the topic {topic}")
+    print_note(f"{text} is a table; using its topic {topic}")
     return topic
 
 
 TopicName = Annotated[
     str,
     typer.Argument(
-        metavar="TOPIC", help="Such as /default/orders.", autocompletion=completion.topics, callback=topic_named
+        metavar="TOPIC", help="Such as /default/orders.", autocompletion=completion.topics, callback=resolve_topic
     ),
 ]
 OptionalTopicName = Annotated[
     str | None,
     typer.Argument(
         metavar="TOPIC",
-        help="Such as /default/orders; else all.",
+        help="Such as /default/orders; default: all topics.",
         autocompletion=completion.topics,
-        callback=topic_named,
+        callback=resolve_topic,
     ),
 ]
 SubscriptionName = Annotated[
@@ -48,4 +48,11 @@ SubscriptionName = Annotated[
 ]
 NamespaceName = Annotated[
     str, typer.Argument(metavar="NAMESPACE", help="Such as default.", autocompletion=completion.namespaces)
+]
+TableName = Annotated[
+    str, typer.Argument(metavar="TABLE", help="Such as shop.orders.", autocompletion=completion.tables)
+]
+CatalogNamespace = Annotated[
+    str | None,
+    typer.Argument(metavar="NAMESPACE", help="Such as shop.", autocompletion=completion.catalog_namespaces),
 ]

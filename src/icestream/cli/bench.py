@@ -1,11 +1,11 @@
-"""`icestream bench`: a short load, to see what this machine and this broker do. Not a comparison (docs/benchmarks.md).
+"""`icestream bench`: a short load test of this machine and this broker. Not a comparison (docs/benchmarks.md).
 
-    1. publish   all messages, as fast as the broker takes them
-    2. consume   all of them, from the earliest on
-    3. ack       one message after the other, each waits for its answer: how long that takes
+    1. publish   all messages, as fast as the broker accepts them
+    2. consume   all of them, from the earliest
+    3. ack       single messages, each after the acknowledgement of the one before: the latency
 
-It makes a topic of its own, and deletes it at the end with its table. Client and broker share the machine, and with
---memory the process: the figures are of both together.
+It creates a topic, and deletes it at the end with its table. Client and broker share the machine, and with --memory the
+process: the figures include both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 
 from icestream import errors, limits
 from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.connection import NAME, client_of, message_address
+from icestream.cli.connection import CLIENT_NAME, find_message_address, open_client
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
 from icestream.client.batch import MessageId
@@ -30,7 +30,7 @@ from icestream.client.client import Client, connect
 from icestream.client.producer import Producer
 from icestream.observability.words import plural, size_text
 
-# Messages that leave together, and that are taken together.
+# Messages sent in one turn of the event loop, and received at once.
 TICK_MESSAGES: Final = 1_000
 CONSUME_SECONDS: Final = 30.0
 
@@ -43,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchResult:
     publish_seconds: float
     ack_seconds: list[float]
     consume_seconds: float
@@ -51,13 +51,13 @@ class Measured:
 
 def bench(
     messages: Annotated[
-        int, typer.Option("--messages", metavar="NUMBER", min=1, max=1_000_000, help="How many.")
+        int, typer.Option("--messages", metavar="NUMBER", min=1, max=1_000_000, help="Number of messages.")
     ] = 100_000,
     size: Annotated[
-        int, typer.Option("--size", metavar="BYTES", min=0, max=limits.MESSAGE_BYTES_MAX, help="Bytes of each.")
+        int, typer.Option("--size", metavar="BYTES", min=0, max=limits.MESSAGE_BYTES_MAX, help="Payload size of each.")
     ] = 100,
     acks: Annotated[
-        int, typer.Option("--acks", metavar="NUMBER", min=1, max=100_000, help="Single messages that are timed.")
+        int, typer.Option("--acks", metavar="NUMBER", min=1, max=100_000, help="Single messages to measure latency.")
     ] = 1_000,
     memory: Annotated[bool, typer.Option("--memory", help="Start a broker in this process, in memory.")] = False,
     broker: BrokerOption = None,
@@ -65,45 +65,45 @@ def bench(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Publish and consume for some seconds, and say how fast that was.
+    """Publish and consume for some seconds and report throughput and latency.
 
     Example: icestream bench --memory --messages 200000 --output json
     """
     if memory and broker is not None:
-        raise errors.InvalidInput("--memory and --broker", hint="give one of them")
+        raise errors.InvalidInput("--memory and --broker exclude each other", hint="pass one of them")
     load = Load(messages, size, acks)
-    where = "memory" if memory else asyncio.run(message_address(Target(broker, config, sets).place))
-    found = asyncio.run(_run(Target(broker, config, sets), load, memory=memory))
+    location = "memory" if memory else asyncio.run(find_message_address(Target(broker, config, sets).location))
+    result = asyncio.run(_run(Target(broker, config, sets), load, memory=memory))
     answer = Output(output)
-    answer.record({"broker": where, **(words if answer.for_people else figures)(load, found)})
+    answer.record({"broker": location, **(figures_text if answer.is_text else figures)(load, result)})
 
 
-def figures(load: Load, found: Measured) -> dict[str, object]:
+def figures(load: Load, result: BenchResult) -> dict[str, object]:
     return {
         "messages": load.messages,
         "payload_bytes": load.payload_bytes,
-        "publish_messages_per_second": _rate(load.messages, found.publish_seconds),
-        "publish_bytes_per_second": _rate(load.messages * load.payload_bytes, found.publish_seconds),
-        "consume_messages_per_second": _rate(load.messages, found.consume_seconds),
-        "ack_p50_seconds": round(percentile(found.ack_seconds, 50), 7),
-        "ack_p99_seconds": round(percentile(found.ack_seconds, 99), 7),
+        "publish_messages_per_second": _rate(load.messages, result.publish_seconds),
+        "publish_bytes_per_second": _rate(load.messages * load.payload_bytes, result.publish_seconds),
+        "consume_messages_per_second": _rate(load.messages, result.consume_seconds),
+        "ack_p50_seconds": round(percentile(result.ack_seconds, 50), 7),
+        "ack_p99_seconds": round(percentile(result.ack_seconds, 99), 7),
     }
 
 
-def words(load: Load, found: Measured) -> dict[str, object]:
-    """The same for people."""
-    size = _rate(load.messages * load.payload_bytes, found.publish_seconds)
-    p50, p99 = (1000 * percentile(found.ack_seconds, share) for share in (50, 99))
+def figures_text(load: Load, result: BenchResult) -> dict[str, object]:
+    """The figures with units, for text output."""
+    size = _rate(load.messages * load.payload_bytes, result.publish_seconds)
+    p50, p99 = (1000 * percentile(result.ack_seconds, share) for share in (50, 99))
     return {
         "load": f"{load.messages:,} {plural(load.messages, 'message')} of {load.payload_bytes:,} bytes",
-        "publish": f"{_rate(load.messages, found.publish_seconds):,} messages/s, {size_text(size)}/s",
-        "consume": f"{_rate(load.messages, found.consume_seconds):,} messages/s",
+        "publish": f"{_rate(load.messages, result.publish_seconds):,} messages/s, {size_text(size)}/s",
+        "consume": f"{_rate(load.messages, result.consume_seconds):,} messages/s",
         "ack of one message": f"{p50:.3f} ms (p50), {p99:.3f} ms (p99)",
     }
 
 
 def percentile(values: Sequence[float], share: int) -> float:
-    """The nearest rank: the smallest value that so many of a hundred do not exceed."""
+    """The percentile by nearest rank: the smallest value that `share` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(-(-len(ordered) * share // 100) - 1, 0)]
 
@@ -112,7 +112,7 @@ def _rate(count: int, seconds: float) -> int:
     return round(count / max(seconds, 1e-9))
 
 
-async def _run(target: Target, load: Load, *, memory: bool) -> Measured:
+async def _run(target: Target, load: Load, *, memory: bool) -> BenchResult:
     async with _client(target, memory=memory) as client:
         topic = f"/default/bench-{secrets.token_hex(6)}"
         await client.create_topic(topic)
@@ -126,64 +126,65 @@ async def _run(target: Target, load: Load, *, memory: bool) -> Measured:
 @contextlib.asynccontextmanager
 async def _client(target: Target, *, memory: bool) -> AsyncIterator[Client]:
     if not memory:
-        async with client_of(target) as client:
+        async with open_client(target) as client:
             yield client
         return
-    from icestream.server.broker_node import BrokerNode  # the whole broker: only where one is started
+    from icestream.server.broker_node import BrokerNode  # imports the whole broker: only with --memory
     from icestream.settings import Settings
 
     tree: dict[str, Any] = {"ports": {"native": 0, "broker_http": 0}, "lake": {"managed": False}}
-    others = {"danube": {"enable": False}, "storage": {"type": "memory"}}  # its fixed ports may be another broker's
+    others = {"danube": {"enable": False}, "storage": {"type": "memory"}}  # Danube's fixed ports may be in use
     node = await BrokerNode.start(Settings.model_validate({**tree, **others}))
     try:
-        async with connect(f"127.0.0.1:{node.native.port}", name=NAME) as client:
+        async with connect(f"127.0.0.1:{node.native.port}", name=CLIENT_NAME) as client:
             yield client
     finally:
         await node.stop()
 
 
-async def _measure(client: Client, topic: str, load: Load) -> Measured:
+async def _measure(client: Client, topic: str, load: Load) -> BenchResult:
     payload = b"x" * load.payload_bytes
     async with client.producer(topic) as producer:
         publish_seconds = await _publish(producer, payload, load.messages)
         consume_seconds = await _consume(client, topic, load.messages)
         ack_seconds = [await _timed(producer.send(payload)) for _ in range(load.acks)]
-    return Measured(publish_seconds, ack_seconds, consume_seconds)
+    return BenchResult(publish_seconds, ack_seconds, consume_seconds)
 
 
 async def _publish(producer: Producer, payload: bytes, messages: int) -> float:
-    """Until all are stored. Raises what became of one that is not."""
-    begun = time.perf_counter()
-    answers: list[asyncio.Future[MessageId]] = []
+    """Seconds until all messages are stored. Raises the error of the first message that is not."""
+    start = time.perf_counter()
+    receipts: list[asyncio.Future[MessageId]] = []
     for number in range(messages):
         await producer.ready()
-        answers.append(producer.send(payload))
+        receipts.append(producer.send(payload))
         if number % TICK_MESSAGES == TICK_MESSAGES - 1:
             await asyncio.sleep(0)
     await producer.flush()
-    seconds = time.perf_counter() - begun
-    for answer in answers:
-        answer.result()
+    seconds = time.perf_counter() - start
+    for receipt in receipts:
+        receipt.result()
     return seconds
 
 
-async def _timed(answer: asyncio.Future[MessageId]) -> float:
-    begun = time.perf_counter()
-    await answer
-    return time.perf_counter() - begun
+async def _timed(receipt: asyncio.Future[MessageId]) -> float:
+    start = time.perf_counter()
+    await receipt
+    return time.perf_counter() - start
 
 
 async def _consume(client: Client, topic: str, messages: int) -> float:
     async with client.subscribe(topic, "bench", type="exclusive", start="earliest") as subscription:
-        begun, left = time.perf_counter(), messages
-        while left:
+        start, remaining = time.perf_counter(), messages
+        while remaining:
             try:
                 async with asyncio.timeout(CONSUME_SECONDS):
-                    found = await subscription.take(min(left, TICK_MESSAGES))
+                    batch = await subscription.take(min(remaining, TICK_MESSAGES))
             except TimeoutError:
                 raise errors.ConnectionLost(
-                    f"no message came in {CONSUME_SECONDS:g} s, {left} were left", hint="is the broker overloaded?"
+                    f"no message received for {CONSUME_SECONDS:g} s, {remaining} outstanding",
+                    hint="the broker may be overloaded",
                 ) from None
-            subscription.ack_through(found[-1])
-            left -= len(found)
-        return time.perf_counter() - begun
+            subscription.ack_through(batch[-1])
+            remaining -= len(batch)
+        return time.perf_counter() - start

@@ -1,22 +1,27 @@
-"""A look at the HTTP of this node."""
+"""A GET request to the HTTP port of a broker or lake process."""
 
 from __future__ import annotations
 
 from http.client import HTTPConnection, HTTPException
 
 from icestream import errors, limits
-from icestream.cli.broker import EVERYWHERE, HINT
+from icestream.cli.broker import LOOPBACK_OF_WILDCARD, NO_BROKER_HINT
 
 
 def http_get(host: str, port: int, path: str, accept: str = "*/*", token: str | None = None) -> tuple[int, bytes]:
-    """Status and body. Raises ConnectionLost when nobody answers there, or not in HTTP. Blocks, for some seconds."""
-    connection = HTTPConnection(EVERYWHERE.get(host, host), port, timeout=limits.CLIENT_CONNECT_SECONDS_DEFAULT)
+    """Status and body. Blocks, for seconds at most. Raises ConnectionLost if the server is unreachable or does not
+    speak HTTP."""
+    connection = HTTPConnection(
+        LOOPBACK_OF_WILDCARD.get(host, host), port, timeout=limits.CLIENT_CONNECT_SECONDS_DEFAULT
+    )
     headers = {"Accept": accept} if token is None else {"Accept": accept, "Authorization": f"Bearer {token}"}
     try:
         connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
     except (OSError, HTTPException) as error:
-        raise errors.ConnectionLost(f"http://{host}:{port}{path} does not answer: {error!r}", hint=HINT) from None
+        raise errors.ConnectionLost(
+            f"no response from http://{host}:{port}{path}: {error!r}", hint=NO_BROKER_HINT
+        ) from None
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""`icestream cluster`: the nodes of a cluster, asked and changed through one of them, over its local socket."""
+"""`icestream cluster`: shows and changes the nodes of a cluster through one of them, over its local socket."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ import typer
 from icestream import errors
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.confirmation import Yes, confirm
+from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
-from icestream.cli.output import Output, OutputFormat, writing
+from icestream.cli.output import Output, OutputFormat, output_errors
+from icestream.observability.words import counted
 from icestream.wal.log_file import LOCK_NAME
 
-app = Commands("Look at the nodes of a cluster, change and verify them.")
-_LINE = ("node", "name", "role", "address", "native", "is_up", "applied", "commit", "revision", "snapshot_index")
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The name of a node, or its id as `status` shows it.")]
+app = Commands("Show, change and verify the nodes of a cluster.")
+_COLUMNS = ("node", "name", "role", "address", "native", "is_up", "applied", "commit", "revision", "snapshot_index")
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, or its id as `status` shows it.")]
 Folder = Annotated[
-    Path | None, typer.Option("--dir", metavar="DIRECTORY", help="The metadata store; else that of the settings.")
+    Path | None,
+    typer.Option("--dir", metavar="DIRECTORY", help="The metadata store; default: that of the settings."),
 ]
 
 
-def _asked(target: Target, method: str, **arguments: object) -> Document:
-    async def question(broker: BrokerCalls) -> Document:
+def _call(target: Target, method: str, **arguments: object) -> Document:
+    async def call(broker: BrokerCalls) -> Document:
         return await broker.call(method, **arguments)
 
-    return ask(target, question)
+    return call_broker(target, call)
 
 
 @app.command()
@@ -42,36 +44,36 @@ def status(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show the nodes: who leads, who votes, who answers, and how far each is.
+    """Show the nodes: roles, which are up, and how far each has applied the log.
 
     Example: icestream cluster status
     """
-    found = _asked(Target(broker, config, sets), "cluster_status")
+    state = _call(Target(broker, config, sets), "cluster_status")
     answer = Output(output)
-    if not answer.for_people:
-        answer.record(found)
+    if not answer.is_text:
+        answer.record(state)
         return
-    answer.say(f"cluster {found['cluster']}, term {found['term']}")
-    rows = [[one[name] for name in _LINE] for one in found["nodes"]]
-    answer.table(_LINE, rows, drop=("snapshot_index", "revision", "commit", "native"))
+    answer.print_line(f"cluster {state['cluster']}, term {state['term']}")
+    rows = [[node[name] for name in _COLUMNS] for node in state["nodes"]]
+    answer.table(_COLUMNS, rows, drop=("snapshot_index", "revision", "commit", "native"))
 
 
 @app.command()
 def add(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The Raft port of a node that waits.")],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Raft address of the waiting node.")],
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Let a node that waits for others join this cluster: a learner, then a voter where one is missing.
+    """Add a waiting node to this cluster: as a learner, which becomes a voter if one is missing.
 
-    A node that is started with `icestream serve --join HOST:PORT` needs no such word.
+    A node that is started with `icestream serve --join HOST:PORT` joins by itself.
 
     Example: icestream cluster add 10.0.0.4:7650
     """
-    found = _asked(Target(broker, config, sets), "cluster_add", address=address)
-    _said(output, found, f"node {found.get('node')} joins")
+    result = _call(Target(broker, config, sets), "cluster_add", address=address)
+    _print_result(output, result, f"node {result.get('node')} joins the cluster")
 
 
 @app.command()
@@ -82,12 +84,12 @@ def promote(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a learner a voter, now.
+    """Promote a learner to a voter now.
 
     Example: icestream cluster promote node-4
     """
-    _asked(Target(broker, config, sets), "cluster_promote", node=node)
-    _said(output, {"promoted": node}, f"{node} is a voter")
+    _call(Target(broker, config, sets), "cluster_promote", node=node)
+    _print_result(output, {"promoted": node}, f"{node} is a voter")
 
 
 @app.command()
@@ -99,29 +101,33 @@ def remove(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Remove a node for good: its id never comes back, and nobody serves its topics.
+    """Remove a node permanently: its id is never reused, and its topics are no longer served.
 
     Example: icestream cluster remove node-2 --yes
     """
-    confirm(f"remove {node} from the cluster for good; nobody serves its topics then", is_sure=yes)
-    _asked(Target(broker, config, sets), "cluster_remove", node=node)
-    _said(output, {"removed": node}, f"{node} is removed")
+    confirm(
+        f"Remove {node} from the cluster permanently? Its topics will not be served by any node.",
+        is_confirmed=yes,
+        unchanged="nothing was changed",
+    )
+    _call(Target(broker, config, sets), "cluster_remove", node=node)
+    _print_result(output, {"removed": node}, f"{node} is removed")
 
 
 @app.command()
 def transfer(
-    node: Annotated[str, typer.Argument(metavar="[NODE]", help="A voter; else the one that is furthest.")] = "",
+    node: Annotated[str, typer.Argument(metavar="[NODE]", help="A voter; default: the most up-to-date one.")] = "",
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Hand the lead over.
+    """Transfer leadership to another node.
 
     Example: icestream cluster transfer node-3
     """
-    found = _asked(Target(broker, config, sets), "cluster_transfer", node=node)
-    _said(output, found, f"node {found['leader']} leads")
+    result = _call(Target(broker, config, sets), "cluster_transfer", node=node)
+    _print_result(output, result, f"node {result['leader']} is the leader")
 
 
 @app.command()
@@ -131,11 +137,11 @@ def snapshot(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Take a snapshot of this node's metadata store, so that its log can be cut.
+    """Take a snapshot of this node's metadata store, so that its log can be truncated.
 
     Example: icestream cluster snapshot
     """
-    Output(output).record(_asked(Target(broker, config, sets), "cluster_snapshot"))
+    Output(output).record(_call(Target(broker, config, sets), "cluster_snapshot"))
 
 
 @app.command()
@@ -145,25 +151,27 @@ def verify(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Compare the SHA-256 of all nodes' states at one place of the log.
+    """Compare the SHA-256 of all nodes' states at the same log entry.
 
     Example: icestream cluster verify
     """
-    found = _asked(Target(broker, config, sets), "cluster_verify")
+    result = _call(Target(broker, config, sets), "cluster_verify")
     answer = Output(output)
-    if answer.for_people:
-        rows = [(one["name"], one["node"], one["sha256"] or "away") for one in found["nodes"]]
+    if answer.is_text:
+        rows = [(node["name"], node["node"], node["sha256"] or "unreachable") for node in result["nodes"]]
         answer.table(("name", "node", "sha256"), rows, drop=("node",), keep=("sha256",))
     else:
-        answer.record(found)
-    if not found["is_equal"]:
+        answer.record(result)
+    if not result["is_equal"]:
         raise errors.MetadataDamaged(
-            f"the states of the nodes differ at entry {found['index']}", hint="keep the data_dir of each for a report"
+            f"the states of the nodes differ at entry {result['index']}",
+            hint="keep the data_dir of each node for a bug report",
         )
-    answer.say(f"equal at entry {found['index']}" + (f"; {found['away']} away" if found["away"] else ""))
+    unreachable = f"; {counted(result['away'], 'node')} unreachable" if result["away"] else ""
+    answer.print_line(f"equal at entry {result['index']}{unreachable}")
 
 
-# --- on a node that does not run --------------------------------------------------------------------------------------
+# --- on a stopped node ------------------------------------------------------------------------------------------------
 
 
 @app.command("force-new-cluster")
@@ -174,10 +182,10 @@ def force_new_cluster(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a cluster of one node out of what a stopped node has, when most voters are lost for good.
+    """Create a new cluster from the metadata of one stopped node, when most voters are permanently lost.
 
-    What only the others had is lost. They never come back: start them with empty directories, they join as new nodes. A
-    directory from a backup is taken, too, when nothing else is left.
+    Metadata that only the other nodes had is lost. They cannot return: start them with empty directories, and they join
+    as new nodes. A directory from a backup works as well, if nothing else is left.
 
     Example: icestream cluster force-new-cluster --dir icestream-cluster/7650/raft --yes
     """
@@ -185,16 +193,20 @@ def force_new_cluster(
     from icestream.runtime.clock import SystemClock
     from icestream.runtime.randomness import SystemRandomness
 
-    path = _store_of(directory, config, sets)
-    confirm(f"make a new cluster of the one node in {path}; what only other nodes have is lost", is_sure=yes)
-    found = asyncio.run(force(path, SystemClock(), SystemRandomness()))
+    path = _store_path(directory, config, sets)
+    confirm(
+        f"Create a new cluster from the node in {path}? Metadata that only other nodes have is lost.",
+        is_confirmed=yes,
+        unchanged="nothing was changed",
+    )
+    result = asyncio.run(force(path, SystemClock(), SystemRandomness()))
     Output(output).record(
         {
-            "node": f"{found.node_id:016x}",
-            "cluster": found.cluster_id.hex(),
-            "keys": found.keys,
-            "removed": ", ".join(found.removed) or "nobody",
-            "forgotten": found.forgotten or "nothing",
+            "node": f"{result.node_id:016x}",
+            "cluster": result.cluster_id.hex(),
+            "keys": result.keys,
+            "removed": ", ".join(result.removed) or "none",
+            "forgotten": result.forgotten or "nothing",
         }
     )
 
@@ -207,21 +219,25 @@ def rejoin(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Let a stopped node join its cluster anew, with its topics: its metadata log is damaged, or it was removed.
+    """Prepare a stopped node to rejoin its cluster after damage to its metadata log or after its removal.
 
-    The metadata log is moved away, not deleted. The other nodes must be a majority without this one. At its next start
-    they give it everything, under a new id. Its message log stays as it is.
+    The metadata log is moved aside, not deleted. The other nodes must have a majority without this one. At its next
+    start it gets a new id and all metadata from them. Its message log is not changed.
 
     Example: icestream cluster rejoin --dir icestream-cluster/7650/raft --yes
     """
     from icestream.cluster.rejoin import leave
 
-    path = _store_of(directory, config, sets)
-    confirm(f"give up the metadata log in {path}, and join the cluster anew at the next start", is_sure=yes)
-    left = leave(path)
+    path = _store_path(directory, config, sets)
+    confirm(
+        f"Discard the metadata log in {path} and rejoin the cluster at the next start?",
+        is_confirmed=yes,
+        unchanged="nothing was changed",
+    )
+    departure = leave(path)
     answer = Output(output)
-    answer.record({"node": left.node or "unknown", "cluster": left.cluster, "moved_to": left.left})
-    answer.say("start the node as before (with its seed nodes, or with --join HOST:PORT)")
+    answer.record({"node": departure.node or "unknown", "cluster": departure.cluster, "moved_to": departure.left})
+    answer.print_line("Start the node as before (with its seed nodes, or with --join HOST:PORT).")
 
 
 @app.command()
@@ -231,7 +247,7 @@ def export(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Write the metadata store of a stopped node, snapshot and log, as lines of JSON, whoever reads them.
+    """Write the metadata store of a stopped node, snapshot and log, as JSON Lines (one document per line).
 
     Example: icestream cluster export --dir icestream-cluster/7650/raft
     """
@@ -240,23 +256,23 @@ def export(
 
     async def write(path: Path) -> None:
         async for line in exported(path, SystemClock()):
-            with writing():
+            with output_errors():
                 typer.echo(json.dumps(line, ensure_ascii=False))
 
-    asyncio.run(write(_store_of(directory, config, sets)))
+    asyncio.run(write(_store_path(directory, config, sets)))
 
 
 @app.command()
 def certificates(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where they are, or will be.")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="Of the certificate and its key.")] = "node",
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Directory for certificates and keys.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="File name of the certificate and its key.")] = "node",
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="HOST", help="A name or address that others dial; loopback else."),
+        typer.Option("--host", metavar="HOST", help="Name or address that other nodes dial; default: loopback."),
     ] = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a certificate for nodes, for development, signed by an authority that is made once in the directory.
+    """Create a certificate for nodes, for development, signed by an authority that is created once in the directory.
 
     Example: icestream cluster certificates certificates --name node
     """
@@ -264,30 +280,30 @@ def certificates(
         from icestream.cluster.development_authority import LOOPBACK, make_certificate
     except ImportError:
         raise errors.ConfigurationError(
-            "making certificates needs cryptography, which is not installed", hint="pip install 'icestream[tls]'"
+            "creating certificates requires the package cryptography, which is not installed",
+            hint="pip install 'icestream[tls]'",
         ) from None
-    made = make_certificate(directory, name, tuple(host or LOOPBACK), datetime.now(UTC))
+    files = make_certificate(directory, name, tuple(host or LOOPBACK), datetime.now(UTC))
     Output(output).record(
         {
-            "meta_store.tls_certificate": str(made.certificate),
-            "meta_store.tls_key": str(made.key),
-            "meta_store.tls_authority": str(made.authority),
+            "meta_store.tls_certificate": str(files.certificate),
+            "meta_store.tls_key": str(files.key),
+            "meta_store.tls_authority": str(files.authority),
         }
     )
 
 
-def _store_of(directory: Path | None, config: Path | None, sets: list[str] | None) -> Path:
+def _store_path(directory: Path | None, config: Path | None, sets: list[str] | None) -> Path:
+    """The directory of the metadata store. Raises InvalidInput if there is none."""
     path = directory or load_settings(config, sets).settings.meta_store.data_dir
     if not (path / LOCK_NAME).exists():
-        raise errors.InvalidInput(
-            f"there is no metadata store in {path}", hint="name it: --dir DATA_DIR/raft, as the node has it"
-        )
+        raise errors.InvalidInput(f"no metadata store in {path}", hint="name its directory: --dir DATA_DIR/raft")
     return path
 
 
-def _said(output: OutputFormat, document: Document, sentence: str) -> None:
+def _print_result(output: OutputFormat, document: Document, sentence: str) -> None:
     answer = Output(output)
-    if answer.for_people:
-        answer.say(sentence)
+    if answer.is_text:
+        answer.print_line(sentence)
     else:
         answer.record(document)

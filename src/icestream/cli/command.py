@@ -1,15 +1,15 @@
-"""How commands look in their help: what one does, its own options, those that all have, examples that can be copied.
+"""The help layout of commands: purpose, own options, common options, examples to copy.
 
     Usage: icestream topic create [OPTIONS] TOPIC
 
-      Make a topic.
+      Create a topic.
 
     Arguments: …
-    Options: …                what this command is about
-    Common options: …         where the broker is, how to answer
+    Options: …                specific to this command
+    Common options: …         the broker to use, the output format
     Examples: …               the lines of the docstring that begin with `Example:`, never wrapped
 
-Plain text: it is quick, it can be searched, and it looks the same in a pipe. A module of commands makes a `Commands`.
+Plain text: fast, searchable, and the same in a pipe. Each module with commands creates a `Commands`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from typing import Any, Final, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from icestream.cli.output import clear_screen, say_aside
+from icestream.cli.output import clear_screen, print_note
 from icestream.errors import IcestreamError
 
 EXAMPLE: Final = "Example: "
 COMMON: Final = ("broker", "config", "sets", "output", "help")
 WATCH_SECONDS: Final = 2.0
 WIDE: Final = "--wide"
-OLD_NAMES: Final = {"--address": "--broker", "--socket": "--broker"}  # hidden, for scripts of older releases
+OLD_NAMES: Final = {"--address": "--broker", "--socket": "--broker"}  # not in the help; for scripts of older releases
 WIDTH_MAX: Final = 110
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CONTEXT: Final = {"help_option_names": ["--help", "-h"], "max_content_width": WIDTH_MAX}
 
 
 class Command(TyperCommand):
+    """A command with this help layout, --watch, --wide, and options under their former names."""
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [name for word in args for name in _present_names(word)])
+        return super().parse_args(ctx, [argument for word in args for argument in _expand_argument(word)])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
@@ -51,11 +53,11 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         params: list[Any] = list(self.get_params(ctx))
-        arguments = [(_name(one), one.help or "") for one in params if one.param_type_name == "argument"]
-        options = [one for one in params if one.param_type_name != "argument"]
+        arguments = [(_name(param), param.help or "") for param in params if param.param_type_name == "argument"]
+        options = [param for param in params if param.param_type_name != "argument"]
         _section(formatter, "Arguments", arguments)
-        _section(formatter, "Options", _records(ctx, (one for one in options if one.name not in COMMON)))
-        _section(formatter, "Common options", _records(ctx, (one for one in options if one.name in COMMON)))
+        _section(formatter, "Options", _records(ctx, (option for option in options if option.name not in COMMON)))
+        _section(formatter, "Common options", _records(ctx, (option for option in options if option.name in COMMON)))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         _, examples = split_examples(self.help or "")
@@ -65,7 +67,8 @@ class Command(TyperCommand):
                     formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
     def invoke(self, ctx: Any) -> Any:
-        """Once; with --watch again and again until Ctrl-C, with exit code 0. An error that may pass is only said."""
+        """Runs the command once; with --watch repeatedly until Ctrl-C, which gives exit code 0. With --watch a
+        retryable error is printed and the next run follows."""
         while ctx.params.get("_watch"):
             clear_screen()
             try:
@@ -73,7 +76,7 @@ class Command(TyperCommand):
             except IcestreamError as error:
                 if not error.retryable:
                     raise
-                say_aside(f"icestream: {error.message}")
+                print_note(f"icestream: {error.message}")
             except KeyboardInterrupt:
                 return None
             try:
@@ -85,10 +88,11 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A noun with its verbs."""
+    """A noun with its verbs, such as `icestream topic`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        _section(formatter, "Commands", [(name, first_words(one.help)) for name, one in self.commands.items()])
+        rows = [(name, first_paragraph(command.help)) for name, command in self.commands.items()]
+        _section(formatter, "Commands", rows)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
@@ -98,20 +102,20 @@ class Group(TyperGroup):
 class Commands(typer.Typer):
     """The commands of a module, all with the help of `Command`."""
 
-    def __init__(self, help: str, **more: Any) -> None:  # noqa: A002  # typer's word
+    def __init__(self, help: str, **options: Any) -> None:  # noqa: A002  # typer's parameter name
         super().__init__(
-            cls=more.pop("cls", Group),
+            cls=options.pop("cls", Group),
             help=help,
-            add_completion=more.pop("add_completion", False),
+            add_completion=options.pop("add_completion", False),
             no_args_is_help=True,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
             context_settings=_CONTEXT,
-            **more,
+            **options,
         )
 
-    def command(self, name: str | None = None, **more: Any) -> Callable[[Function], Function]:
-        return super().command(name, cls=Command, context_settings=_CONTEXT, **more)
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        return super().command(name, cls=Command, context_settings=_CONTEXT, **options)
 
 
 def split_examples(text: str) -> tuple[str, list[str]]:
@@ -121,13 +125,13 @@ def split_examples(text: str) -> tuple[str, list[str]]:
     return "\n".join(line for line in lines if not line.startswith(EXAMPLE)).strip(), examples
 
 
-def first_words(text: str | None) -> str:
-    """What stands in a list of commands."""
+def first_paragraph(text: str | None) -> str:
+    """The summary of a command for the list of commands."""
     return split_examples(text or "")[0].partition("\n\n")[0]
 
 
-def _present_names(word: str) -> list[str]:
-    """What a word of the command line stands for: --wide is --output wide, an older name is the present one."""
+def _expand_argument(word: str) -> list[str]:
+    """The arguments that a word stands for: --wide is --output wide, a former option name is replaced."""
     if word == WIDE:
         return ["--output", "wide"]
     name, equals, value = word.partition("=")
@@ -139,7 +143,7 @@ def _name(argument: Any) -> str:
 
 
 def _records(ctx: Any, params: Iterator[Any] | list[Any]) -> list[tuple[str, str]]:
-    return [record for one in params if (record := one.get_help_record(ctx)) is not None]
+    return [record for param in params if (record := param.get_help_record(ctx)) is not None]
 
 
 def _section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:

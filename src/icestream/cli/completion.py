@@ -1,6 +1,7 @@
-"""What a shell offers at Tab: words that are known here, and names that the broker knows.
+"""Shell completions: fixed words, setting keys, and names that the broker or the catalog lists.
 
-Nobody waits at Tab: a broker that does not answer at once, or at all, offers nothing, and nothing is said about it.
+Completion must not block the prompt: if the broker does not reply within a second, nothing is offered and nothing is
+printed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import typer
 
 from icestream import errors
 from icestream.cli.broker import Target
-from icestream.cli.connection import BrokerCalls, ask
+from icestream.cli.connection import BrokerCalls, call_broker
 
 WAIT_SECONDS: Final = 1.0
 TYPES: Final = ("exclusive", "shared", "failover", "key-shared")
-PLACES: Final = ("earliest", "latest", "-10m", "-1h", "-1d")
+POSITIONS: Final = ("earliest", "latest", "-10m", "-1h", "-1d")
 FORMATS: Final = ("text", "json", "payload")
 
 
@@ -27,8 +28,8 @@ def types() -> list[str]:
     return list(TYPES)
 
 
-def places() -> list[str]:
-    return list(PLACES)
+def positions() -> list[str]:
+    return list(POSITIONS)
 
 
 def formats() -> list[str]:
@@ -41,84 +42,83 @@ def setting_keys() -> list[str]:
     return list(KEYS)
 
 
-def settings() -> list[str]:
-    """For `--set`: the value is to follow."""
-    return [f"{path}=" for path in setting_keys()]
-
-
 def online_keys() -> list[str]:
+    """The keys that `icestream config set` can change in a running broker."""
     from icestream.settings import KEYS
 
     return [path for path, key in KEYS.items() if key.online]
 
 
 def topics(ctx: typer.Context) -> list[str]:
-    async def listed(broker: BrokerCalls) -> list[str]:
+    async def list_names(broker: BrokerCalls) -> list[str]:
         return list((await broker.call("list_topics"))["topics"])
 
-    return _asked(ctx, listed)
+    return _complete_from_broker(ctx, list_names)
 
 
 def subscriptions(ctx: typer.Context) -> list[str]:
+    """The subscriptions of the topic that stands before this argument."""
     topic = ctx.params.get("topic") or ""
 
-    async def listed(broker: BrokerCalls) -> list[str]:
+    async def list_names(broker: BrokerCalls) -> list[str]:
         return list((await broker.call("describe_topic", topic=topic))["subscriptions"])
 
-    return _asked(ctx, listed)
+    return _complete_from_broker(ctx, list_names)
 
 
 def namespaces(ctx: typer.Context) -> list[str]:
-    async def listed(broker: BrokerCalls) -> list[str]:
-        return [one["namespace"] for one in await broker.items("list_namespaces")]
+    async def list_names(broker: BrokerCalls) -> list[str]:
+        return [entry["namespace"] for entry in await broker.items("list_namespaces")]
 
-    return _asked(ctx, listed)
+    return _complete_from_broker(ctx, list_names)
 
 
 def tables(ctx: typer.Context) -> list[str]:
-    from icestream.cli.table_catalog import all_namespaces
-    from icestream.cli.table_name import shown
+    from icestream.cli.table_catalog import list_all_namespaces
+    from icestream.cli.table_name import format_levels
 
-    async def listed(catalog: Any) -> list[str]:
-        found = [table for one in await all_namespaces(catalog) for table in await catalog.list_tables(one)]
-        return [shown([*one.namespace, one.name]) for one in found]
+    async def list_names(catalog: Any) -> list[str]:
+        return [
+            format_levels([*table.namespace, table.name])
+            for namespace in await list_all_namespaces(catalog)
+            for table in await catalog.list_tables(namespace)
+        ]
 
-    return _asked_catalog(ctx, listed)
+    return _complete_from_catalog(ctx, list_names)
 
 
 def catalog_namespaces(ctx: typer.Context) -> list[str]:
-    from icestream.cli.table_catalog import all_namespaces
-    from icestream.cli.table_name import shown
+    from icestream.cli.table_catalog import list_all_namespaces
+    from icestream.cli.table_name import format_levels
 
-    async def listed(catalog: Any) -> list[str]:
-        return [shown(one) for one in await all_namespaces(catalog)]
+    async def list_names(catalog: Any) -> list[str]:
+        return [format_levels(namespace) for namespace in await list_all_namespaces(catalog)]
 
-    return _asked_catalog(ctx, listed)
+    return _complete_from_catalog(ctx, list_names)
 
 
-def _asked_catalog(ctx: typer.Context, question: Callable[[Any], Awaitable[list[str]]]) -> list[str]:
-    from icestream.cli.table_catalog import ask_catalog, catalog_settings
+def _complete_from_catalog(ctx: typer.Context, list_names: Callable[[Any], Awaitable[list[str]]]) -> list[str]:
+    from icestream.cli.table_catalog import call_catalog, catalog_settings
 
-    async def in_time(catalog: Any) -> list[str]:
+    async def list_in_time(catalog: Any) -> list[str]:
         async with asyncio.timeout(WAIT_SECONDS):
-            return await question(catalog)
+            return await list_names(catalog)
 
     with contextlib.suppress(errors.IcestreamError, TimeoutError, OSError):
-        return ask_catalog(catalog_settings(_target(ctx)), in_time)
+        return call_catalog(catalog_settings(_target(ctx)), list_in_time)
     return []
 
 
-def _asked(ctx: typer.Context, question: Callable[[BrokerCalls], Awaitable[list[str]]]) -> list[str]:
-    async def in_time(broker: BrokerCalls) -> list[str]:
+def _complete_from_broker(ctx: typer.Context, list_names: Callable[[BrokerCalls], Awaitable[list[str]]]) -> list[str]:
+    async def list_in_time(broker: BrokerCalls) -> list[str]:
         async with asyncio.timeout(WAIT_SECONDS):
-            return await question(broker)
+            return await list_names(broker)
 
     with contextlib.suppress(errors.IcestreamError, TimeoutError, OSError):
-        return ask(_target(ctx), in_time)
+        return call_broker(_target(ctx), list_in_time)
     return []
 
 
 def _target(ctx: typer.Context) -> Target:
-    given = ctx.params.get
-    config = given("config")
-    return Target(given("broker"), Path(config) if config else None, given("sets"))
+    config = ctx.params.get("config")
+    return Target(ctx.params.get("broker"), Path(config) if config else None, ctx.params.get("sets"))

@@ -1,4 +1,4 @@
-"""`icestream config`: what applies, here and in a running broker, whether a file is good, and what there is to set."""
+"""`icestream config`: shows the effective settings, here or in a running broker, checks files, explains every key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
 from icestream.cli import completion
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.connection import BrokerCalls, Document, ask
-from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, note_output
+from icestream.cli.connection import BrokerCalls, Document, call_broker
+from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings, remember_output_format
 from icestream.cli.output import Cell, Output, OutputFormat
 from icestream.settings import KEYS, Key, Loaded, Origin, Problem, examine, reference, refusal, value_at
 from icestream.settings.layers import from_flags, unknown
@@ -28,21 +28,23 @@ _REFERENCE_COLUMNS = ("key", "default", "allowed", "environment", "online", "des
 
 
 class ReferenceFormat(StrEnum):
-    TABLE = "table"  # the word for "for people" of every command; here they get paragraphs
+    TABLE = "table"  # the name of the text format in every command; here it prints paragraphs
     JSON = "json"
     MARKDOWN = "markdown"
 
 
 @app.command()
 def show(
-    live: Annotated[bool, typer.Option("--live", help="As the running broker has them, changes included.")] = False,
-    origin: Annotated[bool, typer.Option("--origin", help="Also show where each value came from.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the settings of the running broker, changes included.")
+    ] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Also show the origin of each value.")] = False,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Print every setting as it applies here: file < environment < flags. Or, with --live, as it applies there.
+    """Print every setting as it applies here (file < environment < flags), or with --live in the running broker.
 
     Example: icestream config show --origin --set log.level=debug
     Example: icestream config show --live --origin
@@ -61,14 +63,14 @@ def set_value(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Change a setting of the running broker, at once and for its next starts; only keys that are marked online.
+    """Change a setting of the running broker, effective immediately and after restarts; only keys marked online.
 
-    It is kept in the metadata store and beats file, environment and flags until it is unset.
+    The value is stored in the metadata store and overrides file, environment and flags until it is unset.
 
     Example: icestream config set log.level debug
     Example: icestream config set storage.iceberg_config.wal.quota 200GiB
     """
-    _change(Target(broker, config, sets), Output(output), "set_setting", key=key, value=_read(key, value))
+    _change(Target(broker, config, sets), Output(output), "set_setting", key=key, value=_parse_value(key, value))
 
 
 @app.command()
@@ -79,15 +81,15 @@ def unset(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Forget a change of the running broker: what file, environment and flags say counts again.
+    """Revert a change of the running broker: file, environment and flags apply again.
 
     Example: icestream config unset log.level
     """
     _change(Target(broker, config, sets), Output(output), "unset_setting", key=key)
 
 
-def _read(key: str, text: str) -> object:
-    """As `--set` would read it. Raises ConfigurationError."""
+def _parse_value(key: str, text: str) -> object:
+    """The value as `--set` parses it. Raises ConfigurationError."""
     layer = from_flags([f"{key}={text}"], KEYS)
     if layer.problems:
         raise refusal(layer.problems)
@@ -95,21 +97,21 @@ def _read(key: str, text: str) -> object:
 
 
 def _change(target: Target, answer: Output, method: str, **arguments: object) -> None:
-    async def changed(broker: BrokerCalls) -> Document:
+    async def change(broker: BrokerCalls) -> Document:
         return await broker.call(method, **arguments)
 
-    found = ask(target, changed)
-    key = KEYS[found["key"]]
-    answer.record({"key": key.path, "value": Cell(found["value"], key.show(found["value"])), "origin": found["origin"]})
+    setting = call_broker(target, change)
+    key, value = KEYS[setting["key"]], setting["value"]
+    answer.record({"key": key.path, "value": Cell(value, key.show(value)), "origin": setting["origin"]})
 
 
 def _live_rows(target: Target) -> list[tuple[object, ...]]:
-    async def listed(broker: BrokerCalls) -> list[Document]:
+    async def list_settings(broker: BrokerCalls) -> list[Document]:
         return list((await broker.call("list_settings"))["items"])
 
     return [
-        (one["key"], Cell(one["value"], KEYS[one["key"]].show(one["value"])), one["origin"])
-        for one in ask(target, listed)
+        (setting["key"], Cell(setting["value"], KEYS[setting["key"]].show(setting["value"])), setting["origin"])
+        for setting in call_broker(target, list_settings)
     ]
 
 
@@ -117,7 +119,7 @@ def _live_rows(target: Target) -> list[tuple[object, ...]]:
 def check(
     file: Annotated[Path, typer.Argument(help="Settings file (YAML).")], output: OutputChoice = OutputFormat.TABLE
 ) -> None:
-    """Check a settings file alone, without the environment; exit code 3 and all problems if it cannot be used.
+    """Check a settings file, ignoring the environment; if it is invalid, list all problems and exit with code 3.
 
     Example: icestream config check config/danube_broker_iceberg.yml
     """
@@ -127,13 +129,13 @@ def check(
     if not problems:
         answer.record({"file": str(file), "problems": Cell([], "none")})
         return
-    if not answer.for_people:
+    if not answer.is_text:
         answer.record({"file": str(file), "problems": [_plain_problem(problem) for problem in problems]})
     raise refusal(problems)
 
 
 def _file_problems(loaded: Loaded) -> list[Problem]:
-    """Of the files that the settings name."""
+    """Problems with files that the settings name."""
     path, key = loaded.settings.lake.token_file, "lake.token_file"
     fault = token_fault(path)
     return [Problem(key, fault, loaded.origins[key], shown(str(path)), TOKEN_FILE_HINT)] if fault else []
@@ -144,32 +146,35 @@ def explain(
     key: Annotated[
         str,
         typer.Argument(
-            metavar="KEY", help="Such as log.level, or its variable.", autocompletion=completion.setting_keys
+            metavar="KEY",
+            help="Such as log.level, or its environment variable.",
+            autocompletion=completion.setting_keys,
         ),
     ],
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Explain a setting: what it does, its default, what is allowed, and what applies here and why.
+    """Explain a setting: purpose, default, allowed values, and the value that applies here with its origin.
 
     Example: icestream config explain storage.iceberg_config.wal.sync_mode
     """
     path = KEYS.by_env[key].path if key in KEYS.by_env else key
     if path not in KEYS:
         raise refusal([unknown(path, KEYS, Origin("flag", "KEY"))])
-    loaded, known = load_settings(config, sets), KEYS[path]
-    value = value_at(loaded.settings, path)
+    loaded, setting = load_settings(config, sets), KEYS[path]
+    value, default = value_at(loaded.settings, path), setting.default
+    online_text = "yes: `icestream config set` changes it in the running broker" if setting.online else "no"
     Output(output).record(
         {
             "key": path,
-            "value": Cell(known.plain(value), known.show(value)),
+            "value": Cell(setting.plain(value), setting.show(value)),
             "origin": str(loaded.origins[path]),
-            "default": Cell(known.plain(known.default), known.default_words or known.show(known.default)),
-            "allowed": known.allowed,
-            "environment": known.env,
-            "online": Cell(known.online, "yes: `icestream config set` changes it at once" if known.online else "no"),
-            "description": known.description,
+            "default": Cell(setting.plain(default), setting.default_words or setting.show(default)),
+            "allowed": setting.allowed,
+            "environment": setting.env,
+            "online": Cell(setting.online, online_text),
+            "description": setting.description,
         }
     )
 
@@ -177,10 +182,10 @@ def explain(
 @app.command("reference")
 def show_reference(
     output: Annotated[
-        ReferenceFormat, typer.Option("--output", help="How to print it.", callback=note_output)
+        ReferenceFormat, typer.Option("--output", help="Output format.", callback=remember_output_format)
     ] = ReferenceFormat.TABLE,
 ) -> None:
-    """List every setting: what it does, its default, what is allowed, its environment variable.
+    """List every setting: purpose, default, allowed values, environment variable.
 
     Example: icestream config reference --output markdown > docs/config.md
     """

@@ -1,10 +1,10 @@
-"""How a command reaches its broker (which one: broker.py): messages over an address, questions over the local socket or
-an address.
+"""Connections from a command to its broker (broker.py chooses which): messages go over an address, calls over the local
+socket or an address.
 
-    the local socket    answers everything, for the account that runs the broker, on its machine; it tells all ports
+    the local socket    every call, for the account that runs the broker, on its machine; reports all ports
     an address          the public calls only
 
-A broker that does not answer: ConnectionLost, with the places that were tried, what named them, and the command that
+An unreachable broker raises ConnectionLost with the locations that were tried, what chose them, and the command that
 starts a broker.
 """
 
@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from icestream import errors, limits
-from icestream.cli.broker import HINT, Place, Target, host_and_port, native_address
-from icestream.cli.nearest import with_suggestion
+from icestream.cli.broker import NO_BROKER_HINT, BrokerLocation, Target, host_and_port, native_address
+from icestream.cli.suggestions import suggest_topic
 from icestream.rpc.link import open_link
 
 if TYPE_CHECKING:
     from icestream.client.client import Client
 
 Document = dict[str, Any]
-Answer = TypeVar("Answer")
-NAME: Final = "icestream-cli"  # in the broker's logs
-PORTS: Final = "ports"  # the public call that tells them
+Result = TypeVar("Result")
+CLIENT_NAME: Final = "icestream-cli"  # shown in the broker's logs
+PORTS_CALL: Final = "ports"  # the public call that returns the node's ports
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A broker that answered, and where its parts listen. A part that has no port, or none yet, is None."""
+class BrokerEndpoints:
+    """The identity and the addresses of a reachable broker. A part that listens on no port, or not yet, is None."""
 
     node: str
     instance: str
@@ -47,28 +47,35 @@ class Reached:
 
 
 class BrokerCalls:
-    """Questions to a broker. `is_local`: over its local socket, which answers everything."""
+    """Calls to a broker. `is_local`: over its local socket, which serves every call."""
 
     def __init__(
-        self, ask: Callable[[str, Document], Awaitable[Document]], place: Place, host: str, *, is_local: bool
+        self,
+        send: Callable[[str, Document], Awaitable[Document]],
+        location: BrokerLocation,
+        host: str,
+        *,
+        is_local: bool,
     ) -> None:
-        self._ask = ask
+        """`host` is the host that was dialled; empty for a local socket."""
+        self._send = send
         self._public = frozenset[str]() if is_local else _public_calls()
-        self._host = host  # that was reached; empty for a local socket
-        self.place = place
+        self._host = host
+        self.location = location
         self.is_local = is_local
 
     async def call(self, method: str, **arguments: object) -> Document:
+        """The result of one call. Raises the broker's error, and InvalidInput for a local call over an address."""
         if not self.is_local and method not in self._public:
             raise errors.InvalidInput(
-                f"this is answered over the local socket only, and {self.place.rule} led to an address, "
-                f"{self.place.address}",
-                hint="use it on the broker's machine, by its account: --broker DATA_DIR",
+                f"this command needs the broker's local socket, but {self.location.chosen_by} selected the address "
+                f"{self.location.address}",
+                hint="run it on the broker's machine, as the broker's account: --broker DATA_DIR",
             )
-        return await self._ask(method, arguments)
+        return await self._send(method, arguments)
 
     async def items(self, method: str, **arguments: object) -> list[Document]:
-        """All pages of a listing."""
+        """The items of all pages of a listing."""
         entries: list[Document] = []
         after: str | None = ""
         while after is not None:
@@ -77,15 +84,26 @@ class BrokerCalls:
             after = page["next"]
         return entries
 
-    async def reached(self) -> Reached:
-        """Where every part of the node listens."""
-        ports = await self.call("places" if self.is_local else PORTS)
+    async def topics(self, namespace: str | None = None) -> list[Document]:
+        """All topics, or those of one namespace. Over an address only their names are known."""
+        if self.is_local:
+            return await self.items("page_topics", namespace=namespace or "")
+        names: list[str] = []
+        page: Document = {"next": ""}
+        while (after := page.get("next")) is not None:
+            page = await self.call("list_topics", after=after)
+            names += page["topics"]
+        return [{"topic": name} for name in names if not namespace or name.startswith(f"/{namespace}/")]
+
+    async def endpoints(self) -> BrokerEndpoints:
+        """The addresses of every part of the node."""
+        ports = await self.call("places" if self.is_local else PORTS_CALL)
         host = self._host or ports["host"]
 
         def url(name: str) -> str | None:
             return f"http://{host_and_port(host, ports[name])}" if ports.get(name) else None
 
-        return Reached(
+        return BrokerEndpoints(
             ports["node"],
             ports.get("instance", ""),
             native_address(host, ports["native_port"]),
@@ -99,32 +117,32 @@ class BrokerCalls:
 
 def _public_calls() -> frozenset[str]:
     from icestream.frontends.native.public_calls import (
-        CALLS,  # the whole broker: only where it is needed, and before the call
+        CALLS,  # imports the whole broker: only for calls over an address
     )
 
-    return frozenset((*CALLS, PORTS))
+    return frozenset((*CALLS, PORTS_CALL))
 
 
 @contextlib.asynccontextmanager
-async def client_of(
+async def open_client(
     target: Target, *, send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT
 ) -> AsyncIterator[Client]:
-    """For messages. Raises ConnectionLost where no broker answers."""
-    address = await message_address(target.place)
+    """A client for publishing and consuming. Raises ConnectionLost if the broker is unreachable."""
+    address = await find_message_address(target.location)
     async with contextlib.AsyncExitStack() as stack:
-        yield await _connected(stack, target.place, address, send_timeout)
+        yield await _connect(stack, target.location, address, send_timeout)
 
 
-async def message_address(place: Place) -> str:
-    """The native address of a place: a local socket tells it. Raises ConnectionLost."""
-    if place.socket is None:
-        return place.address or ""
+async def find_message_address(location: BrokerLocation) -> str:
+    """The native address of a broker, read from its local socket if it has one. Raises ConnectionLost."""
+    if location.socket is None:
+        return location.address or ""
     try:
-        link = await open_link(place.socket, NAME)
+        link = await open_link(location.socket, CLIENT_NAME)
     except errors.ConnectionLost as error:
-        if place.address is None:
-            raise _silent(place, error) from None
-        return place.address
+        if location.address is None:
+            raise _unreachable_error(location, error) from None
+        return location.address
     try:
         ports = await link.call("places", {})
     finally:
@@ -132,49 +150,52 @@ async def message_address(place: Place) -> str:
     return native_address(ports["host"], ports["native_port"])
 
 
-async def _connected(
+async def _connect(
     stack: contextlib.AsyncExitStack,
-    place: Place,
+    location: BrokerLocation,
     address: str,
     send_timeout: float = limits.CLIENT_SEND_SECONDS_DEFAULT,
 ) -> Client:
     from icestream.client.client import connect
 
     try:
-        return await stack.enter_async_context(connect(address, name=NAME, send_timeout=send_timeout))
+        return await stack.enter_async_context(connect(address, name=CLIENT_NAME, send_timeout=send_timeout))
     except errors.ConnectionLost as error:
-        raise _silent(place, error, address) from None
+        raise _unreachable_error(location, error, address) from None
 
 
-def _silent(place: Place, error: errors.ConnectionLost, address: str = "") -> errors.ConnectionLost:
-    """The failure to reach a place, with every place that was tried and what named it."""
-    if place.socket is not None and address:
-        message = f"no broker answers at {place.socket}, nor at {address} ({place.rule})"
-    elif place.is_of_settings and place.socket is not None:
-        message = f"no broker runs on data_dir {place.socket.parent}: none answers at {place.socket} ({place.rule})"
+def _unreachable_error(
+    location: BrokerLocation, error: errors.ConnectionLost, address: str = ""
+) -> errors.ConnectionLost:
+    """The error for an unreachable broker: every location that was tried, and what chose it."""
+    socket = location.socket
+    if socket is not None and address:
+        message = f"no broker listens at {socket} or {address} ({location.chosen_by})"
+    elif location.is_from_settings and socket is not None:
+        message = f"no broker runs on data_dir {socket.parent}: nothing listens at {socket} ({location.chosen_by})"
     else:
-        message = f"{error.message} ({place.rule})"
-    is_general = place.socket is not None or not error.hint or error.hint.startswith("start a broker")
-    return errors.ConnectionLost(message, hint=HINT if is_general else error.hint)
+        message = f"{error.message} ({location.chosen_by})"
+    is_general = socket is not None or not error.hint or error.hint.startswith("start a broker")
+    return errors.ConnectionLost(message, hint=NO_BROKER_HINT if is_general else error.hint)
 
 
 @contextlib.asynccontextmanager
-async def broker_calls(place: Place) -> AsyncIterator[BrokerCalls]:
-    """Raises ConnectionLost where no broker answers."""
+async def broker_calls(location: BrokerLocation) -> AsyncIterator[BrokerCalls]:
+    """A connection for calls, over the local socket if possible. Raises ConnectionLost if the broker is unreachable."""
     async with contextlib.AsyncExitStack() as stack:
-        if place.socket is not None:
+        if location.socket is not None:
             try:
-                link = await open_link(place.socket, NAME)
+                link = await open_link(location.socket, CLIENT_NAME)
             except errors.ConnectionLost as error:
-                if place.address is None:
-                    raise _silent(place, error) from None
+                if location.address is None:
+                    raise _unreachable_error(location, error) from None
             else:
                 stack.callback(link.close)
-                yield BrokerCalls(link.call, place, "", is_local=True)
+                yield BrokerCalls(link.call, location, "", is_local=True)
                 return
-        address = place.address or ""
-        client = await _connected(stack, place, address)
-        yield BrokerCalls(client.call, place, _host_of(address), is_local=False)
+        address = location.address or ""
+        client = await _connect(stack, location, address)
+        yield BrokerCalls(client.call, location, _host_of(address), is_local=False)
 
 
 def _host_of(address: str) -> str:
@@ -183,31 +204,34 @@ def _host_of(address: str) -> str:
     return parse_address(address).host
 
 
-def local_socket_of(target: Target) -> Path:
-    """For a process that needs the local socket of its broker. Raises InvalidInput for an address."""
-    if target.place.socket is None:
+def require_local_socket(target: Target) -> Path:
+    """The path of the broker's local socket. Raises InvalidInput if the broker was named by its address."""
+    location = target.location
+    if location.socket is None:
         raise errors.InvalidInput(
-            f"this needs the broker's local socket, and {target.place.rule} names the address {target.place.address}",
+            f"this command needs the broker's local socket, but {location.chosen_by} selected the address "
+            f"{location.address}",
             hint="run it on the broker's machine: --broker DATA_DIR",
         )
-    return target.place.socket
+    return location.socket
 
 
-def ask(target: Target, question: Callable[[BrokerCalls], Awaitable[Answer]]) -> Answer:
-    """Connects, asks, leaves: most commands are this."""
-    return ask_at(target.place, question)
+def call_broker(target: Target, call: Callable[[BrokerCalls], Awaitable[Result]]) -> Result:
+    """Connects to the command's broker, runs the call, disconnects, and returns the call's result."""
+    return call_broker_at(target.location, call)
 
 
-def ask_at(place: Place, question: Callable[[BrokerCalls], Awaitable[Answer]]) -> Answer:
+def call_broker_at(location: BrokerLocation, call: Callable[[BrokerCalls], Awaitable[Result]]) -> Result:
+    """Like `call_broker`, for a location. An UnknownTopic error gets a suggestion."""
 
-    async def asked() -> Answer:
-        async with broker_calls(place) as broker:
+    async def run() -> Result:
+        async with broker_calls(location) as broker:
             try:
-                return await question(broker)
+                return await call(broker)
             except errors.UnknownTopic as error:
-                raise await with_suggestion(error, lambda method, given: broker.call(method, **given)) from None
+                raise await suggest_topic(error, lambda method, arguments: broker.call(method, **arguments)) from None
 
-    return asyncio.run(asked())
+    return asyncio.run(run())
 
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
@@ -215,20 +239,20 @@ def ask_at(place: Place, question: Callable[[BrokerCalls], Awaitable[Answer]]) -
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[asyncio.Event]:
-    """SIGINT and SIGTERM set the event instead of ending the process: the command finishes in order.
+    """Makes SIGINT and SIGTERM set the event that it yields, so that the command can clean up before it ends.
 
-    A second signal ends it at once.
+    A second signal terminates the process at once: the handlers are removed after the first.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
 
-    def asked_to_stop() -> None:
+    def request_stop() -> None:
         stop.set()
         for number in numbers:
             loop.remove_signal_handler(number)
 
     for number in numbers:
-        loop.add_signal_handler(number, asked_to_stop)
+        loop.add_signal_handler(number, request_stop)
     try:
         yield stop
     finally:
@@ -236,15 +260,15 @@ def interruptible() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-async def unless_stopped(
-    work: Coroutine[Any, Any, Answer], stop: asyncio.Event, seconds: float | None = None
-) -> Answer | None:
-    """Its result; None when it was stopped, or took longer. Work that is given up is cancelled."""
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+async def run_until_stopped(
+    work: Coroutine[Any, Any, Result], stop: asyncio.Event, seconds: float | None = None
+) -> Result | None:
+    """The result of the work; None if it was stopped or took longer than `seconds`, in which case it is cancelled."""
+    task, stop_task = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({task, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stop_task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for one in (task, stopped):
-            one.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)
+        task.cancel()
+        stop_task.cancel()
+        await asyncio.gather(task, stop_task, return_exceptions=True)

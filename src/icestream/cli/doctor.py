@@ -1,7 +1,7 @@
-"""`icestream doctor`: is this machine fit for a broker, and is the one on it well? It changes nothing.
+"""`icestream doctor`: checks this machine, the data and the running broker. It changes nothing.
 
-One line per check; what can be judged from values is judged in findings.py, and network_check.py looks at the ports.
-Nothing is created but a file of 4 KiB beside the data, for the cost of a sync, and it is removed at once.
+One line per check. doctor_rules.py judges measured values; network_check.py checks the ports. The only file it creates
+is one of 4 KiB next to the data, to time a sync; it is removed at once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import typer
 
 from icestream import errors
 from icestream.catalog.tokens import TOKEN_FILE_HINT, token_fault
-from icestream.cli import findings
+from icestream.cli import doctor_rules
 from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.connection import local_socket_of
-from icestream.cli.findings import Finding, State
-from icestream.cli.metadata_check import metadata_log
-from icestream.cli.network_check import elsewhere, network
+from icestream.cli.broker_settings import broker_settings
+from icestream.cli.connection import require_local_socket
+from icestream.cli.doctor_rules import CheckResult, CheckState
+from icestream.cli.metadata_check import check_metadata_log
+from icestream.cli.network_check import check_network, check_remote_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat
-from icestream.cli.storage_check import storage
-from icestream.cli.told_settings import told_settings
+from icestream.cli.storage_check import check_storage
 from icestream.observability.words import counted
 from icestream.pipeline.spark_setup import pinned_versions
 from icestream.pipeline.spark_setup.spark_install import SetupPaths
@@ -44,7 +44,6 @@ from icestream.wal.admission import default_quota
 from icestream.wal.inspect import LogView, view_log
 from icestream.wal.log_file import BALLAST_NAME, SYNC_FAILED_NAME, is_of_a_log
 
-SYNCS: Final = 9
 SYNC_BYTES: Final = 4096
 
 
@@ -54,90 +53,92 @@ def doctor(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Check this machine, the data and the running broker; exit code 1 when there is a problem.
+    """Check this machine, the data and the running broker; exit code 1 if there is a problem.
 
-    Of a broker at an address, its ports and what it says of itself: its data is on its own machine.
+    Of a broker at an address only ports and health are checked: its data is on another machine.
 
     Example: icestream doctor --config broker.yml --output json
     """
-    found = list(examine(Target(broker, config, sets)))
+    results = list(examine(Target(broker, config, sets)))
     answer = Output(output)
     if answer.width is None:
-        rows = [(one.check, str(one.state), one.text, one.fix) for one in found]
+        rows = [(result.check, str(result.state), result.text, result.fix) for result in results]
         answer.table(("check", "state", "finding", "fix"), rows)
-    else:  # at a terminal what to do stands below what was found
-        texts = [(one, f"{one.text}; fix: {one.fix}" if one.fix else one.text) for one in found]
-        answer.table(
-            ("check", "state", "finding"), [(one.check, str(one.state), text) for one, text in texts], keep=("finding",)
-        )
-    problems = sum(one.state is State.PROBLEM for one in found)
-    answer.say("")
-    answer.say(f"{counted(len(found), 'check')}, {counted(problems, 'problem')}")
+    else:  # a terminal is too narrow for a column of fixes
+        texts = [f"{result.text}; fix: {result.fix}" if result.fix else result.text for result in results]
+        narrow_rows = [(result.check, str(result.state), text) for result, text in zip(results, texts, strict=True)]
+        answer.table(("check", "state", "finding"), narrow_rows, keep=("finding",))
+    problems = sum(result.state is CheckState.PROBLEM for result in results)
+    answer.print_line("")
+    answer.print_line(f"{counted(len(results), 'check')}, {counted(problems, 'problem')}")
     if problems:
         raise typer.Exit(1)
 
 
-def examine(target: Target) -> Iterator[Finding]:
+def examine(target: Target) -> Iterator[CheckResult]:
+    """The results of all checks that apply to the target."""
     yield _versions()
     yield _native()
-    yield findings.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield doctor_rules.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     try:
-        if target.place.socket is None:
+        if target.location.socket is None:
             yield from _engine(target.settings())
-            yield from elsewhere(target)
+            yield from check_remote_broker(target)
             return
         settings = _settings(target)
     except errors.ConfigurationError as error:
-        yield Finding("settings", State.PROBLEM, error.message, error.hint)
-        yield findings.clock(time.time(), None)
+        yield CheckResult("settings", CheckState.PROBLEM, error.message, error.hint)
+        yield doctor_rules.clock(time.time(), None)
         return
-    chosen = target.config or target.place.rule
-    yield Finding("settings", State.OK, f"{chosen}, data_dir {settings.data_dir}")
+    source = target.config or target.location.chosen_by
+    yield CheckResult("settings", CheckState.OK, f"{source}, data_dir {settings.data_dir}")
     if settings.storage.type == "memory":
-        yield Finding("data", State.WARNING, "storage.type is memory: everything is forgotten at the end")
+        yield CheckResult("data", CheckState.WARNING, "storage.type is memory: all data is lost when the broker stops")
     else:
         yield from _data(settings)
-        yield from storage(settings)
+        yield from check_storage(settings)
     yield from _engine(settings)
     yield from _tokens(settings)
-    yield from network(settings)
+    yield from check_network(settings)
 
 
 def _settings(target: Target) -> Settings:
-    """As the broker that runs says, else as the command does; of a broker that was named and does not run, its data."""
+    """The settings that the running broker reports, else those of the command; with the data_dir of a named broker that
+    is not running."""
     try:
-        return told_settings(target, needs_lake=False)
+        return broker_settings(target, needs_lake=False)
     except errors.ConnectionLost:
-        data_dir = local_socket_of(target).parent
+        data_dir = require_local_socket(target).parent
         return Target(None, target.config, [f"data_dir={data_dir}", *(target.sets or ())]).settings()
 
 
-def _versions() -> Finding:
+def _versions() -> CheckResult:
     try:
         own = version("icestream")
     except PackageNotFoundError:
         own = "(not installed as a package)"
-    where = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
-    return Finding("versions", State.OK, f"icestream {own}, {where}")
+    machine = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
+    return CheckResult("versions", CheckState.OK, f"icestream {own}, {machine}")
 
 
-def _native() -> Finding:
+def _native() -> CheckResult:
     if native is not None:
-        return Finding("native part", State.OK, "built")
-    return Finding("native part", State.WARNING, "not built: everything works, slower", "make native")
+        return CheckResult("native part", CheckState.OK, "built")
+    text = "not built: slower, and no cluster"
+    return CheckResult("native part", CheckState.WARNING, text, "make native")
 
 
-def _engine(settings: Settings) -> Iterator[Finding]:
-    found = examine_engine(SetupPaths.of(settings, os.environ), pinned_versions.ICEBERG_SPARK)
-    yield findings.java(found.java)
-    yield findings.pyspark(found.pyspark)
-    yield findings.iceberg_jar(pinned_versions.ICEBERG_SPARK, found.jars[pinned_versions.ICEBERG_SPARK])
+def _engine(settings: Settings) -> Iterator[CheckResult]:
+    engine = examine_engine(SetupPaths.of(settings, os.environ), pinned_versions.ICEBERG_SPARK)
+    yield doctor_rules.java(engine.java)
+    yield doctor_rules.pyspark(engine.pyspark)
+    yield doctor_rules.iceberg_jar(pinned_versions.ICEBERG_SPARK, engine.jars[pinned_versions.ICEBERG_SPARK])
 
 
-def _tokens(settings: Settings) -> Iterator[Finding]:
+def _tokens(settings: Settings) -> Iterator[CheckResult]:
     path = settings.lake.token_file
     if fault := token_fault(path):
-        yield Finding("lake.token_file", State.PROBLEM, f"{path} {fault}", TOKEN_FILE_HINT)
+        yield CheckResult("lake.token_file", CheckState.PROBLEM, f"{path} {fault}", TOKEN_FILE_HINT)
     secrets = {
         "lake.token_file": path if not fault else None,
         "danube.tls_key": settings.danube.tls_key,
@@ -146,70 +147,74 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
     for setting, file in secrets.items():
         if file is None or not file.exists():
             continue
-        if (finding := findings.secret_file(setting, str(file), file.stat().st_mode)) is not None:
-            yield finding
+        if (result := doctor_rules.secret_file(setting, str(file), file.stat().st_mode)) is not None:
+            yield result
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
-def _data(settings: Settings) -> Iterator[Finding]:
-    place = _existing(settings.wal.base_path)
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        yield Finding("data", State.PROBLEM, f"{place} cannot be written", "use the account that runs the broker")
+def _data(settings: Settings) -> Iterator[CheckResult]:
+    base_path = Path(settings.wal.base_path)
+    directory = _existing_directory(base_path)
+    if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
+        fix = "use the account that runs the broker"
+        yield CheckResult("data", CheckState.PROBLEM, f"{directory} is not writable", fix)
         return
-    is_there = Path(settings.wal.base_path).is_dir()
-    made = "" if is_there else f" (in it, {settings.wal.base_path} will be made)"
-    yield Finding("data", State.OK, f"{place} can be written{made}")
-    yield _sync(place, settings.wal.sync_mode)
-    yield from _log(Path(settings.wal.base_path), place, settings)
-    yield from metadata_log(settings.meta_store.data_dir)
+    suffix = "" if base_path.is_dir() else f" ({settings.wal.base_path} will be created)"
+    yield CheckResult("data", CheckState.OK, f"{directory} is writable{suffix}")
+    yield _sync(directory, settings.wal.sync_mode)
+    yield from _log(base_path, directory, settings)
+    yield from check_metadata_log(settings.meta_store.data_dir)
 
 
-def _existing(path: Path | str) -> Path:
-    """It, or the nearest directory above it that is there."""
-    found = Path(path).absolute()
-    while not found.exists() and found != found.parent:
-        found = found.parent
-    return found
+def _existing_directory(path: Path) -> Path:
+    """The path, or its nearest ancestor that exists."""
+    directory = path.absolute()
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return directory
 
 
-def _sync(place: Path, mode: str) -> Finding:
+def _sync(directory: Path, mode: str) -> CheckResult:
+    samples = range(doctor_rules.SYNC_SAMPLES)
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            return findings.sync_cost(statistics.median(_sync_seconds(file.fileno()) for _ in range(SYNCS)), mode)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return doctor_rules.sync_cost(statistics.median(_sync_seconds(file.fileno()) for _ in samples), mode)
     except OSError as error:
-        return Finding("sync", State.PROBLEM, f"a sync in {place} failed: {error}", "check the disk and its free space")
+        fix = "check the disk and its free space"
+        return CheckResult("sync", CheckState.PROBLEM, f"sync in {directory} failed: {error}", fix)
 
 
-def _sync_seconds(number: int) -> float:
-    os.pwrite(number, os.urandom(SYNC_BYTES), 0)
+def _sync_seconds(descriptor: int) -> float:
+    os.pwrite(descriptor, os.urandom(SYNC_BYTES), 0)
     start = time.perf_counter()
-    os.fdatasync(number)
+    os.fdatasync(descriptor)
     return time.perf_counter() - start
 
 
-def _log(path: Path, place: Path, settings: Settings) -> Iterator[Finding]:
-    names = [one for one in path.iterdir() if is_of_a_log(one.name)] if path.is_dir() else []
+def _log(path: Path, directory: Path, settings: Settings) -> Iterator[CheckResult]:
+    """Checks of the log in `path`, which is below the existing `directory`."""
+    files = [file for file in path.iterdir() if is_of_a_log(file.name)] if path.is_dir() else []
     times = []
-    for one in names:
+    for file in files:
         with contextlib.suppress(FileNotFoundError):  # renamed by a running broker
-            times.append(one.stat().st_mtime)
-    view = _view(path) if names else LogView()
+            times.append(file.stat().st_mtime)
+    view = _view(path) if files else LogView()
     used = view.used_bytes if isinstance(view, LogView) else 0
-    free = shutil.disk_usage(place).free
-    quota = settings.wal.quota or default_quota(free, used + (_ballast_bytes(path) if names else 0))
-    yield findings.free_disk(free, used, quota, settings.wal.max_file_size)
-    yield findings.clock(time.time(), max(times, default=None))
-    if not names:
-        yield Finding("log", State.OK, "there is none yet")
+    free = shutil.disk_usage(directory).free
+    quota = settings.wal.quota or default_quota(free, used + (_ballast_bytes(path) if files else 0))
+    yield doctor_rules.free_disk(free, used, quota, settings.wal.max_file_size)
+    yield doctor_rules.clock(time.time(), max(times, default=None))
+    if not files:
+        yield CheckResult("log", CheckState.OK, "no log yet")
         return
-    yield findings.log_share(used, quota)
+    yield doctor_rules.log_share(used, quota)
     yield from _log_health(path, view)
 
 
 def _view(path: Path) -> LogView | Exception:
-    """The log as a start would find it, or why it cannot be read."""
+    """The log as recovery would read it, or the error that prevents that."""
     try:
         with contextlib.closing(open_directory(path, read_only=True)) as directory:
             return view_log(directory)
@@ -218,24 +223,25 @@ def _view(path: Path) -> LogView | Exception:
 
 
 def _ballast_bytes(path: Path) -> int:
-    """Of the file that keeps room for draining: the log gets it back."""
+    """The size of the reserved file (ballast), which is part of what the log may use."""
     with contextlib.suppress(FileNotFoundError):
         return (path / BALLAST_NAME).stat().st_size
     return 0
 
 
-def _log_health(path: Path, view: LogView | Exception) -> Iterator[Finding]:
+def _log_health(path: Path, view: LogView | Exception) -> Iterator[CheckResult]:
     if (path / SYNC_FAILED_NAME).exists():
-        yield Finding(
-            "log sync", State.WARNING, "a sync failed in the last run", "check the disk, then start the broker"
+        yield CheckResult(
+            "log sync", CheckState.WARNING, "a sync failed during the last run", "check the disk, then start the broker"
         )
     if isinstance(view, Exception):
-        yield Finding("log", State.PROBLEM, f"it cannot be read: {view}", "icestream wal inspect says more")
+        fix = "`icestream wal inspect` shows details"
+        yield CheckResult("log", CheckState.PROBLEM, f"the log cannot be read: {view}", fix)
         return
     if view.damage is not None:
-        yield Finding("log", State.PROBLEM, view.damage.message, view.damage.hint)
+        yield CheckResult("log", CheckState.PROBLEM, view.damage.message, view.damage.hint)
         return
     gaps = sum(len(shard.gaps) for shard in view.shards)
     counts = (counted(len(view.files), "file"), counted(len(view.shards), "shard"), counted(gaps, "declared gap"))
     text = f"{', '.join(counts)}, last record {view.last_lsn}"
-    yield Finding("log", State.OK, text)
+    yield CheckResult("log", CheckState.OK, text)

@@ -1,4 +1,4 @@
-"""The API of the lake process as commands ask it: /api/v1/lake, at the address of the node's own catalog."""
+"""A client of the lake process's HTTP API for commands: /api/v1/lake, at the address of the embedded catalog."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from icestream import errors
-from icestream.cli.broker import HINT
-from icestream.cli.told_settings import instance_of
+from icestream.cli.broker import NO_BROKER_HINT
+from icestream.cli.broker_settings import broker_instance
 from icestream.runtime.instance import HEADER, check_instance
 from icestream.settings.derive import lake_uri
 
@@ -20,111 +20,119 @@ if TYPE_CHECKING:
     from icestream.settings import Settings
 
 Document = dict[str, Any]
-WAIT_SECONDS: Final = 60.0  # an operation writes a file and moves a pointer; an outcome may take 20 s to be known
+WAIT_SECONDS: Final = 60.0  # an operation writes a file and a transaction; its outcome may take 20 s to determine
 
 
 class LakeApi:
-    def __init__(self, settings: Settings, command: str = "", *, needs_own: bool = True) -> None:
-        """`command`: what needs it, for people. Raises InvalidInput where the tables are in another catalog, and it
-        `needs_own`."""
-        if needs_own and not settings.catalog_embedded:
+    """A client of the lake process. One connection per request: a command makes few."""
+
+    def __init__(self, settings: Settings, command: str = "", *, needs_embedded: bool = True) -> None:
+        """`command` names the command in the error. Raises InvalidInput if `needs_embedded` and the tables are in
+        another catalog."""
+        if needs_embedded and not settings.catalog_embedded:
             raise errors.InvalidInput(
-                f"{command or 'this'} needs the embedded catalog, and the settings name one of type "
+                f"{command or 'this command'} needs the embedded catalog, but the settings name a catalog of type "
                 f"`{settings.catalog.type}`",
-                hint="only the catalog inside a node knows which topic a table belongs to; change a table elsewhere "
-                "with an engine, or give the settings of a node with its own catalog",
+                hint="only the embedded catalog records which topic a table belongs to; change tables of other "
+                "catalogs with an engine, or pass the settings of a node with the embedded catalog",
             )
         self._uri = settings.catalog.uri or ""
         if not settings.catalog_embedded:
             self._uri = lake_uri(settings.node.bind_host, settings.ports.lake)
-        self._token = own_token(settings)
-        self._instance = instance_of(settings)
+        self._token = read_catalog_token(settings)
+        self._instance = broker_instance(settings)
 
     def check_listens(self) -> None:
-        """Raises ConnectionLost where nobody does."""
-        where = urlsplit(self._uri)
+        """Raises ConnectionLost if nothing listens at the address of the lake process."""
+        uri = urlsplit(self._uri)
         try:
-            socket.create_connection((where.hostname or "", where.port or 80), timeout=WAIT_SECONDS).close()
+            socket.create_connection((uri.hostname or "", uri.port or 80), timeout=WAIT_SECONDS).close()
         except OSError as error:
-            raise self._silent(error) from None
+            raise self._unreachable(error) from None
 
-    def get(self, path: str, **asked: object) -> Document:
-        query = urlencode([(name, value) for name, value in asked.items() if value is not None], doseq=True)
-        return self._ask("GET", f"{path}?{query}", None)
+    def get(self, path: str, **parameters: object) -> Document:
+        """The response to a GET request; parameters that are None are omitted."""
+        return self._request("GET", f"{path}?{_query(parameters)}", None)
 
-    def lines(self, path: str, **asked: object) -> Iterator[Document]:
-        """An answer of many documents, each as it comes; the next one within WAIT_SECONDS."""
-        query = urlencode([(name, value) for name, value in asked.items() if value is not None], doseq=True)
+    def lines(self, path: str, **parameters: object) -> Iterator[Document]:
+        """The documents of a response with one JSON document per line, as they arrive; each within WAIT_SECONDS."""
         connection = self._connection()
         try:
-            connection.request("GET", f"/api/v1/lake/{path}?{query}", None, self._headers())
-            answer = self._checked(connection.getresponse())
-            if answer.status >= 400:
-                _read(answer.status, answer.read())
-            while line := answer.readline():
-                yield _read(answer.status, line)
+            connection.request("GET", f"/api/v1/lake/{path}?{_query(parameters)}", None, self._headers())
+            response = self._check_instance(connection.getresponse())
+            if response.status >= 400:
+                _decode_response(response.status, response.read())
+            while line := response.readline():
+                yield _decode_response(response.status, line)
         except (OSError, HTTPException) as error:
-            raise self._silent(error) from None
+            raise self._unreachable(error) from None
         finally:
             connection.close()
 
-    def post(self, path: str, **given: object) -> Document:
-        return self._ask("POST", path, {name: value for name, value in given.items() if value is not None})
+    def post(self, path: str, **fields: object) -> Document:
+        """The response to a POST request with these fields as JSON; fields that are None are omitted."""
+        return self._request("POST", path, {name: value for name, value in fields.items() if value is not None})
 
-    def _ask(self, method: str, path: str, body: Document | None) -> Document:
+    def _request(self, method: str, path: str, body: Document | None) -> Document:
         connection = self._connection()
         try:
             raw = None if body is None else json.dumps(body).encode()
             connection.request(method, f"/api/v1/lake/{path}", raw, self._headers())
-            answer = self._checked(connection.getresponse())
-            return _read(answer.status, answer.read())
+            response = self._check_instance(connection.getresponse())
+            return _decode_response(response.status, response.read())
         except (OSError, HTTPException) as error:
-            raise self._silent(error) from None
+            raise self._unreachable(error) from None
         finally:
             connection.close()
 
     def _connection(self) -> HTTPConnection:
-        where = urlsplit(self._uri)
-        return HTTPConnection(where.hostname or "", where.port or 80, timeout=WAIT_SECONDS)
+        uri = urlsplit(self._uri)
+        return HTTPConnection(uri.hostname or "", uri.port or 80, timeout=WAIT_SECONDS)
 
     def _headers(self) -> dict[str, str]:
-        said = {"Accept": "application/json", "Content-Type": "application/json"}
-        said |= {HEADER: self._instance} if self._instance else {}
-        return said | ({"Authorization": f"Bearer {self._token}"} if self._token is not None else {})
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers |= {HEADER: self._instance} if self._instance else {}
+        return headers | ({"Authorization": f"Bearer {self._token}"} if self._token is not None else {})
 
-    def _checked(self, answer: HTTPResponse) -> HTTPResponse:
-        """Raises ForeignBroker where the lake process of another broker answers. An error without an instance proves
-        nothing: the lake process may not be connected to its broker yet."""
-        instance = answer.getheader(HEADER)
-        if answer.status < 400 or instance is not None:
+    def _check_instance(self, response: HTTPResponse) -> HTTPResponse:
+        """The response. Raises ForeignBroker if it comes from the lake process of another broker."""
+        instance = response.getheader(HEADER)
+        # An error without an instance proves nothing: the lake process may not be connected to its broker yet.
+        if response.status < 400 or instance is not None:
             check_instance(self._instance, instance, urlsplit(self._uri).netloc)
-        return answer
+        return response
 
-    def _silent(self, error: Exception) -> errors.ConnectionLost:
-        return errors.ConnectionLost(f"{self._uri} does not answer: {error!r}", hint=HINT)
+    def _unreachable(self, error: Exception) -> errors.ConnectionLost:
+        return errors.ConnectionLost(f"no response from {self._uri}: {error!r}", hint=NO_BROKER_HINT)
 
 
-def _read(status: int, body: bytes) -> Document:
+def _query(parameters: Document) -> str:
+    return urlencode([(name, value) for name, value in parameters.items() if value is not None], doseq=True)
+
+
+def _decode_response(status: int, body: bytes) -> Document:
+    """The document. Raises the error that a problem document describes; UnexpectedAnswer if it is not JSON."""
     try:
-        found: Document = json.loads(body)
+        document: Document = json.loads(body)
     except ValueError:
-        raise errors.UnexpectedAnswer(f"status {status}, and no JSON", hint=HINT) from None
+        raise errors.UnexpectedAnswer(f"response with status {status} is not JSON", hint=NO_BROKER_HINT) from None
     if status < 400:
-        return found
+        return document
     if status == 401:
-        detail = str(found.get("detail", ""))
+        detail = str(document.get("detail", ""))
         raise errors.AccessDenied(detail, hint="set storage.iceberg_config.catalog.token, or lake.token_file")
-    raise error_of(found)
+    raise problem_error(document)
 
 
-def error_of(problem: Document) -> errors.IcestreamError:
-    """What the API told as a problem."""
+def problem_error(problem: Document) -> errors.IcestreamError:
+    """The error that a problem document of the API describes."""
     detail, hint = str(problem.get("detail", "")), str(problem.get("hint", ""))
     return errors.BY_CODE.get(str(problem.get("code")), errors.UnexpectedAnswer)(detail, hint=hint)
 
 
-def own_token(settings: Settings) -> str | None:
-    """Of the node's own catalog: as the settings say, else the first of its own file, where that can be read."""
+def read_catalog_token(settings: Settings) -> str | None:
+    """The token of the embedded catalog: from the settings, else the first of the broker's token file, if that is
+    readable; None without one."""
     if settings.catalog.token is not None and settings.catalog_embedded:
         return settings.catalog.token.get_secret_value()
     path: Path | None = settings.lake.token_file

@@ -1,4 +1,4 @@
-"""`icestream lake lag, commit-now`: what is in no table yet, and how to get it there at once."""
+"""`icestream lake lag, commit-now`: messages that are not in their table yet, and how to commit them at once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import typer
 from icestream import errors
 from icestream.cli.arguments import OptionalTopicName
 from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.connection import BrokerCalls, ask
-from icestream.cli.lake_app import app
+from icestream.cli.connection import BrokerCalls, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+from icestream.cli.output import Cell, Output, OutputFormat, print_note
 from icestream.observability.words import counted, size_text
 
 if TYPE_CHECKING:
     from icestream.model.backlog import Backlog
 
-_LINE = ("topic", "messages", "bytes", "seconds")
-_LOOK_SECONDS = 0.2
+_COLUMNS = ("topic", "messages", "bytes", "seconds")
+_POLL_SECONDS = 0.2
 
 
-@app.command()
 def lag(
     topic: OptionalTopicName = None,
     _watch: Watch = False,
@@ -33,110 +31,120 @@ def lag(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show how far the tables are behind the log: messages that are no rows yet, and the age of the oldest.
+    """Show how far tables are behind the log: messages not committed yet, and the age of the oldest.
 
     Example: icestream lake lag
     Example: icestream lake lag /default/orders --output json
     """
-    found = ask(Target(broker, config, sets), _backlog)
+    backlog = call_broker(Target(broker, config, sets), _read_backlog)
     now_us = time.time_ns() // 1000
     rows = [
-        [one.name, one.rows, Cell(one.bytes, size_text(one.bytes)), max(0, now_us - one.oldest_us) // 1_000_000]
-        for one in found.topics
-        if topic in (None, one.name)
+        [
+            entry.name,
+            entry.rows,
+            Cell(entry.bytes, size_text(entry.bytes)),
+            max(0, now_us - entry.oldest_us) // 1_000_000,
+        ]
+        for entry in backlog.topics
+        if topic in (None, entry.name)
     ]
     answer = Output(output)
-    answer.table(_LINE, rows)
-    if not rows and answer.for_people:
-        say_aside("everything is in its table")
-    if found.is_cut and answer.for_people:
-        say_aside("there is more: these wait longest")
+    answer.table(_COLUMNS, rows)
+    if not rows and answer.is_text:
+        print_note("No uncommitted messages.")
+    if backlog.is_cut and answer.is_text:
+        print_note("Truncated: showing the topics with the oldest uncommitted messages.")
 
 
-@app.command("commit-now")
 def commit_now(
     topic: OptionalTopicName = None,
-    wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="How long to wait for it.", min=0)] = 60,
+    wait: Annotated[
+        int, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the commit.", min=0)
+    ] = 60,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Write to the tables what is published now, without waiting for the interval; returns when it is there.
+    """Commit all messages published so far to their tables, without waiting for the interval; return when done.
 
     Example: icestream lake commit-now
     Example: icestream lake commit-now /default/orders --wait 10
     """
-    rows = ask(Target(broker, config, sets), lambda broker: _committed(broker, topic, wait))
+    rows = call_broker(Target(broker, config, sets), lambda broker: _commit(broker, topic, wait))
     answer = Output(output)
-    if answer.for_people:
-        say_aside(
-            f"{counted(rows, 'message')} became {'a row' if rows == 1 else 'rows'}"
-            if rows
-            else "everything was in its table"
-        )
+    if answer.is_text:
+        print_note(f"Committed {counted(rows, 'message')}." if rows else "No uncommitted messages.")
     else:
         answer.record({"committed_messages": rows})
 
 
-async def _backlog(broker: BrokerCalls) -> Backlog:
+async def _read_backlog(broker: BrokerCalls) -> Backlog:
     from icestream.model.backlog import decode_backlog
 
     return decode_backlog((await broker.call("pipeline_backlog", wait_ms=0))["backlog"])
 
 
-async def _committed(broker: BrokerCalls, topic: str | None, seconds: int) -> int:
-    """Until everything that is synced now is in its table; how much that was."""
+async def _commit(broker: BrokerCalls, topic: str | None, seconds: int) -> int:
+    """Waits until every message synced by now is committed, and returns the number of these messages.
+
+    Raises NotReady after `seconds`.
+    """
     if topic is not None:
-        await broker.call("describe_topic", topic=topic)  # one that is not here, or on another node, is not in order
-    began_us, found = time.time_ns() // 1000, await _backlog(broker)
-    wanted = Wanted(topic, began_us)
-    wanted.note(found)
+        await broker.call("describe_topic", topic=topic)  # raises for a topic that is unknown or on another node
+    started_us, backlog = time.time_ns() // 1000, await _read_backlog(broker)
+    goal = CommitGoal(topic, started_us)
+    goal.add(backlog)
     deadline = time.monotonic() + seconds
-    if wanted.rows:
-        await _wish(broker)
-    while wanted.rows and (left := wanted.left(found)):
+    if goal.rows:
+        await _request_commit(broker)
+    while goal.rows and (uncommitted := goal.uncommitted_shards(backlog)):
         if time.monotonic() >= deadline:
             raise errors.NotReady(
-                f"{counted(left, 'shard')} of topics did not get into their tables in {seconds} s",
-                hint="`icestream pipeline status` says how the pipeline is doing",
+                f"{counted(uncommitted, 'shard')} not committed within {seconds} s",
+                hint="`icestream pipeline status` shows the state of the pipeline",
             )
-        await asyncio.sleep(_LOOK_SECONDS)
-        found = await _backlog(broker)
-        wanted.note(found)
-    return wanted.rows
+        await asyncio.sleep(_POLL_SECONDS)
+        backlog = await _read_backlog(broker)
+        goal.add(backlog)
+    return goal.rows
 
 
-class Wanted:
-    """What was synced when somebody asked. An answer has room for those that wait longest: others show up behind them,
-    by messages that were there before."""
+class CommitGoal:
+    """The offsets to which each shard must be committed: the synced ones at the time of the request.
 
-    def __init__(self, topic: str | None, began_us: int) -> None:
+    A backlog response is truncated to the topics with the oldest messages. Further topics appear in later responses,
+    and belong to the goal if they have messages from before the request.
+    """
+
+    def __init__(self, topic: str | None, started_us: int) -> None:
         self._topic = topic
-        self._began_us = began_us
+        self._started_us = started_us
         self._ends: dict[tuple[int, int], int] = {}
         self.rows = 0
 
-    def note(self, found: Backlog) -> None:
+    def add(self, backlog: Backlog) -> None:
+        """Adds the topics of a backlog response that belong to the goal and are not in it yet."""
         is_first = not self._ends
-        for one in found.topics:
-            is_new = is_first or (one.oldest_us <= self._began_us and (one.topic_id, 0) not in self._ends)
-            if is_new and self._topic in (None, one.name):
-                self._ends |= {(one.topic_id, shard.shard): shard.synced for shard in one.shards}
-                self.rows += one.rows
+        for entry in backlog.topics:
+            is_new = is_first or (entry.oldest_us <= self._started_us and (entry.topic_id, 0) not in self._ends)
+            if is_new and self._topic in (None, entry.name):
+                self._ends |= {(entry.topic_id, shard.shard): shard.synced for shard in entry.shards}
+                self.rows += entry.rows
 
-    def left(self, found: Backlog) -> int:
-        """Shards that are not there yet. One of which nothing is told has everything in its table."""
+    def uncommitted_shards(self, backlog: Backlog) -> int:
+        """The number of shards that are not committed to the goal yet; shards outside the backlog are committed."""
         return sum(
-            shard.committed < self._ends.get((one.topic_id, shard.shard), 0)
-            for one in found.topics
-            for shard in one.shards
+            shard.committed < self._ends.get((entry.topic_id, shard.shard), 0)
+            for entry in backlog.topics
+            for shard in entry.shards
         )
 
 
-async def _wish(broker: BrokerCalls) -> None:
+async def _request_commit(broker: BrokerCalls) -> None:
+    """Asks the pipeline for a commit now, by a key with a TTL in the metadata store."""
     from icestream.metadata import command as cmd
     from icestream.pipeline.driver.commit_now import KEY, TTL_MS
 
-    wish = cmd.Envelope(cmd.VERSION, b"", 0, 0, cmd.PutWithTtl(KEY, b"", TTL_MS))
-    await broker.call("metadata_submit", envelope=cmd.encode_envelope(wish))
+    request = cmd.Envelope(cmd.VERSION, b"", 0, 0, cmd.PutWithTtl(KEY, b"", TTL_MS))
+    await broker.call("metadata_submit", envelope=cmd.encode_envelope(request))

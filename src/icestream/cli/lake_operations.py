@@ -1,9 +1,9 @@
-"""`icestream lake bind, detach, adopt, rewind, recreate, drop`: which table a topic has, and where it goes on.
+"""`icestream lake bind, detach, adopt, rewind, recreate, drop`: which table a topic has, and where it resumes.
 
-Which topic a table belongs to is known by the node, whichever catalog has the table: all but `drop` need it running.
+The node records which topic a table belongs to, whichever catalog holds the table: all but `drop` need a running node.
 
-What could lose or double rows is refused by the catalog until its consequence is named: --accept-gap,
---accept-duplicates. A person sees what will happen before being asked; --dry-run only shows it.
+The catalog refuses what could lose or duplicate rows until the consequence is accepted: --accept-gap,
+--accept-duplicates. At a terminal the consequences are printed before the confirmation; --dry-run only prints them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from typing import Annotated, Any
 import typer
 
 from icestream import errors
-from icestream.cli.arguments import TopicName
+from icestream.cli.arguments import TableName, TopicName
 from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.confirm import Yes, confirm
-from icestream.cli.lake_app import app
+from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
-from icestream.cli.table_name import TableName, shown, table_named, table_of
+from icestream.cli.output import Cell, Output, OutputFormat, print_note
+from icestream.cli.table_catalog import resolve_table
+from icestream.cli.table_name import format_levels, parse_table
 
 AcceptGap = Annotated[
-    bool, typer.Option("--accept-gap", help="Go on although offsets are in neither table nor log: a declared gap.")
+    bool, typer.Option("--accept-gap", help="Proceed although offsets are in neither table nor log: a declared gap.")
 ]
 AcceptDuplicates = Annotated[
-    bool, typer.Option("--accept-duplicates", help="Go on although nobody knows which offsets the table holds.")
+    bool, typer.Option("--accept-duplicates", help="Proceed although the offsets in the table are not known.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would come to.")]
-_SHARD = ("shard", "held", "goes_on_at", "committed", "end", "missing", "written_again")
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the consequences.")]
+_SHARD_COLUMNS = ("shard", "held", "goes_on_at", "committed", "end", "missing", "written_again")
 
 
-@app.command()
 def bind(
     table: TableName,
     topic: TopicName,
@@ -43,22 +42,21 @@ def bind(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Give a topic a table that has the envelope's columns and no rows.
+    """Bind an empty table with the envelope's columns to a topic.
 
     Example: icestream lake bind shop.orders /default/orders --dry-run
     """
-    given = _given(table) | {"topic": topic, "accept": _accepted(accept_gap)}
-    _operate("bind", given, Target(broker, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    fields = _table_fields(table) | {"topic": topic, "accept": _consents(accept_gap)}
+    _operate("bind", fields, Target(broker, config, sets), Output(output), is_dry=dry_run, is_confirmed=yes)
 
 
-@app.command()
 def adopt(
     table: TableName,
     topic: TopicName,
     position: Annotated[
         list[str] | None,
         typer.Option(
-            "--position", metavar="SHARD=OFFSET", help="The first offset that the table does not have; repeatable."
+            "--position", metavar="SHARD=OFFSET", help="First offset of a shard that is not in the table; repeatable."
         ),
     ] = None,
     accept_gap: AcceptGap = False,
@@ -70,23 +68,23 @@ def adopt(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Give a topic a table that has rows: one that was detached, restored, registered again or brought from elsewhere.
+    """Bind a table that has rows to a topic: a detached, restored, re-registered or imported one.
 
-    The topic goes on where the snapshots of the table say that its rows end.
+    The topic resumes at the offsets at which the rows end, according to the table's snapshots.
 
     Example: icestream lake adopt shop.orders /default/orders --dry-run
     Example: icestream lake adopt shop.orders /default/orders --position 0=5000 --accept-duplicates --dry-run
     """
-    given = _given(table) | {"topic": topic, "accept": _accepted(accept_gap, accept_duplicates)}
-    given |= {"positions": _positions(position)} if position else {}
-    _operate("adopt", given, Target(broker, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    fields = _table_fields(table) | {"topic": topic, "accept": _consents(accept_gap, accept_duplicates)}
+    fields |= {"positions": _parse_positions(position)} if position else {}
+    _operate("adopt", fields, Target(broker, config, sets), Output(output), is_dry=dry_run, is_confirmed=yes)
 
 
-@app.command()
 def rewind(
     table: TableName,
     snapshot: Annotated[
-        int | None, typer.Option("--snapshot", metavar="ID", help="Where to; else where main stands. Becomes main.")
+        int | None,
+        typer.Option("--snapshot", metavar="ID", help="Snapshot that main is set to; default: main's current one."),
     ] = None,
     accept_gap: AcceptGap = False,
     accept_duplicates: AcceptDuplicates = False,
@@ -97,23 +95,25 @@ def rewind(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Let a topic go on where its table stands, after a rollback: what the log still has is written again.
+    """Resume a topic at the state of its table after a rollback: messages still in the log are committed again.
 
     Example: icestream lake rewind shop.orders --dry-run
     """
     target = Target(broker, config, sets)
-    given = _given(table_named(table, target)) | {
+    fields = _table_fields(resolve_table(table, target)) | {
         "snapshot": snapshot,
-        "accept": _accepted(accept_gap, accept_duplicates),
+        "accept": _consents(accept_gap, accept_duplicates),
     }
-    _operate("rewind", given, target, Output(output), is_dry=dry_run, is_sure=yes)
+    _operate("rewind", fields, target, Output(output), is_dry=dry_run, is_confirmed=yes)
 
 
-@app.command()
 def recreate(
     topic: TopicName,
     table: Annotated[
-        str | None, typer.Option("--table", metavar="TABLE", help="Its name; else as it was called, else as the topic.")
+        str | None,
+        typer.Option(
+            "--table", metavar="TABLE", help="Name of the new table; default: the former one, else the topic's."
+        ),
     ] = None,
     accept_gap: AcceptGap = False,
     dry_run: DryRun = False,
@@ -123,15 +123,14 @@ def recreate(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a fresh table for a topic whose table was dropped or lost; it gets what the log still has.
+    """Create a new table for a topic whose table was dropped or lost; messages still in the log are committed to it.
 
     Example: icestream lake recreate /default/orders --dry-run
     """
-    given = {"topic": topic, "accept": _accepted(accept_gap)} | (_given(table) if table else {})
-    _operate("recreate", given, Target(broker, config, sets), Output(output), is_dry=dry_run, is_sure=yes)
+    fields = {"topic": topic, "accept": _consents(accept_gap)} | (_table_fields(table) if table else {})
+    _operate("recreate", fields, Target(broker, config, sets), Output(output), is_dry=dry_run, is_confirmed=yes)
 
 
-@app.command()
 def detach(
     table: TableName,
     yes: Yes = False,
@@ -140,7 +139,7 @@ def detach(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Part a table from its topic: rows stay, and the topic's messages stay in the log until it has a table again.
+    """Detach a table from its topic: the rows are kept, and messages stay in the log until the topic has a table again.
 
     Example: icestream lake detach shop.orders --yes
     """
@@ -148,122 +147,132 @@ def detach(
     from icestream.cli.table_catalog import catalog_settings
 
     target = Target(broker, config, sets)
-    table = table_named(table, target)
-    api = LakeApi(catalog_settings(target, needs_node=True), "`icestream lake detach`", needs_own=False)
-    confirm(f"part {table} from its topic, which then has no table", is_sure=yes, undone="nothing was changed")
-    api.post("detach", **_given(table))
+    table = resolve_table(table, target)
+    api = LakeApi(catalog_settings(target, needs_node=True), "`icestream lake detach`", needs_embedded=False)
+    confirm(
+        f"Detach {table} from its topic? The topic will have no table.",
+        is_confirmed=yes,
+        unchanged="nothing was changed",
+    )
+    api.post("detach", **_table_fields(table))
     Output(output).record({"detached": table})
 
 
-@app.command()
 def drop(
     table: TableName,
-    purge: Annotated[bool, typer.Option("--purge", help="Its files go as well, an hour later.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also the table of a topic, which then has none.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Also delete its files, an hour later.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also drop the table of a topic.")] = False,
     yes: Yes = False,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Drop a table; its files stay unless --purge is given.
+    """Drop a table; its files are kept unless --purge is given.
 
     Example: icestream lake drop shop.old_orders --purge --yes
     """
     from icestream.cli.lake_http import LakeApi
-    from icestream.cli.table_catalog import ask_catalog, catalog_settings
+    from icestream.cli.table_catalog import call_catalog, catalog_settings
     from icestream.iceberg.identifier import Identifier
 
     target = Target(broker, config, sets)
-    table = table_named(table, target)
-    settings, wanted = catalog_settings(target), Identifier(*table_of(table))
+    table = resolve_table(table, target)
+    settings, identifier = catalog_settings(target), Identifier(*parse_table(table))
     if force and not settings.catalog_embedded:
         raise errors.InvalidInput(
-            f"--force has nothing to overcome: a catalog of type `{settings.catalog.type}` guards no table of a topic",
-            hint="leave it out. A topic whose table is dropped stops alone; `icestream lake recreate` gives it another",
+            f"--force does not apply: a catalog of type `{settings.catalog.type}` does not protect tables of topics",
+            hint="omit it. Only the topic of a dropped table stops; `icestream lake recreate` creates a new table",
         )
-    confirm(f"drop {table}{' with its files' if purge else ''}", is_sure=yes)
+    confirm(f"Drop {table} and delete its files?" if purge else f"Drop {table}? Its files are kept.", is_confirmed=yes)
     if settings.catalog_embedded:
         try:
-            LakeApi(settings).post("drop", **_given(table), purge=purge, force=force)
+            LakeApi(settings).post("drop", **_table_fields(table), purge=purge, force=force)
         except errors.TopicTableConflict as error:
-            raise errors.TopicTableConflict(
-                error.message, hint="`icestream lake detach` parts them, or say --force"
-            ) from None
+            hint = "detach it first with `icestream lake detach`, or pass --force"
+            raise errors.TopicTableConflict(error.message, hint=hint) from None
     else:
         try:
-            ask_catalog(settings, lambda catalog: catalog.drop(wanted, purge))
+            call_catalog(settings, lambda catalog: catalog.drop(identifier, purge))
         except errors.UnknownTable as error:
-            hint = f"`icestream lake tables {shown(wanted.namespace)}` lists those that there are"
+            hint = f"`icestream lake tables {format_levels(identifier.namespace)}` lists the tables"
             raise errors.UnknownTable(error.message, hint=hint) from None
     Output(output).record({"dropped": table})
 
 
-# --- what they share --------------------------------------------------------------------------------------------------
+# --- shared -----------------------------------------------------------------------------------------------------------
 
 
-def _given(table: str) -> dict[str, Any]:
-    namespace, name = table_of(table)
+def _table_fields(table: str) -> dict[str, Any]:
+    """The fields of a request that name the table."""
+    namespace, name = parse_table(table)
     return {"namespace": list(namespace), "table": name}
 
 
-def _accepted(gap: bool, duplicates: bool = False) -> list[str]:
-    return [word for word, is_given in (("accept-gap", gap), ("accept-duplicates", duplicates)) if is_given]
+def _consents(gap: bool, duplicates: bool = False) -> list[str]:
+    """The consequences that the user accepts, as the API names them."""
+    return [name for name, is_accepted in (("accept-gap", gap), ("accept-duplicates", duplicates)) if is_accepted]
 
 
-def _positions(given: list[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in given:
-        shard, _, offset = one.partition("=")
-        if not (shard.isascii() and shard.isdigit() and offset.isascii() and offset.isdigit()) or shard in found:
-            raise errors.InvalidInput(f"{one!r} is not a position", hint="SHARD=OFFSET, such as 0=5000, once per shard")
-        found[shard] = int(offset)
-    return found
+def _parse_positions(texts: list[str]) -> dict[str, int]:
+    """Offsets by shard. Raises InvalidInput for a text that is not SHARD=OFFSET, and for a repeated shard."""
+    positions: dict[str, int] = {}
+    for text in texts:
+        shard, _, offset = text.partition("=")
+        if not (shard.isascii() and shard.isdigit() and offset.isascii() and offset.isdigit()) or shard in positions:
+            raise errors.InvalidInput(
+                f"{text!r} is not a position", hint="use SHARD=OFFSET, such as 0=5000, once per shard"
+            )
+        positions[shard] = int(offset)
+    return positions
 
 
 def _operate(
     name: str,
-    given: dict[str, Any],
+    fields: dict[str, Any],
     target: Target,
     answer: Output,
     *,
     is_dry: bool,
-    is_sure: bool,
+    is_confirmed: bool,
 ) -> None:
+    """Runs an operation of the API; unless confirmed, prints its consequences and asks first."""
     from icestream.cli.lake_http import LakeApi
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(target, needs_node=True), f"`icestream lake {name}`", needs_own=False)
-    if not is_dry and not is_sure:
-        for line in _plan(api.post(name, **given, dry_run=True)):
-            say_aside(line)
-        confirm(f"{name} as above", is_sure=False, undone="nothing was changed")
-    _show(api.post(name, **given, dry_run=is_dry), answer)
+    api = LakeApi(catalog_settings(target, needs_node=True), f"`icestream lake {name}`", needs_embedded=False)
+    if not is_dry and not is_confirmed:
+        for line in _preview_lines(api.post(name, **fields, dry_run=True)):
+            print_note(line)
+        confirm(f"Proceed with {name} and the consequences above?", is_confirmed=False, unchanged="nothing was changed")
+    _show(api.post(name, **fields, dry_run=is_dry), answer)
 
 
-def _plan(told: dict[str, Any]) -> list[str]:
-    """What will happen, for people, whether they can be asked or not."""
-    table = shown([*told["namespace"], told["table"]])
-    return [f"would {told['operation']} {table}, topic {told['topic']}, needs {_needs(told)}", *told["words"]]
+def _preview_lines(preview: dict[str, Any]) -> list[str]:
+    """The result of a dry run, printed before the confirmation."""
+    table = format_levels([*preview["namespace"], preview["table"]])
+    operation, topic = preview["operation"], preview["topic"]
+    return [f"would {operation} {table}, topic {topic}, needs {_required_flags(preview)}", *preview["words"]]
 
 
-def _needs(told: dict[str, Any]) -> str:
-    return ", ".join(f"--{one}" for one in told["needs"]) or "no consent"
+def _required_flags(preview: dict[str, Any]) -> str:
+    return ", ".join(f"--{name}" for name in preview["needs"]) or "no consent"
 
 
-def _show(done: dict[str, Any], answer: Output) -> None:
-    if not answer.for_people:
-        answer.record(done)
+def _show(result: dict[str, Any], answer: Output) -> None:
+    if not answer.is_text:
+        answer.record(result)
         return
-    table = shown([*done["namespace"], done["table"]])
-    said = {("would " if done["dry_run"] else "") + done["operation"]: table, "topic": done["topic"]}
-    answer.record(said | ({"needs": _needs(done)} if done["dry_run"] else {}))
-    answer.say("")
-    answer.table(_SHARD, [[_cell(shard[column]) for column in _SHARD] for shard in done["shards"]])
-    for line in done["words"]:
-        answer.say(line)
+    table = format_levels([*result["namespace"], result["table"]])
+    record = {("would " if result["dry_run"] else "") + result["operation"]: table, "topic": result["topic"]}
+    answer.record(record | ({"needs": _required_flags(result)} if result["dry_run"] else {}))
+    answer.print_line("")
+    rows = [[_cell(shard[column]) for column in _SHARD_COLUMNS] for shard in result["shards"]]
+    answer.table(_SHARD_COLUMNS, rows)
+    for line in result["words"]:
+        answer.print_line(line)
 
 
 def _cell(value: Any) -> object:
-    """A range is shown with its last offset, not the one behind it."""
+    """Ranges are half-open in the API; the text shows the last offset instead of the end."""
     return Cell(value, f"{value[0]}..{value[1] - 1}") if isinstance(value, list) else value

@@ -1,10 +1,9 @@
-"""The command line: `icestream <noun> <verb>`. `main` is its only entry and turns our errors into exit codes.
+"""The command line: `icestream <noun> <verb>`. `main` is its only entry point and turns errors into exit codes.
 
-An error of our own tree becomes its message and its hint on stderr, never a traceback: it tells a person what to do.
-With `--output json` it is one line of JSON there: it tells a program the same.
-Anything else is a mistake of ours and keeps its traceback, because without it nobody could report it.
+An IcestreamError is printed to stderr as message and hint, without a traceback; with `--output json` as one line of
+JSON. Any other exception is a bug and keeps its traceback, which a bug report needs.
 
-A command is loaded when it is called, and not before: nobody waits for the broker's modules to read a help text.
+A command's module is imported when the command is called, so that `--help` does not load the broker's modules.
 """
 
 from __future__ import annotations
@@ -20,45 +19,45 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from icestream.cli.command import Commands, Group
-from icestream.cli.output import Asked, say_aside, writing
+from icestream.cli.output import Invocation, output_errors, print_note
 from icestream.error_codes import exit_code
 from icestream.errors import IcestreamError
 
-# Each is a module of this package with a `Commands` called `app`, or with a function of its own name.
+# Each name is a module of this package that has a `Commands` called `app`, or a function with the module's name.
 SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Messages": {
         "produce": "Send each line of a file or of stdin as a message.",
         "consume": "Write the messages of a topic, a line each.",
     },
     "Topics": {
-        "topic": "List, make, change and delete topics.",
-        "sub": "List, make, move, change and delete subscriptions.",
-        "namespace": "List, make, change and delete namespaces.",
-        "lake": "Look at tables; bind, detach, adopt, rewind and recreate them.",
+        "topic": "List, create, change and delete topics.",
+        "sub": "List, create, move, change and delete subscriptions.",
+        "namespace": "List, create, change and delete namespaces.",
+        "lake": "Inspect tables; bind, detach, adopt, rewind and recreate them.",
     },
     "Broker": {
         "serve": "Start a broker in the foreground.",
         "doctor": "Check this machine, the data and the running broker.",
-        "verify": "Check that tables hold every committed message once.",
-        "top": "Show what the broker is doing, topic by topic.",
-        "bench": "Publish and consume for some seconds: how fast is it here?",
-        "context": "Name brokers, and choose which one the commands ask.",
+        "verify": "Check that tables contain every committed message exactly once.",
+        "top": "Show live rates, lag and connections per topic.",
+        "bench": "Publish and consume for some seconds and report the throughput.",
+        "context": "Name brokers and choose which one commands use.",
         "config": "Show, check, explain and change the settings.",
-        "wal": "Look into the write-ahead log, and repair it.",
-        "metadata": "Look into the metadata log of a node, and repair it.",
-        "cluster": "Look at the nodes of a cluster, change and verify them.",
-        "pipeline": "Set up what the pipeline runs on: Java, PySpark, Iceberg's jar.",
+        "wal": "Inspect and repair the write-ahead log.",
+        "metadata": "Inspect and repair the metadata log of a node.",
+        "cluster": "Show, change and verify the nodes of a cluster.",
+        "pipeline": "Run the pipeline, show its status, install what it needs.",
     },
 }
-COMMANDS: Final = {name: words for section in SECTIONS.values() for name, words in section.items()}
+COMMANDS: Final = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
 
 
-class Lazy(Group):
-    """Knows the names of its commands, and loads one when it is called."""
+class LazyCommands(Group):
+    """Knows the names of its commands, and loads a command's module when the command is called."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.commands = {name: TyperCommand(name, help=words) for name, words in COMMANDS.items()}
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=summary) for name, summary in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
@@ -73,28 +72,30 @@ class Lazy(Group):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text("`icestream COMMAND --help` shows examples. docs/cli.md has them all, and exit codes.")
+            formatter.write_text(
+                "`icestream COMMAND --help` shows examples; docs/cli.md lists all of them and exit codes."
+            )
 
 
 def load(name: str) -> Any:
-    """A command with all its options."""
+    """Imports the command's module and returns the command with all its options."""
     module = import_module(f"icestream.cli.{name}")
-    found = getattr(module, "app", None)
-    if found is None:
-        found = Commands("")
-        found.command(name)(getattr(module, name))
-    command = get_command(found)
+    commands = getattr(module, "app", None)
+    if commands is None:
+        commands = Commands("")
+        commands.command(name)(getattr(module, name))
+    command = get_command(commands)
     command.name = name
     return command
 
 
 app = Commands(
-    "A message broker whose topics are Apache Iceberg tables.", name="icestream", cls=Lazy, add_completion=True
+    "A message broker whose topics are Apache Iceberg tables.", name="icestream", cls=LazyCommands, add_completion=True
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
@@ -115,36 +116,36 @@ def icestream(
 
 def main() -> None:
     _open_streams()
-    asked = Asked()
+    invocation = Invocation()
     try:
         try:
-            app(obj=asked)
+            app(obj=invocation)
         finally:
-            with writing():
-                sys.stdout.flush()  # here, where somebody who is told can still be told
+            with output_errors():
+                sys.stdout.flush()  # here, where a failed write can still be reported
     except BrokenPipeError:
         code = 1
     except KeyboardInterrupt:
-        say_aside("icestream: interrupted")
+        print_note("icestream: interrupted")
         code = 130
     except IcestreamError as error:
-        asked.say_error(error)
+        invocation.print_error(error)
         code = exit_code(error)
-    _give_up_output()
+    _discard_output()
     sys.exit(code)
 
 
 def _open_streams() -> None:
-    """A stream that the caller has closed is an empty one. A name that the terminal cannot show is shown escaped."""
+    """Replaces closed standard streams by /dev/null, and escapes characters that stdout cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # until the end of the process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the process ends
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _give_up_output() -> None:
-    """What nobody takes: the end of the process would try once more to write it."""
+def _discard_output() -> None:
+    """Discards output that cannot be written: the interpreter would try to write it once more at its end."""
     try:
         sys.stdout.flush()
     except OSError:

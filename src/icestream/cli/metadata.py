@@ -1,4 +1,4 @@
-"""`icestream metadata`: the metadata log of a node that does not run, looked at and repaired."""
+"""`icestream metadata`: inspects and repairs the metadata log of a stopped node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from icestream.cli.output import Output, OutputFormat
 if TYPE_CHECKING:
     from icestream.metadata.repair import Health
 
-app = Commands("Look into the metadata log of a node, and repair it.")
+app = Commands("Inspect and repair the metadata log of a node.")
 Folder = Annotated[
-    Path | None, typer.Option("--dir", metavar="DIRECTORY", help="The metadata store; else that of the settings.")
+    Path | None,
+    typer.Option("--dir", metavar="DIRECTORY", help="The metadata store; default: that of the settings."),
 ]
 
 
@@ -28,26 +29,26 @@ def inspect(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Say whether the metadata log could be opened, and the way out when not; changes nothing.
+    """Report whether the metadata log can be opened, and how to repair it if not; changes nothing.
 
     Example: icestream metadata inspect --dir icestream-data/raft
     """
-    _look(_store(directory, config, sets), Output(output))
+    _report_health(_store_path(directory, config, sets), Output(output))
 
 
 @app.command()
 def repair(
     directory: Folder = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Do it: everything behind the damage is lost.")
+        bool, typer.Option("--accept-loss", help="Repair the log; everything after the damage is lost.")
     ] = False,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Say what is left of the damaged metadata log of a node on its own, and with --accept-loss go on with that.
+    """Report what can be recovered from the damaged metadata log of a single node; with --accept-loss, recover it.
 
-    The damaged directory is kept beside the new one. A member of a cluster joins anew: icestream cluster rejoin.
+    The damaged directory is kept next to the new one. A member of a cluster rejoins instead: icestream cluster rejoin.
 
     Example: icestream metadata repair --dir icestream-data/raft
     """
@@ -55,29 +56,33 @@ def repair(
     from icestream.runtime.clock import SystemClock
 
     answer = Output(output)
-    path = _store(directory, config, sets, may_be_gone=accept_loss)
+    path = _store_path(directory, config, sets, may_be_missing=accept_loss)
     if path.is_dir():
-        is_damaged = _look(path, answer)
+        is_damaged = _report_health(path, answer)
         if not (is_damaged and accept_loss):
             if is_damaged:
-                answer.say("nothing was changed; with --accept-loss, topics, cursors and settings that came behind the")
-                answer.say("damage are lost. Stop the broker first, and keep a copy of the data directory.")
+                answer.print_line(
+                    "Nothing was changed. With --accept-loss, topics, cursors and settings written after the damage "
+                    "are lost. Stop the broker first, and keep a copy of the data directory."
+                )
             return
-    moved = make_new(path, SystemClock())
-    answer.say(f"the damaged log is in {moved} now; start the broker, and look at its topics and subscriptions")
+    backup = make_new(path, SystemClock())
+    answer.print_line(f"The damaged log was moved to {backup}. Start the broker and check topics and subscriptions.")
 
 
-def _store(directory: Path | None, config: Path | None, sets: list[str] | None, *, may_be_gone: bool = False) -> Path:
+def _store_path(
+    directory: Path | None, config: Path | None, sets: list[str] | None, *, may_be_missing: bool = False
+) -> Path:
+    """The directory of the metadata store. Raises InvalidInput if it does not exist."""
     path = directory or load_settings(config, sets).settings.meta_store.data_dir
-    if not (path.is_dir() or may_be_gone):
-        raise errors.InvalidInput(
-            f"there is no metadata store in {path}", hint="name it: --dir DATA_DIR/raft, as the node has it"
-        )
+    # A repair that was interrupted after it moved the damaged directory leaves none at this path.
+    if not (path.is_dir() or may_be_missing):
+        raise errors.InvalidInput(f"no metadata store in {path}", hint="name its directory: --dir DATA_DIR/raft")
     return path
 
 
-def _look(path: Path, answer: Output) -> bool:
-    """Whether the log is damaged; says what there is."""
+def _report_health(path: Path, answer: Output) -> bool:
+    """Prints the state of the log and returns whether it is damaged."""
     from icestream.metadata.repair import examine
 
     health = examine(path)
@@ -89,13 +94,13 @@ def _look(path: Path, answer: Output) -> bool:
             "records_synced": health.synced_lsn or None,
             "entries_left": health.saved.last_index if health.saved is not None else None,
             "keys_left": health.saved.keys if health.saved is not None else None,
-            "way_out": _way_out(health) if is_damaged else None,
+            "way_out": _repair_command(health) if is_damaged else None,
         }
     )
     return is_damaged
 
 
-def _way_out(health: Health) -> str:
+def _repair_command(health: Health) -> str:
     from icestream.metadata.repair import NOTHING_SAVED_HINT
 
     if health.is_member:

@@ -1,17 +1,17 @@
-"""`icestream namespace`: what topics are grouped by, with policies for all of a group. Over the local socket only."""
+"""`icestream namespace`: groups of topics, with policies for all topics of a group. Over the local socket only."""
 
 from __future__ import annotations
 
 from icestream.cli.arguments import NamespaceName
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.confirmation import Yes, confirm
+from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Output, OutputFormat
-from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
+from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell
 
-app = Commands("List, make, change and delete namespaces.")
+app = Commands("List, create, change and delete namespaces.")
 
 
 @app.command("list")
@@ -27,11 +27,11 @@ def list_namespaces(
     Example: icestream namespace list
     """
 
-    async def listed(broker: BrokerCalls) -> list[Document]:
+    async def list_all(broker: BrokerCalls) -> list[Document]:
         return await broker.items("list_namespaces")
 
-    found = ask(Target(broker, config, sets), listed)
-    rows = [(one["namespace"], policies_cell(one["policies"])) for one in found]
+    entries = call_broker(Target(broker, config, sets), list_all)
+    rows = [(entry["namespace"], policies_cell(entry["policies"])) for entry in entries]
     Output(output).table(("namespace", "policies"), rows, keep=("policies",))
 
 
@@ -44,16 +44,16 @@ def create(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a namespace.
+    """Create a namespace.
 
     Example: icestream namespace create shop --policy max_producers=100
     """
-    policies = changes_of(policy or (), TOPIC_KEYS)
+    policies = parse_policies(policy or (), TOPIC_KEYS)
 
-    async def created(broker: BrokerCalls) -> Document:
+    async def send(broker: BrokerCalls) -> Document:
         return await broker.call("create_namespace", namespace=namespace, policies=policies)
 
-    _show(ask(Target(broker, config, sets), created), Output(output))
+    _show(call_broker(Target(broker, config, sets), send), Output(output))
 
 
 @app.command()
@@ -69,12 +69,12 @@ def delete(
 
     Example: icestream namespace delete shop --yes
     """
-    confirm(f"delete namespace {namespace}", is_sure=yes)
+    confirm(f"Delete namespace {namespace}?", is_confirmed=yes)
 
-    async def deleted(broker: BrokerCalls) -> None:
+    async def send(broker: BrokerCalls) -> None:
         await broker.call("delete_namespace", namespace=namespace)
 
-    ask(Target(broker, config, sets), deleted)
+    call_broker(Target(broker, config, sets), send)
     Output(output).record({"deleted": namespace})
 
 
@@ -87,21 +87,21 @@ def policy(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show or change the policies of a namespace; they count for its topics that have none of their own.
+    """Show or change the policies of a namespace; they apply to its topics that do not set their own.
 
     Example: icestream namespace policy shop max_publish_rate=1000
     """
-    wanted = changes_of(changes or (), TOPIC_KEYS)
+    new_values = parse_policies(changes or (), TOPIC_KEYS)
 
-    async def changed(broker: BrokerCalls) -> Document:
-        found = await broker.call("describe_namespace", namespace=namespace)
-        if not wanted:
-            return found
-        policies = {**found["policies"], **wanted}
+    async def read_or_change(broker: BrokerCalls) -> Document:
+        current = await broker.call("describe_namespace", namespace=namespace)
+        if not new_values:
+            return current
+        policies = {**current["policies"], **new_values}
         return await broker.call("set_namespace_policies", namespace=namespace, policies=policies)
 
-    _show(ask(Target(broker, config, sets), changed), Output(output))
+    _show(call_broker(Target(broker, config, sets), read_or_change), Output(output))
 
 
-def _show(found: Document, answer: Output) -> None:
-    answer.record({"namespace": found["namespace"], "policies": policies_cell(found["policies"])})
+def _show(entry: Document, answer: Output) -> None:
+    answer.record({"namespace": entry["namespace"], "policies": policies_cell(entry["policies"])})

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from icestream.cli.output import Asked, OutputFormat
+from icestream.cli.output import Invocation, OutputFormat
 
 if TYPE_CHECKING:
     from icestream.settings import Loaded
 
 
-def _setting_words() -> list[str]:
-    from icestream.cli import completion  # which needs this module
+def complete_assignments() -> list[str]:
+    """Completions of `--set`: every setting key with `=`, so that the value follows."""
+    from icestream.settings import KEYS
 
-    return completion.settings()
+    return [f"{path}=" for path in KEYS]
 
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Settings file (YAML); without it, the defaults.")
+    Path | None, typer.Option("--config", metavar="FILE", help="Settings file (YAML); without it, the defaults apply.")
 ]
 Sets = Annotated[
     list[str] | None,
@@ -29,34 +30,36 @@ Sets = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override one setting, such as log.level=debug; repeatable.",
-        autocompletion=_setting_words,
+        autocompletion=complete_assignments,
     ),
 ]
 
 
-def note_output(context: typer.Context, chosen: str) -> str:
-    """An error is then said in the same form."""
-    asked = context.find_object(Asked)
-    if asked is not None and chosen == OutputFormat.JSON:
-        asked.form = OutputFormat.JSON
-    return chosen
+def remember_output_format(context: typer.Context, output_format: str) -> str:
+    """Records `--output json`, so that an error of this command is printed as JSON as well; returns its argument."""
+    invocation = context.find_object(Invocation)
+    if invocation is not None and output_format == OutputFormat.JSON:
+        invocation.form = OutputFormat.JSON
+    return output_format
 
 
 OutputChoice = Annotated[
     OutputFormat,
     typer.Option(
         "--output",
-        help="A table as wide as the terminal, one with all columns (--wide says it, too), or JSON.",
-        callback=note_output,
+        help="A table that fits the terminal, a table with all columns (same as --wide), or JSON.",
+        callback=remember_output_format,
     ),
 ]
 
-# What `Command.invoke` goes by.
-Watch = Annotated[bool, typer.Option("--watch", help="Look again every 2 s, until Ctrl-C; a JSON document each time.")]
+# `Command.invoke` reads this parameter by its name, `_watch`.
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Repeat every 2 s until Ctrl-C; with JSON, one document each time.")
+]
 
 
 def load_settings(config: Path | None, sets: list[str] | None) -> Loaded:
-    """File < environment < flags; a ConfigurationError names everything that is wrong."""
-    from icestream.settings import load  # a tenth of a second: most commands do well without
+    """Loads the settings: file < environment < flags. Raises ConfigurationError naming every invalid setting."""
+    from icestream.settings import load  # loading takes 0.1 s, which most commands can avoid
 
     return load(config, os.environ, sets or ())

@@ -1,10 +1,8 @@
-"""How commands answer: tables for people at a terminal, plain columns into a pipe, JSON for programs.
+"""Output of commands: tables at a terminal (within its width: layout.py), plain columns into a pipe, JSON for programs.
 
-A table keeps to the width of its terminal (layout.py).
-
-A command describes its answer once; which of the three it becomes is decided here. Answers go to stdout, everything
-else (`say_aside`, errors) to stderr, so that `--output json | jq` always gets exactly one JSON document. An error has
-the form that the command was asked for: two sentences, or one line of JSON.
+A command describes its result once; the output format is chosen here. Results go to stdout, everything else
+(`print_note`, errors) to stderr, so that `--output json | jq` always gets exactly one JSON document. Errors follow
+--output as well: message and hint, or one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TextIO
 
-from icestream.cli.layout import GAP, Column, Layout, laid_out, wrapped
+from icestream.cli.layout import GAP, Column, Layout, lay_out, wrap_words
 from icestream.error_codes import exit_code
 from icestream.errors import IcestreamError
 
-EXACT_MAX: Final = 2**53  # beyond it not every whole number is a double
-# How snapshots are named in answers, and in Iceberg's metadata.
+EXACT_MAX: Final = 2**53  # larger integers are not all representable as a double
+# Fields with snapshot ids, in our results and in Iceberg's metadata.
 SNAPSHOT_IDS: Final = frozenset(
     {
         "snapshot",
@@ -43,13 +41,13 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 
 class OutputFormat(StrEnum):
     TABLE = "table"
-    WIDE = "wide"  # a table with every column in full, however long its lines are; --wide says it, too
+    WIDE = "wide"  # a table with every column in full, however long its lines are; same as --wide
     JSON = "json"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value that people read differently from programs: `64MiB` and 67108864. `short`: the text for narrow tables."""
+    """A value with a text for people: 67108864 and `64MiB`. `short` is the text for narrow tables."""
 
     value: object
     text: str
@@ -60,20 +58,21 @@ class Cell:
 
 
 class Output:
-    """The answer of one command: call exactly one of `table` and `record`, `say` as often as needed."""
+    """The output of one command: call exactly one of `table` and `record`, `print_line` as often as needed."""
 
     def __init__(self, form: OutputFormat = OutputFormat.TABLE, stream: TextIO | None = None) -> None:
         self._form = form
-        # Looked up now, not at import: tests and redirections replace sys.stdout.
+        # Read now, not at import: tests and redirections replace sys.stdout.
         self._stream = stream if stream is not None else sys.stdout
 
     @property
-    def for_people(self) -> bool:
+    def is_text(self) -> bool:
+        """Whether the output is for people, not JSON."""
         return self._form is not OutputFormat.JSON
 
     @property
     def width(self) -> int | None:
-        """Characters that a line may have; None: any number, in a pipe and where every column is wanted."""
+        """Characters of a line of the terminal; None (unlimited) into a pipe and with --wide."""
         if self._form is not OutputFormat.TABLE or not self._stream.isatty():
             return None
         return shutil.get_terminal_size().columns
@@ -86,10 +85,12 @@ class Output:
         drop: Sequence[str] = (),
         keep: Sequence[str] = (),
     ) -> None:
-        """Rows of equal kind. JSON: a list of objects with the columns as names. `drop`: columns that a narrow terminal
-        does without, the first one first; then those at the right go, but none of `keep`."""
+        """Prints rows; as JSON, a list of objects with the columns as names.
+
+        A narrow terminal omits the columns of `drop`, in this order, then others from the right, but none of `keep`.
+        """
         rows = list(rows)
-        if not self.for_people:
+        if not self.is_text:
             self._json([dict(zip(columns, map(_plain, row), strict=True)) for row in rows])
             return
         layout = table_layout(columns, rows, self.width, drop, keep)
@@ -99,52 +100,52 @@ class Output:
         for line in layout.lines:
             self._line(line)
         if layout.omitted:
-            omitted = f"not shown for want of width: {', '.join(layout.omitted)}; --wide shows all"
-            for line in wrapped(omitted, self.width or len(omitted)):
-                say_aside(line)
+            omitted = f"columns not shown, terminal too narrow: {', '.join(layout.omitted)}; --wide shows all"
+            for line in wrap_words(omitted, self.width or len(omitted)):
+                print_note(line)
 
     def record(self, values: Mapping[str, object]) -> None:
-        """One thing with named properties. JSON: an object."""
-        if not self.for_people:
+        """Prints one entity with named properties; as JSON, an object."""
+        if not self.is_text:
             self._json({name: _plain(value) for name, value in values.items()})
             return
         indent = max(map(len, values), default=0) + len(GAP)
         for name, value in values.items():
-            text = text_of(value)
-            lines = [text] if self.width is None else wrapped(text, self.width - indent)
+            text = format_value(value)
+            lines = [text] if self.width is None else wrap_words(text, self.width - indent)
             self._line(f"{name.ljust(indent)}{lines[0]}")
             for line in lines[1:]:
                 self._line(" " * indent + line)
 
     def document(self, document: object) -> None:
-        """For programs only, as it is."""
+        """Prints a JSON document unchanged; for --output json only."""
         self._json(document)
 
-    def say(self, text: str) -> None:
-        """A sentence for people; programs do not get it. One that names a command is left to the terminal to wrap, so
-        that the command can be copied in one piece."""
-        if self.for_people:
-            is_whole = self.width is None or "`" in text or "\n" in text
-            for line in [text] if is_whole else wrapped(text, self.width or len(text)):
+    def print_line(self, text: str) -> None:
+        """Prints a sentence for people; omitted from JSON."""
+        if self.is_text:
+            # A sentence with a command is left to the terminal to wrap, so that the command can be copied in one piece.
+            is_unwrapped = self.width is None or "`" in text or "\n" in text
+            for line in [text] if is_unwrapped else wrap_words(text, self.width or len(text)):
                 self._line(line)
 
     def _line(self, text: str) -> None:
-        with writing():
+        with output_errors():
             print(text.rstrip(), file=self._stream)
 
     def _json(self, document: object) -> None:
-        with writing():
-            print(json.dumps(exact(document), indent=2, ensure_ascii=False, default=str), file=self._stream)
+        with output_errors():
+            print(json.dumps(json_safe(document), indent=2, ensure_ascii=False, default=str), file=self._stream)
 
 
-def exact(document: object) -> object:
-    """The same without numbers that a reader may round: ids of snapshots are texts, always, and so is whatever does not
-    fit a double. Offsets, counts, sizes and times stay numbers."""
+def json_safe(document: object) -> object:
+    """The document without integers that a JSON parser may round: snapshot ids always become strings, as do other
+    integers beyond 2^53. Offsets, counts, sizes and times stay numbers."""
     match document:
         case Mapping():
-            return {name: _text_id(name, exact(value)) for name, value in document.items()}
+            return {name: _text_id(name, json_safe(value)) for name, value in document.items()}
         case list() | tuple():
-            return [exact(value) for value in document]
+            return [json_safe(value) for value in document]
         case int() if abs(document) > EXACT_MAX:
             return str(document)
     return document
@@ -156,15 +157,16 @@ def _text_id(name: object, value: object) -> object:
 
 
 @contextmanager
-def writing() -> Iterator[None]:
-    """A disk that is full under the output is said in a sentence. A reader that is gone is another matter (main.py)."""
+def output_errors() -> Iterator[None]:
+    """Turns a failed write of the output (a full disk) into an IcestreamError. BrokenPipeError passes: main.py ends the
+    command quietly."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         raise IcestreamError(
-            f"the output cannot be written: {error.strerror or error}", hint="where does it go, and is there room?"
+            f"cannot write the output: {error.strerror or error}", hint="check the free space where the output goes"
         ) from None
 
 
@@ -175,69 +177,71 @@ def table_layout(
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> Layout:
-    """Of rows of values and cells. Raises ValueError for a row of another length, and for a column without a heading:
-    nobody could be told that it was left out."""
+    """The layout of rows of values and cells. Raises ValueError for a row of another length and for an empty heading,
+    which could not be named if the column were omitted."""
     if not all(headings):
-        raise ValueError(f"a column without a heading: {headings}")
-    return laid_out(_columns(headings, rows), width, drop, keep)
+        raise ValueError(f"empty column heading: {headings}")
+    return lay_out(_columns(headings, rows), width, drop, keep)
 
 
-def text_of(value: object) -> str:
-    """A value as people read it: `yes`, `no`, `-` for what is not known, items with commas between them."""
+def format_value(value: object) -> str:
+    """A value as text: `yes`, `no`, `-` for None, items separated by commas."""
     match value:
         case None:
             return "-"
         case bool():
             return "yes" if value else "no"
         case Mapping():
-            return ", ".join(f"{name}={text_of(one)}" for name, one in value.items()) or "none"
+            return ", ".join(f"{name}={format_value(item)}" for name, item in value.items()) or "none"
         case list() | tuple() | set() | frozenset():
-            return ", ".join(map(text_of, value)) or "none"
+            return ", ".join(map(format_value, value)) or "none"
     return str(value)
 
 
 def _columns(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[Column]:
     cells: list[Sequence[object]] = list(zip(*rows, strict=True)) if rows else [()] * len(headings)
     return [
-        Column(heading, [text_of(cell) for cell in column], [_short(cell) for cell in column], _are_numbers(column))
+        Column(
+            heading, [format_value(cell) for cell in column], [_short(cell) for cell in column], _are_numbers(column)
+        )
         for heading, column in zip(headings, cells, strict=True)
     ]
 
 
 def _short(cell: object) -> str:
-    return cell.short if isinstance(cell, Cell) and cell.short is not None else text_of(cell)
+    return cell.short if isinstance(cell, Cell) and cell.short is not None else format_value(cell)
 
 
 def _are_numbers(cells: Sequence[object]) -> bool:
-    """Numbers are compared by their ends. What is not known says nothing of the others."""
+    """Whether a column is right-aligned: all its known values are numbers."""
     values = [value for cell in cells if (value := _plain(cell)) is not None]
     return bool(values) and all(type(value) in (int, float) for value in values)
 
 
 def clear_screen() -> None:
-    """Before another look at the same thing; into a pipe nothing."""
+    """Clears the terminal before a repeated output; does nothing into a pipe."""
     if sys.stdout.isatty():
         print(_CLEAR, end="")
 
 
-def say_aside(text: str) -> None:
-    """A sentence beside the answer, on stderr."""
+def print_note(text: str) -> None:
+    """Prints a sentence to stderr, so that it does not mix with the result on stdout."""
     print(text, file=sys.stderr)
 
 
 @dataclass
-class Asked:
-    """What the command that runs was asked for; `options.py` notes it, `main.py` looks at it when there is an error."""
+class Invocation:
+    """The output format of the running command: options.py records it, main.py prints an error in it."""
 
     form: OutputFormat = OutputFormat.TABLE
 
-    def say_error(self, error: IcestreamError) -> None:
+    def print_error(self, error: IcestreamError) -> None:
         if self.form is OutputFormat.JSON:
-            say_aside(json.dumps(_error_document(error), ensure_ascii=False))
+            print_note(json.dumps(_error_document(error), ensure_ascii=False))
             return
-        say_aside(f"icestream: {error.message}")
+        print_note(f"icestream: {error.message}")
         if error.hint:
-            say_aside(f"hint: {error.hint}")
+            print_note(f"hint: {error.hint}")
 
 
 def _error_document(error: IcestreamError) -> dict[str, object]:

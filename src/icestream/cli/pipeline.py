@@ -1,4 +1,4 @@
-"""`icestream pipeline`: the process that writes messages into the tables, and what it runs on."""
+"""`icestream pipeline`: runs the process that commits messages to tables, shows its status, installs what it needs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ import typer
 from icestream import errors, limits
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.connection import ask, local_socket_of
+from icestream.cli.connection import call_broker, require_local_socket
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
-from icestream.cli.output import Output, OutputFormat, say_aside
+from icestream.cli.output import Output, OutputFormat, print_note
 from icestream.observability.words import counted, were
 
-app = Commands("The pipeline into the tables: run it, see how it is doing, set up what it runs on.")
-
-
-@app.callback()
-def pipeline() -> None:
-    """The pipeline into the tables: run it, see how it is doing, set up what it runs on."""
+app = Commands("Run the pipeline, show its status, install what it needs.")
 
 
 @app.command()
@@ -34,8 +29,8 @@ def run(
 ) -> None:
     """Run the pipeline in the foreground, for a broker with pipeline.managed=false; Ctrl-C stops it.
 
-    It reaches its broker over its local socket. With --output json it says where its metrics are in one
-    line of JSON as soon as it is ready.
+    It connects to the broker's local socket. With --output json it prints the address of its metrics as one line of
+    JSON when it is ready.
 
     Example: icestream pipeline run --config broker.yml
     """
@@ -46,8 +41,8 @@ def run(
     from icestream.runtime.time_slice import give_way
 
     target = Target(broker, config, sets)
-    if not target.place.is_of_settings:  # what is read there stands below the broker's data_dir
-        target = Target(None, config, [f"data_dir={local_socket_of(target).parent}", *(sets or ())])
+    if not target.location.is_from_settings:  # the pipeline reads files below the broker's data_dir
+        target = Target(None, config, [f"data_dir={require_local_socket(target).parent}", *(sets or ())])
     settings = target.settings()
     set_up_logging(settings.log.level, settings.log.format)
     restrict_files(settings.storage.iceberg_config.object_store.file_access)
@@ -56,8 +51,8 @@ def run(
     host = settings.node.bind_host
 
     def greet(port: int) -> None:
-        if answer.for_people:
-            say_aside(f"The pipeline runs; its metrics: http://{host}:{port}/metrics. Stop with Ctrl-C.")
+        if answer.is_text:
+            print_note(f"Pipeline running; metrics: http://{host}:{port}/metrics. Stop with Ctrl-C.")
         else:
             answer.record({"metrics": f"http://{host}:{port}/metrics"})
             sys.stdout.flush()
@@ -74,57 +69,57 @@ def status(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show what the pipeline does, its last round, and the topics that it does not write.
+    """Show the state of the pipeline, its last round, and the topics that it does not commit.
 
     Example: icestream pipeline status
     Example: icestream pipeline status --output json
     """
-    found = ask(Target(broker, config, sets), lambda broker: broker.call("pipeline_state"))
-    state, answer = found.get("state"), Output(output)
+    report = call_broker(Target(broker, config, sets), lambda broker: broker.call("pipeline_state"))
+    state, answer = report.get("state"), Output(output)
     if state is None:
         raise errors.NotReady(
-            "no pipeline has said anything to this broker yet",
-            hint="pipeline.managed starts one with the broker; without it, `icestream pipeline run`",
+            "no pipeline has reported to this broker yet",
+            hint="pipeline.managed starts one with the broker; otherwise run `icestream pipeline run`",
         )
-    if not answer.for_people:
-        answer.record({**state, "age_ms": found["age_ms"]})
+    if not answer.is_text:
+        answer.record({**state, "age_ms": report["age_ms"]})
         return
-    last = state.get("last_round") or {}
+    last_round = state.get("last_round") or {}
     answer.record(
         {
-            "doing": state["phase"] if state["ok"] else f"{state['phase']}: {state['reason']}",
-            "said": f"{found['age_ms'] / 1000:.0f} s ago",
+            "phase": state["phase"] if state["ok"] else f"{state['phase']}: {state['reason']}",
+            "reported": f"{report['age_ms'] / 1000:.0f} s ago",
             "spark": state["master"],
             "rounds": state["rounds"],
             "rows": state["rows"],
-            "last round": _round_words(last) if last else "none yet",
+            "last round": _round_text(last_round) if last_round else "none yet",
         }
     )
-    if gone := state.get("vanished_files"):
-        say_aside(
-            f"{counted(gone, 'file')} {were(gone)} gone behind a commit: "
-            "it was taken back, and its messages were written again"
+    if missing := state.get("vanished_files"):
+        print_note(
+            f"{counted(missing, 'committed file')} {were(missing)} missing: "
+            "the commit was reverted, and its messages were committed again"
         )
-    for one in state["stopped_topics"]:
-        say_aside(f"{one['topic']} is not written: {one['reason']}; {one['hint']}")
+    for topic in state["stopped_topics"]:
+        print_note(f"{topic['topic']} is not committed: {topic['reason']}; {topic['hint']}")
 
 
-def _round_words(last: dict[str, Any]) -> str:
-    took = sum(last["ms"].values())
-    counts = (counted(last["rows"], "row"), counted(last["committed_topics"], "topic"), counted(last["files"], "file"))
-    return f"{counts[0]} of {counts[1]} in {counts[2]}, {took:.0f} ms"
+def _round_text(last_round: dict[str, Any]) -> str:
+    duration_ms = sum(last_round["ms"].values())
+    rows, files = counted(last_round["rows"], "row"), counted(last_round["files"], "file")
+    return f"{rows} of {counted(last_round['committed_topics'], 'topic')} in {files}, {duration_ms:.0f} ms"
 
 
 @app.command()
 def setup(
-    s3: Annotated[bool, typer.Option("--s3", help="Also the jar for tables in S3 (64 MB).")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also install the jar for tables in S3 (64 MB).")] = False,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Find Java, PySpark and Iceberg's jar; install Java and fetch the jar where they are missing; try Spark once.
+    """Find Java, PySpark and Iceberg's jar; install Java and download the jar if missing; start Spark once as a test.
 
-    It may be called again at any time: what is there is checked and kept.
+    It can be repeated at any time: existing parts are verified and kept.
 
     Example: icestream pipeline setup
     Example: ICESTREAM_JARS=folder icestream pipeline setup --output json
@@ -135,8 +130,8 @@ def setup(
 
     machine = SetupPaths.of(load_settings(config, sets).settings, os.environ)
     jars = (pinned_versions.ICEBERG_SPARK, pinned_versions.ICEBERG_AWS) if s3 else (pinned_versions.ICEBERG_SPARK,)
-    engine = install_spark(machine, *jars, say=say_aside)
-    archive_classes(engine, machine.cache, say_aside)
+    engine = install_spark(machine, *jars, say=print_note)
+    archive_classes(engine, machine.cache, print_note)
     rows = [
         ("java", engine.java.version, str(engine.java_home)),
         ("pyspark", engine.pyspark, str(engine.spark_home)),

@@ -1,6 +1,6 @@
-"""Policies as the command line writes them: `key=value …`, where `none`, or nothing, takes a value back.
+"""Policies on the command line: `key=value …`; `none`, or an empty value, unsets a policy.
 
-Of `partitioning`, `none` is a value: a table without partitions. Nothing takes it back.
+For `partitioning`, `none` is a value (a table without partitions): an empty value unsets it.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ PolicyOption = Annotated[
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="What to change, `none` takes a value back; else they are shown."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Policies to change, `none` unsets one; without any, all are shown."),
 ]
 
 
-def changes_of(given: Iterable[str], keys: Sequence[str]) -> Document:
-    """Raises InvalidInput for what is not KEY=VALUE, and for keys that do not exist."""
-    found: Document = {}
-    for one in given:
-        key, equals, value = one.partition("=")
+def parse_policies(assignments: Iterable[str], keys: Sequence[str]) -> Document:
+    """Policy values by key; None unsets a policy. Raises InvalidInput for a text that is not KEY=VALUE, for an unknown
+    key and for an invalid number."""
+    values: Document = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
         if not equals:
-            raise errors.InvalidInput(f"{one!r} is not KEY=VALUE", hint=f"keys are {', '.join(keys)}")
+            raise errors.InvalidInput(f"{assignment!r} is not KEY=VALUE", hint=f"keys: {', '.join(keys)}")
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1)
-            hint = f"the nearest one is {near[0]}" if near else f"there are {', '.join(keys)}"
-            raise errors.InvalidInput(f"there is no policy {key!r}", hint=hint)
-        found[key] = _value(key, value)
-    return found
+            matches = difflib.get_close_matches(key, keys, 1)
+            hint = f"did you mean {matches[0]}?" if matches else f"policies: {', '.join(keys)}"
+            raise errors.InvalidInput(f"unknown policy {key!r}", hint=hint)
+        values[key] = _parse_value(key, text)
+    return values
 
 
-def _value(key: str, text: str) -> str | int | None:
+def _parse_value(key: str, text: str) -> str | int | None:
     if not text or (text == "none" and key != PARTITIONING):
         return None
     if key in _WORDS:
@@ -64,14 +65,14 @@ def _value(key: str, text: str) -> str | int | None:
         return int(text)
     except ValueError:
         raise errors.InvalidInput(
-            f"{key}={text} is not a number", hint="0 means no bound, none takes it back"
+            f"{key}={text} is not a number", hint="0 means unlimited, `none` unsets the policy"
         ) from None
 
 
-def changed_failure(before: Mapping[str, object], changes: Document) -> Document:
-    """A whole failure policy; a value that is taken back gets its default."""
-    kept = {**before, **changes}
-    return {key: kept[key] for key in FAILURE_KEYS if kept[key] is not None}
+def merge_failure_policy(before: Mapping[str, object], changes: Document) -> Document:
+    """The complete failure policy after the changes; the default applies to an unset value."""
+    merged = {**before, **changes}
+    return {key: merged[key] for key in FAILURE_KEYS if merged[key] is not None}
 
 
 def policies_cell(policies: Mapping[str, object]) -> Cell:

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 def serve(
     demo: Annotated[
-        bool, typer.Option("--demo/--no-demo", help="Show a first start how messages become rows.")
+        bool, typer.Option("--demo/--no-demo", help="On a first start, demonstrate how messages become rows.")
     ] = False,
     raft_port: Annotated[
         int | None,
         typer.Option("--raft-port", metavar="PORT", help="Which of several seed nodes on this machine to start."),
     ] = None,
     join: Annotated[
-        str, typer.Option("--join", metavar="HOST:PORT", help="The Raft port of a node of the cluster to enter.")
+        str, typer.Option("--join", metavar="HOST:PORT", help="Raft address of a node of the cluster to join.")
     ] = "",
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Start a broker in the foreground; Ctrl-C or SIGTERM stops it in order, with exit code 0.
+    """Start a broker in the foreground; Ctrl-C or SIGTERM stops it cleanly, with exit code 0.
 
-    With --output json it says where everything is in one line of JSON as soon as it is ready, and nothing else.
-    With --demo, as `make run` has it, a broker that has no topic yet publishes three messages to /default/demo, and
-    says when they are rows and what reads them.
+    With --output json it prints only one line of JSON with all addresses when it is ready.
+    With --demo, which `make run` uses, a broker without topics publishes three messages to /default/demo and reports
+    when they are committed and how to read them.
 
     Example: icestream serve
     Example: icestream serve --demo
@@ -53,9 +53,9 @@ def serve(
     from icestream.settings.text import split_address
 
     loaded = load_settings(config, sets)
-    settings = _placed(loaded, raft_port)
+    settings = _node_settings(loaded, raft_port)
     if join and split_address(join) is None:
-        raise errors.ConfigurationError(f"--join {join}: this is no host:port", hint="name the Raft port of a node")
+        raise errors.ConfigurationError(f"--join {join}: not HOST:PORT", hint="name the Raft address of a node")
     set_up_logging(settings.log.level, settings.log.format)
     restrict_files(settings.storage.iceberg_config.object_store.file_access)
     come_first()
@@ -67,8 +67,8 @@ def serve(
         )
 
 
-def _placed(loaded: Loaded, raft_port: int | None) -> Settings:
-    """The settings of the seed node that is meant."""
+def _node_settings(loaded: Loaded, raft_port: int | None) -> Settings:
+    """The settings of the seed node with this Raft port; without one, of the only seed node on this machine."""
     from icestream.settings.seed_place import check_alone_here, placed
 
     if raft_port is None:

@@ -1,6 +1,6 @@
-"""What `icestream doctor` asks of a catalog and an object store elsewhere: one question each, which changes nothing.
+"""The checks of `icestream doctor` for external catalogs and object stores: one read-only request each.
 
-What lies inside this node (the embedded catalog, a local directory) is looked at by the other checks.
+The embedded catalog and local directories are covered by the other checks.
 """
 
 from __future__ import annotations
@@ -10,45 +10,48 @@ from collections.abc import Iterator
 from typing import Final
 
 from icestream import errors
-from icestream.cli.findings import Finding, State
+from icestream.cli.doctor_rules import CheckResult, CheckState
 from icestream.observability.words import counted
 from icestream.settings import Settings
 
-# A person waits: one answer, asked for once.
+# A person waits: the request is made once, with this timeout at most.
 REQUEST_MS_MAX: Final = 10_000
-# It need not be there; whether we may look is what counts.
+# The object need not exist: only whether the request is permitted matters.
 _PROBE: Final = "icestream-doctor"
 
 
-def storage(settings: Settings) -> Iterator[Finding]:
-    hasty = _hasty(settings)
+def check_storage(settings: Settings) -> Iterator[CheckResult]:
+    """The checks that apply to these settings."""
+    probe_settings = _with_short_timeouts(settings)
     if not settings.catalog_embedded:
-        yield asyncio.run(_catalog(hasty))
+        yield asyncio.run(_catalog(probe_settings))
     if settings.storage.iceberg_config.object_store.type in ("s3", "gcs", "azure"):
-        yield asyncio.run(_object_store(hasty))
+        yield asyncio.run(_object_store(probe_settings))
 
 
-async def _catalog(settings: Settings) -> Finding:
+async def _catalog(settings: Settings) -> CheckResult:
     from icestream.catalogs.factory import open_catalog
     from icestream.catalogs.storage_caller import CallTimeouts
 
-    catalog = settings.catalog
+    config = settings.catalog
     try:
-        found = open_catalog(settings, waits=CallTimeouts(catalog.request_timeout_ms / 1000, attempts_max=1))
+        catalog = open_catalog(settings, waits=CallTimeouts(config.request_timeout_ms / 1000, attempts_max=1))
         try:
-            namespaces = await found.list_namespaces()
+            namespaces = await catalog.list_namespaces()
         finally:
-            await found.close()
+            await catalog.close()
     except errors.IcestreamError as error:
         return _problem("catalog", error)
-    place = catalog.uri or "AWS Glue"
-    if catalog.type == "glue" and (catalog.database or "",) not in namespaces:
-        text = f"glue at {place} answers, but has no database {catalog.database}"
-        return Finding("catalog", State.PROBLEM, text, "create it, or set storage.iceberg_config.catalog.database")
-    return Finding("catalog", State.OK, f"{catalog.type} at {place} answers: {counted(len(namespaces), 'namespace')}")
+    location = config.uri or "AWS Glue"
+    if config.type == "glue" and (config.database or "",) not in namespaces:
+        text = f"glue at {location} is reachable, but has no database {config.database}"
+        fix = "create it, or set storage.iceberg_config.catalog.database"
+        return CheckResult("catalog", CheckState.PROBLEM, text, fix)
+    text = f"{config.type} at {location} is reachable: {counted(len(namespaces), 'namespace')}"
+    return CheckResult("catalog", CheckState.OK, text)
 
 
-async def _object_store(settings: Settings) -> Finding:
+async def _object_store(settings: Settings) -> CheckResult:
     from icestream.catalogs.factory import open_objects
     from icestream.catalogs.storage_caller import CallTimeouts
 
@@ -58,18 +61,18 @@ async def _object_store(settings: Settings) -> Finding:
         await objects.exists(_PROBE)
     except errors.IcestreamError as error:
         return _problem("object store", error)
-    return Finding("object store", State.OK, f"{store.type} bucket {store.bucket} answers")
+    return CheckResult("object store", CheckState.OK, f"{store.type} bucket {store.bucket} is reachable")
 
 
-def _problem(check: str, error: errors.IcestreamError) -> Finding:
-    return Finding(check, State.PROBLEM, error.message, error.hint)
+def _problem(check: str, error: errors.IcestreamError) -> CheckResult:
+    return CheckResult(check, CheckState.PROBLEM, error.message, error.hint)
 
 
-def _hasty(settings: Settings) -> Settings:
-    """The same with little patience."""
+def _with_short_timeouts(settings: Settings) -> Settings:
+    """The settings with the timeouts of this check."""
     iceberg = settings.storage.iceberg_config
     catalog, store = iceberg.catalog, iceberg.object_store
-    hasty = iceberg.model_copy(
+    shortened = iceberg.model_copy(
         update={
             "catalog": catalog.model_copy(
                 update={"request_timeout_ms": min(catalog.request_timeout_ms, REQUEST_MS_MAX)}
@@ -79,4 +82,4 @@ def _hasty(settings: Settings) -> Settings:
             ),
         }
     )
-    return settings.model_copy(update={"storage": settings.storage.model_copy(update={"iceberg_config": hasty})})
+    return settings.model_copy(update={"storage": settings.storage.model_copy(update={"iceberg_config": shortened})})

@@ -1,4 +1,4 @@
-"""`icestream sub`: subscriptions of a topic, where they stand, and how they treat messages that fail."""
+"""`icestream sub`: subscriptions of a topic, their positions, and how they treat messages that fail."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from icestream.cli import completion
 from icestream.cli.arguments import OptionalTopicName, SubscriptionName, TopicName
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.confirmation import Yes, confirm
+from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Output, OutputFormat, say_aside
-from icestream.cli.places import place_of, time_text
-from icestream.cli.policies import DISPATCH_RATE, FAILURE_KEYS, Changes, PolicyOption, changed_failure, changes_of
-from icestream.cli.topics import all_topics
+from icestream.cli.output import Output, OutputFormat, print_note
+from icestream.cli.policies import (
+    DISPATCH_RATE,
+    FAILURE_KEYS,
+    Changes,
+    PolicyOption,
+    merge_failure_policy,
+    parse_policies,
+)
+from icestream.cli.positions import parse_position, time_text
 from icestream.client.start_position import start_arguments
 from icestream.observability.words import counted
 
-app = Commands("List, make, move, change and delete subscriptions.")
+app = Commands("List, create, move, change and delete subscriptions.")
 
-_LINE = ("subscription", "type", "consumers", "state", "lag")
-_POSITION = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")
+_COLUMNS = ("subscription", "type", "consumers", "state", "lag")
+_SHARD_COLUMNS = ("shard", "position", "next", "lag", "in_flight", "waiting_for_redelivery", "blocked", "pause")
+POSITION_HELP = "earliest, latest, an offset, a time, an age such as -10m, or snapshot:ID."
 
 
 @app.command("list")
@@ -36,49 +43,49 @@ def list_subscriptions(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """List the subscriptions of a topic, or of all, with their lag; over an address, their names only.
+    """List the subscriptions of a topic, or of all topics, with their lag; over an address only their names.
 
     Example: icestream sub list
     Example: icestream sub list /default/orders
     """
-    found = ask(
+    entries = call_broker(
         Target(broker, config, sets),
-        lambda calls: subscriptions_of_all(calls) if topic is None else subscriptions_of(calls, topic),
+        lambda calls: list_all_subscriptions(calls) if topic is None else list_topic_subscriptions(calls, topic),
     )
-    line = _LINE if topic is not None else ("topic", *_LINE)
-    columns = [name for name in line if not found or name in found[0]]
+    all_columns = _COLUMNS if topic is not None else ("topic", *_COLUMNS)
+    columns = [name for name in all_columns if not entries or name in entries[0]]
     answer = Output(output)
-    answer.table(columns, [[line[name] for name in columns] for line in found], drop=("type", "consumers"))
-    if not found and answer.for_people:
-        where = f"{topic} has no subscriptions" if topic is not None else "there are no subscriptions yet"
-        say_aside(f"{where}; `icestream sub create`, or the first consumer of one, makes it")
+    answer.table(columns, [[entry[name] for name in columns] for entry in entries], drop=("type", "consumers"))
+    if not entries and answer.is_text:
+        summary = f"{topic} has no subscriptions." if topic is not None else "No subscriptions."
+        print_note(f"{summary} `icestream sub create`, or the first consumer, creates one.")
 
 
-async def subscriptions_of(broker: BrokerCalls, topic: str) -> list[Document]:
+async def list_topic_subscriptions(broker: BrokerCalls, topic: str) -> list[Document]:
+    """The subscriptions of a topic; over an address only their names are known."""
     if broker.is_local:
         return await broker.items("page_subscriptions", topic=topic)
     names = (await broker.call("describe_topic", topic=topic))["subscriptions"]
     return [{"subscription": name} for name in names]
 
 
-async def subscriptions_of_all(broker: BrokerCalls) -> list[Document]:
-    """Topic by topic, those of this node. A topic that is deleted meanwhile has none; one elsewhere is named aside."""
-    topics = await all_topics(broker)
+async def list_all_subscriptions(broker: BrokerCalls) -> list[Document]:
+    """The subscriptions of all topics of this node; a note gives the number of topics on other nodes."""
     entries: list[Document] = []
-    elsewhere = 0
-    for topic in topics:
+    remote_topics = 0
+    for topic in await broker.topics():
         if topic.get("subscriptions") == 0:
             continue
         try:
-            found = await subscriptions_of(broker, topic["topic"])
-        except errors.UnknownTopic:
+            subscriptions = await list_topic_subscriptions(broker, topic["topic"])
+        except errors.UnknownTopic:  # deleted in the meantime
             continue
         except errors.TopicElsewhere:
-            elsewhere += 1
+            remote_topics += 1
             continue
-        entries += [{"topic": topic["topic"], **one} for one in found]
-    if elsewhere:
-        say_aside(f"{counted(elsewhere, 'topic')} of other nodes: ask those for their subscriptions, by --broker")
+        entries += [{"topic": topic["topic"], **subscription} for subscription in subscriptions]
+    if remote_topics:
+        print_note(f"{counted(remote_topics, 'topic')} on other nodes not listed; name those nodes with --broker")
     return entries
 
 
@@ -96,9 +103,9 @@ def create(
         str,
         typer.Option(
             "--from",
-            metavar="PLACE",
-            help="earliest, latest, an offset, a time, or -10m.",
-            autocompletion=completion.places,
+            metavar="POSITION",
+            help=POSITION_HELP,
+            autocompletion=completion.positions,
         ),
     ] = "latest",
     policy: PolicyOption = None,
@@ -107,24 +114,24 @@ def create(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a subscription that nobody consumes yet: messages wait for it.
+    """Create a subscription without a consumer; its messages wait for one.
 
     Example: icestream sub create /default/orders billing --type shared --from earliest --policy poison=drop
     """
-    failure = changes_of(policy or (), FAILURE_KEYS)
+    failure = parse_policies(policy or (), FAILURE_KEYS)
     arguments: Document = {
         "topic": topic,
         "subscription": subscription,
         "type": kind,
-        **start_arguments(place_of(start)),
+        **start_arguments(parse_position(start)),
     }
     if failure:
         arguments["failure"] = {key: value for key, value in failure.items() if value is not None}
 
-    async def created(broker: BrokerCalls) -> Document:
+    async def send(broker: BrokerCalls) -> Document:
         return await broker.call("create_subscription", **arguments)
 
-    _show(ask(Target(broker, config, sets), created), Output(output))
+    _show(call_broker(Target(broker, config, sets), send), Output(output))
 
 
 @app.command()
@@ -137,40 +144,40 @@ def describe(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show where a subscription stands in each shard, who consumes it, and its policy.
+    """Show the position of a subscription in each shard, its consumers, and its policy.
 
     Example: icestream sub describe /default/orders billing
     """
 
-    async def described(broker: BrokerCalls) -> Document:
-        found = await broker.call("inspect_subscription", topic=topic, subscription=subscription)
+    async def read(broker: BrokerCalls) -> Document:
+        state = await broker.call("inspect_subscription", topic=topic, subscription=subscription)
         consumers = await broker.items("page_consumers", topic=topic, subscription=subscription)
-        return found | {"connected": consumers}
+        return state | {"connected": consumers}
 
-    _show(ask(Target(broker, config, sets), described), Output(output))
+    _show(call_broker(Target(broker, config, sets), read), Output(output))
 
 
-def _show(found: Document, answer: Output) -> None:
-    if not answer.for_people:
-        answer.record(found)
+def _show(state: Document, answer: Output) -> None:
+    if not answer.is_text:
+        answer.record(state)
         return
-    shards, connected = found.pop("shard_positions"), found.pop("connected", [])
-    found["created"] = time_text(found.pop("created_ms") * 1000)
-    found["failure"] = ", ".join(f"{key}={value}" for key, value in found["failure"].items() if value is not None)
-    answer.record(found)
-    answer.say("")
-    rows = [[shard[name] for name in _POSITION] for shard in shards]
-    answer.table(_POSITION, rows, drop=("next", "waiting_for_redelivery", "in_flight"))
+    shards, connected = state.pop("shard_positions"), state.pop("connected", [])
+    state["created"] = time_text(state.pop("created_ms") * 1000)
+    state["failure"] = ", ".join(f"{key}={value}" for key, value in state["failure"].items() if value is not None)
+    answer.record(state)
+    answer.print_line("")
+    rows = [[shard[name] for name in _SHARD_COLUMNS] for shard in shards]
+    answer.table(_SHARD_COLUMNS, rows, drop=("next", "waiting_for_redelivery", "in_flight"))
     for shard in shards:
         for stall in shard["stalls"]:
-            answer.say("")
+            answer.print_line("")
             since = time_text(stall["since_ms"] * 1000)
-            answer.say(f"{stall['kind']} at offset {stall['offset']} since {since}: {stall['reason']}")
-            answer.say(f"  hint: {stall['hint']}")
+            answer.print_line(f"{stall['kind']} at offset {stall['offset']} since {since}: {stall['reason']}")
+            answer.print_line(f"  hint: {stall['hint']}")
     if connected:
-        answer.say("")
+        answer.print_line("")
         columns = ("consumer", "peer", "is_active", "credit", "delivered_messages")
-        answer.table(columns, [[one[name] for name in columns] for one in connected])
+        answer.table(columns, [[consumer[name] for name in columns] for consumer in connected])
 
 
 @app.command()
@@ -181,9 +188,9 @@ def seek(
         str,
         typer.Option(
             "--to",
-            metavar="PLACE",
-            help="earliest, latest, an offset, a time, or -10m.",
-            autocompletion=completion.places,
+            metavar="POSITION",
+            help=POSITION_HELP,
+            autocompletion=completion.positions,
         ),
     ],
     shard: Annotated[int | None, typer.Option("--shard", metavar="NUMBER", min=0, help="Only in this shard.")] = None,
@@ -192,19 +199,20 @@ def seek(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Move a subscription, whether it is consumed or not: everything from there on is delivered.
+    """Move a subscription, with or without consumers: everything from this position on is delivered.
 
     Example: icestream sub seek /default/orders billing --to 2026-07-01T12:00
     """
-    arguments: Document = {"topic": topic, "subscription": subscription, **start_arguments(place_of(to))}
+    arguments: Document = {"topic": topic, "subscription": subscription, **start_arguments(parse_position(to))}
     if shard is not None:
         arguments["shard"] = shard
 
-    async def sought(broker: BrokerCalls) -> list[int]:
+    async def send(broker: BrokerCalls) -> list[int]:
         positions: list[int] = (await broker.call("seek", **arguments))["positions"]
         return positions
 
-    Output(output).table(("shard", "position"), list(enumerate(ask(Target(broker, config, sets), sought))))
+    positions = call_broker(Target(broker, config, sets), send)
+    Output(output).table(("shard", "position"), list(enumerate(positions)))
 
 
 @app.command()
@@ -217,25 +225,25 @@ def policy(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show or change what happens to messages that fail, and how fast messages are sent.
+    """Show or change how failed messages are treated, and the maximum dispatch rate.
 
     Example: icestream sub policy /default/orders billing max_redelivery_count=3 max_dispatch_rate=500
     Example: icestream sub policy /default/orders billing poison=dead-letter dead_letter_topic=/default/failed
     """
-    wanted = changes_of(changes or (), (*FAILURE_KEYS, DISPATCH_RATE))
-    place = {"topic": topic, "subscription": subscription}
+    new_values = parse_policies(changes or (), (*FAILURE_KEYS, DISPATCH_RATE))
+    names = {"topic": topic, "subscription": subscription}
 
-    async def changed(broker: BrokerCalls) -> Document:
-        found = await broker.call("inspect_subscription", **place)
-        if not wanted:
-            return found
-        arguments: Document = {DISPATCH_RATE: wanted.pop(DISPATCH_RATE)} if DISPATCH_RATE in wanted else {}
-        if wanted:
-            arguments["failure"] = changed_failure(found["failure"], wanted)
-        return await broker.call("change_subscription", **place, **arguments)
+    async def read_or_change(broker: BrokerCalls) -> Document:
+        current = await broker.call("inspect_subscription", **names)
+        if not new_values:
+            return current
+        arguments: Document = {DISPATCH_RATE: new_values.pop(DISPATCH_RATE)} if DISPATCH_RATE in new_values else {}
+        if new_values:
+            arguments["failure"] = merge_failure_policy(current["failure"], new_values)
+        return await broker.call("change_subscription", **names, **arguments)
 
-    found = ask(Target(broker, config, sets), changed)
-    values = {**found["failure"], DISPATCH_RATE: found[DISPATCH_RATE]}
+    state = call_broker(Target(broker, config, sets), read_or_change)
+    values = {**state["failure"], DISPATCH_RATE: state[DISPATCH_RATE]}
     Output(output).record(values)
 
 
@@ -249,14 +257,14 @@ def delete(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Delete a subscription: its consumers are closed, its position is forgotten, messages stay.
+    """Delete a subscription: its consumers are disconnected, its position is deleted, messages are kept.
 
     Example: icestream sub delete /default/orders billing --yes
     """
-    confirm(f"delete subscription {subscription} of {topic}", is_sure=yes)
+    confirm(f"Delete subscription {subscription} of {topic}? The topic's messages are kept.", is_confirmed=yes)
 
-    async def deleted(broker: BrokerCalls) -> None:
+    async def send(broker: BrokerCalls) -> None:
         await broker.call("delete_subscription", topic=topic, subscription=subscription)
 
-    ask(Target(broker, config, sets), deleted)
+    call_broker(Target(broker, config, sets), send)
     Output(output).record({"deleted": subscription, "topic": topic})

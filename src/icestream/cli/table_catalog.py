@@ -1,4 +1,4 @@
-"""The catalog of the settings, whichever it is, as commands ask it."""
+"""Access of commands to the catalog that the settings name: the embedded one or another."""
 
 from __future__ import annotations
 
@@ -9,52 +9,57 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from icestream import errors, limits
 from icestream.cli.broker import Target
+from icestream.cli.output import print_note
+from icestream.cli.table_name import format_levels
 
 if TYPE_CHECKING:
     from icestream.catalogs.table_catalog import TableCatalog
     from icestream.iceberg.identifier import Namespace
     from icestream.settings import Settings
 
-Answer = TypeVar("Answer")
-# A command is one call: it ends with the reason of the last failure, before the circuit opens and hides that.
+Result = TypeVar("Result")
+# Fewer attempts than open the circuit breaker: the user sees the cause of the last failure, not "circuit open".
 ATTEMPTS_MAX: Final = limits.BREAKER_FAILURES_MAX - 2
 
 
 def catalog_settings(target: Target, *, needs_node: bool = False) -> Settings:
-    """As the broker that is meant says, else those of the command; with the token of the node's own catalog.
+    """The settings of the catalog: as the broker reports them, else those of the command; with the token of the
+    embedded catalog.
 
-    `needs_node`: the node is asked, too, whichever catalog has the tables. Raises as `told_settings` does.
+    `needs_node`: the command talks to the node, whichever catalog holds the tables. Raises what `broker_settings` does.
     """
-    from icestream.cli.lake_http import own_token
-    from icestream.cli.told_settings import told_settings
+    from icestream.cli.broker_settings import broker_settings
+    from icestream.cli.lake_http import read_catalog_token
 
-    settings = told_settings(target, needs_node=needs_node)
-    if settings.catalog_embedded and settings.catalog.token is None and (token := own_token(settings)) is not None:
+    settings = broker_settings(target, needs_node=needs_node)
+    has_token = settings.catalog.token is not None
+    if settings.catalog_embedded and not has_token and (token := read_catalog_token(settings)) is not None:
         with_token = [*(target.sets or ()), f"storage.iceberg_config.catalog.token={token}"]
-        return told_settings(replace(target, sets=with_token), needs_node=needs_node)
+        return broker_settings(replace(target, sets=with_token), needs_node=needs_node)
     return settings
 
 
-def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable[Answer]]) -> Answer:
-    """Opens, asks, leaves. Raises ConnectionLost where the node's own catalog is not there."""
+def call_catalog(settings: Settings, call: Callable[[TableCatalog], Awaitable[Result]]) -> Result:
+    """Opens the catalog, runs the call, closes the catalog. Raises ConnectionLost if the embedded catalog does not
+    listen."""
     from icestream.catalogs.factory import open_catalog
     from icestream.catalogs.storage_caller import CallTimeouts
+    from icestream.cli.broker_settings import broker_instance
     from icestream.cli.lake_http import LakeApi
-    from icestream.cli.told_settings import instance_of
 
     waits = CallTimeouts(settings.catalog.request_timeout_ms / 1000, 1 if settings.catalog_embedded else ATTEMPTS_MAX)
 
-    async def asked() -> Answer:
-        catalog = open_catalog(settings, waits=waits, instance=lambda: instance_of(settings))
+    async def run() -> Result:
+        catalog = open_catalog(settings, waits=waits, instance=lambda: broker_instance(settings))
         try:
-            return await question(catalog)
+            return await call(catalog)
         finally:
             await catalog.close()
 
     try:
-        return asyncio.run(asked())
+        return asyncio.run(run())
     except errors.UnknownNamespace as error:
-        hint = error.hint or "`icestream lake namespaces` lists those that there are"
+        hint = error.hint or "`icestream lake namespaces` lists the namespaces"
         raise errors.UnknownNamespace(error.message, hint=hint) from None
     except errors.StorageUnavailable:
         if settings.catalog_embedded:
@@ -62,9 +67,40 @@ def ask_catalog(settings: Settings, question: Callable[[TableCatalog], Awaitable
         raise
 
 
-async def all_namespaces(catalog: TableCatalog, parent: Namespace = ()) -> list[Namespace]:
-    """With those in them, each before what is in it."""
-    found: list[Namespace] = []
-    for one in await catalog.list_namespaces(parent):
-        found += [one, *await all_namespaces(catalog, one)]
-    return found
+async def list_all_namespaces(catalog: TableCatalog, parent: Namespace = ()) -> list[Namespace]:
+    """Every namespace below the parent, at any depth, each before its children."""
+    namespaces: list[Namespace] = []
+    for namespace in await catalog.list_namespaces(parent):
+        namespaces += [namespace, *await list_all_namespaces(catalog, namespace)]
+    return namespaces
+
+
+def resolve_table(text: str, target: Target) -> str:
+    """The table that the text means: the name of a topic becomes that of its table, and a note says so.
+
+    Raises UnknownTable for a topic without a table.
+    """
+    if not text.startswith("/"):
+        return text
+    levels = _find_topic_table(text, catalog_settings(target))
+    if levels is None:
+        raise errors.UnknownTable(
+            f"topic {text} has no table yet",
+            hint=f"`icestream lake commit-now {text}` writes its messages; `icestream lake tables` lists tables",
+        )
+    print_note(f"{text} is a topic; its table is {format_levels(levels)}")
+    return format_levels(levels)
+
+
+def _find_topic_table(topic: str, settings: Settings) -> tuple[str, ...] | None:
+    """The levels of the topic's table: asked of the embedded catalog; in another catalog the name that the pipeline
+    gives it."""
+    from icestream.catalogs.topic_table_name import fixed_namespace, table_for_topic
+    from icestream.cli.lake_http import LakeApi
+    from icestream.model.topic_name import TopicName
+
+    if not settings.catalog_embedded:
+        table = table_for_topic(TopicName.parse(topic), fixed_namespace(settings))
+        return (*table.namespace, table.name)
+    entry = LakeApi(settings).get("topics", topic=topic)["table"]
+    return (*entry["namespace"], entry["table"]) if entry is not None else None

@@ -1,4 +1,4 @@
-"""The files of a table, in whatever catalog: those of our own are asked of the lake process, others read here."""
+"""Lists the files of a table: through the lake process for the embedded catalog, else by reading the manifests here."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ if TYPE_CHECKING:
     from icestream.iceberg.identifier import Identifier
     from icestream.settings import Settings
 
-Files = tuple[list[dict[str, Any]], bool]  # and whether there are more
+Files = tuple[list[dict[str, Any]], bool]  # the files, and whether there are more than the limit
 
 
-def own_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
+def list_embedded_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
     from icestream.cli.lake_http import LakeApi
 
     api = LakeApi(settings)
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     after: str | None = ""
-    while after is not None and len(found) < limit:
-        size = min(limit - len(found), limits.API_PAGE_MAX)
+    while after is not None and len(entries) < limit:
+        size = min(limit - len(entries), limits.API_PAGE_MAX)
         page = api.get("files", namespace=table.namespace, table=table.name, snapshot=snapshot, after=after, limit=size)
-        found += page["items"]
+        entries += page["items"]
         after = page["next"]
-    return found, after is not None
+    return entries, after is not None
 
 
-def foreign_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
-    """Read with what `object_store` says: this is how the pipeline reaches them, too."""
+def list_foreign_files(settings: Settings, table: Identifier, snapshot: int | None, limit: int) -> Files:
+    """Reads the manifests with the settings of `object_store`, as the pipeline does."""
     from icestream.catalogs.factory import open_files
     from icestream.catalogs.store_options import StoreOptions
-    from icestream.cli.table_catalog import ask_catalog
+    from icestream.cli.table_catalog import call_catalog
     from icestream.iceberg import file_listing
     from icestream.iceberg.manifest_reader import ManifestReader
     from icestream.iceberg.table_metadata import load
@@ -41,12 +41,12 @@ def foreign_files(settings: Settings, table: Identifier, snapshot: int | None, l
         document = load((await catalog.load(table)).metadata)
         store = open_files(StoreOptions.of(settings.storage.iceberg_config.object_store))
         manifests = ManifestReader(store, InlineOffload())
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         after: str | None = ""
-        while after is not None and len(found) < limit:
-            page = await file_listing.list_files(document, manifests, snapshot, after, limit - len(found))
-            found += page["items"]
+        while after is not None and len(entries) < limit:
+            page = await file_listing.list_files(document, manifests, snapshot, after, limit - len(entries))
+            entries += page["items"]
             after = page["next"]
-        return found, after is not None
+        return entries, after is not None
 
-    return ask_catalog(settings, read)
+    return call_catalog(settings, read)

@@ -1,4 +1,4 @@
-"""How a table is laid out, in words: partition spec, sort order, properties. Pure."""
+"""Partition spec and sort order of a table as text. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _source(field: Metadata, names: Mapping[int, str]) -> str:
 
 
 def _column_names(metadata: Metadata) -> dict[int, str]:
-    """By field id, over all schemas: a spec may name a column that the current one has no more."""
+    """Column names by field id, over all schemas: a spec may name a column that the current schema no longer has."""
     current = metadata.get("current-schema-id")
     schemas = sorted(metadata.get("schemas") or (), key=lambda schema: bool(schema.get("schema-id") == current))
     return {number: name for schema in schemas for number, name in _named(schema["fields"], "")}

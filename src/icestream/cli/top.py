@@ -1,7 +1,7 @@
-"""`icestream top`: what the broker does at the moment, topic by topic, refreshed until Ctrl-C.
+"""`icestream top`: live rates, lag and connections per topic, refreshed until Ctrl-C.
 
-Two looks at the broker make rates. A look asks for the topics over the local socket, and for the counters of the whole
-broker over its HTTP. Where that is, the broker says itself.
+Rates are differences of two samples. A sample lists the topics over the local socket and reads the counters of the
+whole broker from its HTTP port, whose number the broker reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 from icestream import errors
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.broker_http import http_get
-from icestream.cli.connection import BrokerCalls, Document, broker_calls, interruptible, unless_stopped
+from icestream.cli.connection import BrokerCalls, Document, broker_calls, interruptible, run_until_stopped
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Cell, Output, OutputFormat, table_layout
 from icestream.observability.words import size_text
@@ -30,22 +30,26 @@ if TYPE_CHECKING:
 COLUMNS: Final = (
     "topic", "messages_per_second", "bytes_per_second", "lag", "producers", "consumers", "subscriptions",
 )  # fmt: skip
-DROP: Final = ("subscriptions", "producers", "consumers")  # where there is little room
-# How many topics are looked at, and how many the broker describes in one go: it has more to do than this.
+DROP: Final = ("subscriptions", "producers", "consumers")  # omitted on a narrow terminal
+# Topics of a sample, and of one call: describing topics must not delay the broker's other work.
 TOPICS_MAX: Final = 5_000
-TOPICS_AT_ONCE: Final = 100
-# Counters of the broker that are shown as rates, and gauges as they are.
+PAGE_TOPICS: Final = 100
+# Counters of the broker that are shown as rates, and gauges that are shown as values; singular and plural.
 RATES: Final = {
     "icestream_publish_messages_total": "published/s",
     "icestream_delivery_messages_total": "delivered/s",
     "icestream_delivery_acked_messages_total": "acked/s",
 }
-GAUGES: Final = ("icestream_topics", "icestream_connections", "icestream_subscriptions_lag_messages")
+GAUGES: Final = {
+    "icestream_topics": ("topic", "topics"),
+    "icestream_connections": ("connection", "connections"),
+    "icestream_subscriptions_lag_messages": ("message behind", "messages behind"),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A topic at one look."""
+class TopicSample:
+    """The counters of one topic in a sample."""
 
     messages: int
     bytes: int
@@ -56,26 +60,26 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     at_ns: int
-    topics: dict[str, Line]
+    topics: dict[str, TopicSample]
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show one table and end; always so into a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit; implied by a pipe.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Seconds between looks.")
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Seconds between refreshes.")
     ] = 1.0,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="NUMBER", min=1, max=TOPICS_MAX, help="Show so many topics at most.")
+        int, typer.Option("--limit", metavar="NUMBER", min=1, max=TOPICS_MAX, help="Maximum number of topics shown.")
     ] = 50,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show rates, lag and connections of the topics, the busiest first; Ctrl-C ends.
+    """Show rates, lag and connections of the topics, the busiest first; Ctrl-C stops.
 
     Example: icestream top --once --output json
     """
@@ -86,33 +90,35 @@ def top(
 
 async def _top(target: Target, interval: float, limit: int, answer: Output, *, is_live: bool) -> None:
     with interruptible() as stop:
-        async with broker_calls(target.place) as broker:
-            looks = _looks(broker, interval, stop)
+        async with broker_calls(target.location) as broker:
+            samples = _sample_pairs(broker, interval, stop)
             if not is_live:
-                async for before, now in looks:
+                async for before, now in samples:
                     answer.table(COLUMNS, rows(before, now)[:limit], drop=DROP)
                     return
             from rich.console import Console
             from rich.live import Live
 
             with Live(console=Console(), screen=True, auto_refresh=False) as live:
-                async for before, now in looks:
+                async for before, now in samples:
                     live.update(_screen(before, now, limit, answer.width), refresh=True)
 
 
-async def _looks(broker: BrokerCalls, interval: float, stop: asyncio.Event) -> AsyncIterator[tuple[Look, Look]]:
-    """Each look with the one before it, until somebody stops it."""
+async def _sample_pairs(
+    broker: BrokerCalls, interval: float, stop: asyncio.Event
+) -> AsyncIterator[tuple[Sample, Sample]]:
+    """Each sample with the previous one, until `stop` is set."""
     clock: Clock = SystemClock()
-    place = await _place_of_metrics(broker)
-    before = await _look(broker, place, clock)
-    while await unless_stopped(_slept(clock, interval), stop):
-        now = await _look(broker, place, clock)
+    address = await _metrics_address(broker)
+    before = await _take_sample(broker, address, clock)
+    while await run_until_stopped(_sleep(clock, interval), stop):
+        now = await _take_sample(broker, address, clock)
         yield before, now
         before = now
 
 
-async def _place_of_metrics(broker: BrokerCalls) -> tuple[str, int] | None:
-    """Host and port; None where there are no metrics."""
+async def _metrics_address(broker: BrokerCalls) -> tuple[str, int] | None:
+    """Host and port of the metrics; None if they are disabled."""
     if not await _setting(broker, "metrics.enable"):
         return None
     host, port = await _setting(broker, "node.bind_host"), (await broker.call("places"))["http_port"]
@@ -123,86 +129,92 @@ async def _setting(broker: BrokerCalls, key: str) -> Any:
     return (await broker.call("describe_setting", key=key))["value"]
 
 
-async def _slept(clock: Clock, seconds: float) -> bool:
+async def _sleep(clock: Clock, seconds: float) -> bool:
+    """True, which distinguishes the end of the interval from a stop."""
     await clock.sleep(seconds)
     return True
 
 
-async def _look(broker: BrokerCalls, place: tuple[str, int] | None, clock: Clock) -> Look:
-    topics: dict[str, Line] = {}
+async def _take_sample(broker: BrokerCalls, metrics_address: tuple[str, int] | None, clock: Clock) -> Sample:
+    topics: dict[str, TopicSample] = {}
     after: str | None = ""
     while after is not None and len(topics) < TOPICS_MAX:
-        page = await broker.call("page_topics", after=after, limit=TOPICS_AT_ONCE)
-        topics |= {one["topic"]: _line(one) for one in page["items"] if one["lag"] is not None}  # of this node
+        page = await broker.call("page_topics", after=after, limit=PAGE_TOPICS)
+        # Topics of other nodes have no lag here.
+        topics |= {topic["topic"]: _topic_sample(topic) for topic in page["items"] if topic["lag"] is not None}
         after = page["next"]
-    metrics = await asyncio.to_thread(_metrics, *place) if place is not None else {}
-    return Look(clock.monotonic_ns(), topics, metrics)
+    metrics = await asyncio.to_thread(_read_metrics, *metrics_address) if metrics_address is not None else {}
+    return Sample(clock.monotonic_ns(), topics, metrics)
 
 
-def _line(one: Document) -> Line:
-    return Line(
-        one["published_messages"], one["published_bytes"], one["lag"], one["producers"], one["consumers"],
-        one["subscriptions"],
+def _topic_sample(topic: Document) -> TopicSample:
+    return TopicSample(
+        topic["published_messages"], topic["published_bytes"], topic["lag"], topic["producers"], topic["consumers"],
+        topic["subscriptions"],
     )  # fmt: skip
 
 
-def _metrics(host: str, port: int) -> dict[str, float]:
-    """Empty where nobody answers."""
+def _read_metrics(host: str, port: int) -> dict[str, float]:
+    """The metrics that are shown; empty if the HTTP port does not respond."""
     try:
         status, body = http_get(host, port, "/metrics")
-        return metrics_of(body.decode()) if status == 200 else {}
+        return parse_metrics(body.decode()) if status == 200 else {}
     except (errors.ConnectionLost, ValueError):
         return {}
 
 
-def metrics_of(text: str) -> dict[str, float]:
-    """Those that are shown; the values of all labels together."""
+def parse_metrics(text: str) -> dict[str, float]:
+    """The metrics that are shown, each summed over all labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in RATES or sample.name in GAUGES:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- rows and summary -------------------------------------------------------------------------------------------------
 
 
-def rows(before: Look, now: Look) -> list[tuple[object, ...]]:
-    """The busiest first, then by lag, then by name."""
+def rows(before: Sample, now: Sample) -> list[tuple[object, ...]]:
+    """The rows of the topics: the busiest first, then by lag, then by name."""
     seconds = max((now.at_ns - before.at_ns) / 1e9, 1e-9)
-    nothing = Line(0, 0, 0, 0, 0, 0)
-    found = []
-    for name, line in now.topics.items():
-        was = before.topics.get(name, nothing)
-        # counted anew when it was made anew
-        messages = max(line.messages - was.messages, 0) / seconds
-        size = max(line.bytes - was.bytes, 0) / seconds
-        found.append((-messages, -line.lag, name, size, line))
+    empty = TopicSample(0, 0, 0, 0, 0, 0)
+    entries = []
+    for name, topic in now.topics.items():
+        previous = before.topics.get(name, empty)
+        # The counters of a topic that was deleted and created again restart at 0.
+        messages = max(topic.messages - previous.messages, 0) / seconds
+        size = max(topic.bytes - previous.bytes, 0) / seconds
+        entries.append((-messages, -topic.lag, name, size, topic))
     return [
         (
             name, Cell(round(-messages, 1), f"{-messages:,.0f}"), Cell(round(size), f"{size_text(round(size))}/s"),
-            line.lag, line.producers, line.consumers, line.subscriptions,
+            topic.lag, topic.producers, topic.consumers, topic.subscriptions,
         )
-        for messages, _, name, size, line in sorted(found, key=lambda one: one[:3])
+        for messages, _, name, size, topic in sorted(entries, key=lambda entry: entry[:3])
     ]  # fmt: skip
 
 
-def summary(before: Look, now: Look) -> str:
-    """The whole broker in a line; empty where its HTTP says nothing."""
+def summary(before: Sample, now: Sample) -> str:
+    """One line about the whole broker; empty without metrics."""
     seconds = max((now.at_ns - before.at_ns) / 1e9, 1e-9)
-    words = [
+    texts = [
         f"{max(now.metrics[name] - before.metrics[name], 0) / seconds:,.0f} {text}"
         for name, text in RATES.items()
         if name in now.metrics and name in before.metrics
     ]
-    words += [f"{now.metrics[name]:,.0f} {name.removeprefix('icestream_')}" for name in GAUGES if name in now.metrics]
-    return ", ".join(words)
+    texts += [
+        f"{now.metrics[name]:,.0f} {singular if now.metrics[name] == 1 else plural}"
+        for name, (singular, plural) in GAUGES.items()
+        if name in now.metrics
+    ]
+    return ", ".join(texts)
 
 
-def _screen(before: Look, now: Look, limit: int, width: int | None) -> Group:
+def _screen(before: Sample, now: Sample, limit: int, width: int | None) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -210,4 +222,4 @@ def _screen(before: Look, now: Look, limit: int, width: int | None) -> Group:
     layout = table_layout(headings, rows(before, now)[:limit], width, DROP)
     heading = Text("\n".join(layout.heading), style="" if os.environ.get("NO_COLOR") else "bold")
     table = Text("\n".join(layout.lines), no_wrap=True)
-    return Group(Text(summary(before, now)), heading, table, Text("Ctrl-C ends", style="dim"))
+    return Group(Text(summary(before, now)), heading, table, Text("Ctrl-C stops", style="dim"))

@@ -1,4 +1,4 @@
-"""`icestream topic`: what topics there are, and what they are like."""
+"""`icestream topic`: lists, creates, describes, changes and deletes topics."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from icestream.cli import completion
 from icestream.cli.arguments import TopicName
 from icestream.cli.broker import BrokerOption, Target
 from icestream.cli.command import Commands
-from icestream.cli.confirm import Yes, confirm
-from icestream.cli.connection import BrokerCalls, Document, ask
+from icestream.cli.confirmation import Yes, confirm
+from icestream.cli.connection import BrokerCalls, Document, call_broker
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
-from icestream.cli.places import time_text
-from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, changes_of, policies_cell
-from icestream.cli.table_name import shown
-from icestream.cli.topics import all_topics
+from icestream.cli.output import Cell, Output, OutputFormat, print_note
+from icestream.cli.policies import TOPIC_KEYS, Changes, PolicyOption, parse_policies, policies_cell
+from icestream.cli.positions import time_text
+from icestream.cli.table_name import format_levels
 from icestream.model.topic_end import RestEnd, TableEnd
 from icestream.observability.words import counted, size_text
 
-app = Commands("List, make, change and delete topics.")
+app = Commands("List, create, change and delete topics.")
 
-_LINE = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag", "node")
-_SHARD = ("shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count")
-_PRODUCER = ("producer", "peer", "epoch")
-_SUBSCRIPTION = ("subscription", "type", "consumers", "lag")
+_COLUMNS = ("topic", "shards", "dispatch", "producers", "consumers", "subscriptions", "lag", "node")
+_SHARD_COLUMNS = ("shard", "earliest", "log_start", "next", "synced", "epoch", "gap_count")
+_PRODUCER_COLUMNS = ("producer", "peer", "epoch")
+_SUBSCRIPTION_COLUMNS = ("subscription", "type", "consumers", "lag")
 
 
 @app.command("list")
 def list_topics(
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", metavar="NAME", help="Only of this one.", autocompletion=completion.namespaces),
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            help="List only the topics of this namespace.",
+            autocompletion=completion.namespaces,
+        ),
     ] = None,
     _watch: Watch = False,
     broker: BrokerOption = None,
@@ -43,28 +47,27 @@ def list_topics(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """List the topics; over an address, their names only.
+    """List the topics; over an address only their names.
 
     Example: icestream topic list --namespace default
     """
-
-    found = ask(Target(broker, config, sets), lambda calls: all_topics(calls, namespace))
-    columns = [name for name in _LINE if not found or name in found[0]]
+    topics = call_broker(Target(broker, config, sets), lambda calls: calls.topics(namespace))
+    columns = [name for name in _COLUMNS if not topics or name in topics[0]]
     answer = Output(output)
-    rows = [[line[name] for name in columns] for line in found]  # None: what only the node of the topic knows
+    rows = [[topic[name] for name in columns] for topic in topics]  # of another node's topic, some values are None
     answer.table(columns, rows, drop=("dispatch", "node", "shards", "producers"))
-    if not found and answer.for_people:
-        say_aside("there are no topics yet; `icestream topic create`, or the first message to one, makes it")
+    if not topics and answer.is_text:
+        print_note("No topics. `icestream topic create`, or the first message, creates one.")
 
 
 @app.command()
 def create(
     topic: TopicName,
     shards: Annotated[
-        int, typer.Option("--shards", metavar="NUMBER", min=1, help="How many; it cannot be changed.")
+        int, typer.Option("--shards", metavar="NUMBER", min=1, help="Number of shards; cannot be changed later.")
     ] = 1,
     non_reliable: Annotated[
-        bool, typer.Option("--non-reliable", help="Deliver once, to whoever has room at that moment.")
+        bool, typer.Option("--non-reliable", help="Deliver at most once, only to consumers with credit at that moment.")
     ] = False,
     policy: PolicyOption = None,
     broker: BrokerOption = None,
@@ -72,25 +75,25 @@ def create(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Example: icestream topic create /default/orders --shards 4 --policy max_message_bytes=100000
     """
-    policies = changes_of(policy or (), TOPIC_KEYS)
+    policies = parse_policies(policy or (), TOPIC_KEYS)
     dispatch = "non-reliable" if non_reliable else "reliable"
 
-    async def created(broker: BrokerCalls) -> Document:
+    async def send(broker: BrokerCalls) -> Document:
         return await broker.call("create_topic", topic=topic, shards=shards, dispatch=dispatch, policies=policies)
 
-    found = ask(Target(broker, config, sets), created)
-    Output(output).record({name: found[name] for name in ("topic", "id", "shards", "dispatch")})
+    created = call_broker(Target(broker, config, sets), send)
+    Output(output).record({name: created[name] for name in ("topic", "id", "shards", "dispatch")})
 
 
 _TableEnd = Annotated[
-    TableEnd | None, typer.Option("--table", help="What becomes of its table; else as its policies say.")
+    TableEnd | None, typer.Option("--table", help="Whether to keep its table; default: as its policies say.")
 ]
 _RestEnd = Annotated[
-    RestEnd | None, typer.Option("--rest", help="And of its messages that are in no table; else the same.")
+    RestEnd | None, typer.Option("--rest", help="Whether to commit uncommitted messages; default: as its policies say.")
 ]
 
 
@@ -105,70 +108,80 @@ def delete(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Delete a topic with its subscriptions; messages that are in no table are committed first, and its table stays.
+    """Delete a topic and its subscriptions; by default uncommitted messages are committed first and its table is kept.
 
-    Its policies and the settings may say otherwise, and so may the options.
+    The policies deleted_table and deleted_rest, the settings, and the options --table and --rest change that.
 
     Example: icestream topic delete /default/orders --yes
     """
     target = Target(broker, config, sets)
     if not yes:
-        ends = ask(target, lambda calls: _ends_by_policy(calls, topic))
-        confirm(
-            deletion_text(topic, table or ends.get("deleted_table"), rest or ends.get("deleted_rest")), is_sure=False
-        )
+        policies, subscriptions = call_broker(target, lambda calls: _read_deletion(calls, topic))
+        table_end, rest_end = table or policies.get("deleted_table"), rest or policies.get("deleted_rest")
+        confirm(deletion_question(topic, subscriptions, table_end, rest_end), is_confirmed=False)
 
-    async def deleted(broker: BrokerCalls) -> Document:
+    async def send(broker: BrokerCalls) -> Document:
         return await broker.call("delete_topic", topic=topic, table=table, rest=rest)
 
-    found, answer = ask(target, deleted), Output(output)
-    name = shown(found["table"]) if found["table"] else None
-    more = {key: found[key] for key in ("table_end", "rest", "rest_messages")}
-    answer.record({"deleted": topic} | ({} if answer.for_people else {"table": name, **more}))
-    if answer.for_people:
-        for line in _said_of_deletion(topic, name, found):
-            say_aside(line)
+    deletion, answer = call_broker(target, send), Output(output)
+    name = format_levels(deletion["table"]) if deletion["table"] else None
+    details = {key: deletion[key] for key in ("table_end", "rest", "rest_messages")}
+    answer.record({"deleted": topic} | ({} if answer.is_text else {"table": name, **details}))
+    if answer.is_text:
+        for line in _deletion_notes(topic, name, deletion):
+            print_note(line)
 
 
-async def _ends_by_policy(broker: BrokerCalls, topic: str) -> Document:
-    """The policies that count for a topic. Empty where there is none: one that was deleted may still have a rest."""
+async def _read_deletion(broker: BrokerCalls, topic: str) -> tuple[Document, int | None]:
+    """The effective policies of a topic and the number of its subscriptions.
+
+    Empty and None for an unknown topic: a topic that was deleted may still have uncommitted messages to discard.
+    """
     with contextlib.suppress(errors.UnknownTopic):
-        return dict((await broker.call("topic_policies", topic=topic))["effective_policies"])
-    return {}
+        policies = dict((await broker.call("topic_policies", topic=topic))["effective_policies"])
+        return policies, len((await broker.call("describe_topic", topic=topic))["subscriptions"])
+    return {}, None
 
 
-def deletion_text(topic: str, table: str | None, rest: str | None) -> str:
-    """What is asked before: what goes, and what stays. None: as the settings of the broker say."""
-    ends = {
-        TableEnd.KEEP: "its table stays with its rows, until it is dropped",
-        TableEnd.DROP: "its table is dropped, its files stay",
-        TableEnd.PURGE: "its table goes with its files",
+def deletion_question(topic: str, subscriptions: int | None, table: str | None, rest: str | None) -> str:
+    """The confirmation of a deletion: what is deleted and what is kept. None: as the settings of the broker say."""
+    table_texts = {
+        TableEnd.KEEP: "Its table is kept (change with --table).",
+        TableEnd.DROP: "Its table is dropped, the files are kept (change with --table).",
+        TableEnd.PURGE: "Its table is dropped and its files are deleted (change with --table).",
     }
-    rests = {
-        RestEnd.COMMIT: "messages that are in no table are committed first",
-        RestEnd.DISCARD: "messages that are in no table are lost",
+    rest_texts = {
+        RestEnd.COMMIT: "Uncommitted messages are committed first.",
+        RestEnd.DISCARD: "Uncommitted messages are discarded.",
     }
-    words = [
-        ends[TableEnd(table)] if table else "its table goes or stays as broker.deleted_table says (keep by default)",
-        rests[RestEnd(rest)] if rest else "messages in no table are treated as broker.deleted_rest says",
-    ]
-    return f"delete {topic} and its subscriptions ({'; '.join(words)})"
+    by_settings = "The setting broker.deleted_table decides about its table (default: keep; change with --table)."
+    rest_by_settings = "The setting broker.deleted_rest decides about uncommitted messages."
+    count = "its subscriptions" if subscriptions is None else f"its {counted(subscriptions, 'subscription')}"
+    return " ".join(
+        (
+            f"Delete topic {topic} and {count}?",
+            table_texts[TableEnd(table)] if table else by_settings,
+            rest_texts[RestEnd(rest)] if rest else rest_by_settings,
+        )
+    )
 
 
-def _said_of_deletion(topic: str, table: str | None, found: Document) -> list[str]:
+def _deletion_notes(topic: str, table: str | None, deletion: Document) -> list[str]:
+    """What happened to messages and table, for text output."""
     lines = []
-    if lost_with := found.get("lost_with"):
-        lines.append(f"what only the log of {lost_with} had, which was removed from the cluster, is lost")
-    if (messages := found["rest_messages"]) and found["rest"] == RestEnd.COMMIT:
-        way = f"{counted(messages, 'message')} on the way into the table"
-        lines.append(f"{way}; `icestream topic delete {topic} --rest discard` gives up on that")
+    if removed_node := deletion.get("lost_with"):
+        lines.append(f"Messages that were only in the log of {removed_node}, a removed node, are lost.")
+    if (messages := deletion["rest_messages"]) and deletion["rest"] == RestEnd.COMMIT:
+        pending = f"{counted(messages, 'message')} being committed to the table"
+        lines.append(f"{pending}; `icestream topic delete {topic} --rest discard` discards them.")
     elif messages:
-        lines.append(f"{counted(messages, 'message')} in no table went with it")
-    if table and found["table_end"] == TableEnd.KEEP:
-        drop = f"`icestream lake drop {table} --purge` drops it with its files"
-        lines.append(f"its table stays with its rows, for good: {table}. {drop}")
+        lines.append(f"{counted(messages, 'uncommitted message')} discarded.")
+    if table and deletion["table_end"] == TableEnd.KEEP:
+        lines.append(f"Table {table} is kept. `icestream lake drop {table} --purge` deletes it with its files.")
+    elif table and deletion["table_end"] == TableEnd.PURGE:
+        lines.append(f"Table {table} and its files will be deleted.")
     elif table:
-        lines.append(f"its table goes: {table}" + (", and its files" if found["table_end"] == TableEnd.PURGE else ""))
+        lines.append(f"Table {table} will be dropped; its files are kept.")
     return lines
 
 
@@ -181,23 +194,27 @@ def takeover(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Serve a topic, whose node was removed from the cluster, by the node that is asked, with what its table holds.
+    """Serve a topic of a removed node by the node of --broker, from the rows in its table.
 
-    What was in the log of the removed node alone is lost: a declared gap, behind which offsets go on.
+    Messages that were only in the log of the removed node are lost: a declared gap, after which offsets continue.
 
     Example: icestream topic takeover /default/orders --yes
     """
-    confirm(f"serve {topic} here, without what only the log of its removed node had", is_sure=yes)
+    confirm(
+        f"Take over {topic}? Messages that were only in the log of its removed node are lost.",
+        is_confirmed=yes,
+        unchanged="nothing was changed",
+    )
 
-    async def taken(broker: BrokerCalls) -> Document:
+    async def send(broker: BrokerCalls) -> Document:
         return await broker.call("takeover_topic", topic=topic)
 
-    found, answer = ask(Target(broker, config, sets), taken), Output(output)
-    if not answer.for_people:
-        answer.record({"topic": topic, **found})
+    result, answer = call_broker(Target(broker, config, sets), send), Output(output)
+    if not answer.is_text:
+        answer.record({"topic": topic, **result})
         return
-    answer.say(f"{topic} is served by this node now; {found['former']} served it before")
-    answer.table(("shard", "gap_start", "gap_end"), [tuple(one.values()) for one in found["shards"]])
+    answer.print_line(f"{topic} is now served by this node; formerly by {result['former']}")
+    answer.table(("shard", "gap_start", "gap_end"), [tuple(shard.values()) for shard in result["shards"]])
 
 
 @app.command()
@@ -209,28 +226,28 @@ def describe(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show everything about a topic; over an address, the outline only.
+    """Show a topic with shards, subscriptions, producers and policies; over an address only an outline.
 
     Example: icestream topic describe /default/orders --output json
     """
 
-    async def described(broker: BrokerCalls) -> Document:
+    async def read(broker: BrokerCalls) -> Document:
         if not broker.is_local:
             return await broker.call("describe_topic", topic=topic)
-        found = await broker.call("inspect_topic", topic=topic)
-        found["shard_offsets"] = with_history(
-            found["shard_offsets"], (await broker.call("topic_history", topic=topic))["starts"]
+        state = await broker.call("inspect_topic", topic=topic)
+        state["shard_offsets"] = with_history(
+            state["shard_offsets"], (await broker.call("topic_history", topic=topic))["starts"]
         )
-        found["connected"] = await broker.items("page_producers", topic=topic)
-        return found | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
+        state["connected"] = await broker.items("page_producers", topic=topic)
+        return state | {"subscriptions": await broker.items("page_subscriptions", topic=topic)}
 
-    _show(ask(Target(broker, config, sets), described), Output(output))
+    _show(call_broker(Target(broker, config, sets), read), Output(output))
 
 
 def with_history(shards: list[Document], starts: list[int | None]) -> list[Document]:
-    """The shards with `earliest` where history begins, None if that is not known, and `log_start` where the log does.
+    """The shards with `earliest`, the oldest readable offset (None if unknown), and `log_start`, that of the log.
 
-    `shards`: as the broker's log knows them. `starts`: the oldest offset of each that can be read, in whatever tier.
+    `shards`: as the broker's log has them. `starts`: the oldest readable offset of each shard, in log or table.
     """
     return [
         {**shard, "earliest": start, "log_start": shard["earliest"]}
@@ -238,36 +255,39 @@ def with_history(shards: list[Document], starts: list[int | None]) -> list[Docum
     ]
 
 
-def _show(found: Document, answer: Output) -> None:
-    if not answer.for_people:
-        answer.record(found)
+def _show(state: Document, answer: Output) -> None:
+    if not answer.is_text:
+        answer.record(state)
         return
-    if "shard_offsets" not in found:
-        answer.record(found | {"subscriptions": ", ".join(found["subscriptions"]) or "none"})
+    if "shard_offsets" not in state:
+        answer.record(state | {"subscriptions": ", ".join(state["subscriptions"]) or "none"})
         return
     answer.record(
         {
-            "topic": found["topic"],
-            "created": time_text(found["created_ms"] * 1000),
-            "shards": found["shards"],
-            "dispatch": found["dispatch"],
-            "connected": f"{counted(found['producers'], 'producer')}, {counted(found['consumers'], 'consumer')}",
-            "published": f"{counted(found['published_messages'], 'message')}, {size_text(found['published_bytes'])}, "
+            "topic": state["topic"],
+            "created": time_text(state["created_ms"] * 1000),
+            "shards": state["shards"],
+            "dispatch": state["dispatch"],
+            "connected": f"{counted(state['producers'], 'producer')}, {counted(state['consumers'], 'consumer')}",
+            "published": f"{counted(state['published_messages'], 'message')}, {size_text(state['published_bytes'])}, "
             "since the broker started",
-            "in the log": size_text(found["held_bytes"]),
-            "policies": policies_cell(found["effective_policies"]),
+            "in the log": size_text(state["held_bytes"]),
+            "policies": policies_cell(state["effective_policies"]),
         }
     )
-    answer.say("")
-    answer.table(_SHARD, [[shard[name] for name in _SHARD] for shard in found["shard_offsets"]])
-    if any(shard["earliest"] is None for shard in found["shard_offsets"]):
-        say_aside("the table does not answer: where history begins is not known now")
-    if found["subscriptions"]:
-        answer.say("")
-        answer.table(_SUBSCRIPTION, [[one[name] for name in _SUBSCRIPTION] for one in found["subscriptions"]])
-    if found["connected"]:
-        answer.say("")
-        answer.table(_PRODUCER, [[one[name] for name in _PRODUCER] for one in found["connected"]])
+    shards, subscriptions, producers = state["shard_offsets"], state["subscriptions"], state["connected"]
+    answer.print_line("")
+    answer.table(_SHARD_COLUMNS, [[shard[name] for name in _SHARD_COLUMNS] for shard in shards])
+    if any(shard["earliest"] is None for shard in shards):
+        print_note("The table cannot be read at the moment: the earliest offset is unknown.")
+    if subscriptions:
+        answer.print_line("")
+        answer.table(
+            _SUBSCRIPTION_COLUMNS, [[entry[name] for name in _SUBSCRIPTION_COLUMNS] for entry in subscriptions]
+        )
+    if producers:
+        answer.print_line("")
+        answer.table(_PRODUCER_COLUMNS, [[entry[name] for name in _PRODUCER_COLUMNS] for entry in producers])
 
 
 @app.command()
@@ -279,23 +299,23 @@ def policy(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show or change the policies of a topic; the namespace's count where it has none.
+    """Show or change the policies of a topic; those of its namespace apply where it sets none.
 
     Example: icestream topic policy /default/orders max_publish_rate=1000 max_producers=none
     """
-    wanted = changes_of(changes or (), TOPIC_KEYS)
+    new_values = parse_policies(changes or (), TOPIC_KEYS)
 
-    async def changed(broker: BrokerCalls) -> Document:
-        found = await broker.call("inspect_topic", topic=topic)
-        if not wanted:
-            return found
-        return await broker.call("set_topic_policies", topic=topic, policies={**found["policies"], **wanted})
+    async def read_or_change(broker: BrokerCalls) -> Document:
+        current = await broker.call("inspect_topic", topic=topic)
+        if not new_values:
+            return current
+        return await broker.call("set_topic_policies", topic=topic, policies={**current["policies"], **new_values})
 
-    found = ask(Target(broker, config, sets), changed)
-    effective: Document = found["effective_policies"]
-    rows = [(key, _policy_cell(value), _policy_cell(effective[key])) for key, value in found["policies"].items()]
+    state = call_broker(Target(broker, config, sets), read_or_change)
+    effective: Document = state["effective_policies"]
+    rows = [(key, _policy_cell(value), _policy_cell(effective[key])) for key, value in state["policies"].items()]
     Output(output).table(("policy", "topic", "effective"), rows)
 
 
 def _policy_cell(value: int | str | None) -> Cell:
-    return Cell(value, "-" if value is None else "no bound" if value == 0 else str(value))
+    return Cell(value, "-" if value is None else "unlimited" if value == 0 else str(value))

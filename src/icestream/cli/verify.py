@@ -1,4 +1,4 @@
-"""`icestream verify`: whether the tables of topics hold every committed message once."""
+"""`icestream verify`: checks that the tables of topics contain every committed message exactly once."""
 
 from __future__ import annotations
 
@@ -10,103 +10,111 @@ import typer
 from icestream import errors
 from icestream.cli.arguments import OptionalTopicName
 from icestream.cli.broker import BrokerOption, Target
-from icestream.cli.lake_http import LakeApi, error_of
+from icestream.cli.lake_http import LakeApi, problem_error
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
-from icestream.cli.output import Output, OutputFormat, say_aside
-from icestream.cli.progress import progress
+from icestream.cli.output import Output, OutputFormat, print_note
+from icestream.cli.progress_bar import progress_bar
 from icestream.observability.words import counted
 
-SHOWN_MAX = 1_000  # of one table, at a terminal
-UNLOOKED: Final = 14  # the exit code of --deep where nothing is wrong, but something was not looked at
+SHOWN_MAX = 1_000  # findings of one table in text output
+EXIT_INCOMPLETE: Final = 14  # with --deep: no error found, but something could not be checked
 Report = dict[str, Any]
+# Weights of findings as the API names them, and the severities that the text output shows instead.
 _WRONG, _KNOWN = "wrong", "known"
-_LINE = ("topic", "check", "weight", "shard", "start", "end", "text")
+_SEVERITIES: Final = {_WRONG: "error", _KNOWN: "info", "bounds-only": "info"}
+_COLUMNS = ("topic", "check", "severity", "shard", "start", "end", "text")
 
 
 def verify(
     topic: OptionalTopicName = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every column of every row, not only manifests.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Decode every column of every row, not only the manifests.")
+    ] = False,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Check that tables hold every committed message once; name every absence that is known.
+    """Check that tables contain every committed message exactly once; list every known absence.
 
-    Exit code 1: something is wrong. 14, with --deep: nothing is wrong, but something could not be looked at.
+    Exit code 1: an error was found. 14, with --deep: no error found, but something could not be checked.
 
     Example: icestream verify
     Example: icestream verify /default/orders --deep
     """
     from icestream.cli.table_catalog import catalog_settings
 
-    api = LakeApi(catalog_settings(Target(broker, config, sets), needs_node=True), "verify", needs_own=False)
+    api = LakeApi(catalog_settings(Target(broker, config, sets), needs_node=True), "verify", needs_embedded=False)
     answer = Output(output)
-    keep_all = not answer.for_people
+    keep_all = not answer.is_text
     if topic is not None:
-        reports = [_verified(api, topic, deep, keep_all)]
+        reports = [_verify_topic(api, topic, deep, keep_all)]
     else:
-        reports = [_reported(api, one, deep, keep_all) for one in sorted(_listed(api, "bound"), key=_by_topic)]
-        reports += [_parted(one, deep) for one in sorted(_listed(api, "parted"), key=_by_topic)]
-    _show(reports, answer, is_one=topic is not None)
+        reports = [
+            _verify_bound(api, entry, deep, keep_all) for entry in sorted(_list_all(api, "bound"), key=_by_topic)
+        ]
+        reports += [_detached_report(entry, deep) for entry in sorted(_list_all(api, "parted"), key=_by_topic)]
+    _show(reports, answer, is_single=topic is not None)
     if code := exit_code(reports, deep):
         raise typer.Exit(code)
 
 
 def exit_code(reports: Sequence[Report], deep: bool) -> int:
-    """Without --deep nobody expects that all was looked at."""
-    if not all(one["is_good"] for one in reports):
+    """The exit code of the command. Without --deep an incomplete check is expected and does not count."""
+    if not all(report["is_good"] for report in reports):
         return 1
-    return UNLOOKED if deep and not all(one["is_complete"] for one in reports) else 0
+    return EXIT_INCOMPLETE if deep and not all(report["is_complete"] for report in reports) else 0
 
 
-def last_words(reports: Sequence[Report]) -> str:
-    tables = [one for one in reports if not one["is_parted"]]
-    wrong = sum(not one["is_good"] for one in tables)
-    unlooked = [one for one in tables if one["is_good"] and not one["is_complete"]]
-    absent = sum(one["absent_offsets"] for one in tables)
-    words = [f"{wrong} with something wrong"] if wrong else []
-    if tables and not wrong:
-        words = ["nothing wrong was found" if unlooked else _all_there(absent)]
-    if absent and (wrong or unlooked):
-        words += [f"{counted(absent, 'offset')} absent for reasons named above"]
-    if unlooked:
-        deeper = "" if all(one["is_deep"] for one in unlooked) else ", --deep looks at more"
-        words += [f"{len(unlooked)} not looked at in full (`bounds-only` says why{deeper})"]
-    if parted := len(reports) - len(tables):
-        words += [f"{counted(parted, 'topic')} without a table any more"]
-    return f"{counted(len(tables), 'table')}: {', '.join(words) or 'no topic has one yet'}"
+def summary_line(reports: Sequence[Report]) -> str:
+    """One line about all reports, such as `3 tables: no messages missing or duplicated`."""
+    tables = [report for report in reports if not report["is_parted"]]
+    faulty = sum(not report["is_good"] for report in tables)
+    incomplete = [report for report in tables if report["is_good"] and not report["is_complete"]]
+    absent = sum(report["absent_offsets"] for report in tables)
+    parts = [f"{faulty} with errors"] if faulty else []
+    if tables and not faulty:
+        parts = ["no errors found" if incomplete else _complete_text(absent)]
+    if absent and (faulty or incomplete):
+        parts += [f"{counted(absent, 'offset')} absent for the reasons above"]
+    if incomplete:
+        advice = "" if all(report["is_deep"] for report in incomplete) else "; --deep checks more"
+        parts += [f"{len(incomplete)} not fully checked (see the findings with severity info{advice})"]
+    if detached := len(reports) - len(tables):
+        parts += [f"{counted(detached, 'topic')} without a table"]
+    return f"{counted(len(tables), 'table')}: {', '.join(parts) or 'no topic has a table yet'}"
 
 
-def _all_there(absent: int) -> str:
+def _complete_text(absent: int) -> str:
     if not absent:
-        return "nothing is missing, nothing is twice"
-    return f"{counted(absent, 'offset')} absent for reasons named above, nothing else is missing, nothing is twice"
+        return "no messages missing or duplicated"
+    return f"{counted(absent, 'offset')} absent for the reasons above, no other messages missing or duplicated"
 
 
-def _reported(api: LakeApi, bound: dict[str, Any], deep: bool, keep_all: bool) -> Report:
-    """Of one among others: what keeps us from looking at it is wrong with it, and does not end the rest."""
-    if bound["problem"] is not None:
-        return _of_one_finding(bound["topic"], None, deep, _WRONG, bound["problem"])
+def _verify_bound(api: LakeApi, entry: dict[str, Any], deep: bool, keep_all: bool) -> Report:
+    """The report of one of several topics. A table that cannot be checked gets an error, and the others are checked."""
+    if entry["problem"] is not None:
+        return _single_finding_report(entry["topic"], None, deep, _WRONG, entry["problem"])
     try:
-        return _verified(api, bound["topic"], deep, keep_all)
+        return _verify_topic(api, entry["topic"], deep, keep_all)
     except errors.IcestreamError as error:
-        return _of_one_finding(bound["topic"], None, deep, _WRONG, f"{error.message}; {error.hint}".rstrip("; "))
+        text = f"{error.message}; {error.hint}".rstrip("; ")
+        return _single_finding_report(entry["topic"], None, deep, _WRONG, text)
 
 
-def _parted(parted: dict[str, Any], deep: bool) -> Report:
-    """Whoever took it away said so: it is no fault. But nobody looked at what was committed there."""
-    if parted["problem"] is not None:
-        return _of_one_finding(parted["topic"], None, deep, _WRONG, parted["problem"])
-    messages = counted(sum(parted["committed"].values()), "offset")
+def _detached_report(entry: dict[str, Any], deep: bool) -> Report:
+    """The report of a topic whose table was detached. That is no error, but its committed rows were not checked."""
+    if entry["problem"] is not None:
+        return _single_finding_report(entry["topic"], None, deep, _WRONG, entry["problem"])
+    offsets = counted(sum(entry["committed"].values()), "offset")
     text = (
-        f"had the table {parted['table']} and has none: {messages} were committed there, and were not looked at; "
-        "`icestream lake adopt` or `recreate` gives it one again"
+        f"table {entry['table']} was detached; {offsets} committed to it not checked; "
+        "bind a table with `icestream lake adopt` or `icestream lake recreate`"
     )
-    return _of_one_finding(parted["topic"], parted["table"], deep, _KNOWN, text) | {"is_parted": True}
+    return _single_finding_report(entry["topic"], entry["table"], deep, _KNOWN, text) | {"is_parted": True}
 
 
-def _of_one_finding(topic: str, table: str | None, deep: bool, weight: str, text: str) -> Report:
+def _single_finding_report(topic: str, table: str | None, deep: bool, weight: str, text: str) -> Report:
     finding = {"check": "table", "weight": weight, "text": text, "shard": None, "start": 0, "end": 0}
     return {
         "topic": topic,
@@ -123,16 +131,19 @@ def _of_one_finding(topic: str, table: str | None, deep: bool, weight: str, text
     }
 
 
-def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
-    """The report of one topic, with its findings; for people not more than anybody reads."""
+def _verify_topic(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
+    """The report of one topic with its findings; at most SHOWN_MAX of them unless `keep_all`.
+
+    Raises the error that the lake process reports, and ConnectionLost if the response ends early.
+    """
     findings: list[dict[str, Any]] = []
     absent = 0
-    told = api.lines("verify/lines", topic=topic, deep="true" if deep else "false")
-    with progress(topic, 1_000) as advance:
+    lines = api.lines("verify/lines", topic=topic, deep="true" if deep else "false")
+    with progress_bar(topic, 1_000) as advance:
         permille = 0
-        for line in told:
+        for line in lines:
             if "problem" in line:
-                raise error_of(line["problem"])
+                raise problem_error(line["problem"])
             if "report" in line:
                 return {**line["report"], "is_parted": False, "absent_offsets": absent, "findings": findings}
             if "finding" in line:
@@ -143,39 +154,45 @@ def _verified(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
                 now = max(permille, 1_000 * line["progress"]["done"] // max(line["progress"]["all"], 1))
                 advance(now - permille)
                 permille = now
-    raise errors.ConnectionLost("the answer ended too early", hint="the lake process went away: ask again")
+    raise errors.ConnectionLost("incomplete response from the lake process", hint="the lake process stopped: retry")
 
 
 def _absent_offsets(finding: dict[str, Any]) -> int:
-    """Offsets below committed that are no rows, and whose absence is explained."""
+    """The number of offsets below the committed offset without a row, whose absence is explained."""
     is_absence = finding["check"] == "dense" and finding["weight"] == _KNOWN
     return int(finding["end"] - finding["start"]) if is_absence else 0
 
 
-def _listed(api: LakeApi, listing: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _list_all(api: LakeApi, listing: str) -> list[dict[str, Any]]:
+    """The items of all pages of a listing."""
+    items: list[dict[str, Any]] = []
     after = ""
     while True:
         page = api.get(listing, after=after)
-        found += page["items"]
+        items += page["items"]
         if page["next"] is None:
-            return found
+            return items
         after = page["next"]
 
 
-def _by_topic(one: dict[str, Any]) -> str:
-    return str(one["topic"])
+def _by_topic(entry: dict[str, Any]) -> str:
+    return str(entry["topic"])
 
 
-def _show(reports: Sequence[Report], answer: Output, *, is_one: bool) -> None:
-    """For programs one document: the report of a topic that was named, else a list of reports."""
-    if not answer.for_people:
-        answer.document(reports[0] if is_one else list(reports))
+def _show(reports: Sequence[Report], answer: Output, *, is_single: bool) -> None:
+    """Prints the findings and a summary; as JSON the report of the single topic, or a list of reports."""
+    if not answer.is_text:
+        answer.document(reports[0] if is_single else list(reports))
         return
-    rows = [[one["topic"], *(found[name] for name in _LINE[1:])] for one in reports for found in one["findings"]]
+    rows = [_finding_row(report["topic"], finding) for report in reports for finding in report["findings"]]
     if rows:
-        answer.table(_LINE, rows, drop=("check", "weight", "end"), keep=("text",))
-    left = sum(one["finding_count"] - len(one["findings"]) for one in reports)
-    if left:
-        say_aside(f"… and {left} more: --output json names them all")
-    say_aside(last_words(reports))
+        answer.table(_COLUMNS, rows, drop=("check", "severity", "end"), keep=("text",))
+    omitted = sum(report["finding_count"] - len(report["findings"]) for report in reports)
+    if omitted:
+        print_note(f"… and {omitted} more; --output json lists all")
+    print_note(summary_line(reports))
+
+
+def _finding_row(topic: str, finding: dict[str, Any]) -> list[object]:
+    severity = _SEVERITIES.get(finding["weight"], finding["weight"])
+    return [topic, finding["check"], severity, *(finding[name] for name in _COLUMNS[3:])]

@@ -1,4 +1,4 @@
-"""`icestream wal`: look into the log, and repair it with an explicit account of what is lost."""
+"""`icestream wal`: inspects the write-ahead log, and repairs it with an explicit list of the messages lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from icestream import errors
 from icestream.cli.command import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, load_settings
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
-from icestream.cli.progress import progress
+from icestream.cli.output import Cell, Output, OutputFormat, print_note
+from icestream.cli.progress_bar import progress_bar
 from icestream.model.shard import Gap, Topic
 from icestream.observability.words import counted, size_text
 from icestream.runtime.clock import SystemClock
@@ -27,25 +27,26 @@ from icestream.wal.losses import Loss
 from icestream.wal.lost_log import plan_lost_log
 from icestream.wal.repair import apply_repair
 
-app = Commands("Look into the write-ahead log, and repair it.")
+app = Commands("Inspect and repair the write-ahead log.")
 
 LogPath = Annotated[
-    Path | None, typer.Argument(metavar="[DIRECTORY]", help="The log's directory; without it, the configured one.")
+    Path | None, typer.Argument(metavar="[DIRECTORY]", help="Directory of the log; default: that of the settings.")
 ]
 
 
 @contextmanager
-def _directory(where: Path, *, read_only: bool) -> Iterator[LocalDirectory]:
-    directory = open_directory(where, read_only=read_only) if where.is_dir() else None
+def _log_directory(path: Path, *, read_only: bool) -> Iterator[LocalDirectory]:
+    """Opens the directory of the log. Raises InvalidInput if it contains no log, ConfigurationError if unreadable."""
+    directory = open_directory(path, read_only=read_only) if path.is_dir() else None
     if directory is None or not any(map(is_of_a_log, directory.names())):
-        below = where / "wal"
-        hint = f"do you mean {below}?" if below.is_dir() else "start `icestream serve` once, or name a directory"
-        raise errors.InvalidInput(f"there is no log in {where}", hint=hint)
+        below = path / "wal"
+        hint = f"did you mean {below}?" if below.is_dir() else "start `icestream serve` once, or name a directory"
+        raise errors.InvalidInput(f"no log in {path}", hint=hint)
     try:
         yield directory
     except PermissionError as error:
         raise errors.ConfigurationError(
-            f"{error.filename} cannot be read: {error.strerror}", hint="use the account that runs the broker"
+            f"cannot read {error.filename}: {error.strerror}", hint="use the account that runs the broker"
         ) from error
     finally:
         directory.close()
@@ -61,19 +62,19 @@ def inspect(
         int | None, typer.Option("--records", metavar="NUMBER", help="List the records of one log file instead.")
     ] = None,
 ) -> None:
-    """Show files, shards and health of the log; changes nothing and works beside a running broker.
+    """Show files, shards and state of the log; changes nothing and can be used while a broker is running.
 
     Example: icestream wal inspect --output json
     """
     answer = Output(output)
-    wanted = load_settings(config, sets).settings.wal
-    with _directory(path or Path(wanted.base_path), read_only=True) as directory:
+    wal_settings = load_settings(config, sets).settings.wal
+    with _log_directory(path or Path(wal_settings.base_path), read_only=True) as directory:
         if records is not None:
             _show_records(directory, records, answer)
             return
         view = wal_inspect.view_log(directory)
-        quota = quota_of(wanted.quota, wanted.topic_quota, directory.free_bytes(), view.used_bytes)
-    if answer.for_people:
+        quota = quota_of(wal_settings.quota, wal_settings.topic_quota, directory.free_bytes(), view.used_bytes)
+    if answer.is_text:
         _show_view(view, quota, answer)
     else:
         answer.record(_as_document(view, quota))
@@ -97,7 +98,7 @@ def _show_view(view: wal_inspect.LogView, quota: Quota, answer: Output) -> None:
             for file in view.files
         ],
     )
-    answer.say("")
+    answer.print_line("")
     answer.table(
         ("topic", "shard", "floor", "end", "reserved", "epoch", "declared gaps"),
         [
@@ -113,14 +114,14 @@ def _show_view(view: wal_inspect.LogView, quota: Quota, answer: Output) -> None:
             for shard in view.shards
         ],
     )
-    answer.say("")
+    answer.print_line("")
     windows, spares = counted(view.producers, "producer window"), counted(view.spares, "spare file")
-    answer.say(f"checkpoint {view.checkpoint_lsn}, last record {view.last_lsn}, {windows}")
-    answer.say(f"{spares}; {'closed in order' if view.clean else 'open, or ended without a clean stop'}")
+    answer.print_line(f"checkpoint {view.checkpoint_lsn}, last record {view.last_lsn}, {windows}")
+    answer.print_line(f"{spares}; {'closed cleanly' if view.clean else 'open, or not closed cleanly'}")
     node, topic = size_text(quota.node_bytes), size_text(quota.topic_bytes)
-    answer.say(f"{size_text(view.used_bytes)} used of a quota of {node}; a topic may use {topic}")
+    answer.print_line(f"{size_text(view.used_bytes)} used of a quota of {node}; a topic may use {topic}")
     if view.sync_failed:
-        answer.say("a sync failed in the last run: check the disk; the next start writes what is not sealed anew")
+        answer.print_line("a sync failed during the last run: check the disk; the next start rewrites unsealed records")
 
 
 def _as_document(view: wal_inspect.LogView, quota: Quota) -> dict[str, object]:
@@ -169,7 +170,7 @@ def _as_document(view: wal_inspect.LogView, quota: Quota) -> dict[str, object]:
 def _show_records(directory: LocalDirectory, number: int, answer: Output) -> None:
     name = log_name(number)
     if name not in directory.names():
-        raise errors.InvalidInput(f"there is no file {name}", hint="icestream wal inspect lists the files")
+        raise errors.InvalidInput(f"no log file {name}", hint="`icestream wal inspect` lists the files")
     answer.table(
         ("lsn", "kind", "position", "bytes", "sections", "state", "synced through", "append time us"),
         list(wal_inspect.records_of(directory, name, number)),
@@ -183,30 +184,31 @@ def repair(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Really do it: the listed messages are given up, for good.")
+        bool, typer.Option("--accept-loss", help="Repair the log; the listed messages are lost permanently.")
     ] = False,
 ) -> None:
-    """Say what is damaged and which messages that costs; with --accept-loss, make the log start again.
+    """Report damage and the messages lost by it; with --accept-loss, repair the log.
 
-    Reads every record. The damaged files are kept beside the log as damaged-…; the broker must be stopped.
+    Reads every record. The damaged files are kept next to the log as damaged-…; the broker must be stopped.
     Example: icestream wal repair --accept-loss --output json
     """
-    where = path or Path(load_settings(config, sets).settings.wal.base_path)
-    with _directory(where, read_only=False) as directory, closing(directory.lock(LOCK_NAME)):
+    log_path = path or Path(load_settings(config, sets).settings.wal.base_path)
+    with _log_directory(log_path, read_only=False) as directory, closing(directory.lock(LOCK_NAME)):
         plan = plan_lost_log(directory, SystemRandomness().token(16)) or _plan(directory)
         if plan.refusal:
             raise plan.refusal
-        kept = apply_repair(directory, SystemClock(), plan) if accept_loss else []
-    _report(plan, kept, Output(output), accepted=accept_loss)
+        originals = apply_repair(directory, SystemClock(), plan) if accept_loss else []
+    _report(plan, originals, Output(output), is_accepted=accept_loss)
 
 
 def _plan(directory: LocalDirectory) -> RepairPlan:
     files = len([name for name in directory.names() if name.startswith("log-")])
-    with progress("reading the log", files) as advance:
+    with progress_bar("reading the log", files) as advance:
         return plan_repair(directory, lambda: advance(1))
 
 
-def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool) -> None:
+def _report(plan: RepairPlan, originals: list[str], answer: Output, *, is_accepted: bool) -> None:
+    """Prints the losses, and what was or has to be done. `originals`: names of the damaged files that were kept."""
     rows = [
         (
             loss.file,
@@ -220,30 +222,33 @@ def _report(plan: RepairPlan, kept: list[str], answer: Output, *, accepted: bool
     ]
     answer.table(("file", "position", "bytes", "records", "messages lost", "perhaps more"), rows)
     for topic in plan.nameless:
-        say_aside(f"the name of topic {topic.id} is lost with it: the log calls it {topic.name}")
+        print_note(f"The name of topic {topic.id} is lost; the log uses {topic.name} instead.")
     if plan.is_lost_whole:
-        say_aside(
-            "the directory has no log file. If this node has had a log, every message that is in no table is lost, and "
-            "the next start declares a gap for each shard that the metadata store knows; if not, there is nothing to do"
+        print_note(
+            "The directory has no log file. If this node had a log, all uncommitted messages are lost, and the next "
+            "start declares a gap for each shard in the metadata store. Otherwise there is nothing to do."
         )
     elif plan.has_lost_end:
-        say_aside(
-            "the end of the log is lost: topics that were new in it are not listed, and may have lost messages, too. "
-            "A start that knows them by the metadata store declares a gap for each of their shards"
+        print_note(
+            "The end of the log is lost. Topics created in it are not listed and may have lost messages as well; the "
+            "next start declares a gap for each of their shards in the metadata store."
         )
     if not plan.is_needed:
-        say_aside(f"{counted(plan.files, 'file')} read, nothing is damaged")
+        print_note(f"{counted(plan.files, 'file')} read, no damage found.")
     elif plan.is_decided:
-        say_aside(
-            "a repair was interrupted and is finished now; `icestream wal repair` says whether anything is left"
-            if accepted
-            else "a repair was interrupted: `icestream wal repair --accept-loss` finishes it"
+        print_note(
+            "An interrupted repair was completed; run `icestream wal repair` again to check for further damage."
+            if is_accepted
+            else "A repair was interrupted; `icestream wal repair --accept-loss` completes it."
         )
-    elif accepted:
-        originals = f"originals kept as {', '.join(kept)}" if kept else "no file had to be written anew"
-        say_aside(f"repaired; {originals}")
+    elif is_accepted:
+        details = f"originals kept as {', '.join(originals)}" if originals else "no file had to be rewritten"
+        print_note(f"Repaired; {details}.")
     else:
-        say_aside("nothing was changed; `icestream wal repair --accept-loss` gives up what is listed and mends the log")
+        print_note(
+            "Nothing was changed. `icestream wal repair --accept-loss` discards the listed messages and repairs "
+            "the log."
+        )
 
 
 def _records_cell(loss: Loss) -> Cell:
@@ -253,10 +258,10 @@ def _records_cell(loss: Loss) -> Cell:
 
 
 def _gaps_cell(plan: RepairPlan, gaps: list[Gap], nothing: str, text: Callable[[str, Gap], str]) -> Cell:
-    """The gaps with the names of their topics, as far as the log still knows them."""
+    """The gaps with the names of their topics, as far as the log still has the names."""
     names = [plan.topics.get(gap.key.topic_id, Topic.nameless(gap.key.topic_id)).name for gap in gaps]
-    shown = ", ".join(text(f"{name} shard {gap.key.shard}", gap) for name, gap in zip(names, gaps, strict=True))
-    return Cell([_gap_document(name, gap) for name, gap in zip(names, gaps, strict=True)], shown or nothing)
+    texts = ", ".join(text(f"{name} shard {gap.key.shard}", gap) for name, gap in zip(names, gaps, strict=True))
+    return Cell([_gap_document(name, gap) for name, gap in zip(names, gaps, strict=True)], texts or nothing)
 
 
 def _gap_document(topic: str, gap: Gap) -> dict[str, int | str]:
@@ -265,9 +270,9 @@ def _gap_document(topic: str, gap: Gap) -> dict[str, int | str]:
     }  # fmt: skip
 
 
-def _gap_text(where: str, gap: Gap) -> str:
-    return f"{where} {gap.start}..{gap.end - 1}"
+def _gap_text(shard: str, gap: Gap) -> str:
+    return f"{shard} {gap.start}..{gap.end - 1}"
 
 
-def _unknown_text(where: str, gap: Gap) -> str:
-    return f"{where} from {gap.start} on (goes on at {gap.end})"
+def _unknown_text(shard: str, gap: Gap) -> str:
+    return f"{shard} from {gap.start} (resumes at {gap.end})"

@@ -47,7 +47,7 @@ def _run(given: argparse.Namespace) -> int:
     import asyncio
 
     from icestream import error_codes, errors
-    from icestream.lake.options import TOKEN_VARIABLE, LakeOptions, elsewhere_from, store_from
+    from icestream.lake.lake_options import TOKEN_VARIABLE, LakeOptions, elsewhere_from, store_from
     from icestream.lake.serving import serve
     from icestream.observability.log import get_logger, set_up_logging
     from icestream.readers.cache_options import CacheOptions

@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from icestream import errors, limits
-from icestream.lake.options import NODE_TOKEN_HEADER
+from icestream.lake.lake_options import NODE_TOKEN_HEADER
 from icestream.runtime.connection_room import ConnectionRoom, RoomState, Standing
 from icestream.runtime.keep_alive import keep_alive
 

@@ -26,13 +26,13 @@ from icestream.catalogs.warehouse_fence_record import is_object_location, object
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.shared_sync import LogDiskMonitor
+from icestream.lake.dispatch import Front, build_front
 from icestream.lake.foreign_operations import ForeignOperations
-from icestream.lake.front import Front, build_front
 from icestream.lake.http import BoundedHttp, Places
 from icestream.lake.iceberg.access import NO_ACCESS, Access
+from icestream.lake.lake_options import LakeOptions
 from icestream.lake.operations import Operations, OwnOperations
-from icestream.lake.options import LakeOptions
-from icestream.lake.requests import Requests
+from icestream.lake.request_metrics import Requests
 from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.observability.log import get_logger

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from icestream.catalog.topic_rules.operation_preview import Consent, OperationPreview, ShardLog, TopicLog
-from icestream.lake.broker import BrokerCalls
+from icestream.lake.broker_calls import BrokerCalls
 from icestream.lake.operations import AskLog
 
 Decide = Callable[[AskLog, bool], Awaitable[OperationPreview]]

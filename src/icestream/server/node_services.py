@@ -29,7 +29,7 @@ from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.fence_calls import FenceCalls
 from icestream.internal_api.pipeline_calls import PipelineCalls
-from icestream.lake.options import LakeOptions
+from icestream.lake.lake_options import LakeOptions
 from icestream.metadata.node_store import NodeStore
 from icestream.observability import metrics
 from icestream.observability.health import Check, failure

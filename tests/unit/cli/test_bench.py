@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from icestream import connect_sync, testing
-from icestream.cli.bench import Load, Measured, figures, percentile, words
+from icestream.cli.bench import BenchResult, Load, figures, figures_text, percentile
 from icestream.settings import Settings
 from tests.support.command_line import icestream
 
@@ -50,7 +50,7 @@ def test_a_percentile_is_one_of_the_values(share: int, expected: float) -> None:
 
 
 def test_rates_are_counts_by_seconds() -> None:
-    load, found = Load(100, 10, 1), Measured(2.0, [0.001], 0.5)
+    load, found = Load(100, 10, 1), BenchResult(2.0, [0.001], 0.5)
     assert figures(load, found) == {
         "messages": 100,
         "payload_bytes": 10,
@@ -60,7 +60,7 @@ def test_rates_are_counts_by_seconds() -> None:
         "ack_p50_seconds": 0.001,
         "ack_p99_seconds": 0.001,
     }
-    assert words(load, found) == {
+    assert figures_text(load, found) == {
         "load": "100 messages of 10 bytes",
         "publish": "50 messages/s, 500 B/s",
         "consume": "200 messages/s",

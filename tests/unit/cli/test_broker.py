@@ -13,10 +13,17 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits, testing
-from icestream.cli.broker import DEFAULT_ADDRESS, DEFAULT_SOCKET, VARIABLE, Target, is_of_a_setting, place_at
+from icestream.cli.broker import (
+    BROKER_VARIABLE,
+    DEFAULT_ADDRESS,
+    DEFAULT_SOCKET,
+    Target,
+    is_setting_variable,
+    parse_location,
+)
+from icestream.cli.broker_settings import broker_settings
 from icestream.cli.command import WIDE
 from icestream.cli.contexts import Context, Contexts, contexts_file, read_contexts, write_contexts
-from icestream.cli.told_settings import told_settings
 from tests.support.command_line import icestream
 from tests.unit.cli.test_commands import ALL, options
 
@@ -29,7 +36,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither contexts nor variables of whoever runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name == VARIABLE or is_of_a_setting(name)]:
+    for name in [name for name in os.environ if name == BROKER_VARIABLE or is_setting_variable(name)]:
         monkeypatch.delenv(name)
 
 
@@ -53,9 +60,9 @@ def broker() -> Iterator[testing.TestBroker]:
     ],
 )
 def test_an_address_or_the_context_that_has_it(text: str, address: str) -> None:
-    found = place_at(text, "--broker", CONTEXTS)
+    found = parse_location(text, "--broker", CONTEXTS)
     assert (found.address, found.socket) == (address, None)
-    assert (found.token_file is not None, found.rule) == (text == "production", found.rule)
+    assert (found.token_file is not None, found.chosen_by) == (text == "production", found.chosen_by)
 
 
 def test_a_path_is_a_socket_or_the_data_dir_of_one(tmp_path: Path) -> None:
@@ -67,14 +74,14 @@ def test_a_path_is_a_socket_or_the_data_dir_of_one(tmp_path: Path) -> None:
         ("elsewhere/any.sock", "elsewhere/any.sock"),
         (f"unix://{tmp_path}/x.sock", f"{tmp_path}/x.sock"),
     ):
-        found = place_at(text, "--broker", CONTEXTS)
+        found = parse_location(text, "--broker", CONTEXTS)
         assert (found.socket, found.address) == (Path(socket), None)
 
 
 @pytest.mark.parametrize("text", ["", "prodution", "::::", "unix://relative", "icestream://", "a b:1", "\udcff"])
 def test_a_text_that_means_nothing_is_refused_with_what_would(text: str) -> None:
     with pytest.raises(errors.InvalidInput) as caught:
-        place_at(text, "--broker", CONTEXTS)
+        parse_location(text, "--broker", CONTEXTS)
     assert caught.value.hint
 
 
@@ -85,24 +92,30 @@ def test_an_option_beats_the_variable_beats_the_context_beats_the_settings(tmp_p
     file = tmp_path / "broker.yml"
     file.write_text(f"data_dir: {tmp_path}/filed\n")
     write_contexts(CONTEXTS.using("production"))
-    environment = {VARIABLE: "127.0.0.1:7001"}
+    environment = {BROKER_VARIABLE: "127.0.0.1:7001"}
     chosen = [
-        Target("127.0.0.1:7000", file, ["data_dir=x"]).chosen(environment),
-        Target(None, file).chosen(environment),
-        Target(None, None, [f"data_dir={tmp_path}/set"]).chosen(environment),
-        Target(None, None, ["log.level=debug"]).chosen(environment),  # says nothing of where a broker is
-        Target().chosen({}),
+        Target("127.0.0.1:7000", file, ["data_dir=x"]).choose(environment),
+        Target(None, file).choose(environment),
+        Target(None, None, [f"data_dir={tmp_path}/set"]).choose(environment),
+        Target(None, None, ["log.level=debug"]).choose(environment),  # says nothing of where a broker is
+        Target().choose({}),
     ]
-    assert [place.rule for place in chosen] == ["--broker", "--config", "--set", VARIABLE, "context production"]
+    assert [place.chosen_by for place in chosen] == [
+        "--broker",
+        "--config",
+        "--set",
+        BROKER_VARIABLE,
+        "context production",
+    ]
     assert [place.address for place in chosen[3:]] == ["icestream://127.0.0.1:7001", "icestream://10.0.0.1:6651"]
     assert [place.socket for place in chosen[1:3]] == [tmp_path / f"{name}/broker.sock" for name in ("filed", "set")]
     write_contexts(CONTEXTS)
-    assert Target().chosen({}).socket == DEFAULT_SOCKET
-    assert Target().chosen({}).address == DEFAULT_ADDRESS
+    assert Target().choose({}).socket == DEFAULT_SOCKET
+    assert Target().choose({}).address == DEFAULT_ADDRESS
 
 
 def test_the_variable_is_no_setting(broker: testing.TestBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, broker.address)
+    monkeypatch.setenv(BROKER_VARIABLE, broker.address)
     assert icestream("config", "show").code == 0
 
 
@@ -114,7 +127,7 @@ ASKING = (
 
 
 @pytest.mark.parametrize("line", ASKING)
-@pytest.mark.parametrize("rule", ["--broker", VARIABLE, "context", "ICESTREAM_DATA_DIR"])
+@pytest.mark.parametrize("rule", ["--broker", BROKER_VARIABLE, "context", "ICESTREAM_DATA_DIR"])
 def test_a_broker_on_any_ports_is_found_by_every_rule(
     line: str, rule: str, broker: testing.TestBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,23 +152,23 @@ def test_doctor_looks_at_the_ports_that_the_broker_has(broker: testing.TestBroke
     for where in (str(broker.node.settings.data_dir), broker.address):
         rows = {row["check"]: row for row in icestream("doctor", "--broker", where, "--output", "json").document}
         assert port in rows["ports.native"]["finding"]
-        assert "an Icestream answers" in rows["ports.native"]["finding"]
+        assert "in use by an Icestream broker" in rows["ports.native"]["finding"]
         assert rows["broker"]["finding"].startswith("ready")
 
 
 def test_what_an_address_does_not_offer_names_the_rule_that_led_there(broker: testing.TestBroker) -> None:
     ran = icestream("namespace", "list", "--broker", broker.address)
     assert (ran.code, ran.out) == (4, "")
-    assert "local socket only, and --broker led to an address" in ran.err
+    assert "local socket, but --broker selected the address" in ran.err
 
 
-@pytest.mark.parametrize("rule", ["--broker", VARIABLE, "context gone", "default settings"])
+@pytest.mark.parametrize("rule", ["--broker", BROKER_VARIABLE, "context gone", "default settings"])
 def test_a_broker_that_does_not_answer_is_told_with_the_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["topic", "list"]
     if rule == "--broker":
         words += ["--broker", "127.0.0.1:1"]
-    elif rule == VARIABLE:
-        monkeypatch.setenv(VARIABLE, "127.0.0.1:1")
+    elif rule == BROKER_VARIABLE:
+        monkeypatch.setenv(BROKER_VARIABLE, "127.0.0.1:1")
     elif rule == "context gone":
         icestream("context", "add", "gone", "127.0.0.1:1", "--use")
     else:
@@ -168,7 +181,9 @@ def test_a_data_dir_without_a_broker_never_leads_to_the_broker_at_the_default_po
     broker: testing.TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, _, port = broker.address.removeprefix("icestream://").rpartition(":")
-    monkeypatch.setattr("icestream.cli.broker.address_of", lambda settings: broker.address)  # as on its default port
+    monkeypatch.setattr(
+        "icestream.cli.broker.settings_address", lambda settings: broker.address
+    )  # as on its default port
     file = tmp_path / "broker.yml"
     file.write_text(f"data_dir: {tmp_path}/nothing\n")
     named = ("--set", f"data_dir={tmp_path}/nothing")
@@ -207,7 +222,7 @@ def test_a_data_dir_of_a_stopped_broker_leads_to_no_port_at_all(
     assert (ran.code, f"no broker runs on data_dir {data_dir}" in ran.err) == (11, True), ran.err
     if line in LAKE_LINES:  # a port that is named counts
         ran = icestream(*line.split(), *words, "--set", "ports.lake=1")
-        assert (ran.code, "http://127.0.0.1:1 does not answer" in ran.err) == (11, True), ran.err
+        assert (ran.code, "no response from http://127.0.0.1:1" in ran.err) == (11, True), ran.err
 
 
 def test_a_catalog_elsewhere_needs_no_broker_unless_the_node_is_asked_too(tmp_path: Path) -> None:
@@ -215,9 +230,9 @@ def test_a_catalog_elsewhere_needs_no_broker_unless_the_node_is_asked_too(tmp_pa
     target = Target(
         None, None, [f"data_dir={tmp_path}/stopped", f"{catalog}.type=rest", f"{catalog}.uri=http://127.0.0.1:1"]
     )
-    assert told_settings(target).catalog.uri == "http://127.0.0.1:1"
+    assert broker_settings(target).catalog.uri == "http://127.0.0.1:1"
     with pytest.raises(errors.ConnectionLost, match="no broker runs on data_dir"):
-        told_settings(target, needs_node=True)
+        broker_settings(target, needs_node=True)
 
 
 # --- contexts ---------------------------------------------------------------------------------------------------------

@@ -95,16 +95,16 @@ def test_a_command_loads_only_what_it_needs(tmp_path: Path) -> None:
 def test_the_places_that_are_known_without_settings_are_those_of_the_settings() -> None:
     settings = Settings.default()
     assert settings.local_socket == broker.DEFAULT_SOCKET
-    assert broker.address_of(settings) == broker.DEFAULT_ADDRESS
+    assert broker.settings_address(settings) == broker.DEFAULT_ADDRESS
 
 
 @pytest.mark.parametrize("variable", ["ICESTREAM_DATA_DIR", "DANUBE_SUB_CURSOR_FLUSH_MS"])
 def test_a_variable_is_enough_to_look_at_the_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(broker.VARIABLES)]:
+    for name in [name for name in os.environ if name.startswith(broker.SETTING_VARIABLE_PREFIXES)]:
         monkeypatch.delenv(name)
-    assert broker.Target().is_silent
+    assert broker.Target().has_no_settings
     monkeypatch.setenv(variable, "5")
-    assert not broker.Target().is_silent
+    assert not broker.Target().has_no_settings
 
 
 def test_the_list_of_commands_fits_a_narrow_terminal() -> None:

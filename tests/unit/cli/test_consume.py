@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from icestream import connect, connect_sync, errors, testing
-from icestream.cli.consume import Progress, Wanted, _conclude
-from icestream.cli.formats import format_of
-from icestream.cli.places import place_of, time_text
+from icestream.cli.consume import ConsumeOptions, ConsumeProgress, _conclude
+from icestream.cli.message_format import parse_format
+from icestream.cli.positions import parse_position, time_text
 from icestream.client.message import Gap
 from icestream.model.shard import GapState
 from icestream.model.topic_name import TopicName
@@ -139,7 +139,9 @@ def test_what_another_consumer_has_is_said_not_to_come(broker: testing.TestBroke
         next(iter(other))
         ran = consume(broker, topic, "--subscription", "s", "--timeout", "0.4")
     assert ran.code == 0
-    assert "nothing came for 0.4 s, although the end is not reached in shard 0 (another consumer" in ran.err
+    assert (
+        "no message received for 0.4 s, but the end is not reached in shard 0 (delivered to another consumer" in ran.err
+    )
 
 
 def test_from_does_not_move_a_subscription_that_exists(broker: testing.TestBroker, topic: str) -> None:
@@ -172,7 +174,7 @@ def test_an_unknown_topic_is_not_made(broker: testing.TestBroker) -> None:
     ran = consume(broker, "/default/nothing-here")
     assert (ran.code, ran.out) == (4, "")
     assert "there is no topic /default/nothing-here" in ran.err
-    assert "hint: create it, or publish to it once; `icestream topic list` shows all" in ran.err
+    assert "hint: create it, or publish to it once; `icestream topic list` lists all topics" in ran.err
     with connect_sync(broker.address) as client:
         assert "/default/nothing-here" not in client.list_topics()
 
@@ -180,7 +182,7 @@ def test_an_unknown_topic_is_not_made(broker: testing.TestBroker) -> None:
 def test_a_misspelt_topic_is_suggested(broker: testing.TestBroker, topic: str) -> None:
     ran = consume(broker, topic[:-1] + "x")
     assert ran.code == 4
-    assert f"hint: do you mean {topic}? `icestream topic list` shows all" in ran.err
+    assert f"hint: did you mean {topic}? `icestream topic list` lists all topics" in ran.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -233,31 +235,31 @@ def test_a_broker_that_goes_away_is_an_error() -> None:
             ran = consume(own, str(name), "--subscription", "s", "--type", "shared", "--timeout", "1")
             stopping.join()
     assert (ran.code, ran.out) == (11, "")
-    assert "the connection to the broker is lost; written until then: 0 messages" in ran.err
+    assert "connection to the broker lost after 0 messages" in ran.err
 
 
 def test_a_shard_is_done_at_the_end_that_it_had() -> None:
-    progress = Progress()
+    progress = ConsumeProgress()
     progress.begin({0: 3, 1: 5}, {0: 5, 1: 5, 2: 2})
     assert progress.behind == {0, 2}
-    progress.note(0, 3)
-    progress.note(2, 1)
+    progress.record(0, 3)
+    progress.record(2, 1)
     assert (progress.behind, progress.written) == ({0}, 2)
-    assert [progress.is_before_the_end(0, 4), progress.is_before_the_end(0, 5), progress.is_before_the_end(1, 5)] == [
+    assert [progress.is_before_end(0, 4), progress.is_before_end(0, 5), progress.is_before_end(1, 5)] == [
         True, False, False,
     ]  # fmt: skip
-    progress.note(0, 4)
+    progress.record(0, 4)
     assert progress.behind == set()
 
 
 def test_a_gap_up_to_the_end_is_the_end() -> None:
-    progress = Progress()
+    progress = ConsumeProgress()
     progress.begin({0: 0}, {0: 100})
     gap = Gap(0, 5, 100, GapState.UNUSED, "unclean stop")
     progress.skip([gap])
     assert progress.behind == {0}, "what is before it has not come yet"
     for offset in range(5):
-        progress.note(0, offset)
+        progress.record(0, offset)
     progress.skip([gap])
     assert (progress.behind, progress.written, progress.reached) == (set(), 5, {0: 100})
 
@@ -280,13 +282,13 @@ NOW = datetime(2026, 7, 1, 12, tzinfo=UTC)
     ],
 )
 def test_places_are_read(text: str, expected: object) -> None:
-    assert place_of(text, NOW) == expected
+    assert parse_position(text, NOW) == expected
 
 
 @pytest.mark.parametrize("text", ["", "Earliest", "1e3", "-1", "-m", "-999999999d", "now", "12:00", "²"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput):
-        place_of(text, NOW)
+        parse_position(text, NOW)
 
 
 def test_times_are_written_in_utc() -> None:
@@ -312,11 +314,15 @@ def test_a_subscription_that_cannot_go_on_is_an_error_with_the_reason(
 
 @pytest.mark.asyncio
 async def test_a_run_of_its_own_that_does_not_reach_the_end_is_an_error(broker: testing.TestBroker, topic: str) -> None:
-    progress = Progress()
+    progress = ConsumeProgress()
     progress.begin({0: 0}, {0: 10})
-    request = Wanted(topic, None, None, None, format_of("text"), None, follow=False, acks=True, idle_seconds=30.0)
+    request = ConsumeOptions(
+        topic, None, None, None, parse_format("text"), None, follow=False, acks=True, idle_seconds=30.0
+    )
     async with connect(broker.address) as client, client.subscribe(topic, "s", start="earliest") as messages:
-        with pytest.raises(errors.SubscriptionStalled, match=r"nothing came for 30 s, although .* in shard 0; written"):
+        with pytest.raises(
+            errors.SubscriptionStalled, match=r"no message received for 30 s, but .* in shard 0; stopped"
+        ):
             _conclude(request, progress, messages, asyncio.Event(), is_lost=False)
-        progress.note(0, 9)
+        progress.record(0, 9)
         _conclude(request, progress, messages, asyncio.Event(), is_lost=False)

@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from icestream import limits, testing
-from icestream.cli import findings
-from icestream.cli.findings import State
+from icestream.cli import doctor_rules
+from icestream.cli.doctor_rules import CheckState
 from icestream.pipeline.spark_setup.jar_choice import JarChoice, JarCopy, JarOrigin
 from icestream.pipeline.spark_setup.java_choice import JavaChoice, JavaInstall, JavaOrigin
 from icestream.pipeline.spark_setup.pinned_versions import ICEBERG_SPARK as JAR
@@ -79,9 +79,9 @@ def test_beside_a_broker_it_is_asked_how_it_is() -> None:
         ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"ports.broker_http={http}")
         ran = doctor(settings.data_dir, *ports, "storage.iceberg_config.wal.max_file_size=16MiB")
     found = by_check(ran)
-    assert "will be made" not in found["data"]["finding"]
+    assert "will be created" not in found["data"]["finding"]
     assert (ran.code, found["ports.native"]["state"]) == (0, "ok")
-    assert found["ports.native"]["finding"].endswith("an Icestream answers")
+    assert found["ports.native"]["finding"].endswith("in use by an Icestream broker")
     assert found["broker"]["finding"].startswith("ready, ")
     assert (found["log"]["state"], found["log quota"]["state"]) == ("ok", "ok")
 
@@ -127,7 +127,7 @@ def test_beside_a_broker_a_port_that_speaks_no_grpc_is_a_problem(key: str) -> No
         ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"{key}={port}")
         ran = doctor(settings.data_dir, *ports, "danube.enable=true")  # which the broker itself has not
     assert (states(ran)["ports.native"], states(ran)[key]) == ("ok", "problem")
-    assert "no gRPC there" in by_check(ran)[key]["finding"]
+    assert "it does not speak gRPC" in by_check(ran)[key]["finding"]
 
 
 def certificates(folder: Path) -> dict[str, Path]:
@@ -156,8 +156,8 @@ async def test_the_ports_of_danube_answer_while_their_broker_runs_and_are_a_prob
     finally:
         await node.stop()
     found = by_check(beside)
-    assert found["ports.danube"]["finding"] == f"{given[0].partition('=')[2]} answers"
-    assert found["ports.danube_admin"]["finding"] == f"{given[1].partition('=')[2]} answers"
+    assert found["ports.danube"]["finding"] == f"{given[0].partition('=')[2]} in use by an Icestream broker"
+    assert found["ports.danube_admin"]["finding"] == f"{given[1].partition('=')[2]} in use by an Icestream broker"
     assert [states(without)[key] for key in ("ports.danube", "ports.danube_admin")] == ["problem", "problem"]
 
 
@@ -167,7 +167,7 @@ def test_a_broker_on_other_data_is_not_taken_for_the_one_of_the_directory(tmp_pa
         other = doctor(tmp_path / "data", native)
         own = doctor(broker.node.settings.data_dir, native)
     assert by_check(other)["data_dir"]["state"] == "warning"
-    assert f"none has run on {tmp_path / 'data'}" in by_check(other)["data_dir"]["finding"]
+    assert f"no broker has run on {tmp_path / 'data'}" in by_check(other)["data_dir"]["finding"]
     assert "data_dir" not in by_check(own)
 
 
@@ -177,7 +177,7 @@ def test_ports_that_the_settings_leave_open_are_those_of_the_broker_in_the_direc
         ran = icestream("doctor", "--broker", str(broker.node.settings.data_dir), "--output", "json")
     found = by_check(ran)
     shown = [found[key]["finding"] for key in ("ports.danube", "ports.danube_admin")]
-    assert shown == [f"{port} answers" for port in ports]
+    assert shown == [f"{port} in use by an Icestream broker" for port in ports]
 
 
 def test_files_of_the_log_that_hold_no_message_are_not_counted_as_used() -> None:
@@ -185,22 +185,22 @@ def test_files_of_the_log_that_hold_no_message_are_not_counted_as_used() -> None
         settings = broker.node.settings
         ran = doctor(settings.data_dir, "storage.iceberg_config.wal.quota=64MiB")
     found = by_check(ran)
-    assert found["log quota"]["finding"] == "0 % of the quota is used"
+    assert found["log quota"]["finding"] == "0 % of the quota used"
     assert "the log uses 0 B of 64.0 MiB" in found["disk"]["finding"]
 
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [(0o600, ""), (0o640, ""), (0o644, "can be read by every account"), (0o602, "can be changed by every account")],
+    [(0o600, ""), (0o640, ""), (0o644, "is readable by every account"), (0o602, "is writable by every account")],
 )
 def test_a_secret_that_other_accounts_can_use_is_a_warning(tmp_path: Path, mode: int, words: str) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("0123456789abcdef\n")
     tokens.chmod(mode)
-    finding = findings.secret_file("lake.token_file", str(tokens), tokens.stat().st_mode)
+    finding = doctor_rules.secret_file("lake.token_file", str(tokens), tokens.stat().st_mode)
     assert (finding is None) == (not words)
     if finding is not None:
-        assert finding.state is State.WARNING
+        assert finding.state is CheckState.WARNING
         assert f"{words} of this machine (mode {mode:04o})" in finding.text
         assert f"chmod 600 {tokens}" in finding.fix
 
@@ -210,7 +210,7 @@ def test_a_token_file_that_every_account_can_read_is_told(tmp_path: Path) -> Non
     tokens.write_text("0123456789abcdef\n")
     tokens.chmod(0o644)
     found = by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))["lake.token_file"]
-    assert (found["state"], "can be read by every account" in found["finding"]) == ("warning", True)
+    assert (found["state"], "is readable by every account" in found["finding"]) == ("warning", True)
     tokens.chmod(0o600)
     assert "lake.token_file" not in by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))
 
@@ -262,41 +262,41 @@ def test_a_file_in_the_place_of_the_data_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("finding", "state"),
     [
-        (findings.free_disk(1000 * MIB, 0, 500 * MIB, 64 * MIB), State.OK),
-        (findings.free_disk(63 * MIB, 0, 10 * MIB, 64 * MIB), State.PROBLEM),
-        (findings.free_disk(100 * MIB, 50 * MIB, 151 * MIB, 64 * MIB), State.WARNING),
-        (findings.free_disk(100 * MIB, 50 * MIB, 150 * MIB, 64 * MIB), State.OK),
-        (findings.sync_cost(0.001, "always"), State.OK),
-        (findings.sync_cost(0.02, "always"), State.WARNING),
-        (findings.sync_cost(0.02, "periodic"), State.OK),
-        (findings.sync_cost(0.000_001, "always"), State.WARNING),
-        (findings.open_files(-1), State.OK),
-        (findings.open_files(255), State.PROBLEM),
-        (findings.open_files(1024), State.WARNING),
-        (findings.open_files(20_000), State.OK),
-        (findings.clock(0, None), State.PROBLEM),
-        (findings.clock(1_800_000_000, 1_800_000_006), State.WARNING),
-        (findings.clock(1_800_000_000, 1_800_000_004), State.OK),
-        (findings.log_share(79, 100), State.OK),
-        (findings.log_share(80, 100), State.WARNING),
-        (findings.log_share(100, 100), State.PROBLEM),
-        (findings.java(JavaChoice(JAVA, ("JAVA_HOME is unfit",))), State.OK),
-        (findings.java(JavaChoice(None)), State.WARNING),
-        (findings.java(JavaChoice(None, ("it is Java 25",))), State.WARNING),
-        (findings.pyspark("4.1.4"), State.OK),
-        (findings.pyspark(""), State.WARNING),
-        (findings.pyspark("4.2.0"), State.PROBLEM),
+        (doctor_rules.free_disk(1000 * MIB, 0, 500 * MIB, 64 * MIB), CheckState.OK),
+        (doctor_rules.free_disk(63 * MIB, 0, 10 * MIB, 64 * MIB), CheckState.PROBLEM),
+        (doctor_rules.free_disk(100 * MIB, 50 * MIB, 151 * MIB, 64 * MIB), CheckState.WARNING),
+        (doctor_rules.free_disk(100 * MIB, 50 * MIB, 150 * MIB, 64 * MIB), CheckState.OK),
+        (doctor_rules.sync_cost(0.001, "always"), CheckState.OK),
+        (doctor_rules.sync_cost(0.02, "always"), CheckState.WARNING),
+        (doctor_rules.sync_cost(0.02, "periodic"), CheckState.OK),
+        (doctor_rules.sync_cost(0.000_001, "always"), CheckState.WARNING),
+        (doctor_rules.open_files(-1), CheckState.OK),
+        (doctor_rules.open_files(255), CheckState.PROBLEM),
+        (doctor_rules.open_files(1024), CheckState.WARNING),
+        (doctor_rules.open_files(20_000), CheckState.OK),
+        (doctor_rules.clock(0, None), CheckState.PROBLEM),
+        (doctor_rules.clock(1_800_000_000, 1_800_000_006), CheckState.WARNING),
+        (doctor_rules.clock(1_800_000_000, 1_800_000_004), CheckState.OK),
+        (doctor_rules.log_share(79, 100), CheckState.OK),
+        (doctor_rules.log_share(80, 100), CheckState.WARNING),
+        (doctor_rules.log_share(100, 100), CheckState.PROBLEM),
+        (doctor_rules.java(JavaChoice(JAVA, ("JAVA_HOME is unfit",))), CheckState.OK),
+        (doctor_rules.java(JavaChoice(None)), CheckState.WARNING),
+        (doctor_rules.java(JavaChoice(None, ("it is Java 25",))), CheckState.WARNING),
+        (doctor_rules.pyspark("4.1.4"), CheckState.OK),
+        (doctor_rules.pyspark(""), CheckState.WARNING),
+        (doctor_rules.pyspark("4.2.0"), CheckState.PROBLEM),
         (
-            findings.iceberg_jar(JAR, JarChoice(JarCopy(Path("/x.jar"), JarOrigin.CACHE, JAR.bytes, JAR.sha256))),
-            State.OK,
+            doctor_rules.iceberg_jar(JAR, JarChoice(JarCopy(Path("/x.jar"), JarOrigin.CACHE, JAR.bytes, JAR.sha256))),
+            CheckState.OK,
         ),
-        (findings.iceberg_jar(JAR, JarChoice(None)), State.WARNING),
-        (findings.iceberg_jar(JAR, JarChoice(None, ("too short",))), State.WARNING),
-        (findings.iceberg_jar(JAR, JarChoice(None, ("too short",), is_final=True)), State.PROBLEM),
+        (doctor_rules.iceberg_jar(JAR, JarChoice(None)), CheckState.WARNING),
+        (doctor_rules.iceberg_jar(JAR, JarChoice(None, ("too short",))), CheckState.WARNING),
+        (doctor_rules.iceberg_jar(JAR, JarChoice(None, ("too short",), is_final=True)), CheckState.PROBLEM),
     ],
 )
-def test_values_are_judged(finding: findings.Finding, state: State) -> None:
-    assert (finding.state, bool(finding.fix)) == (state, state is not State.OK)
+def test_values_are_judged(finding: doctor_rules.CheckResult, state: CheckState) -> None:
+    assert (finding.state, bool(finding.fix)) == (state, state is not CheckState.OK)
 
 
 def test_a_wrong_jar_and_an_unfit_java_are_told_with_the_fix(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from icestream import connect_sync, limits, testing
-from icestream.cli.lake_lag import Wanted
+from icestream.cli.lake_lag import CommitGoal
 from icestream.model.backlog import Backlog, ShardBacklog, TopicBacklog
 from tests.support.command_line import icestream
 
@@ -51,28 +51,28 @@ def told(*topics: tuple[int, int, int, int]) -> Backlog:
 
 
 def test_hazard_24_topics_that_an_answer_had_no_room_for_are_waited_for_too() -> None:
-    wanted = Wanted(None, began_us=100)
+    goal = CommitGoal(None, started_us=100)
     for found, left in (
         (told((1, 0, 5, 10), (2, 0, 3, 20)), 2),
         (told((2, 0, 3, 20), (3, 0, 4, 90)), 2),  # one is done: there is room for a third
         (told((3, 0, 4, 90), (4, 0, 1, 101)), 1),  # what came since is not waited for
         (told((4, 0, 9, 101), (1, 5, 6, 102)), 0),
     ):
-        wanted.note(found)
-        assert wanted.left(found) == left
-    assert wanted.rows == 5 + 3 + 4
+        goal.add(found)
+        assert goal.uncommitted_shards(found) == left
+    assert goal.rows == 5 + 3 + 4
 
 
 def test_who_asks_for_one_topic_waits_for_no_other() -> None:
-    wanted = Wanted("/default/t2", began_us=100)
+    goal = CommitGoal("/default/t2", started_us=100)
     first = told((1, 0, 5, 10), (2, 0, 3, 20))
-    wanted.note(first)
-    assert (wanted.rows, wanted.left(first)) == (3, 1)
-    wanted.note(told((3, 0, 4, 30)))
-    assert (wanted.rows, wanted.left(told((1, 0, 5, 10), (3, 0, 4, 30)))) == (3, 0)
+    goal.add(first)
+    assert (goal.rows, goal.uncommitted_shards(first)) == (3, 1)
+    goal.add(told((3, 0, 4, 30)))
+    assert (goal.rows, goal.uncommitted_shards(told((1, 0, 5, 10), (3, 0, 4, 30)))) == (3, 0)
 
 
 def test_a_lag_that_is_cut_says_so(local: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is more" not in icestream("lake", "lag", *local).err
+    assert "Truncated" not in icestream("lake", "lag", *local).err
     monkeypatch.setattr(limits, "BACKLOG_STRETCHES_MAX", 0)
-    assert "there is more: these wait longest" in icestream("lake", "lag", *local).err
+    assert "Truncated: showing the topics with the oldest uncommitted messages." in icestream("lake", "lag", *local).err

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import testing
-from icestream.cli.layout import GAP, Column, laid_out
+from icestream.cli.layout import GAP, Column, lay_out
 from icestream.cli.output import Cell, Output, OutputFormat
 from tests.support.command_line import icestream, icestream_process
 from tests.support.serve_process import COMMAND
@@ -33,7 +33,7 @@ def column(heading: str, *texts: str, shorts: tuple[str, ...] = ()) -> Column:
 @given(st.lists(st.tuples(WORD, TEXT, TEXT), min_size=1, max_size=7), st.integers(10, 200))
 def test_no_word_is_split_or_lost_and_lines_fit_where_they_can(cells: list[tuple[str, str, str]], width: int) -> None:
     columns = [column(f"{number}{heading}", *texts) for number, (heading, *texts) in enumerate(cells)]
-    layout = laid_out(columns, width)
+    layout = lay_out(columns, width)
     kept = [one for one in columns if one.heading not in layout.omitted]
     assert kept[0] == columns[0]
     said = sorted(" ".join(layout.lines).split())
@@ -46,40 +46,40 @@ def test_no_word_is_split_or_lost_and_lines_fit_where_they_can(cells: list[tuple
 
 
 def test_sentences_wrap_and_names_do_not() -> None:
-    layout = laid_out([column("check", "ports.danube_admin"), column("fix", "stop the other one, or take another")], 42)
+    layout = lay_out([column("check", "ports.danube_admin"), column("fix", "stop the other one, or take another")], 42)
     assert layout.lines == ["ports.danube_admin  stop the other one, or", f"{'':20}take another"]
     assert layout.omitted == []
 
 
 def test_a_long_path_in_a_sentence_at_the_end_does_not_cost_the_sentence() -> None:
     path = f"/a/long/way/{ID}"
-    layout = laid_out([column("check", "java"), column("finding", f"version 17 in {path}, by JAVA_HOME")], 40)
+    layout = lay_out([column("check", "java"), column("finding", f"version 17 in {path}, by JAVA_HOME")], 40)
     assert layout.omitted == []
     assert layout.lines == ["java   version 17 in", f"       {path},", "       by JAVA_HOME"]
 
 
 def test_a_short_form_comes_before_columns_go() -> None:
     path = column("path", f"/a/long/way/{ID}", shorts=(ID,))
-    assert laid_out([path, column("rows", "17")], 44).lines == [f"{ID}  17"]
-    assert laid_out([path, column("rows", "17")], None).lines == [f"/a/long/way/{ID}  17"]
+    assert lay_out([path, column("rows", "17")], 44).lines == [f"{ID}  17"]
+    assert lay_out([path, column("rows", "17")], None).lines == [f"/a/long/way/{ID}  17"]
 
 
 def test_columns_go_in_the_order_that_the_command_says_then_from_the_right_and_the_first_stays() -> None:
     columns = [column(name, name * 10) for name in "abcd"]
-    assert laid_out(columns, 34, drop=("b",)).omitted == ["b"]
-    assert laid_out(columns, 22, drop=("b",)).omitted == ["b", "d"]
-    only = laid_out(columns, 5)
+    assert lay_out(columns, 34, drop=("b",)).omitted == ["b"]
+    assert lay_out(columns, 22, drop=("b",)).omitted == ["b", "d"]
+    only = lay_out(columns, 5)
     assert (only.omitted, only.lines) == (["d", "c", "b"], ["a" * 10])
-    assert laid_out(columns, len(GAP) * 3 + 40).omitted == []
+    assert lay_out(columns, len(GAP) * 3 + 40).omitted == []
 
 
 def test_a_column_that_is_kept_stays_however_long_its_cells_are() -> None:
     path = f"/a/long/way/{ID}"
     rows = [column("part", "java"), column("version", "17"), column("path", path)]
-    assert laid_out(rows, 30).omitted == ["path"]
-    kept = laid_out(rows, 30, keep=("version", "path"))
+    assert lay_out(rows, 30).omitted == ["path"]
+    kept = lay_out(rows, 30, keep=("version", "path"))
     assert (kept.omitted, kept.lines) == ([], [f"java  17       {path}"])
-    middle = laid_out(
+    middle = lay_out(
         [column("key", "a", "b"), column("value", path, "1"), column("origin", "flag", "default")], 30, keep=("value",)
     )
     assert middle.omitted == []
@@ -101,7 +101,7 @@ def test_what_is_left_out_is_said_and_wide_leaves_out_nothing(
         stream = Terminal()
         Output(form, stream).table(("id", "other", "n"), rows, drop=("other",))
         assert stream.getvalue().count(ID) == shown
-        assert ("not shown for want of width: other; --wide" in capsys.readouterr().err) is (shown == 1)
+        assert ("columns not shown, terminal too narrow: other; --wide" in capsys.readouterr().err) is (shown == 1)
 
 
 def test_sentences_wrap_at_words_and_those_that_name_a_command_do_not(
@@ -111,8 +111,8 @@ def test_sentences_wrap_at_words_and_those_that_name_a_command_do_not(
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
     answer = Output(OutputFormat.TABLE, stream)
-    answer.say("nothing is missing and nothing is there twice")
-    answer.say("`icestream lake drop default.two --purge` drops it")
+    answer.print_line("nothing is missing and nothing is there twice")
+    answer.print_line("`icestream lake drop default.two --purge` drops it")
     assert stream.getvalue().splitlines() == [
         "nothing is missing and nothing",
         "is there twice",
@@ -160,7 +160,7 @@ def test_the_listings_keep_to_80_columns_with_whole_names(broker: testing.TestBr
     for words in (("topic", "list"), ("sub", "list"), ("topic", "policy", topic), ("doctor",)):
         lines = seen_at_80_columns(*words, "--broker", data_dir)
         assert lines, words
-        assert words != ("doctor",) or any("an Icestream answers" in line for line in lines)
+        assert words != ("doctor",) or any("in use by an Icestream broker" in line for line in lines)
         too_long = [line for line in lines if len(line) > 80]  # a path of this machine in a sentence
         assert all(len(line.split()[-1]) > 40 for line in too_long), words
         if words[-1] == "list":
@@ -203,10 +203,10 @@ def test_the_name_of_a_table_is_taken_for_its_topic(broker: testing.TestBroker) 
     data_dir = str(broker.node.settings.data_dir)
     icestream("topic", "create", "/default/both", "--broker", data_dir)
     ran = icestream("topic", "describe", "default.both", "--broker", data_dir)
-    assert (ran.code, "default.both names a table; taken for the topic /default/both" in ran.err) == (0, True)
+    assert (ran.code, "default.both is a table; using its topic /default/both" in ran.err) == (0, True)
     assert icestream("topic", "describe", "both", "--broker", data_dir).code == 4
 
 
 def test_where_both_are_wanted_a_topic_in_the_place_of_the_table_is_a_mistake(tmp_path: Path) -> None:
     ran = icestream("lake", "adopt", "/default/both", "default.both", "--set", f"data_dir={tmp_path}")
-    assert (ran.code, "names a topic, and a table is wanted" in ran.err) == (4, True)
+    assert (ran.code, "is a topic; a table name is expected here" in ran.err) == (4, True)

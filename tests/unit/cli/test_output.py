@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from icestream.cli.output import Cell, Output, OutputFormat, say_aside
+from icestream.cli.output import Cell, Output, OutputFormat, print_note
 
 COLUMNS = ("name", "size")
 ROWS = [("first", Cell(1024, "1KiB")), ("second, longer", Cell(0, "0B"))]
@@ -51,7 +51,7 @@ def test_people_never_read_the_words_of_python() -> None:
 
 
 def test_a_column_without_a_heading_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="a column without a heading"):
+    with pytest.raises(ValueError, match="empty column heading"):
         Output(OutputFormat.TABLE, io.StringIO()).table(("column", ""), [("a", "required")])
 
 
@@ -87,10 +87,10 @@ def test_a_record_is_lines_or_one_object() -> None:
 
 
 def test_sentences_are_for_people_only(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(OutputFormat.JSON).say("hello")
+    Output(OutputFormat.JSON).print_line("hello")
     assert capsys.readouterr().out == ""
-    Output(OutputFormat.TABLE).say("hello")
-    say_aside("beside")
+    Output(OutputFormat.TABLE).print_line("hello")
+    print_note("beside")
     assert capsys.readouterr() == ("hello\n", "beside\n")
 
 

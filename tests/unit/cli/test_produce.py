@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect_sync, error_codes, errors, limits, testing
-from icestream.cli.lines import LineSplitter, draft_of_json
+from icestream.cli.message_input import LineSplitter, parse_json_line
 from tests.support.command_line import icestream, icestream_process
 from tests.support.serve_process import WAIT_SECONDS
 
@@ -82,14 +82,14 @@ def test_json_lines_have_payload_key_and_headers(broker: testing.TestBroker, top
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"not json", "not a message in JSON"),
-        (b"[1]", "not a message in JSON"),
-        (b'{"payload": 1}', "not a message in JSON"),
+        (b"not json", "not a JSON message"),
+        (b"[1]", "not a JSON message"),
+        (b'{"payload": 1}', "not a JSON message"),
         (b'{"paylaod": "x"}', "paylaod"),
-        (b"{}", "a message without payload"),
-        (b'{"payload_base64": "*"}', "not base64"),
+        (b"{}", "message without payload"),
+        (b'{"payload_base64": "*"}', "not valid base64"),
         (b'{"payload": "a", "payload_base64": "YQ=="}', "both payload and payload_base64"),
-        (b'{"payload": "\xff"}', "not a message in JSON"),
+        (b'{"payload": "\xff"}', "not a JSON message"),
     ],
 )
 def test_a_line_that_is_no_message_ends_the_run_behind_those_before_it(
@@ -208,4 +208,4 @@ def test_lines_do_not_depend_on_how_they_are_cut(cuts: int) -> None:
 
 
 def test_an_empty_json_line_is_nothing() -> None:
-    assert draft_of_json(b"  \r") is None
+    assert parse_json_line(b"  \r") is None

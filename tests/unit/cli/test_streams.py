@@ -48,7 +48,7 @@ def test_a_reader_that_is_gone_ends_it_without_a_word(command: tuple[str, ...]) 
 def test_a_full_disk_under_the_output_is_said(form: str) -> None:
     ran = shell(f"ICESTREAM config show --output {form} > /dev/full")
     assert ran.stdout == "1\n"
-    assert "the output cannot be written: No space left on device" in ran.stderr
+    assert "cannot write the output: No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

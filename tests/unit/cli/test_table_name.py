@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import errors
-from icestream.cli.table_name import levels_of, shown, table_of
+from icestream.cli.table_name import format_levels, parse_levels, parse_table
 
 
 @given(st.lists(st.text(st.sampled_from("a.\\/ä "), min_size=1), min_size=1, max_size=5))
 def test_what_is_shown_means_the_same_levels(levels: list[str]) -> None:
-    assert levels_of(shown(levels)) == tuple(levels)
+    assert parse_levels(format_levels(levels)) == tuple(levels)
 
 
 def test_a_table_has_a_namespace() -> None:
-    assert table_of("a.b\\.c.t") == (("a", "b.c"), "t")
-    with pytest.raises(errors.InvalidInput, match="names no namespace"):
-        table_of("orders")
+    assert parse_table("a.b\\.c.t") == (("a", "b.c"), "t")
+    with pytest.raises(errors.InvalidInput, match="lacks a namespace"):
+        parse_table("orders")
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a\\"])
 def test_an_empty_level_is_none(text: str) -> None:
-    with pytest.raises(errors.InvalidInput, match="not a name of the catalog"):
-        levels_of(text)
+    with pytest.raises(errors.InvalidInput, match="not a valid table or namespace name"):
+        parse_levels(text)

@@ -14,7 +14,7 @@ import pytest
 
 from icestream import BlockingProducer, connect_sync, testing
 from icestream.cli.broker_http import http_get
-from icestream.cli.top import COLUMNS, GAUGES, RATES, Line, Look, metrics_of, rows, summary
+from icestream.cli.top import COLUMNS, GAUGES, RATES, Sample, TopicSample, parse_metrics, rows, summary
 from tests.support.command_line import icestream
 from tests.support.serve_process import COMMAND, WAIT_SECONDS
 
@@ -108,10 +108,14 @@ def test_without_a_broker() -> None:
 
 
 def test_the_busiest_topic_is_first_and_one_that_was_made_anew_is_not_below_zero() -> None:
-    before = Look(0, {"/d/a": Line(100, 1000, 0, 1, 1, 1), "/d/b": Line(0, 0, 0, 0, 0, 0)})
-    now = Look(
+    before = Sample(0, {"/d/a": TopicSample(100, 1000, 0, 1, 1, 1), "/d/b": TopicSample(0, 0, 0, 0, 0, 0)})
+    now = Sample(
         2_000_000_000,
-        {"/d/a": Line(5, 50, 7, 1, 1, 1), "/d/b": Line(20, 400, 0, 0, 0, 0), "/d/c": Line(0, 0, 9, 0, 0, 0)},
+        {
+            "/d/a": TopicSample(5, 50, 7, 1, 1, 1),
+            "/d/b": TopicSample(20, 400, 0, 0, 0, 0),
+            "/d/c": TopicSample(0, 0, 9, 0, 0, 0),
+        },
     )
     found = [(row[0], str(row[1]), str(row[2]), row[3]) for row in rows(before, now)]
     assert found == [("/d/b", "10", "200 B/s", 0), ("/d/c", "0", "0 B/s", 9), ("/d/a", "0", "0 B/s", 7)]
@@ -119,7 +123,7 @@ def test_the_busiest_topic_is_first_and_one_that_was_made_anew_is_not_below_zero
 
 def test_the_metrics_that_are_shown_exist(broker: testing.TestBroker) -> None:
     status, body = http_get("127.0.0.1", broker.node.services.http.port, "/metrics")
-    assert (status, set(metrics_of(body.decode()))) == (200, {*RATES, *GAUGES})
+    assert (status, set(parse_metrics(body.decode()))) == (200, {*RATES, *GAUGES})
 
 
 def test_the_whole_broker_in_a_line() -> None:
@@ -128,6 +132,6 @@ def test_the_whole_broker_in_a_line() -> None:
         '# TYPE icestream_connections gauge\nicestream_connections{listener="native"} 2\n'
         'icestream_connections{listener="local"} 1\n# TYPE other gauge\nother 5\n'
     )
-    before, now = Look(0, {}, {"icestream_publish_messages_total": 10.0}), Look(10**9, {}, metrics_of(text))
+    before, now = Sample(0, {}, {"icestream_publish_messages_total": 10.0}), Sample(10**9, {}, parse_metrics(text))
     assert summary(before, now) == "20 published/s, 3 connections"
-    assert summary(Look(0, {}), Look(1, {})) == ""
+    assert summary(Sample(0, {}), Sample(1, {})) == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from icestream import connect_sync, testing
-from icestream.cli.broker import HINT
+from icestream.cli.broker import NO_BROKER_HINT
 from icestream.cli.topic import with_history
 from tests.support.command_line import icestream
 
@@ -56,7 +56,7 @@ def test_nothing_at_all_is_said_to_people_and_is_an_empty_list_to_programs() -> 
         local = ("--broker", str(empty.node.settings.local_socket))
         ran = icestream("topic", "list", *local)
         assert (ran.code, len(ran.out.splitlines())) == (0, 1)
-        assert "there are no topics yet" in ran.err
+        assert "No topics." in ran.err
         assert icestream("topic", "list", *local, "--output", "json") == (0, "[]\n", "")
         icestream("topic", "create", "/default/a", *local)
         assert "/default/a has no subscriptions" in icestream("sub", "list", "/default/a", *local).err
@@ -69,14 +69,14 @@ def test_a_deletion_says_what_becomes_of_the_table_and_of_the_rest(
     icestream("topic", "create", name, "--policy", "deleted_table=purge", *local)
     icestream("produce", name, "--broker", broker.address, given=b"x\n")
     ran = icestream("topic", "delete", name, "--rest", "commit", "--yes", *local)
-    assert "1 message on the way into the table" in ran.err
+    assert "1 message being committed to the table" in ran.err
     assert icestream("topic", "describe", name, *local).code == 4
     ran = icestream("topic", "delete", name, "--rest", "discard", "--yes", *local, "--output", "json")
     told = {"table": None, "table_end": "purge", "rest": "discard", "rest_messages": 1}
     assert ran.document == {"deleted": name, **told}
     icestream("topic", "create", name, *local)
     icestream("produce", name, "--broker", broker.address, given=b"x\n")
-    assert "1 message in no table went with it" in icestream("topic", "delete", name, "--yes", *local).err
+    assert "1 uncommitted message discarded." in icestream("topic", "delete", name, "--yes", *local).err
     assert icestream("topic", "delete", name, "--table", "burn", "--yes", *local).code == 2
 
 
@@ -84,11 +84,14 @@ def test_nothing_is_deleted_unasked(local: tuple[str, str], name: str) -> None:
     icestream("topic", "create", name, *local)
     ran = icestream("topic", "delete", name, *local)
     assert (ran.code, ran.out) == (4, "")
-    assert "hint: say --yes" in ran.err
-    assert "its table goes or stays as broker.deleted_table says (keep by default)" in ran.err
+    assert "hint: pass --yes" in ran.err
+    assert "The setting broker.deleted_table decides about its table (default: keep; change with --table)." in ran.err
     icestream("topic", "policy", name, "deleted_table=purge", *local)
     ran = icestream("topic", "delete", name, "--rest", "discard", *local)
-    assert "(its table goes with its files; messages that are in no table are lost)" in ran.err
+    assert (
+        "Its table is dropped and its files are deleted (change with --table). Uncommitted messages are discarded."
+        in ran.err
+    )
     assert "all its messages" not in ran.err
     assert icestream("topic", "describe", name, *local).code == 0
 
@@ -130,7 +133,7 @@ def test_only_what_is_named_of_the_policies_changes(local: tuple[str, str], name
     assert found == {"max_producers": 5, "max_publish_rate": 100}
     ran = icestream("topic", "policy", name, "max_producers=none", "max_publish_rate=0", *local)
     assert ran.code == 0
-    assert ["max_publish_rate", "no", "bound", "no", "bound"] in [line.split() for line in ran.out.splitlines()]
+    assert ["max_publish_rate", "unlimited", "unlimited"] in [line.split() for line in ran.out.splitlines()]
     assert ["max_producers", "-", "-"] in [line.split() for line in ran.out.splitlines()]
 
 
@@ -151,7 +154,7 @@ def test_no_partitions_is_a_value_that_only_nothing_takes_back(local: tuple[str,
     ("change", "said"),
     [
         ("max_publish_rate", "is not KEY=VALUE"),
-        ("max_publsh_rate=1", "the nearest one is max_publish_rate"),
+        ("max_publsh_rate=1", "did you mean max_publish_rate?"),
         ("xyz=1", "there are max_producers"),
         ("max_producers=many", "is not a number"),
         ("max_producers=-1", "is below 0"),
@@ -183,8 +186,8 @@ def test_without_a_broker_every_place_that_was_tried_is_named(tmp_path: Path) ->
     ran = icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=1")
     assert (ran.code, ran.out) == (11, "")
     assert ran.err.splitlines() == [
-        f"icestream: no broker answers at {data_dir / 'broker.sock'}, nor at icestream://127.0.0.1:1 (--set)",
-        f"hint: {HINT}",
+        f"icestream: no broker listens at {data_dir / 'broker.sock'} or icestream://127.0.0.1:1 (--set)",
+        f"hint: {NO_BROKER_HINT}",
     ]
     assert icestream("topic", "list", "--set", f"data_dir={data_dir}", "--set", "ports.native=0").code == 11
     assert icestream("topic", "list", "--broker", str(tmp_path / "none")).code == 11
@@ -197,7 +200,7 @@ def test_where_only_the_address_answers_the_public_calls_work(broker: testing.Te
     assert icestream("topic", "list", *here).code == 0
     ran = icestream("topic", "policy", "/default/x", *here)
     assert (ran.code, ran.out) == (4, "")
-    assert "answered over the local socket only" in ran.err
+    assert "needs the broker's local socket" in ran.err
 
 
 def test_the_socket_of_a_long_path_is_reached(tmp_path: Path) -> None:

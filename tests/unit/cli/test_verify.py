@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from icestream.cli.verify import exit_code, last_words
+from icestream.cli.verify import exit_code, summary_line
 
 
 def report(
@@ -25,44 +25,44 @@ def report(
 @pytest.mark.parametrize(
     ("reports", "deep", "words", "code"),
     [
-        ([report(), report()], False, "2 tables: nothing is missing, nothing is twice", 0),
-        ([report(), report(good=False)], True, "2 tables: 1 with something wrong", 1),
+        ([report(), report()], False, "2 tables: no messages missing or duplicated", 0),
+        ([report(), report(good=False)], True, "2 tables: 1 with errors", 1),
         (
             [report(), report(complete=False)],
             False,
-            "2 tables: nothing wrong was found, 1 not looked at in full (`bounds-only` says why, --deep looks at more)",
+            "2 tables: no errors found, 1 not fully checked (see the findings with severity info; --deep checks more)",
             0,
         ),
         (
             [report(deep=True), report(complete=False, deep=True)],
             True,
-            "2 tables: nothing wrong was found, 1 not looked at in full (`bounds-only` says why)",
+            "2 tables: no errors found, 1 not fully checked (see the findings with severity info)",
             14,
         ),
         (
             [report(good=False, deep=True), report(complete=False, deep=True)],
             True,
-            "2 tables: 1 with something wrong, 1 not looked at in full (`bounds-only` says why)",
+            "2 tables: 1 with errors, 1 not fully checked (see the findings with severity info)",
             1,
         ),
         (
             [report(), report(absent=50_000)],
             True,
-            "2 tables: 50000 offsets absent for reasons named above, nothing else is missing, nothing is twice",
+            "2 tables: 50000 offsets absent for the reasons above, no other messages missing or duplicated",
             0,
         ),
         (
             [report(good=False, absent=1)],
             False,
-            "1 table: 1 with something wrong, 1 offset absent for reasons named above",
+            "1 table: 1 with errors, 1 offset absent for the reasons above",
             1,
         ),
-        ([], True, "0 tables: no topic has one yet", 0),
-        ([report(parted=True)], False, "0 tables: 1 topic without a table any more", 0),
+        ([], True, "0 tables: no topic has a table yet", 0),
+        ([report(parted=True)], False, "0 tables: 1 topic without a table", 0),
         (
             [report(), report(parted=True)],
             True,
-            "1 table: nothing is missing, nothing is twice, 1 topic without a table any more",
+            "1 table: no messages missing or duplicated, 1 topic without a table",
             14,
         ),
     ],
@@ -70,4 +70,4 @@ def report(
 def test_the_last_line_says_what_was_not_looked_at(
     reports: list[dict[str, Any]], deep: bool, words: str, code: int
 ) -> None:
-    assert (last_words(reports), exit_code(reports, deep)) == (words, code)
+    assert (summary_line(reports), exit_code(reports, deep)) == (words, code)

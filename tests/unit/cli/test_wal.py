@@ -237,7 +237,7 @@ def test_repair_of_a_healthy_log_says_so_and_changes_nothing(terminal: Terminal,
     before = everything(path)
     for flags in ((), ("--accept-loss",)):
         code, _, err = terminal.run("wal", "repair", path, *flags)
-        assert (code, err) == (0, "3 files read, nothing is damaged\n")
+        assert (code, err) == (0, "3 files read, no damage found.\n")
         assert terminal.document("wal", "repair", path, *flags) == []
         assert everything(path) == before
 
@@ -248,7 +248,7 @@ def test_repair_lists_the_loss_and_changes_nothing_unless_told_to(terminal: Term
     code, out, err = terminal.run("wal", "repair", path)
     assert code == 0
     assert err.splitlines() == [
-        "nothing was changed; `icestream wal repair --accept-loss` gives up what is listed and mends the log"
+        "Nothing was changed. `icestream wal repair --accept-loss` discards the listed messages and repairs the log."
     ]
     head, row = out.splitlines()
     assert " ".join(head.split()) == "file position bytes records messages lost perhaps more"
@@ -287,7 +287,7 @@ def test_repair_says_what_it_cannot_know(terminal: Terminal, tmp_path: Path) -> 
     code, out, err = terminal.run("wal", "repair", path)
     assert code == 0
     assert "from 3 on (goes on at" in out
-    assert "the name of topic 1 is lost with it: the log calls it /lost/topic-1" in err
+    assert "The name of topic 1 is lost; the log uses /lost/topic-1 instead." in err
     code, _, err = terminal.run("wal", "repair", path, "--accept-loss")
     assert code == 0
     assert terminal.run("wal", "inspect", path)[0] == 0
@@ -301,7 +301,7 @@ def test_repair_of_a_log_whose_newest_file_was_deleted_names_topics_that_it_cann
     (path / "log-0000000000000001.wal").unlink()
     code, out, err = terminal.run("wal", "repair", path)
     assert (code, "log-0000000000000001.wal" in out) == (0, True)
-    assert "topics that were new in it are not listed" in err
+    assert "Topics created in it are not listed" in err
 
 
 def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_again(
@@ -317,7 +317,7 @@ def test_an_interrupted_repair_is_shown_and_finished_when_the_loss_is_accepted_a
     (path / "repair-decided").touch()
     code, _, err = terminal.run("wal", "inspect", path)
     assert (code, f"a repair of {path} was interrupted" in err) == (9, True)
-    for flags, says in (((), "--accept-loss` finishes it"), (("--accept-loss",), "is finished now")):
+    for flags, says in (((), "--accept-loss` finishes it"), (("--accept-loss",), "was completed")):
         assert mended.read_bytes() == damaged
         code, _, err = terminal.run("wal", "repair", path, *flags)
         assert (code, says in err) == (0, True)
@@ -330,7 +330,7 @@ def test_repair_without_a_file_to_write_anew_says_so(terminal: Terminal, tmp_pat
     path = drawn.write_to(tmp_path)
     (path / drawn.logs()[0]).unlink()
     code, _, err = terminal.run("wal", "repair", path, "--accept-loss")
-    assert (code, err) == (0, "repaired; no file had to be written anew\n")
+    assert (code, err) == (0, "Repaired; no file had to be rewritten.\n")
     assert terminal.run("wal", "inspect", path)[0] == 0
 
 

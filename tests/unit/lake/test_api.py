@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from icestream.lake.app import build_app
+from icestream.lake.api_app import build_app
 from icestream.metadata.store import MemoryStore
 from icestream.model import envelope
 from icestream.model.block import encode_block

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from icestream import limits
-from icestream.lake.options import NODE_TOKEN_HEADER, LakeOptions
+from icestream.lake.lake_options import NODE_TOKEN_HEADER, LakeOptions
 from icestream.lake.serving import serve
 from icestream.runtime.connection_room import RoomState
 from tests.support.raw_http import Connecting, RawHttp

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from icestream import errors, limits
 from icestream.lake.http import Gathered
-from icestream.lake.options import LakeOptions
+from icestream.lake.lake_options import LakeOptions
 from icestream.lake.serving import bound, serve
 from tests.support.raw_http import Connecting
 

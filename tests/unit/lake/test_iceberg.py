@@ -11,7 +11,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
-from icestream.lake.iceberg import answers, routes
+from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.compression import accepts_gzip, compressed
 from tests.support.iceberg import IcebergClient, IcebergWorld, commit_of, error_of, path_of, set_properties
 from tests.support.tables import NEW_VIEW, SCHEMA, add, point, snapshot
@@ -120,7 +120,7 @@ async def test_large_documents_are_compressed_for_clients_that_take_it() -> None
 async def test_which_clients_take_gzip(accepted: str | None, takes: bool) -> None:
     assert accepts_gzip(accepted) is takes
     body = bytes(limits.CATALOG_GZIP_INLINE_BYTES_MAX + 1)
-    answer = await compressed(answers.Answer(200, body), accepted)
+    answer = await compressed(responses.Answer(200, body), accepted)
     assert gzip.decompress(answer.body) == body if takes else answer.body is body
 
 
@@ -452,8 +452,8 @@ async def test_what_is_asked_is_counted_by_route() -> None:
 
 
 async def test_a_retryable_refusal_says_when_to_come_back() -> None:
-    answer = answers.of_error(errors.NotReady("the broker is away"))
+    answer = responses.of_error(errors.NotReady("the broker is away"))
     assert (answer.status, (b"retry-after", b"1") in answer.headers) == (503, True)
-    unknown = answers.of_error(errors.OutcomeUnknown("it may have happened"))
+    unknown = responses.of_error(errors.OutcomeUnknown("it may have happened"))
     assert orjson.loads(unknown.body)["error"]["type"] == "CommitStateUnknownException"
     assert unknown.status == 500

@@ -14,7 +14,7 @@ from icestream.catalog.tokens import Tokens
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.lake.app import build_app
+from icestream.lake.api_app import build_app
 from icestream.model import envelope
 from icestream.model.block import encode_block
 from icestream.model.topic_name import TopicName

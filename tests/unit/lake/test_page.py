@@ -16,7 +16,7 @@ from icestream.internal_api.admin_calls import METHODS
 from icestream.internal_api.fence_calls import FENCE_METHODS
 from icestream.internal_api.metadata_calls import METADATA_CALLS
 from icestream.internal_api.pipeline_calls import PIPELINE_METHODS
-from icestream.lake.app import build_app
+from icestream.lake.api_app import build_app
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.clock import SystemClock
 from icestream.server.settings_changes import APPLIED

@@ -11,8 +11,8 @@ import pytest
 
 from icestream import connect, errors
 from icestream.catalog import catalog_keys
-from icestream.cli.places import place_of
-from icestream.lake.app import build_app
+from icestream.cli.positions import parse_position
+from icestream.lake.api_app import build_app
 from icestream.lake.scan_worker import ScanWorker
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.scan import Asked, Question, Scanned, Section
@@ -106,11 +106,11 @@ async def test_verify_asks_the_log_and_looks_at_the_table(tmp_path: Path) -> Non
         assert node.log is not None
         snapshot = await commit_log(lake, node.log, {}, end=7)
         async with working(keeper, lake.scanner.answer):
-            start = place_of(f"snapshot:{snapshot}")
+            start = parse_position(f"snapshot:{snapshot}")
             async with client.subscribe(TOPIC, "behind", start=start) as subscription:
                 assert [(await anext(subscription)).offset for _ in range(3)] == [7, 8, 9]
         with pytest.raises(errors.InvalidInput, match="not a start position"):
-            place_of("snapshot:x")
+            parse_position("snapshot:x")
         listed = {"topic": TOPIC, "topic_id": topic_id, "problem": None}
         assert (await ask("GET", "/api/v1/lake/bound")).json["items"] == [listed]
         good = (await ask("GET", asked)).json

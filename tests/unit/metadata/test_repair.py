@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from icestream import errors, limits
-from icestream.cli.findings import State
-from icestream.cli.metadata_check import metadata_log
+from icestream.cli.doctor_rules import CheckState
+from icestream.cli.metadata_check import check_metadata_log
 from icestream.metadata.open import open_metadata
 from icestream.metadata.repair import IDS_SKIPPED, examine, repair
 from icestream.metadata.watermark import FileWatermark, mark_path, read_mark
@@ -61,7 +61,7 @@ def test_a_log_without_damage_is_said_to_be(path: Path) -> None:
     health = examine(path)
     assert health.damage is None
     assert (health.last_lsn, health.is_member) == (health.synced_lsn, False)
-    assert [finding.state for finding in metadata_log(path)] == [State.OK]
+    assert [finding.state for finding in check_metadata_log(path)] == [CheckState.OK]
 
 
 def test_the_newest_file_is_gone(path: Path) -> None:
@@ -69,11 +69,11 @@ def test_the_newest_file_is_gone(path: Path) -> None:
     with pytest.raises(errors.LogOutdated) as raised:
         asyncio.run(contents(path))
     assert "icestream metadata repair" in raised.value.hint
-    (finding,) = metadata_log(path)
-    assert (finding.state, "metadata repair" in finding.fix) == (State.PROBLEM, True)
+    (finding,) = check_metadata_log(path)
+    assert (finding.state, "metadata repair" in finding.fix) == (CheckState.PROBLEM, True)
     damaged = repair(path, SystemClock())
     assert damaged.name == "raft.damaged-1"
-    assert [finding.state for finding in metadata_log(path)] == [State.OK]
+    assert [finding.state for finding in check_metadata_log(path)] == [CheckState.OK]
     keys, number = asyncio.run(contents(path))
     assert keys == [f"/{number:02}" for number in range(KEYS // 2)]
     assert number > IDS_SKIPPED, "no id is given twice"
@@ -115,7 +115,7 @@ def test_a_log_that_no_snapshot_reaches_is_not_repaired_by_forgetting_everything
         flip(snapshot, snapshot.stat().st_size // 2)
     health = examine(path)
     assert (health.damage is not None, health.saved) == (True, None)
-    (finding,) = metadata_log(path)
+    (finding,) = check_metadata_log(path)
     assert "backup" in finding.fix
     with pytest.raises(errors.LogDamaged, match=r"nothing of the metadata log .* can be saved"):
         repair(path, SystemClock())
@@ -123,10 +123,10 @@ def test_a_log_that_no_snapshot_reaches_is_not_repaired_by_forgetting_everything
 
 
 def test_a_directory_that_is_gone_is_a_problem_and_an_empty_one_is_none(path: Path, tmp_path: Path) -> None:
-    assert list(metadata_log(tmp_path / "never" / "raft")) == []
+    assert list(check_metadata_log(tmp_path / "never" / "raft")) == []
     path.rename(tmp_path / "elsewhere")
-    (finding,) = metadata_log(path)
-    assert finding.state is State.PROBLEM
+    (finding,) = check_metadata_log(path)
+    assert finding.state is CheckState.PROBLEM
 
 
 def test_a_member_of_a_cluster_is_sent_to_its_peers(path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_member_of_a_cluster_is_sent_to_its_peers(path: Path) -> None:
     watermark.note(mark._replace(has_others=True))
     watermark.close()
     newest(path).unlink()
-    (finding,) = metadata_log(path)
+    (finding,) = check_metadata_log(path)
     assert "cluster rejoin" in finding.fix
     with pytest.raises(errors.InvalidInput, match="member of a cluster"):
         repair(path, SystemClock())

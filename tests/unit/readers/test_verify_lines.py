@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream import connect, errors, limits
-from icestream.lake.app import build_app
+from icestream.lake.api_app import build_app
 from icestream.metadata.remote_store import RemoteStore
 from icestream.model.shard import Gap, GapState, ShardKey
 from icestream.model.topic_name import TopicName

@@ -11,7 +11,7 @@ import gzip
 from typing import Final
 
 from icestream import limits
-from icestream.lake.iceberg.answers import Answer
+from icestream.lake.iceberg.responses import Answer
 
 _LEVEL: Final = 1
 _HEADERS: Final = ((b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from icestream import limits
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg.values import Object
-from icestream.lake.iceberg import commits, namespaces, tables, views
-from icestream.lake.iceberg.answers import Answer, document
-from icestream.lake.iceberg.asked import Asked
+from icestream.lake.iceberg import commit_routes, namespace_routes, table_routes, view_routes
+from icestream.lake.iceberg.request import Asked
+from icestream.lake.iceberg.responses import Answer, document
 
 Handler = Callable[[Catalog, Asked], Awaitable[Answer]]
 
@@ -25,31 +25,31 @@ _TABLE: Final = f"{_NAMESPACE}/tables/{{table}}"
 _VIEW: Final = f"{_NAMESPACE}/views/{{view}}"
 ROUTES: Final[dict[tuple[str, str], Handler]] = {
     ("GET", "/v1/config"): config,
-    ("GET", "/v1/namespaces"): namespaces.list_namespaces,
-    ("POST", "/v1/namespaces"): namespaces.create_namespace,
-    ("GET", _NAMESPACE): namespaces.load_namespace,
-    ("HEAD", _NAMESPACE): namespaces.namespace_exists,
-    ("DELETE", _NAMESPACE): namespaces.drop_namespace,
-    ("POST", f"{_NAMESPACE}/properties"): namespaces.change_properties,
-    ("GET", f"{_NAMESPACE}/tables"): tables.list_tables,
-    ("POST", f"{_NAMESPACE}/tables"): tables.create_table,
-    ("POST", f"{_NAMESPACE}/register"): tables.register_table,
-    ("GET", _TABLE): tables.load_table,
-    ("HEAD", _TABLE): tables.table_exists,
-    ("POST", _TABLE): commits.commit_table,
-    ("DELETE", _TABLE): tables.drop_table,
-    ("POST", f"{_TABLE}/metrics"): tables.report_metrics,
-    ("GET", f"{_TABLE}/credentials"): tables.load_credentials,
-    ("POST", "/v1/tables/rename"): tables.rename_table,
-    ("POST", "/v1/transactions/commit"): commits.commit_transaction,
-    ("GET", f"{_NAMESPACE}/views"): views.list_views,
-    ("POST", f"{_NAMESPACE}/views"): views.create_view,
-    ("POST", f"{_NAMESPACE}/register-view"): views.register_view,
-    ("GET", _VIEW): views.load_view,
-    ("HEAD", _VIEW): views.view_exists,
-    ("POST", _VIEW): views.replace_view,
-    ("DELETE", _VIEW): views.drop_view,
-    ("POST", "/v1/views/rename"): views.rename_view,
+    ("GET", "/v1/namespaces"): namespace_routes.list_namespaces,
+    ("POST", "/v1/namespaces"): namespace_routes.create_namespace,
+    ("GET", _NAMESPACE): namespace_routes.load_namespace,
+    ("HEAD", _NAMESPACE): namespace_routes.namespace_exists,
+    ("DELETE", _NAMESPACE): namespace_routes.drop_namespace,
+    ("POST", f"{_NAMESPACE}/properties"): namespace_routes.change_properties,
+    ("GET", f"{_NAMESPACE}/tables"): table_routes.list_tables,
+    ("POST", f"{_NAMESPACE}/tables"): table_routes.create_table,
+    ("POST", f"{_NAMESPACE}/register"): table_routes.register_table,
+    ("GET", _TABLE): table_routes.load_table,
+    ("HEAD", _TABLE): table_routes.table_exists,
+    ("POST", _TABLE): commit_routes.commit_table,
+    ("DELETE", _TABLE): table_routes.drop_table,
+    ("POST", f"{_TABLE}/metrics"): table_routes.report_metrics,
+    ("GET", f"{_TABLE}/credentials"): table_routes.load_credentials,
+    ("POST", "/v1/tables/rename"): table_routes.rename_table,
+    ("POST", "/v1/transactions/commit"): commit_routes.commit_transaction,
+    ("GET", f"{_NAMESPACE}/views"): view_routes.list_views,
+    ("POST", f"{_NAMESPACE}/views"): view_routes.create_view,
+    ("POST", f"{_NAMESPACE}/register-view"): view_routes.register_view,
+    ("GET", _VIEW): view_routes.load_view,
+    ("HEAD", _VIEW): view_routes.view_exists,
+    ("POST", _VIEW): view_routes.replace_view,
+    ("DELETE", _VIEW): view_routes.drop_view,
+    ("POST", "/v1/views/rename"): view_routes.rename_view,
 }
 _CONFIG: Final[Object] = {
     "overrides": {},

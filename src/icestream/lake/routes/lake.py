@@ -18,7 +18,7 @@ from icestream.catalog.topic_rules.operation_preview import Consent, OperationPr
 from icestream.iceberg import file_listing
 from icestream.iceberg.identifier import Identifier, check_namespace, identifier
 from icestream.iceberg.manifest_reader import ManifestReader
-from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
+from icestream.lake.broker_calls import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import (
     AdoptGiven,
     BindGiven,

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
-from icestream.lake.broker import PREFIX, Broker, Page
+from icestream.lake.broker_calls import PREFIX, Broker, Page
 from icestream.lake.models import Listing, Namespace, NewNamespace, Policies
 
 router = APIRouter(prefix=f"{PREFIX}/namespaces", tags=["namespaces"])

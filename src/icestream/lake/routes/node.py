@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from icestream.lake.broker import PREFIX, Broker, Page
+from icestream.lake.broker_calls import PREFIX, Broker, Page
 from icestream.lake.models import Health, Listing, NewValue, Setting, Wal, WalFile
 
 router = APIRouter(prefix=PREFIX, tags=["node"])

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Response
 
-from icestream.lake.broker import PREFIX, Broker, Page
+from icestream.lake.broker_calls import PREFIX, Broker, Page
 from icestream.lake.models import (
     DeletedTopic,
     Gap,

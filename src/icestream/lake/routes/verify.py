@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 
 from icestream import errors, limits
 from icestream.catalogs.mirror import NOT_AGAIN
-from icestream.lake.broker import PREFIX, Broker, BrokerCalls, Page
+from icestream.lake.broker_calls import PREFIX, Broker, BrokerCalls, Page
 from icestream.lake.lake_models import BoundTopic, PartedTopic, VerifyReport
 from icestream.lake.models import Listing
 from icestream.readers.opening import Scans

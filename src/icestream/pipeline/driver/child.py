@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Final
 
-from icestream.lake.options import NODE_TOKEN_HEADER
+from icestream.lake.lake_options import NODE_TOKEN_HEADER
 from icestream.settings import Settings
 from icestream.settings.document import as_document
 

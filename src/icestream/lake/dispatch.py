@@ -14,13 +14,13 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
-from icestream.lake.app import build_app
+from icestream.lake.api_app import build_app
 from icestream.lake.http import Places
-from icestream.lake.iceberg import answers
+from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.face import IcebergFace, sending
+from icestream.lake.iceberg.app import IcebergFace, sending
 from icestream.lake.operations import Operations
-from icestream.lake.requests import Requests
+from icestream.lake.request_metrics import Requests
 from icestream.readers.opening import Scans
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.instance import HEADER, foreign_broker
@@ -48,7 +48,7 @@ class Front:
             return None
         host, port = scope.get("server") or ("", 0)
         error = foreign_broker(wanted, own, f"{host}:{port}")
-        return sending(answers.of_error(error)) if is_iceberg else problems.of_error(error, scope["path"])
+        return sending(responses.of_error(error)) if is_iceberg else problems.of_error(error, scope["path"])
 
     def _named(self, send: Send) -> Send:
         async def named(message: Message) -> None:

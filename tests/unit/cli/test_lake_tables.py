@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from icestream.cli.lake_reading import _show_topic, owner
+from icestream.cli.lake_tables import _show_topic_state, owner
 from icestream.cli.output import Output, OutputFormat
 
 
@@ -45,11 +45,11 @@ def test_what_is_missing_names_its_snapshots_and_keeps_every_column_but_the_time
         removal(snapshot_id=last, operation="rollback", is_exact=True),
     ]
     stream = Terminal()
-    _show_topic(Output(OutputFormat.TABLE, stream), {"topic": "/default/a", "runs": [], "removals": removals})
+    _show_topic_state(Output(OutputFormat.TABLE, stream), {"topic": "/default/a", "runs": [], "removals": removals})
     text = " ".join(stream.getvalue().split())
     assert "missing by snapshot shard first last rows" in text
     assert f"delete one of {first} 0" in text
     assert f"to {last}" in text
     assert "6 of these at most" in text
     assert "all of these" in text
-    assert "not shown for want of width: time;" in capsys.readouterr().err
+    assert "columns not shown, terminal too narrow: time;" in capsys.readouterr().err

@@ -19,12 +19,12 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
-from icestream.lake.broker import PREFIX, BrokerCalls
+from icestream.lake.broker_calls import PREFIX, BrokerCalls
 from icestream.lake.guard import Guard
 from icestream.lake.http import Places
 from icestream.lake.models import Problem
 from icestream.lake.operations import Operations, OwnOperations
-from icestream.lake.requests import Requests
+from icestream.lake.request_metrics import Requests
 from icestream.lake.routes import lake, namespaces, node, subscriptions, topics, verify
 from icestream.lake.token_check import check_token
 from icestream.observability import metrics

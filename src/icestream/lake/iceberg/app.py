@@ -17,12 +17,12 @@ from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.lake.guard import Guard, Manner
-from icestream.lake.iceberg import answers, routes
+from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
-from icestream.lake.iceberg.answers import Answer
-from icestream.lake.iceberg.asked import Asked
 from icestream.lake.iceberg.compression import compressed
-from icestream.lake.requests import Requests
+from icestream.lake.iceberg.request import Asked
+from icestream.lake.iceberg.responses import Answer
+from icestream.lake.request_metrics import Requests
 from icestream.observability.log import get_logger
 
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="icestream"'),)
@@ -60,26 +60,26 @@ class IcebergFace:
 
     async def _answer(self, asked: Asked, route: routes.Route | None) -> Answer:
         if asked.path == routes.TOKENS_PATH:
-            return answers.no_tokens()
+            return responses.no_tokens()
         if not self._tokens.allows(asked.header(b"authorization")):
-            return answers.of_status(401, "a bearer token is needed, and it must be one of this node's", _CHALLENGE)
+            return responses.of_status(401, "a bearer token is needed, and it must be one of this node's", _CHALLENGE)
         if route is None or self._catalog is None:
-            return answers.of_status(404, "No route for this path" if route is None else _NO_CATALOG)
+            return responses.of_status(404, "No route for this path" if route is None else _NO_CATALOG)
         handler = route.methods.get(asked.method)
         if handler is None:
             allowed = ", ".join(route.methods)
             message = f"{asked.method} is not allowed here; allowed: {allowed}"
-            return answers.of_status(405, message, ((b"allow", allowed.encode()),))
+            return responses.of_status(405, message, ((b"allow", allowed.encode()),))
         try:
             return await handler(self._catalog, asked)
         except errors.IcestreamError as error:
             return self._refused(asked, error)
         except Exception as error:  # noqa: BLE001  # the last word is ours: a client must not be left without an answer
             _log.error("a request failed", method=asked.method, route=route.path, exc_info=error)
-            return answers.of_error(errors.IcestreamError("this is a mistake of ours; the log says more"))
+            return responses.of_error(errors.IcestreamError("this is a mistake of ours; the log says more"))
 
     def _refused(self, asked: Asked, error: errors.IcestreamError) -> Answer:
-        answer = answers.of_error(error)
+        answer = responses.of_error(error)
         if answer.status >= 500:
             _log.warning(
                 "a request could not be answered", method=asked.method, status=answer.status, reason=str(error)
@@ -100,7 +100,7 @@ def sending(answer: Answer) -> ASGIApp:
 
 
 def _refuse(status: int, message: str, _path: str) -> ASGIApp:
-    return sending(answers.of_status(status, message))
+    return sending(responses.of_status(status, message))
 
 
 MANNER: Final = Manner(_refuse, limits.CATALOG_BODY_BYTES_MAX, takes_slashes=True, knows_head=True)

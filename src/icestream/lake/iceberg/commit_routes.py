@@ -8,14 +8,14 @@ from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg import values
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.values import Object
-from icestream.lake.iceberg import answers
-from icestream.lake.iceberg.answers import Answer
-from icestream.lake.iceberg.asked import Asked, identifier_of
+from icestream.lake.iceberg import responses
+from icestream.lake.iceberg.request import Asked, identifier_of
+from icestream.lake.iceberg.responses import Answer
 
 
 async def commit_table(catalog: Catalog, asked: Asked) -> Answer:
     request = _request(asked.document(), asked.is_forced)
-    return answers.table(await catalog.commits.commit(asked.relation, request, asked.name))
+    return responses.table(await catalog.commits.commit(asked.relation, request, asked.name))
 
 
 async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
@@ -26,7 +26,7 @@ async def commit_transaction(catalog: Catalog, asked: Asked) -> Answer:
         if identifier in changes:
             raise errors.InvalidInput(f"a transaction with two changes of {identifier}", hint="make them one")
         changes[identifier] = _request(change, is_forced)
-    return answers.repeats(await catalog.commits.commit_all(changes, asked.name))
+    return responses.repeats(await catalog.commits.commit_all(changes, asked.name))
 
 
 def _request(document: Object, is_forced: bool) -> CommitRequest:

@@ -1,10 +1,10 @@
-"""How a consumed message is written: a line each.
+"""Formats of consumed messages, one line per message.
 
-    text      shard:offset, key and payload, with tabs in between
-    payload   the payload as it is
-    json      an object; `produce --json` reads it. Bytes that are no text stand in payload_base64 and key_base64
-    else      a pattern: %t topic, %s shard, %o offset, %k key, %p payload, %h headers as JSON, %d when it was
-              published, %a when it was stored, %r how often it failed, %% a percent sign, \\t and \\n and \\\\
+    text      shard:offset, key and payload, separated by tabs
+    payload   the payload unchanged
+    json      an object that `produce --json` reads; bytes that are not UTF-8 are in payload_base64 and key_base64
+    else      a pattern: %t topic, %s shard, %o offset, %k key, %p payload, %h headers as JSON, %d publish time,
+              %a append time, %r redelivery count, %% a percent sign, \\t and \\n and \\\\
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from icestream import errors
-from icestream.cli.places import time_text
+from icestream.cli.positions import time_text
 from icestream.client.message import Message
 
-Format = Callable[[Message], bytes]
+MessageFormatter = Callable[[Message], bytes]
 _PIECE: Final = re.compile(r"%.?|\\.?|[^%\\]+", re.DOTALL)
 _ESCAPES: Final = {"\\t": b"\t", "\\n": b"\n", "\\\\": b"\\", "%%": b"%"}
-_FIELDS: Final[dict[str, Format]] = {
+_FIELDS: Final[dict[str, MessageFormatter]] = {
     "%t": lambda message: message.topic.encode(),
     "%s": lambda message: b"%d" % message.shard,
     "%o": lambda message: b"%d" % message.offset,
@@ -36,8 +36,8 @@ _FIELDS: Final[dict[str, Format]] = {
 }
 
 
-def format_of(text: str) -> Format:
-    """Raises InvalidInput for a pattern that is none."""
+def parse_format(text: str) -> MessageFormatter:
+    """The formatter for a format name or pattern. Raises InvalidInput."""
     match text:
         case "text":
             return lambda message: b"%d:%d\t%s\t%s\n" % (
@@ -46,25 +46,29 @@ def format_of(text: str) -> Format:
         case "payload":
             return lambda message: message.payload + b"\n"
         case "json":
-            return lambda message: json.dumps(document_of(message), ensure_ascii=False).encode(errors="replace") + b"\n"
+            return lambda message: (
+                json.dumps(message_document(message), ensure_ascii=False).encode(errors="replace") + b"\n"
+            )
     if "%" not in text:
-        raise errors.InvalidInput(f"{text!r} is not a format", hint='text, json, payload, or a pattern like "%o %k %p"')
-    pieces = [_piece(found) for found in _PIECE.findall(text)]
-    return lambda message: b"".join(one if isinstance(one, bytes) else one(message) for one in pieces) + b"\n"
-
-
-def _piece(text: str) -> bytes | Format:
-    if text[0] not in "%\\":
-        return os.fsencode(text)  # the bytes that the shell gave
-    found = _ESCAPES.get(text) or _FIELDS.get(text)
-    if found is None:
         raise errors.InvalidInput(
-            f"{text!r} means nothing in a format", hint=f"there are {' '.join(_FIELDS)} %% \\t \\n"
+            f"unknown format {text!r}", hint='use text, json, payload, or a pattern such as "%o %k %p"'
         )
-    return found
+    pieces = [_piece(piece) for piece in _PIECE.findall(text)]
+    return lambda message: b"".join(piece if isinstance(piece, bytes) else piece(message) for piece in pieces) + b"\n"
 
 
-def document_of(message: Message) -> dict[str, Any]:
+def _piece(text: str) -> bytes | MessageFormatter:
+    if text[0] not in "%\\":
+        return os.fsencode(text)  # the bytes as the shell passed them
+    piece = _ESCAPES.get(text) or _FIELDS.get(text)
+    if piece is None:
+        raise errors.InvalidInput(
+            f"unknown sequence {text!r} in the format", hint=f"valid are {' '.join(_FIELDS)} %% \\t \\n"
+        )
+    return piece
+
+
+def message_document(message: Message) -> dict[str, Any]:
     return {
         "topic": message.topic,
         "shard": message.shard,

@@ -1,4 +1,4 @@
-"""A bar that moves, for somebody who watches: at a terminal, on stderr, and gone at the end."""
+"""A progress bar on stderr, at a terminal only; it is erased at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Advance = Callable[[int], None]
 
 
 @contextmanager
-def progress(words: str, total: int | None) -> Iterator[Advance]:
-    """Call what it gives with how much further it is. Nothing is shown where the total is not known."""
+def progress_bar(label: str, total: int | None) -> Iterator[Advance]:
+    """Yields a function that advances the bar by a number of steps. Shows nothing if the total is None."""
     if total is None or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -19,5 +19,5 @@ def progress(words: str, total: int | None) -> Iterator[Advance]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(words, total=total)
-        yield lambda further: bar.advance(task, further)
+        task = bar.add_task(label, total=total)
+        yield lambda steps: bar.advance(task, steps)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
 from icestream.iceberg.identifier import check_namespace
-from icestream.lake.iceberg import answers
-from icestream.lake.iceberg.answers import NOTHING, Answer
-from icestream.lake.iceberg.asked import Asked, levels_of
+from icestream.lake.iceberg import responses
+from icestream.lake.iceberg.request import Asked, levels_of
+from icestream.lake.iceberg.responses import NOTHING, Answer
 
 
 async def list_namespaces(catalog: Catalog, asked: Asked) -> Answer:
     named = asked.parameter("parent")
     parent = levels_of(named) if named else ()
     page = await catalog.namespaces.list(parent, *asked.page())
-    return answers.document({"namespaces": [[*parent, name] for name in page.names], "next-page-token": page.token})
+    return responses.document({"namespaces": [[*parent, name] for name in page.names], "next-page-token": page.token})
 
 
 async def create_namespace(catalog: Catalog, asked: Asked) -> Answer:
@@ -22,12 +22,12 @@ async def create_namespace(catalog: Catalog, asked: Asked) -> Answer:
     namespace = check_namespace(values.texts(document, "namespace"))
     properties = values.optional_text_map(document, "properties")
     made = await catalog.namespaces.create(namespace, properties, asked.name)
-    return answers.document({"namespace": namespace, "properties": made})
+    return responses.document({"namespace": namespace, "properties": made})
 
 
 async def load_namespace(catalog: Catalog, asked: Asked) -> Answer:
     namespace = asked.namespace
-    return answers.document({"namespace": namespace, "properties": await catalog.namespaces.load(namespace)})
+    return responses.document({"namespace": namespace, "properties": await catalog.namespaces.load(namespace)})
 
 
 async def namespace_exists(catalog: Catalog, asked: Asked) -> Answer:
@@ -45,4 +45,4 @@ async def change_properties(catalog: Catalog, asked: Asked) -> Answer:
     updates = values.optional_text_map(document, "updates")
     removals = values.texts(document, "removals") if document.get("removals") is not None else []
     changed = await catalog.namespaces.change_properties(asked.namespace, updates, removals, asked.name)
-    return answers.document({"updated": changed.updated, "removed": changed.removed, "missing": changed.missing})
+    return responses.document({"updated": changed.updated, "removed": changed.removed, "missing": changed.missing})

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
-from icestream.lake.iceberg import answers
-from icestream.lake.iceberg.answers import NOTHING, Answer
-from icestream.lake.iceberg.asked import Asked, identifier_of
+from icestream.lake.iceberg import responses
+from icestream.lake.iceberg.request import Asked, identifier_of
+from icestream.lake.iceberg.responses import NOTHING, Answer
 
 
 async def list_views(catalog: Catalog, asked: Asked) -> Answer:
     namespace = asked.namespace
     page = await catalog.views.list(namespace, *asked.page())
-    return answers.identifiers(namespace, page.names, page.token)
+    return responses.identifiers(namespace, page.names, page.token)
 
 
 async def create_view(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
-    return answers.view(await catalog.views.create(asked.new_relation(document), document, asked.name))
+    return responses.view(await catalog.views.create(asked.new_relation(document), document, asked.name))
 
 
 async def register_view(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
     location = values.text(document, "metadata-location")
-    return answers.view(await catalog.views.register(asked.new_relation(document), location, asked.name))
+    return responses.view(await catalog.views.register(asked.new_relation(document), location, asked.name))
 
 
 async def load_view(catalog: Catalog, asked: Asked) -> Answer:
-    return answers.view(await catalog.views.load(asked.relation))
+    return responses.view(await catalog.views.load(asked.relation))
 
 
 async def view_exists(catalog: Catalog, asked: Asked) -> Answer:
@@ -39,7 +39,7 @@ async def replace_view(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
     requirements = values.optional_objects(document, "requirements")
     updates = values.objects(document, "updates")
-    return answers.view(await catalog.views.replace(asked.relation, requirements, updates, asked.name))
+    return responses.view(await catalog.views.replace(asked.relation, requirements, updates, asked.name))
 
 
 async def drop_view(catalog: Catalog, asked: Asked) -> Answer:

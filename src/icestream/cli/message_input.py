@@ -1,9 +1,9 @@
-"""Messages out of a stream of bytes: one per line, as it is or as a JSON object. Pure, but for `read_chunks`.
+"""Reads messages from a stream of bytes: one per line, as text or as a JSON object. Pure, except for `read_chunks`.
 
 text     the line without its end is the payload; an empty line is an empty message
-JSON     {"payload": "text"} or {"payload_base64": "…"}, with "key" (or "key_base64") and "headers" if wanted;
-         empty lines are skipped. What `consume --format json` writes can be read: where a message stood before is
-         ignored. Any other field is a mistake.
+JSON     {"payload": "text"} or {"payload_base64": "…"}, optionally with "key" (or "key_base64") and "headers";
+         empty lines are skipped. The output of `consume --format json` is accepted: topic, shard, offset, times and
+         redelivery count are ignored. Any other field is an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from icestream import errors, limits
 
 CHUNK_BYTES: Final = 64 * limits.KIB
 CHUNKS_AHEAD: Final = 2
-# What JSON may need at most for a message: every byte of the payload as \u0000, and the rest.
+# The longest JSON line of a message: every byte of the payload escaped as \u0000, plus key and headers.
 _JSON_LINE_BYTES_MAX: Final = 6 * limits.MESSAGE_BYTES_MAX + limits.MIB
 
 
-class Draft(NamedTuple):
-    """A message that is not sent yet."""
+class MessageDraft(NamedTuple):
+    """A message to be sent."""
 
     payload: bytes
     key: bytes | None = None
@@ -53,7 +53,7 @@ _decoder: Final = msgspec.json.Decoder(_JsonLine)
 
 
 class LineSplitter:
-    """Lines out of chunks. A line longer than a message can be is refused before it fills the memory."""
+    """Splits chunks into lines. A line that exceeds the size of a message is rejected before it fills the memory."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._line_bytes_max = _JSON_LINE_BYTES_MAX if as_json else limits.MESSAGE_BYTES_MAX
@@ -70,7 +70,7 @@ class LineSplitter:
             self._check(self._rest_bytes)
 
     def end(self) -> Iterator[bytes]:
-        """The last line, where no line end follows it."""
+        """The last line, if no line end follows it."""
         if self._rest:
             yield self._joined(b"")
 
@@ -84,55 +84,55 @@ class LineSplitter:
     def _check(self, size: int) -> None:
         if size > self._line_bytes_max:
             raise errors.MessageTooLarge(
-                f"a line of more than {self._line_bytes_max} bytes", hint="each line is one message"
+                f"line exceeds the limit of {self._line_bytes_max} bytes", hint="each line is one message"
             )
 
 
-def draft_of_json(line: bytes) -> Draft | None:
-    """None: an empty line. Raises InvalidInput."""
+def parse_json_line(line: bytes) -> MessageDraft | None:
+    """The message of a JSON line; None for an empty line. Raises InvalidInput."""
     if not line.strip():
         return None
     try:
-        found = _decoder.decode(line)
+        fields = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(
-            f"not a message in JSON: {error}", hint='a line is like {"payload": "text", "key": "k", "headers": {}}'
+            f"not a JSON message: {error}",
+            hint='expected a line such as {"payload": "text", "key": "k", "headers": {}}',
         ) from None
-    payload = _bytes_of("payload", found.payload, found.payload_base64)
+    payload = _decode_field("payload", fields.payload, fields.payload_base64)
     if payload is None:
-        raise errors.InvalidInput("a message without payload", hint='"payload" is text, "payload_base64" any bytes')
-    return Draft(payload, _bytes_of("key", found.key, found.key_base64), found.headers)
+        raise errors.InvalidInput(
+            "message without payload", hint='"payload" contains text, "payload_base64" arbitrary bytes'
+        )
+    return MessageDraft(payload, _decode_field("key", fields.key, fields.key_base64), fields.headers)
 
 
-def _bytes_of(name: str, text: str | None, encoded: str | None) -> bytes | None:
+def _decode_field(name: str, text: str | None, encoded: str | None) -> bytes | None:
     if text is not None and encoded is not None:
-        raise errors.InvalidInput(f"both {name} and {name}_base64", hint="give one of them")
+        raise errors.InvalidInput(f"both {name} and {name}_base64 are given", hint="use one of them")
     if encoded is None:
         return None if text is None else text.encode()
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
         raise errors.InvalidInput(
-            f"{name}_base64 is not base64: {error}", hint=f"text may stand in {name} as it is"
+            f"{name}_base64 is not valid base64: {error}", hint=f"text can be given in {name} without encoding"
         ) from None
 
 
 async def read_chunks(source: IO[bytes]) -> AsyncIterator[bytes]:
-    """What can be read at the moment, again and again, without keeping the loop from turning.
-
-    A thread reads, a little ahead. It is a daemon and reads without Python's buffer: nobody can wake it up
-    when a terminal stays silent, and the process must end all the same.
-    """
+    """Chunks of the source as they become available, without blocking the event loop. Raises InvalidInput if the
+    source cannot be read."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
-    room = threading.Semaphore(CHUNKS_AHEAD)
+    slots = threading.Semaphore(CHUNKS_AHEAD)
 
     def put(chunk: bytes | OSError) -> None:
-        room.acquire()
+        slots.acquire()
         loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
             try:
                 while chunk := _read(source):
                     put(chunk)
@@ -140,19 +140,21 @@ async def read_chunks(source: IO[bytes]) -> AsyncIterator[bytes]:
             except OSError as error:
                 put(error)
 
+    # A read of an idle terminal cannot be interrupted, and must not keep the process from ending: hence a daemon
+    # thread, and reads without Python's buffer, whose lock the interpreter would wait for at its end.
     threading.Thread(target=read, name="icestream-input", daemon=True).start()
     while chunk := await chunks.get():
         if isinstance(chunk, OSError):
-            raise errors.InvalidInput(f"the input cannot be read: {chunk}")
+            raise errors.InvalidInput(f"cannot read the input: {chunk}")
         yield chunk
-        room.release()
+        slots.release()
 
 
 def _read(source: IO[bytes]) -> bytes:
-    if source.closed:  # somebody gave up
+    if source.closed:  # the command was interrupted
         return b""
     try:
-        number = source.fileno()
+        descriptor = source.fileno()
     except OSError:  # not a file: bytes in memory
         return source.read(CHUNK_BYTES)
-    return os.read(number, CHUNK_BYTES)
+    return os.read(descriptor, CHUNK_BYTES)

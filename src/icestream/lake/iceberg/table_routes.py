@@ -6,24 +6,24 @@ from icestream import errors
 from icestream.catalog.catalog import Catalog
 from icestream.iceberg import values
 from icestream.iceberg.values import short_repr
-from icestream.lake.iceberg import answers
-from icestream.lake.iceberg.answers import NOTHING, Answer
-from icestream.lake.iceberg.asked import Asked, identifier_of
+from icestream.lake.iceberg import responses
+from icestream.lake.iceberg.request import Asked, identifier_of
+from icestream.lake.iceberg.responses import NOTHING, Answer
 
 
 async def list_tables(catalog: Catalog, asked: Asked) -> Answer:
     namespace = asked.namespace
     page = await catalog.tables.list(namespace, *asked.page())
-    return answers.identifiers(namespace, page.names, page.token)
+    return responses.identifiers(namespace, page.names, page.token)
 
 
 async def create_table(catalog: Catalog, asked: Asked) -> Answer:
     document = asked.document()
     identifier = asked.new_relation(document)
     if values.optional_flag(document, "stage-create"):
-        return answers.staged(await catalog.tables.stage(identifier, document), asked.table_access)
+        return responses.staged(await catalog.tables.stage(identifier, document), asked.table_access)
     made = await catalog.tables.create(identifier, document, asked.name)
-    return answers.table(made, access=asked.table_access)
+    return responses.table(made, access=asked.table_access)
 
 
 async def register_table(catalog: Catalog, asked: Asked) -> Answer:
@@ -32,7 +32,7 @@ async def register_table(catalog: Catalog, asked: Asked) -> Answer:
     is_overwriting = values.optional_flag(document, "overwrite")
     identifier = asked.new_relation(document)
     made = await catalog.tables.register(identifier, location, is_overwriting, asked.name)
-    return answers.table(made, access=asked.table_access)
+    return responses.table(made, access=asked.table_access)
 
 
 async def load_table(catalog: Catalog, asked: Asked) -> Answer:
@@ -40,10 +40,10 @@ async def load_table(catalog: Catalog, asked: Asked) -> Answer:
     if snapshots not in ("all", "refs"):
         raise errors.InvalidInput(f"Invalid snapshots: {short_repr(snapshots)}", hint="all or refs")
     found = await catalog.tables.load(asked.relation)
-    tag = answers.entity_tag(found.location, snapshots == "refs")
+    tag = responses.entity_tag(found.location, snapshots == "refs")
     if _is_known(asked.header(b"if-none-match"), tag):
         return Answer(304, headers=((b"etag", tag.encode()),))
-    return answers.table(found, snapshots == "refs", asked.table_access)
+    return responses.table(found, snapshots == "refs", asked.table_access)
 
 
 def _is_known(given: str | None, tag: str) -> bool:
@@ -84,4 +84,4 @@ async def load_credentials(catalog: Catalog, asked: Asked) -> Answer:
     """The keys of the store for a table that exists; none where the node hands out none. No header has to ask for them:
     the protocol has none for this request."""
     await catalog.tables.exists(asked.relation)
-    return answers.credentials(asked.access.credentials)
+    return responses.credentials(asked.access.credentials)
